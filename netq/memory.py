@@ -1,0 +1,95 @@
+"""Where the memory of incoming messages comes from, and where it goes back to.
+
+Filling fresh memory costs some ten times what filling used memory costs (the kernel hands it out page by
+page), so large blocks are kept when their last view is gone and handed out again. A block is an anonymous
+mapping: the kernel commits its pages as bytes arrive, not as they are announced.
+
+Owned by one loop, which alone calls `take` and `trim`. The last view of a block may die in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import weakref
+from collections import deque
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
+LARGE = 256 * 1024  # bytes from which a block is a mapping of its own and is recycled
+KEEP = 256 * 1024 * 1024  # bytes of idle blocks that are kept at most
+
+
+class Memory:
+    """Hands out writable, 64-byte aligned memory, and recycles the large blocks."""
+
+    def __init__(self, keep: int = KEEP) -> None:
+        self._keep = keep
+        self._idle: deque[mmap.mmap] = deque()  # the longest idle first
+
+    @property
+    def idle(self) -> int:
+        """Bytes of idle blocks that wait to be used again."""
+        return sum([len(block) for block in list(self._idle)])
+
+    def take(self, size: int) -> memoryview:
+        """Return a writable view of `size` bytes, of undefined content.
+
+        Raises MemoryError if the system has no such block; nothing is lost by that.
+        """
+        if size < LARGE:
+            return _small(size)
+        size_class = _size_class(size)
+        block = self._find(size_class) or _map(size_class)
+        loan = _array_type(len(block)).from_buffer(block)  # every view keeps it alive: its end is their end
+        weakref.finalize(loan, self._give_back, block).atexit = False
+        return memoryview(loan).cast("B")[:size]
+
+    def trim(self, size: int = 0) -> None:
+        """Let idle blocks go, the longest idle first, until no more than `size` bytes are kept."""
+        while self.idle > size:
+            try:
+                self._idle.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+    def _find(self, size: int) -> mmap.mmap | None:
+        """The block used last, of those that `size` fills by half at least."""
+        for block in reversed(list(self._idle)):
+            if size <= len(block) <= 2 * size:
+                with contextlib.suppress(ValueError):  # another thread may just have let it go
+                    self._idle.remove(block)
+                    return block
+        return None
+
+    def _give_back(self, block: mmap.mmap) -> None:
+        self._idle.append(block)
+        self.trim(self._keep)
+
+
+def _size_class(size: int) -> int:
+    """Round up by an eighth at most, so that messages of nearly one size share blocks."""
+    step = 1 << max(size.bit_length() - 4, 12)
+    return -(-size // step) * step
+
+
+@functools.cache
+def _array_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * size
+
+
+def _small(size: int) -> memoryview:
+    block = bytearray(size + ALIGNMENT)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
+    return memoryview(block)[start : start + size]
+
+
+def _map(size: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

@@ -1,0 +1,1 @@
+"""Tools of the public API that stand beside the communicator: see `netq.utils.stream`."""

@@ -1,0 +1,198 @@
+"""Objects to bytes and back. Pure; called in the thread of whoever calls `put` or `get`, never in the loop.
+
+A `Stream` is the bytes of one message as a list of buffers: what a serialiser's `dump` returns and its
+`load` is given. Buffers that a pickle holds out of band (protocol 5, PEP 574) are neither copied nor
+joined: they go from the caller's memory to the socket, and come back as views on the message's memory.
+
+The layout of a pickled message is in docs/protocol.md, "Pickled messages".
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from netq.errors import NotAllowed, Unreadable
+from netq.memory import ALIGNMENT, Buffer
+
+_HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
+_SIZE = struct.Struct("<Q")
+_ZEROS = bytes(ALIGNMENT)
+
+
+class Stream:
+    """The bytes of one message, in order, in as many buffers as they happen to lie in."""
+
+    __slots__ = ("_stops", "buffers", "nbytes")
+
+    def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
+        self.buffers = [memoryview(buffer) for buffer in buffers]
+        self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
+        self._stops: list[int] | None = None
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.buffers)
+
+    def contiguous(self) -> memoryview:
+        """All bytes in one buffer; copies only if they lie in several."""
+        return self.buffers[0] if len(self.buffers) == 1 else memoryview(bytearray().join(self.buffers))
+
+    def slices(self, start: int, stop: int) -> list[memoryview]:
+        """The bytes [start, stop) as views, without copying them."""
+        if start == 0 and stop == self.nbytes:
+            return self.buffers
+        if self._stops is None:
+            self._stops = list(itertools.accumulate(buffer.nbytes for buffer in self.buffers))
+        found = []
+        first = bisect_right(self._stops, start)
+        for buffer, end in zip(self.buffers[first:], self._stops[first:], strict=True):
+            begin = end - buffer.nbytes
+            if begin >= stop:
+                break
+            found.append(buffer[max(start - begin, 0) : stop - begin])
+        return found
+
+
+class BytesSerializer:
+    """Bytes as they are. `dump` takes anything with a contiguous buffer; `load` gives bytes."""
+
+    def dump(self, data: Buffer) -> Stream:
+        """Return the stream of `data`, which must not change until the future resolves."""
+        return Stream([memoryview(data).cast("B")])
+
+    def load(self, stream: Stream) -> bytes:
+        """Return the bytes of a stream."""
+        return bytes(stream)
+
+
+class PickleSerializer:
+    """Pickle, protocol 5, large buffers out of band.
+
+    Pickle runs what it names: load only what you trust, or give `allow`. And `allow` alone is no wall
+    against a peer that wants to harm (docs/security.md).
+
+    allow: given "module.name" for each global that a message names; True to load it. Default: all.
+    dump:  given each object; returns a persistent identifier (any picklable object) for those that travel
+           by identifier, otherwise None. A `pickle.PickleBuffer` within it goes out of band. Default: none.
+    load:  given a persistent identifier; returns the object. Default: refuse all.
+    """
+
+    def __init__(
+        self,
+        allow: Callable[[str], bool] | None = None,
+        dump: Callable[[Any], Any] | None = None,
+        load: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self._dumps = _dumps(dump)
+        self._loads = _loads(allow, load)
+
+    def dump(self, data: Any) -> Stream:
+        """Return the stream of `data`. Its out-of-band buffers must not change until the future resolves."""
+        out: list[pickle.PickleBuffer] = []
+        pickled = self._dumps(data, out.append)
+        if not out:
+            return Stream([_HEAD.pack(len(pickled), 0) + pickled])
+        return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
+
+    def load(self, stream: Stream) -> Any:
+        """Return the object of a stream. Its arrays are views on the stream's memory: writable, aligned.
+
+        Raises NotAllowed, or Unreadable for bytes that are no message of `dump`.
+        """
+        data = stream.contiguous()
+        try:
+            pickled, *buffers = _parts(data)
+            return self._loads(pickled, buffers)
+        except Unreadable:
+            raise
+        except Exception as error:  # pickle documents that a damaged stream may raise anything
+            raise Unreadable(f"a message of {data.nbytes} bytes cannot be loaded: {error!r}") from error
+
+
+def allow_by_name(*names: str) -> Callable[[str], bool]:
+    """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
+    prefixes = tuple(f"{name}." for name in names)
+    exact = frozenset(names)
+    return lambda name: name in exact or name.startswith(prefixes)
+
+
+def _dumps(persistent_id: Callable[[Any], Any] | None) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
+    if persistent_id is None:
+        return lambda data, callback: pickle.dumps(data, 5, buffer_callback=callback)
+
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj: Any) -> Any:
+            return persistent_id(obj)
+
+    def dumps(data: Any, callback: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+        file = io.BytesIO()
+        Pickler(file, 5, buffer_callback=callback).dump(data)
+        return file.getvalue()
+
+    return dumps
+
+
+def _loads(
+    allow: Callable[[str], bool] | None, persistent_load: Callable[[Any], Any] | None
+) -> Callable[[memoryview, Iterable[memoryview]], Any]:
+    if allow is None and persistent_load is None:
+        return lambda pickled, buffers: pickle.loads(pickled, buffers=buffers)
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if allow is None:
+                return super().find_class(module, name)
+            full = f"{module}.{name}"
+            if allow(full):
+                found = super().find_class(module, name)
+                if _is_defined_there(found, module, name):
+                    return found
+            raise NotAllowed(f"a message names {full}, which `allow` refuses; it was not loaded")
+
+        def persistent_load(self, pid: Any) -> Any:
+            if persistent_load is None:
+                raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
+            return persistent_load(pid)
+
+    return lambda pickled, buffers: Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+
+
+def _is_defined_there(found: Any, module: str, name: str) -> bool:
+    """Not merely reachable from there: "numpy" must not open numpy.f2py.os.system."""
+    return getattr(found, "__module__", None) == module and getattr(found, "__qualname__", name) == name
+
+
+def _layout(pickled: bytes, buffers: list[memoryview]) -> Iterator[Buffer]:
+    sizes = b"".join([_SIZE.pack(buffer.nbytes) for buffer in buffers])
+    head = _HEAD.pack(len(pickled), len(buffers)) + sizes + pickled
+    yield head + _ZEROS[: -len(head) % ALIGNMENT]
+    for buffer in buffers[:-1]:
+        yield buffer
+        if pad := -buffer.nbytes % ALIGNMENT:
+            yield _ZEROS[:pad]
+    yield buffers[-1]
+
+
+def _parts(data: memoryview) -> Iterator[memoryview]:
+    """The pickle and then each out-of-band buffer, as views."""
+    pickle_size, count = _HEAD.unpack_from(data)
+    table = _HEAD.size + count * _SIZE.size
+    if table + pickle_size > data.nbytes:
+        raise Unreadable(f"a message of {data.nbytes} bytes announces {count} buffers and a pickle of {pickle_size}")
+    sizes = [size for (size,) in _SIZE.iter_unpack(data[_HEAD.size : table])]
+    at = table + pickle_size
+    yield data[table:at]
+    for size in sizes:
+        at += -at % ALIGNMENT
+        if at + size > data.nbytes:
+            raise Unreadable(f"a message of {data.nbytes} bytes announces a buffer of {size} at {at}")
+        yield data[at : at + size]
+        at += size
