@@ -1,15 +1,15 @@
 """Every error that netq raises of its own. Imports nothing, so that every module may raise them.
 
-    NetqError
-     ├── InvalidOption   (ValueError)               an option is out of range, or does not go with another
-     ├── AddressError    (OSError)                  this address cannot be listened at
-     ├── ProtocolError                              the peer broke docs/protocol.md; its link was dropped
-     ├── SecurityError                              TLS: a file, a certificate, a handshake
-     ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
-     ├── QueueFull                                  more than queue_size messages wait for the peer; has .peer
-     ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
-     └── Unreadable      (pickle.UnpicklingError)   a message came whole but cannot be loaded; has .peer
-          └── NotAllowed                            ... because it names something that `allow` refuses
+NetqError
+ ├── InvalidOption   (ValueError)               an option is out of range, or does not go with another
+ ├── AddressError    (OSError)                  this address cannot be listened at
+ ├── ProtocolError                              the peer broke docs/protocol.md; its link was dropped
+ ├── SecurityError                              TLS: a file, a certificate, a handshake
+ ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
+ ├── QueueFull                                  more than queue_size messages wait for the peer; has .peer
+ ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
+ └── Unreadable      (pickle.UnpicklingError)   a message came whole but cannot be loaded; has .peer
+      └── NotAllowed                            ... because it names something that `allow` refuses
 """
 
 from __future__ import annotations
