@@ -128,9 +128,11 @@ def _dumps(persistent_id: Callable[[Any], Any] | None) -> Callable[[Any, Callabl
     if persistent_id is None:
         return lambda data, callback: pickle.dumps(data, 5, buffer_callback=callback)
 
+    hook = persistent_id
+
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
-            return persistent_id(obj)
+            return hook(obj)
 
     def dumps(data: Any, callback: Callable[[pickle.PickleBuffer], Any]) -> bytes:
         file = io.BytesIO()

@@ -1,0 +1,186 @@
+"""What a communicator can be told. Frozen; each class checks itself and names the option that is wrong."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from netq.errors import InvalidOption
+from netq.utils.stream import PickleSerializer, Stream
+
+MIB = 1024**2
+LANES = 16  # a message travels on one of the lanes 0 to 15
+
+
+class Protocol(enum.Enum):
+    """What carries the bytes."""
+
+    TCP = "tcp"
+
+
+class Purpose(enum.Enum):
+    """One server, many clients."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class NetworkLocation(NamedTuple):
+    """Where the server listens. Port 0 lets the system choose one: see `Communicator.netloc`."""
+
+    host: str = "127.0.0.1"
+    port: int = 51966
+
+
+@dataclass(frozen=True)
+class ConnectionOptions:
+    """How messages travel. Sizes are bytes, times are seconds.
+
+    get_merge:         reassemble a message in one block (arrays become views of it); if not, in one block a chunk.
+    put_merge:         join the buffers of small messages before sending; if not, hand each to the system by itself.
+    transport_size:    the largest chunk of a message in one frame.
+    queue_size:        messages that may wait for one peer; one more gets QueueFull in its future.
+    message_size:      the largest message taken; the peer is told, and does not send a larger one.
+    window:            bytes that a peer may have here, unread, on each lane; a larger message comes alone.
+    heartbeat, misses: a peer says something at least every `heartbeat`; silent for `misses` times that, it is lost.
+    handshake_timeout: a link that has not said who it is by then is cut.
+    session_timeout:   how long a session outlives its last link; then it is over, and what it held fails with Closed.
+    linger:            how long `close` waits for a peer that is not connected and has messages due.
+    retry_min, retry_max: bounds of the random pause before a client tries again ("full jitter").
+    """
+
+    get_merge: bool = True
+    put_merge: bool = True
+    transport_size: int = 16 * MIB
+    queue_size: int = 2**30
+    message_size: int = 2**40
+    window: int = 64 * MIB
+    heartbeat: float = 10.0
+    misses: int = 3
+    handshake_timeout: float = 10.0
+    session_timeout: float = 3600.0
+    linger: float = 10.0
+    retry_min: float = 0.1
+    retry_max: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("get_merge", "put_merge"):
+            _check(self, name, isinstance(getattr(self, name), bool), "True or False")
+        _check_whole(self, "transport_size", 1, 2**32 - 1)
+        _check_whole(self, "queue_size", 1, 2**63)
+        _check_whole(self, "message_size", 1, 2**62)
+        _check_whole(self, "window", 1, 2**62)
+        _check_whole(self, "misses", 1, 1000)
+        for name in ("heartbeat", "handshake_timeout", "retry_min"):
+            _check_seconds(self, name, above=0.0)
+        for name in ("session_timeout", "linger"):
+            _check_seconds(self, name)
+        _check_seconds(self, "retry_max")
+        _check(self, "retry_max", self.retry_max >= self.retry_min, f"at least retry_min, {self.retry_min}")
+
+
+@dataclass(frozen=True)
+class SerializationOptions:
+    """How objects become bytes: `dump` for put, `load` for get. Called in the caller's thread."""
+
+    load: Callable[[Stream], Any] = field(default_factory=lambda: PickleSerializer().load)
+    dump: Callable[[Any], Stream] = field(default_factory=lambda: PickleSerializer().dump)
+
+    def __post_init__(self) -> None:
+        for name in ("load", "dump"):
+            _check(self, name, callable(getattr(self, name)), "a callable")
+
+
+@dataclass(frozen=True)
+class SecurityOptions:
+    """TLS. PEM files.
+
+    key:         a server's private key; None for a client.
+    certificate: a server's certificate chain; for a client the certificates it trusts (None: the system's).
+    """
+
+    key: Path | None = None
+    certificate: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "certificate"):
+            path = getattr(self, name)
+            _check(self, name, path is None or isinstance(path, (str, Path)), "a path or None")
+            if path is not None:
+                object.__setattr__(self, name, Path(path))
+                _check(self, name, Path(path).is_file(), "the path of a readable PEM file")
+
+
+@dataclass(frozen=True)
+class EventOptions:
+    """Called with a peer's id when its session begins (`ini`) and when it is over (`fin`).
+
+    In the loop's thread: they must not wait. `put` never does, so it may be called; `get` and `close` may not.
+    """
+
+    ini: Callable[[uuid.UUID], object] | None = None
+    fin: Callable[[uuid.UUID], object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ini", "fin"):
+            value = getattr(self, name)
+            _check(self, name, value is None or callable(value), "a callable or None")
+
+
+@dataclass(frozen=True)
+class CommunicatorOptions:
+    """All that a communicator can be told. Every instance has a random id of its own, unless given one.
+
+    workers: threads that move bytes; sessions are spread over them. One is enough for most: a second pays when
+             TLS or many busy peers fill a core.
+    """
+
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
+    netloc: NetworkLocation = field(default_factory=NetworkLocation)
+    connection: ConnectionOptions = ConnectionOptions()
+    serialization: SerializationOptions = field(default_factory=SerializationOptions)
+    security: SecurityOptions | None = None
+    workers: int = 1
+    events: EventOptions = EventOptions()
+
+    def __post_init__(self) -> None:
+        _check(self, "id", isinstance(self.id, uuid.UUID), "a uuid.UUID")
+        _check(self, "netloc", _is_netloc(self.netloc), 'a host and a port from 0 to 65535, as in ("127.0.0.1", 51966)')
+        object.__setattr__(self, "netloc", NetworkLocation(*self.netloc))
+        _check_instance(self, "connection", ConnectionOptions)
+        _check_instance(self, "serialization", SerializationOptions)
+        _check(self, "security", self.security is None or isinstance(self.security, SecurityOptions), "SecurityOptions")
+        _check_whole(self, "workers", 1, 256)
+        _check_instance(self, "events", EventOptions)
+
+
+def _check(options: object, name: str, right: bool, expected: str) -> None:
+    if not right:
+        raise InvalidOption(f"{type(options).__name__}.{name}: {getattr(options, name)!r}; expected {expected}")
+
+
+def _check_instance(options: object, name: str, kind: type) -> None:
+    _check(options, name, isinstance(getattr(options, name), kind), kind.__name__)
+
+
+def _check_whole(options: object, name: str, low: int, high: int) -> None:
+    value = getattr(options, name)
+    right = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _check(options, name, right, f"a whole number from {low} to {high}")
+
+
+def _check_seconds(options: object, name: str, above: float = -1.0) -> None:
+    value = getattr(options, name)
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and above < value and value >= 0
+    _check(options, name, right, "seconds, more than 0" if above == 0.0 else "seconds, 0 or more")
+
+
+def _is_netloc(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    host, port = value
+    return isinstance(host, str) and host != "" and isinstance(port, int) and 0 <= port <= 65535
