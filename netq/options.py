@@ -13,7 +13,6 @@ from netq.errors import InvalidOption
 from netq.utils.stream import PickleSerializer, Stream
 
 MIB = 1024**2
-LANES = 16  # a message travels on one of the lanes 0 to 15
 
 
 class Protocol(enum.Enum):

@@ -1,0 +1,357 @@
+"""One link's worth of protocol: who is there, is it alive, what is legal, what goes out next.
+
+Pure: bytes and the time come in by arguments, events come out as values; the same for every transport. A
+connection is made with its link and dies with it; the session goes on. Owned by one loop.
+
+What a peer may send, by our state. It is looked up at each *header*, before memory is taken or the session is
+touched.
+
+    state     entered when                                      the peer may send
+    OPENING   the link is there                                 INI, and to a client FIN(refused)
+    GREETED   a server has heard INI and not yet answered       nothing
+    OPEN      both have said INI                                MSG ACK DROP PING FIN
+    CLOSING   our user has closed; we flush, then say FIN       MSG ACK DROP PING FIN
+    ENDING    the peer has said FIN; we have not                ACK PING
+    CLOSED    both have said FIN, or the link is to be dropped  nothing
+
+    OPENING ──INI──► GREETED ──accept──► OPEN ──close──► CLOSING
+        └────────────INI (a client)───────▲ └──FIN──► ENDING ─┴──FIN──► CLOSED
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import uuid
+from dataclasses import dataclass
+
+from netq.errors import NetqError, ProtocolError
+from netq.lane import Outgoing
+from netq.memory import Buffer
+from netq.options import ConnectionOptions
+from netq.session import Session
+from netq.utils.stream import Stream
+from netq.wire import (
+    ANSWER,
+    GREETING_LIMIT,
+    REASON,
+    VERSION_SIZE,
+    Code,
+    Frame,
+    Greeting,
+    Kind,
+    Reader,
+)
+
+
+class State(enum.Enum):
+    """See the table above."""
+
+    OPENING = enum.auto()
+    GREETED = enum.auto()
+    OPEN = enum.auto()
+    CLOSING = enum.auto()
+    ENDING = enum.auto()
+    CLOSED = enum.auto()
+
+
+_TALK = frozenset({Kind.MSG, Kind.ACK, Kind.DROP, Kind.PING, Kind.FIN})
+LEGAL: dict[State, frozenset[Kind]] = {
+    State.OPENING: frozenset({Kind.INI, Kind.FIN}),
+    State.GREETED: frozenset(),
+    State.OPEN: _TALK,
+    State.CLOSING: _TALK,
+    State.ENDING: frozenset({Kind.ACK, Kind.PING}),
+    State.CLOSED: frozenset(),
+}
+LENGTH = {  # of a body: least, most. The session judges those of MSG
+    Kind.INI: (VERSION_SIZE, GREETING_LIMIT),
+    Kind.MSG: (0, 2**32 - 1),
+    Kind.ACK: (0, 0),
+    Kind.DROP: (0, 0),
+    Kind.PING: (0, 0),
+    Kind.FIN: (0, REASON),
+}
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A client has said who it is; answer with `accept` or `refuse`."""
+
+    greeting: Greeting
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Both have said INI. `resumed`: the session goes on; if not, the peer begins it."""
+
+    session: Session
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came whole."""
+
+    session: Session
+    lane: int
+    stream: Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """The peer holds the message."""
+
+    message: Outgoing
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The message will not be delivered, or nobody can know whether it was; error None: a lost session."""
+
+    message: Outgoing
+    error: NetqError | None
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The peer has said FIN: no message of its will come any more. `over`: and we had said it."""
+
+    session: Session
+    over: bool
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The link is to be dropped: the peer's fault, its silence, or its refusal."""
+
+    error: Exception
+    code: Code = Code.DONE
+
+
+Event = Hello | Opened | Received | Acked | Failed | Finished | Lost
+
+
+class Connection:
+    """All that a link ever calls. A client gives its session; a server learns the session from the INI."""
+
+    def __init__(self, id: uuid.UUID, options: ConnectionOptions, now: float, session: Session | None = None) -> None:
+        self.state = State.OPENING
+        self.session = session
+        self.round_trip: float | None = None  # seconds, of the last PING
+        self._id = id
+        self._options = options
+        self._reader = Reader(self._place)
+        self._control: list[bytes] = []
+        self._finished = False  # we have said FIN
+        self._answer_due = False
+        self._pinged: float | None = None
+        self._born = self._heard = self._spoke = now
+        self._patience = options.handshake_timeout
+        if session is not None:
+            self._control.append(session.greeting(id, resume=session.begun).frame().whole())
+
+    # What a link tells.
+
+    def buffer(self) -> memoryview:
+        """Return where the next received bytes go; at least one byte."""
+        return self._reader.buffer()
+
+    def received(self, n: int, now: float) -> list[Event]:
+        """Take the n bytes that are now in `buffer()`; return what they mean, in order. Never raises."""
+        events: list[Event] = []
+        if self.state is State.CLOSED:
+            return events  # what crossed our FIN
+        self._heard = now
+        try:
+            for frame in self._reader.advance(n):
+                _HANDLE[frame.kind](self, frame, events)
+                if self.state is State.CLOSED:
+                    break
+        except (ProtocolError, MemoryError) as error:
+            self._lose(error, events)
+        self._finish(events)
+        return events
+
+    def feed(self, packet: memoryview, now: float) -> list[Event]:
+        """Take a packet: the same, for links that bring memory of their own."""
+        events: list[Event] = []
+        while packet and self.state is not State.CLOSED:
+            buffer = self.buffer()
+            n = min(len(buffer), len(packet))
+            buffer[:n] = packet[:n]
+            packet = packet[n:]
+            events += self.received(n, now)
+        return events
+
+    def to_send(self, limit: int, now: float) -> list[Buffer]:
+        """Return what goes out next, of some `limit` bytes; nothing when there is nothing."""
+        out: list[Buffer] = list(self._control)
+        self._control.clear()
+        if self.session is not None and self.state in _OPEN:
+            if self._answer_due:
+                out.append(self.session.said(ANSWER).header())
+                self._answer_due = False
+            out += [ack.header() for ack in self.session.acks()]
+            for chunk in self.session.chunks(limit):
+                out += chunk
+        if out:
+            self._spoke = now
+        return out
+
+    def deadline(self) -> float:
+        """Return when `tick` should be called, unless something comes earlier."""
+        if self.state in _OPEN:
+            return min(self._heard + self._patience, self._spoke + self._options.heartbeat)
+        return math.inf if self.state is State.CLOSED else self._born + self._patience
+
+    def tick(self, now: float) -> list[Event]:
+        """Do what the time asks for."""
+        events: list[Event] = []
+        if self.state in _OPEN:
+            if now >= self._heard + self._patience:
+                self._lose(TimeoutError(f"nothing heard for {now - self._heard:.1f} s"), events)
+            elif now >= self._spoke + self._options.heartbeat:
+                self._spoke = self._pinged = now
+                self._control.append(Frame(Kind.PING).header())
+        elif now >= self.deadline():
+            self._lose(TimeoutError(f"no greeting within {self._patience:g} s"), events)
+        return events
+
+    def close(self) -> list[Event]:
+        """Say no more than what is queued, then FIN."""
+        events: list[Event] = []
+        if self.state is State.OPEN:
+            self.state = State.CLOSING
+        self._finish(events)
+        return events
+
+    # What a server answers to Hello.
+
+    def accept(self, session: Session, greeting: Greeting, *, resumed: bool, now: float) -> list[Event]:
+        """Open, with this session."""
+        self.session = session
+        self._heard = now
+        events: list[Event] = []
+        try:
+            self._open(greeting, events, resumed=resumed)
+        except ProtocolError as error:
+            self._lose(error, events)
+        else:
+            self._control.append(session.greeting(self._id, resume=resumed).frame().whole())
+        self._finish(events)
+        return events
+
+    def refuse(self, code: Code, reason: str) -> None:
+        """Say why this link is over. The link should be flushed, then closed."""
+        body = reason.encode()[:REASON]
+        self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
+        self.state = State.CLOSED
+
+    def detach(self) -> None:
+        """The link is gone: leave to the session what has come of a message."""
+        if self.session is not None and self.state in _OPEN and (partial := self._reader.partial):
+            frame, got = partial
+            if frame.kind is Kind.MSG:
+                self.session.interrupted(frame, got)
+        self.state = State.CLOSED
+
+    # Frames.
+
+    def _place(self, frame: Frame) -> memoryview:
+        least, most = LENGTH[frame.kind]
+        if frame.kind not in LEGAL[self.state]:
+            raise ProtocolError(f"{frame.kind.name} in state {self.state.name}")
+        if not least <= frame.length <= most:
+            raise ProtocolError(f"{frame.kind.name} of {frame.length} bytes; expected {least} to {most}")
+        if frame.kind is not Kind.MSG:
+            return memoryview(bytearray(frame.length))
+        if frame.value > self._options.message_size:
+            raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
+        return self._session.place(frame)
+
+    def _on_ini(self, frame: Frame, events: list[Event]) -> None:
+        greeting = Greeting.read(frame)
+        if self.session is None:
+            self.state = State.GREETED
+            events.append(Hello(greeting))
+        else:
+            self._open(greeting, events, resumed=greeting.resume and self.session.begun)
+
+    def _open(self, greeting: Greeting, events: list[Event], *, resumed: bool) -> None:
+        session = self._session
+        if resumed:
+            acked = session.resume(greeting)
+            events.append(Opened(session, resumed=True))
+            events += [Acked(message) for message in acked]
+        else:
+            events += [Failed(message, None) for message in (session.restart() if session.begun else ())]
+            events.append(Opened(session, resumed=False))
+            events += [Failed(message, error) for message, error in session.begin(greeting)]
+        self._patience = max(self._options.heartbeat, greeting.heartbeat / 1000) * self._options.misses
+        self.state = State.CLOSING if session.closing else State.OPEN
+
+    def _on_msg(self, frame: Frame, events: list[Event]) -> None:
+        session = self._session
+        stream = session.received(frame)
+        if stream is not None:
+            events.append(Received(session, frame.lane, stream))
+
+    def _on_ack(self, frame: Frame, events: list[Event]) -> None:
+        if frame.flags and self._pinged is not None:
+            self.round_trip = self._heard - self._pinged
+            self._pinged = None
+        events += [Acked(message) for message in self._session.acked(frame)]
+
+    def _on_drop(self, frame: Frame, events: list[Event]) -> None:
+        self._session.dropped(frame)
+
+    def _on_ping(self, frame: Frame, events: list[Event]) -> None:
+        self._answer_due = True
+
+    def _on_fin(self, frame: Frame, events: list[Event]) -> None:
+        if frame.number != Code.DONE:
+            self._refused(frame, events)
+        elif self.state is State.OPENING or frame.length:
+            raise ProtocolError(f"FIN with code 0 and {frame.length} bytes in state {self.state.name}")
+        else:
+            self._session.peer_closed = True
+            self.state = State.CLOSED if self._finished else State.ENDING
+            events.append(Finished(self._session, over=self._finished))
+
+    def _refused(self, frame: Frame, events: list[Event]) -> None:
+        if frame.number not in (Code.REFUSED, Code.SUPERSEDED):
+            raise ProtocolError(f"FIN with code {frame.number}")
+        reason = bytes(frame.body).decode(errors="replace")
+        self._lose(ConnectionRefusedError(f"the peer refuses: {reason}"), events, Code(frame.number))
+
+    def _finish(self, events: list[Event]) -> None:
+        """Say FIN as soon as all our messages are acknowledged."""
+        session = self.session
+        if session is None or not session.closing or self._finished or session.queued or self.state not in _OPEN:
+            return
+        self._finished = True
+        self._control.append(Frame(Kind.FIN).header())
+        if self.state is State.ENDING:
+            self.state = State.CLOSED
+            events.append(Finished(session, over=True))
+
+    def _lose(self, error: Exception, events: list[Event], code: Code = Code.DONE) -> None:
+        self.detach()
+        events.append(Lost(error, code))
+
+    @property
+    def _session(self) -> Session:
+        assert self.session is not None  # LEGAL admits no frame that needs one before there is one
+        return self.session
+
+
+_OPEN = frozenset({State.OPEN, State.CLOSING, State.ENDING})
+_HANDLE = {
+    Kind.INI: Connection._on_ini,
+    Kind.MSG: Connection._on_msg,
+    Kind.ACK: Connection._on_ack,
+    Kind.DROP: Connection._on_drop,
+    Kind.PING: Connection._on_ping,
+    Kind.FIN: Connection._on_fin,
+}

@@ -1,0 +1,230 @@
+"""One lane of a session: the half that sends and the half that receives. Pure; owned by the session.
+
+Messages of a lane are numbered from 1, and each lies at a *position*: message n starts where n - 1 ended, and
+is as long as its bytes plus OVERHEAD. The receiver grants a limit: the byte k of a message that starts at s
+may be sent if s + k < limit (an empty message if s < limit). The same two numbers, message and offset, say
+where to go on after a lost link, in the middle of a message too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from netq.errors import ProtocolError
+from netq.memory import Buffer, Memory
+from netq.utils.stream import Stream
+from netq.wire import OVERHEAD, Cursor, Frame, Kind, message_header
+
+_EMPTY = Stream()
+
+
+def _always() -> bool:
+    return True
+
+
+class Outgoing:
+    """One message on its way to one peer.
+
+    `claim` is asked once, before the last byte leaves: False if the message has been cancelled meanwhile.
+    `owner` is whatever the one who puts it wants back with the acknowledgement.
+    """
+
+    __slots__ = ("_claim", "cancelled", "lane", "number", "owner", "size", "start", "stream")
+
+    def __init__(
+        self, stream: Stream, lane: int = 0, owner: object = None, claim: Callable[[], bool] = _always
+    ) -> None:
+        self.stream = stream
+        self.size = stream.nbytes
+        self.lane = lane
+        self.owner = owner
+        self.number = self.start = 0
+        self.cancelled = False
+        self._claim = claim
+
+    @property
+    def stop(self) -> int:
+        """The position behind it."""
+        return self.start + self.size + OVERHEAD
+
+    def cancel(self) -> None:
+        """Forget its bytes; what the peer has of it, it will be told to forget."""
+        self.cancelled = True
+        self.stream = _EMPTY
+
+    def claim(self) -> bool:
+        """Return whether its last byte may leave. From then on it can no longer be cancelled."""
+        if self.cancelled or not self._claim():
+            self.cancel()
+            return False
+        self._claim = _always
+        return True
+
+
+class Sender:
+    """The sending half: keeps each message until it is acknowledged."""
+
+    def __init__(self, lane: int, limit: int) -> None:
+        self.lane = lane
+        self.limit = limit
+        self._unacked: deque[Outgoing] = deque()  # their numbers have no gap
+        self._next = 1  # number of the next message put
+        self._position = 0  # where it will start
+        self._number, self._offset = 1, 0  # the next byte to send
+
+    def __len__(self) -> int:
+        return len(self._unacked)
+
+    def __iter__(self) -> Iterator[Outgoing]:
+        return iter(tuple(self._unacked))
+
+    def put(self, message: Outgoing) -> None:
+        """Number a message and queue it."""
+        message.number, message.start = self._next, self._position
+        self._next += 1
+        self._position = message.stop
+        self._unacked.append(message)
+
+    @property
+    def ready(self) -> bool:
+        """Whether something could be sent now."""
+        message = self._current()
+        return message is not None and (message.cancelled or message.start + self._offset < self.limit)
+
+    def chunk(self, size: int) -> list[Buffer]:
+        """Return the next frame, its body of `size` bytes at most, as buffers; only if `ready`."""
+        message = self._unacked[self._number - self._unacked[0].number]
+        start = self._offset
+        stop = min(start + size, message.size, self.limit - message.start)
+        if message.cancelled or (stop == message.size and not message.claim()):
+            self._number, self._offset = message.number + 1, 0
+            return [Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header()]
+        self._number, self._offset = (message.number, stop) if stop < message.size else (message.number + 1, 0)
+        header = message_header(self.lane, stop - start, message.number, message.size)
+        return [header, *message.stream.slices(start, stop)]
+
+    def acked(self, number: int) -> list[Outgoing]:
+        """Return the messages up to `number`, which the peer holds: they leave."""
+        if number >= self._number:
+            raise ProtocolError(
+                f"lane {self.lane}: message {number} is acknowledged, {self._number - 1} was the last sent"
+            )
+        gone = []
+        while self._unacked and self._unacked[0].number <= number:
+            gone.append(self._unacked.popleft())
+        return gone
+
+    def check(self, cursor: Cursor) -> None:
+        """Raise ProtocolError if the peer cannot stand where it says."""
+        sent = (self._number, self._offset)
+        first = self._next - len(self._unacked)
+        size = self._unacked[cursor.held + 1 - first].size if first <= cursor.held + 1 < self._next else 0
+        possible = first <= cursor.held + 1 and (cursor.held + 1, cursor.partial) <= sent
+        if not possible or (cursor.partial and cursor.partial >= size):
+            raise ProtocolError(
+                f"lane {self.lane}: the peer stands at message {cursor.held + 1}, byte {cursor.partial}; "
+                f"it has been sent all before message {sent[0]}, byte {sent[1]}, and has acknowledged {first - 1}"
+            )
+
+    def resume(self, cursor: Cursor) -> list[Outgoing]:
+        """Go on from where the peer says it stands (see `check`); return the messages that it holds."""
+        gone = self.acked(cursor.held)
+        self._number, self._offset = cursor.held + 1, cursor.partial
+        self.limit = cursor.limit
+        return gone
+
+    def unsent(self) -> list[Outgoing]:
+        """The messages of which no byte has left."""
+        first = self._number + (self._offset > 0)
+        return [message for message in self._unacked if message.number >= first]
+
+    def _current(self) -> Outgoing | None:
+        if self._number >= self._next:
+            return None
+        return self._unacked[self._number - self._unacked[0].number]
+
+
+class Receiver:
+    """The receiving half: puts messages together in the memory that they stay in."""
+
+    def __init__(self, lane: int, window: int, memory: Memory, *, merge: bool) -> None:
+        self.lane = lane
+        self.held = 0  # number of the last whole message
+        self.partial = 0  # bytes held of the next
+        self.limit = self.told = window  # how far the peer may send; what it has been told
+        self._window = window
+        self._memory = memory
+        self._merge = merge
+        self._start = 0  # position of message held + 1
+        self._taken = 0  # positions whose messages the user has taken
+        self._size = 0
+        self._parts: list[memoryview] = []  # memory of message held + 1
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the peer should go on; it counts as told."""
+        self.told = self.limit
+        return Cursor(self.lane, self.held, self.partial, self.limit)
+
+    @property
+    def grant_due(self) -> bool:
+        """Whether the limit has moved so far that the peer should know."""
+        grown = self.limit - self.told
+        return grown > 0 and (grown >= self._window // 4 or self._size > self._window)
+
+    def place(self, frame: Frame) -> memoryview:
+        """Return the memory of a MSG's body; raises ProtocolError unless it is just the next."""
+        if frame.number != self.held + 1 or self.partial + frame.length > frame.value:
+            raise ProtocolError(
+                f"lane {self.lane}: bytes {frame.length} of message {frame.number} of {frame.value} bytes; "
+                f"expected message {self.held + 1} from byte {self.partial}"
+            )
+        if (frame.length == 0 and frame.value) or (self._parts and frame.value != self._size):
+            raise ProtocolError(f"lane {self.lane}: message {frame.number} changes its size, or brings no bytes")
+        if self._start >= self.limit or self._start + self.partial + frame.length > self.limit:
+            raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
+        if not self._parts:
+            self._begin(frame.value)
+        if self._merge:
+            return self._parts[0][self.partial : self.partial + frame.length]
+        self._parts.append(self._memory.take(frame.length))
+        return self._parts[-1]
+
+    def received(self, length: int) -> Stream | None:
+        """Count a body that is there; return the message if it is whole."""
+        self.partial += length
+        if self.partial < self._size:
+            return None
+        parts = self._parts
+        self._end(self._size)
+        return Stream(parts)
+
+    def interrupted(self, length: int) -> None:
+        """Keep the first `length` bytes of a body that will not be completed: the peer goes on behind them."""
+        self.partial += length
+        if not self._merge:
+            self._parts[-1] = self._parts[-1][:length]
+
+    def dropped(self, frame: Frame) -> None:
+        """Forget a cancelled message; it counts as received, and as taken."""
+        if frame.number != self.held + 1 or (self._parts and frame.value != self._size):
+            raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
+        self._end(frame.value)
+        self.taken(frame.value)
+
+    def taken(self, size: int) -> None:
+        """Give the room of a message that the user has taken back to the peer."""
+        self._taken += size + OVERHEAD
+        self.limit = max(self.limit, self._taken + self._window)
+
+    def _begin(self, size: int) -> None:
+        self._size = size
+        self._parts = [self._memory.take(size)] if self._merge else []
+        self.limit = max(self.limit, self._start + size)  # a message that has begun may always be completed
+
+    def _end(self, size: int) -> None:
+        self.held += 1
+        self.partial = self._size = 0
+        self._parts = []
+        self._start += size + OVERHEAD

@@ -1,0 +1,201 @@
+"""The conversation with one peer: numbering, chunks, acknowledgement, cancelling, the window, lanes, resuming.
+
+A session outlives connections. Pure: no socket, no clock, no thread; owned by one loop. What it owes the peer
+comes out of `acks` and `chunks`; what the peer owes it comes in by `place`, `received`, `acked`, `dropped`.
+
+    new ──put──► queued ──chunk──► sent ──acked──► gone          a message, seen by its sender
+                   └────cancel────► dropped ──acked──► gone
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+from netq.errors import MessageTooLarge, NetqError, QueueFull
+from netq.lane import Outgoing, Receiver, Sender
+from netq.memory import Buffer, Memory
+from netq.options import ConnectionOptions
+from netq.utils.stream import Stream
+from netq.wire import LANES, Cursor, Frame, Greeting, Kind
+
+
+class Session:
+    """What two peers have said to each other, and have yet to say."""
+
+    def __init__(self, token: bytes, options: ConnectionOptions, memory: Memory) -> None:
+        self.token = token
+        self.peer: uuid.UUID | None = None  # a client learns it from the first INI
+        self.closing = False  # we shall send no more
+        self.peer_closed = False  # the peer has said FIN
+        self.begun = False  # the peer has known it
+        self._options = options
+        self._memory = memory
+        self._senders: dict[int, Sender] = {}
+        self._receivers: dict[int, Receiver] = {}
+        self._peer_size = 2**62  # what the peer takes, until it says
+        self._peer_window = 0
+        self._acks: dict[int, Receiver] = {}  # whose peer is owed an ACK
+        self._turn = 0  # the lane that sent last
+
+    # What the user wants sent.
+
+    def put(self, message: Outgoing) -> None:
+        """Queue a message. Raises QueueFull or MessageTooLarge, and then has not touched it."""
+        if self.queued >= self._options.queue_size:
+            raise QueueFull(self.peer, self._options.queue_size)
+        if message.size > self._peer_size:
+            raise MessageTooLarge(self.peer, message.size, self._peer_size)
+        sender = self._senders.get(message.lane)
+        if sender is None:
+            sender = self._senders[message.lane] = Sender(message.lane, self._peer_window)
+        sender.put(message)
+
+    @property
+    def queued(self) -> int:
+        """Messages that are not acknowledged."""
+        return sum(map(len, self._senders.values()))
+
+    def chunks(self, limit: int) -> Iterator[list[Buffer]]:
+        """Yield frames of messages, of some `limit` bytes in all; the lanes take turns."""
+        while limit > 0 and (sender := self._whose_turn()):
+            self._turn = sender.lane
+            chunk = sender.chunk(min(limit, self._options.transport_size))
+            limit -= sum([len(buffer) for buffer in chunk])
+            yield chunk
+
+    def abandon(self) -> list[Outgoing]:
+        """Forget all that is not acknowledged, and return it."""
+        gone = [message for sender in self._senders.values() for message in sender]
+        self._senders.clear()
+        return gone
+
+    # What the peer says of what it holds.
+
+    def acked(self, frame: Frame) -> list[Outgoing]:
+        """Return the messages that an ACK acknowledges."""
+        sender = self._senders.get(frame.lane) or Sender(frame.lane, self._peer_window)
+        gone = sender.acked(frame.number)
+        sender.limit = max(sender.limit, frame.value)
+        return gone
+
+    # What the peer sends.
+
+    def place(self, frame: Frame) -> memoryview:
+        """Return the memory for the body of a MSG; raises ProtocolError."""
+        receiver = self._receiver(frame.lane)
+        body = receiver.place(frame)
+        if receiver.grant_due:
+            self._acks[frame.lane] = receiver
+        return body
+
+    def received(self, frame: Frame) -> Stream | None:
+        """Return the message that the body of a MSG completes, if it does."""
+        receiver = self._receivers[frame.lane]
+        stream = receiver.received(frame.length)
+        if stream is not None:
+            self._acks[frame.lane] = receiver
+        return stream
+
+    def interrupted(self, frame: Frame, length: int) -> None:
+        """Keep the bytes of a body that came before its link was lost."""
+        self._receivers[frame.lane].interrupted(length)
+
+    def dropped(self, frame: Frame) -> None:
+        """Forget the message that the peer has cancelled."""
+        receiver = self._receiver(frame.lane)
+        receiver.dropped(frame)
+        self._acks[frame.lane] = receiver
+
+    def taken(self, lane: int, size: int) -> bool:
+        """Count a message of `size` bytes that the user has taken; return whether the peer should be told."""
+        receiver = self._receivers[lane]
+        receiver.taken(size)
+        if receiver.grant_due:
+            self._acks[lane] = receiver
+        return receiver.grant_due
+
+    def acks(self) -> list[Frame]:
+        """Return the ACKs that are due, one a lane, and count them as said."""
+        frames = [Frame(Kind.ACK, lane=c.lane, number=c.held, value=c.limit) for c in self._due_cursors()]
+        self._acks.clear()
+        return frames
+
+    def said(self, flags: int) -> Frame:
+        """Return an ACK of lane 0, whether or not it is due: the answer to a PING."""
+        self._acks.pop(0, None)
+        cursor = self._receiver(0).cursor
+        return Frame(Kind.ACK, flags, number=cursor.held, value=cursor.limit)
+
+    # Beginning, and beginning again.
+
+    def greeting(self, id: uuid.UUID, *, resume: bool) -> Greeting:
+        """Return what our INI says."""
+        options = self._options
+        cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
+        self._acks.clear()
+        heartbeat = min(int(options.heartbeat * 1000), 2**32 - 1)
+        return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume)
+
+    def begin(self, greeting: Greeting) -> list[tuple[Outgoing, NetqError]]:
+        """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
+        self._hear(greeting)
+        for sender in self._senders.values():
+            sender.limit = greeting.window
+        return self._reject()
+
+    def resume(self, greeting: Greeting) -> list[Outgoing]:
+        """Go on where the peer says it stands. Return what it acknowledges; raises ProtocolError."""
+        stands = {cursor.lane: cursor for cursor in greeting.cursors}
+        stands = {lane: stands.get(lane) or Cursor(lane, 0, 0, greeting.window) for lane in self._senders}
+        for lane, sender in self._senders.items():  # all, before anything is believed
+            sender.check(stands[lane])
+        self._hear(greeting)
+        return [message for lane, sender in self._senders.items() for message in sender.resume(stands[lane])]
+
+    def restart(self) -> list[Outgoing]:
+        """Begin anew: the peer has forgotten us. Return the messages that had begun to travel: nobody can know
+        whether they arrived. Those that had not are queued again, in order.
+        """
+        unsent = [message for sender in self._senders.values() for message in sender.unsent()]
+        kept = set(unsent)
+        lost = [message for message in self.abandon() if message not in kept]
+        self._receivers.clear()
+        self._acks.clear()
+        self.begun = self.peer_closed = False
+        self._peer_size = 2**62
+        for message in unsent:
+            self.put(message)
+        return lost
+
+    def _hear(self, greeting: Greeting) -> None:
+        self.peer = greeting.id
+        self.begun = True
+        self._peer_size = greeting.message_size
+        self._peer_window = greeting.window
+
+    def _reject(self) -> list[tuple[Outgoing, NetqError]]:
+        rejected: list[tuple[Outgoing, NetqError]] = []
+        for message in [message for sender in self._senders.values() for message in sender]:
+            if message.size > self._peer_size and message.claim():
+                message.cancel()
+                rejected.append((message, MessageTooLarge(self.peer, message.size, self._peer_size)))
+        return rejected
+
+    def _receiver(self, lane: int) -> Receiver:
+        receiver = self._receivers.get(lane)
+        if receiver is None:
+            options = self._options
+            receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge)
+            self._receivers[lane] = receiver
+        return receiver
+
+    def _due_cursors(self) -> list[Cursor]:
+        return [receiver.cursor for receiver in self._acks.values()]
+
+    def _whose_turn(self) -> Sender | None:
+        """The next lane after the one that sent last that has something to send."""
+        ready = [sender for sender in self._senders.values() if sender.ready]
+        if len(ready) < 2:
+            return ready[0] if ready else None
+        return min(ready, key=lambda sender: ((sender.lane - self._turn - 1) % LANES, sender.lane))

@@ -1,0 +1,199 @@
+"""Bytes to frames and back. Mirrors docs/protocol.md line by line. Pure: no socket, no clock, no session.
+
+A frame is a header of 24 bytes and a body. Where a packet of the transport ends says nothing about where a
+frame ends, so this one parser serves every transport.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from netq.errors import ProtocolError
+
+VERSION = 1
+MAGIC = b"NETQ"
+LANES = 16
+OVERHEAD = 256  # what a message counts in a lane's window beside its bytes: what it costs to keep account of it
+REASON = 256  # bytes of text in a FIN, at most
+
+_HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
+_GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, message_size, window, heartbeat, 0
+_CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
+_SCRATCH = 64 * 1024  # bytes of frames that are received at once: some thousand small messages
+
+HEADER_SIZE = _HEADER.size
+VERSION_SIZE = 8  # bytes of an INI that every version begins with alike
+
+
+class Kind(enum.IntEnum):
+    """The six frames."""
+
+    INI = 1  # who I am, and where to go on from
+    MSG = 2  # the next bytes of a message
+    ACK = 3  # what I hold, and how far you may send
+    DROP = 4  # a message was cancelled: forget what you have of it
+    PING = 5  # say something
+    FIN = 6  # I am done
+
+
+class Code(enum.IntEnum):
+    """Why a FIN was sent (its `number`)."""
+
+    DONE = 0  # all my messages are acknowledged, and there will be no more
+    REFUSED = 1  # not now, or not like this: this link is over, the session is not
+    SUPERSEDED = 2  # a newer link has taken the session over
+
+
+RESUME = 1  # flag of an INI: I know this session, and go on with it
+ANSWER = 1  # flag of an ACK: this answers your PING
+FLAGS = {Kind.INI: RESUME, Kind.ACK: ANSWER}
+
+
+class Frame(NamedTuple):
+    """A header, and the body once it is there."""
+
+    kind: Kind
+    flags: int = 0
+    lane: int = 0
+    length: int = 0
+    number: int = 0
+    value: int = 0
+    body: memoryview | bytes = b""
+
+    def header(self) -> bytes:
+        """Return the 24 bytes of the header."""
+        return _HEADER.pack(self.kind, self.flags, self.lane, self.length, self.number, self.value)
+
+    def whole(self) -> bytes:
+        """Return header and body, for frames that carry no message."""
+        return self.header() + self.body
+
+
+def message_header(lane: int, length: int, number: int, size: int) -> bytes:
+    """Return the header of a MSG: what `Frame.header` does, for the frame that counts."""
+    return _HEADER.pack(2, 0, lane, length, number, size)
+
+
+class Cursor(NamedTuple):
+    """How far one lane has come, seen by its receiver."""
+
+    lane: int
+    held: int  # number of the last whole message
+    partial: int  # bytes held of the next
+    limit: int  # position up to which may be sent
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What an INI says. Sizes are bytes, `heartbeat` is milliseconds."""
+
+    id: uuid.UUID
+    token: bytes
+    message_size: int
+    window: int
+    heartbeat: int
+    cursors: tuple[Cursor, ...] = ()
+    resume: bool = False
+
+    def frame(self) -> Frame:
+        """Return the INI that says this."""
+        head = (MAGIC, VERSION, len(self.cursors), self.id.bytes, self.token)
+        body = _GREETING.pack(*head, self.message_size, self.window, self.heartbeat, 0)
+        body += b"".join([_CURSOR.pack(lane, 0, 0, *rest) for lane, *rest in self.cursors])
+        return Frame(Kind.INI, RESUME if self.resume else 0, length=len(body), body=body)
+
+    @classmethod
+    def read(cls, frame: Frame) -> Greeting:
+        """Read the body of an INI; raises ProtocolError."""
+        magic, version = struct.unpack_from("<4sH", frame.body)
+        if magic != MAGIC:
+            raise ProtocolError(f"the peer does not speak netq: its first frame holds {magic!r}, expected {MAGIC!r}")
+        if version != VERSION:
+            raise ProtocolError(f"the peer speaks version {version} of the protocol, this side version {VERSION}")
+        if frame.length < GREETING_SIZE:
+            raise ProtocolError(f"an INI of {frame.length} bytes; it has at least {GREETING_SIZE}")
+        _, _, count, id, token, message_size, window, heartbeat, zero = _GREETING.unpack_from(frame.body)
+        if frame.length != GREETING_SIZE + count * _CURSOR.size or zero or not (message_size and window and heartbeat):
+            raise ProtocolError(f"an INI of {frame.length} bytes with {count} cursors, or with a 0 where none may be")
+        cursors = _cursors(frame.body)
+        return cls(uuid.UUID(bytes=id), token, message_size, window, heartbeat, cursors, bool(frame.flags))
+
+
+GREETING_SIZE = _GREETING.size
+GREETING_LIMIT = GREETING_SIZE + LANES * _CURSOR.size
+
+
+def _cursors(body: memoryview | bytes) -> tuple[Cursor, ...]:
+    cursors: list[Cursor] = []
+    for lane, zero, zeros, *rest in _CURSOR.iter_unpack(body[GREETING_SIZE:]):
+        if zero or zeros or lane >= LANES or any(lane <= cursor.lane for cursor in cursors[-1:]):
+            raise ProtocolError(f"cursors out of order: lane {lane} after {[cursor.lane for cursor in cursors]}")
+        cursors.append(Cursor(lane, *rest))
+    return tuple(cursors)
+
+
+class Reader:
+    """Turn received bytes into frames.
+
+    `buffer()` says where the next bytes should be received, `advance(n)` that n bytes are there. `place` is
+    asked at each header, before anything is believed, for the memory of the body, of exactly its length; so
+    the bytes of a message land where they stay. It raises ProtocolError for what it does not want.
+    """
+
+    def __init__(self, place: Callable[[Frame], memoryview]) -> None:
+        self._place = place
+        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._low = self._high = 0  # the part of the scratch that is received and not yet parsed
+        self._frame: Frame | None = None  # the frame whose body is arriving
+        self._body = memoryview(b"")
+        self._got = 0
+
+    @property
+    def partial(self) -> tuple[Frame, int] | None:
+        """The frame whose body is arriving, and how many of its bytes are there."""
+        return None if self._frame is None else (self._frame, self._got)
+
+    def buffer(self) -> memoryview:
+        """Return where the next bytes go: at least one byte."""
+        if self._frame is not None:
+            return self._body[self._got :]
+        return self._scratch[self._high :]
+
+    def advance(self, n: int) -> Iterator[Frame]:
+        """Yield the frames that n more bytes complete. Each must be dealt with before the next is asked for."""
+        if self._frame is not None:
+            self._got += n
+        else:
+            self._high += n
+        while self._frame is not None or self._high - self._low >= HEADER_SIZE:
+            frame = self._frame or self._start()
+            if self._got < frame.length:
+                break
+            self._frame = None
+            yield frame._replace(body=self._body) if frame.length else frame
+        self._tidy()
+
+    def _start(self) -> Frame:
+        kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
+        if not 1 <= kind <= 6 or lane >= LANES or (flags and flags != FLAGS.get(kind)):
+            raise ProtocolError(f"no frame of netq begins with kind {kind}, flags {flags}, lane {lane}")
+        frame = Frame(Kind(kind), flags, lane, length, number, value)
+        body = self._place(frame)
+        start = self._low + HEADER_SIZE
+        got = min(length, self._high - start)
+        body[:got] = self._scratch[start : start + got]
+        self._low = start + got
+        self._frame, self._body, self._got = frame, body, got
+        return frame
+
+    def _tidy(self) -> None:
+        """Move the tail, always less than a header, to the front."""
+        tail = self._high - self._low
+        if tail and self._low:
+            self._scratch[:tail] = bytes(self._scratch[self._low : self._high])
+        self._low, self._high = 0, tail
