@@ -151,6 +151,11 @@ class Connection:
         if session is not None:
             self._control.append(session.greeting(id, resume=session.begun).frame().whole())
 
+    @property
+    def closed(self) -> bool:
+        """Whether all has been said: flush, then close the link."""
+        return self.state is State.CLOSED
+
     # What a link tells.
 
     def buffer(self) -> memoryview:
@@ -160,13 +165,13 @@ class Connection:
     def received(self, n: int, now: float) -> list[Event]:
         """Take the n bytes that are now in `buffer()`; return what they mean, in order. Never raises."""
         events: list[Event] = []
-        if self.state is State.CLOSED:
+        if self.closed:
             return events  # what crossed our FIN
         self._heard = now
         try:
             for frame in self._reader.advance(n):
                 _HANDLE[frame.kind](self, frame, events)
-                if self.state is State.CLOSED:
+                if self.closed:
                     break
         except (ProtocolError, MemoryError) as error:
             self._lose(error, events)
@@ -176,7 +181,7 @@ class Connection:
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Take a packet: the same, for links that bring memory of their own."""
         events: list[Event] = []
-        while packet and self.state is not State.CLOSED:
+        while packet and not self.closed:
             buffer = self.buffer()
             n = min(len(buffer), len(packet))
             buffer[:n] = packet[:n]
@@ -203,7 +208,7 @@ class Connection:
         """Return when `tick` should be called, unless something comes earlier."""
         if self.state in _OPEN:
             return min(self._heard + self._patience, self._spoke + self._options.heartbeat)
-        return math.inf if self.state is State.CLOSED else self._born + self._patience
+        return math.inf if self.closed else self._born + self._patience
 
     def tick(self, now: float) -> list[Event]:
         """Do what the time asks for."""

@@ -140,11 +140,11 @@ class CommunicatorOptions:
 
     id: uuid.UUID = field(default_factory=uuid.uuid4)
     netloc: NetworkLocation = field(default_factory=NetworkLocation)
-    connection: ConnectionOptions = ConnectionOptions()
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     serialization: SerializationOptions = field(default_factory=SerializationOptions)
     security: SecurityOptions | None = None
     workers: int = 1
-    events: EventOptions = EventOptions()
+    events: EventOptions = field(default_factory=EventOptions)
 
     def __post_init__(self) -> None:
         _check(self, "id", isinstance(self.id, uuid.UUID), "a uuid.UUID")

@@ -1,0 +1,287 @@
+"""TLS 1.3 as a layer without I/O: ciphertext in, plaintext out, and the other way round.
+
+    network ── received ──► ┌─────┐ ── read_into ──► link
+                            │ Tls │
+    network ◄── to_send ─── └─────┘ ◄──── write ──── link
+
+A link owns one `Tls` for each connection and is the only one to call it, in the loop's thread: two threads in
+one TLS object break it. This module opens no socket, starts no thread and reads no clock. All that the
+standard library's ssl raises ends here, as SecurityError; another backend stands behind the same face.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from netq.errors import SecurityError
+from netq.memory import Buffer
+from netq.options import SecurityOptions
+
+RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)
+WAITING = 1024 * 1024  # bytes of ciphertext that may wait for to_send before `write` takes no more
+HANDSHAKE = 64 * 1024  # bytes that a peer may send before it has proved anything; a long chain has some 20 KiB
+
+
+class Tls(Protocol):
+    """One connection's TLS. The handshake goes on by itself, with each `received` and `to_send`."""
+
+    @property
+    def handshaken(self) -> bool:
+        """Whether the handshake is over and has succeeded: for a client, the server is who it should be."""
+
+    def received(self, data: Buffer) -> None:
+        """Take ciphertext from the network; copied. Never raises for what the peer did: `read_into` tells.
+
+        Call `read_into` until it returns 0 before the next, or the ciphertext piles up here.
+        """
+
+    def received_eof(self) -> None:
+        """Learn that the network brings no more."""
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Decrypt into `buffer`, filling as much as there is; return the bytes. 0: more ciphertext is needed.
+
+        Raises, each time from then on and after all good bytes were returned,
+        EOFError when the peer has ended the connection (close_notify, authenticated);
+        ConnectionResetError when the network ended it instead: perhaps cut off, perhaps by an attacker;
+        SecurityError for all else. There may then be an alert for the peer: send `to_send` before hanging up.
+        """
+
+    def write(self, buffers: Sequence[memoryview]) -> int:
+        """Encrypt from the start of `buffers` (of bytes, contiguous); return how many bytes were taken.
+
+        0 before the handshake is over, and while WAITING bytes wait for `to_send`: send these, then call again
+        with the rest. Raises as `read_into` does.
+        """
+
+    def to_send(self) -> bytes:
+        """Hand over the ciphertext for the network, b"" for none. It is the caller's now, to send whole.
+
+        Ask after each other call: answers of the handshake and alerts come this way too.
+        """
+
+    def close(self) -> None:
+        """Queue a close_notify, so that the peer can tell this end from a cut. Neither read nor write after it."""
+
+
+def server_side(options: SecurityOptions) -> Callable[[], Tls]:
+    """Return what makes the server's `Tls` of each connection. Reads the files now, once.
+
+    Raises SecurityError that names the option and the file that cannot be used.
+    """
+    if options.key is None:
+        raise SecurityError("SecurityOptions.key: None; a server needs its private key, a PEM file")
+    if options.certificate is None:
+        raise SecurityError("SecurityOptions.certificate: None; a server needs its certificate chain, a PEM file")
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # netq resumes sessions by itself; a ticket is a secret more to keep
+    _load_identity(context, options.key, options.certificate)
+    return lambda: StandardTls(context, None)
+
+
+def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
+    """Return what makes the client's `Tls` of each connection to `host`, a DNS name or an IP address.
+
+    The server must show a chain to an authority in options.certificate (None: to one that the system trusts), for this
+    very host. Raises SecurityError that names the option and the file that cannot be used.
+    """
+    if options.key is not None:
+        raise SecurityError(f"SecurityOptions.key: {options.key}; a client has none (client certificates: not yet)")
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host
+    context.hostname_checks_common_name = False
+    if options.certificate is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        _load_trusted(context, options.certificate)
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # what is in that file is trusted as it is
+    name = host.partition("%")[0]  # the zone of a link-local address is no part of who it is
+    try:
+        StandardTls(context, name)
+    except (ValueError, TypeError) as error:
+        raise SecurityError(f"{host!r} is no name that a certificate could be checked for: {error}") from error
+    return lambda: StandardTls(context, name)
+
+
+class StandardTls:
+    """`Tls` by the standard library. `host` is the server's name; None on the server's side."""
+
+    def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
+        self._peer = "a client" if host is None else f"the server {host}"
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
+        self._handshaken = False
+        self._early = 0  # bytes received before the handshake was over
+        self._end: tuple[type[Exception], str] | None = None
+        self._handshake()  # the client's first words
+
+    @property
+    def handshaken(self) -> bool:
+        """See `Tls`, as for each of the following."""
+        return self._handshaken
+
+    def received(self, data: Buffer) -> None:
+        """Take ciphertext from the network."""
+        if self._end is not None:
+            return
+        self._incoming.write(data)
+        if not self._handshaken:
+            self._early += len(data)
+            self._handshake()
+
+    def received_eof(self) -> None:
+        """Learn that the network brings no more."""
+        self._incoming.write_eof()
+        if not self._handshaken and self._end is None:
+            self._handshake()
+
+    def read_into(self, buffer: memoryview) -> int:
+        """Decrypt into `buffer`."""
+        filled = self._read(buffer) if self._handshaken and self._end is None else 0
+        if filled == 0:
+            self._tell_end()
+        return filled
+
+    def write(self, buffers: Sequence[memoryview]) -> int:
+        """Encrypt from the start of `buffers`."""
+        self._tell_end()
+        taken = 0
+        if self._handshaken:
+            with self._border():
+                for piece in _pieces(buffers, WAITING - self._outgoing.pending):
+                    taken += self._ssl.write(piece)
+        return taken
+
+    def to_send(self) -> bytes:
+        """Hand over the ciphertext for the network."""
+        return self._outgoing.read()
+
+    def close(self) -> None:
+        """Queue a close_notify."""
+        with contextlib.suppress(ssl.SSLError):  # it wants the peer's too, which nobody waits for
+            self._ssl.unwrap()
+
+    def _handshake(self) -> None:
+        with self._border():
+            self._ssl.do_handshake()
+            self._handshaken = True
+        if not self._handshaken and self._early > HANDSHAKE and self._end is None:
+            self._end = SecurityError, f"{self._peer} sent {self._early} bytes and no end of a TLS handshake"
+
+    def _read(self, buffer: memoryview) -> int:
+        filled, size = 0, buffer.nbytes
+        with self._border():
+            while filled < size:
+                count = self._ssl.read(RECORD, buffer[filled : filled + RECORD])
+                if count == 0:
+                    self._end = EOFError, f"{self._peer} ended the connection"
+                    break
+                filled += count
+        return filled
+
+    @contextlib.contextmanager
+    def _border(self) -> Iterator[None]:
+        """Keep what ssl raises: `read_into` and `write` tell it when it is its turn."""
+        try:
+            yield
+        except ssl.SSLWantReadError:
+            pass
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            self._end = ConnectionResetError, self._cut_off()
+        except ssl.SSLError as error:
+            self._end = SecurityError, _sentence(error, self._peer, self._handshaken)
+
+    def _tell_end(self) -> None:
+        if self._end is not None:
+            kind, why = self._end
+            raise kind(why)
+
+    def _cut_off(self) -> str:
+        if self._handshaken:
+            return f"the connection to {self._peer} was cut off: it ended without a close_notify of TLS"
+        return f"{self._peer} hung up during the TLS handshake; does it speak TLS at this port?"
+
+
+def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
+    """The first `room` bytes, in pieces to be encrypted each for itself; a small message is one record."""
+    if len(buffers) > 1 and sum([buffer.nbytes for buffer in buffers]) <= RECORD:
+        buffers = [memoryview(b"".join(buffers))]
+    for buffer in buffers:
+        if room <= 0:
+            return
+        if buffer.nbytes:
+            yield buffer[:room]
+            room -= buffer.nbytes
+
+
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.options |= ssl.OP_NO_COMPRESSION
+    return context
+
+
+def _load_trusted(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except OSError as error:  # ssl.SSLError is one
+        why = "no certificate in PEM" if isinstance(error, ssl.SSLError) else f"not readable: {error.strerror}"
+        raise SecurityError(f"SecurityOptions.certificate: {path}: {why}") from error
+
+
+def _load_identity(context: ssl.SSLContext, key: Path, certificate: Path) -> None:
+    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate)  # only to see that it could be
+    try:
+        if b"PRIVATE KEY-----" not in key.read_bytes():
+            raise SecurityError(f"SecurityOptions.key: {key}: no private key in PEM")
+        context.load_cert_chain(certificate, key, password=lambda: _refuse_encrypted(key))
+    except ssl.SSLError as error:
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            why = f"{key}: not the key of the certificate {certificate}"
+        else:
+            why = f"{key}: cannot be used with {certificate}: {error}"
+        raise SecurityError(f"SecurityOptions.key: {why}") from error
+    except OSError as error:
+        raise SecurityError(f"SecurityOptions.key: {key}: not readable: {error.strerror}") from error
+
+
+def _refuse_encrypted(key: Path) -> str:
+    raise SecurityError(f"SecurityOptions.key: {key}: encrypted; netq asks for no password, give it a plain key")
+
+
+_NOT_TLS = {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG"}
+_OLD_TLS = {"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"}
+_CLOCK = "or the clock of this machine is wrong"
+_ADVICE = {  # by the verify codes of OpenSSL's x509_vfy.h
+    9: f"make a new one, {_CLOCK}",
+    10: f"make a new one, {_CLOCK}",
+    26: "make one with the extended key usage serverAuth",
+    62: "connect by a name that is in it, or make one for this name",
+    64: "connect by an address that is in it, or make one for this address",
+}
+_TRUST = "if you trust it, give the certificate of its authority in SecurityOptions.certificate"
+
+
+def _sentence(error: ssl.SSLError, peer: str, handshaken: bool) -> str:
+    """What went wrong, with whom, and what to do."""
+    reason = error.reason or str(error)
+    alert = reason.partition("_ALERT_")[2].lower().replace("_", " ")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        advice = _ADVICE.get(error.verify_code, _TRUST)
+        return f"the certificate of {peer} is refused: {error.verify_message.rstrip('.')}; {advice}"
+    if reason in _OLD_TLS:
+        return f"{peer} does not speak TLS 1.3, and netq nothing older; update its TLS library"
+    if alert:
+        return f"{peer} refused this side of the TLS connection: {alert}; its own log says more"
+    if handshaken:
+        return f"the TLS connection to {peer} is broken: {_words(reason)}; something changed bytes on the way"
+    if reason in _NOT_TLS:
+        return f"what {peer} sent is not TLS ({_words(reason)}); set SecurityOptions on both sides, or on neither"
+    return f"the TLS handshake with {peer} failed: {_words(reason)}; is there TLS 1.3 at both ends?"
+
+
+def _words(reason: str) -> str:
+    return reason.lower().replace("_", " ")
