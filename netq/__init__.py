@@ -1,1 +1,73 @@
-"""netq."""
+"""Queues between one server and many clients: put never waits, get waits, futures acknowledge.
+
+    with netq.new(purpose=netq.Purpose.SERVER) as queue:        with netq.new() as queue:
+        peer, data = queue.get()                                    queue.put("Hello, server!")
+        queue.put("Hello, client!", peer)                           print(queue.get().data)
+
+Start at `new`, then `netq.core.Communicator`; docs/design.md shows the way of one message.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from netq.core import Communicator, Message
+from netq.delivery import Delivery
+from netq.errors import (
+    AddressError,
+    Closed,
+    InvalidOption,
+    MessageTooLarge,
+    NetqError,
+    NotAllowed,
+    ProtocolError,
+    QueueFull,
+    SecurityError,
+    Unreadable,
+)
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    EventOptions,
+    NetworkLocation,
+    Protocol,
+    Purpose,
+    SecurityOptions,
+    SerializationOptions,
+)
+from netq.peer import Statistics
+
+__all__ = [
+    "new",
+    "Communicator",
+    "Delivery",
+    "Message",
+    "Statistics",
+    "Protocol",
+    "Purpose",
+    "NetworkLocation",
+    "CommunicatorOptions",
+    "ConnectionOptions",
+    "EventOptions",
+    "SecurityOptions",
+    "SerializationOptions",
+    "NetqError",
+    "AddressError",
+    "Closed",
+    "InvalidOption",
+    "MessageTooLarge",
+    "NotAllowed",
+    "ProtocolError",
+    "QueueFull",
+    "SecurityError",
+    "Unreadable",
+]
+
+
+def new(
+    protocol: Protocol = Protocol.TCP, purpose: Purpose = Purpose.CLIENT, options: CommunicatorOptions | None = None
+) -> Communicator:
+    """Return a communicator. Never waits: server and clients may start in either order."""
+    module = importlib.import_module(f"netq.{Protocol(protocol).value}.{Purpose(purpose).value}")
+    return cast(Communicator, module.Communicator(options))

@@ -26,7 +26,7 @@ import uuid
 from dataclasses import dataclass
 
 from netq.errors import NetqError, ProtocolError
-from netq.lane import Outgoing
+from netq.lane import Outgoing, Receiver
 from netq.memory import Buffer
 from netq.options import ConnectionOptions
 from netq.session import Session
@@ -91,10 +91,10 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came whole."""
+    """A message came whole. `Session.taken` wants its receiver back when the user has taken it."""
 
     session: Session
-    lane: int
+    receiver: Receiver
     stream: Stream
 
 
@@ -152,6 +152,11 @@ class Connection:
             self._control.append(session.greeting(id, resume=session.begun).frame().whole())
 
     @property
+    def open(self) -> bool:
+        """Whether both have greeted, and not both have said goodbye."""
+        return self.state in _OPEN
+
+    @property
     def closed(self) -> bool:
         """Whether all has been said: flush, then close the link."""
         return self.state is State.CLOSED
@@ -193,7 +198,7 @@ class Connection:
         """Return what goes out next, of some `limit` bytes; nothing when there is nothing."""
         out: list[Buffer] = list(self._control)
         self._control.clear()
-        if self.session is not None and self.state in _OPEN:
+        if self.session is not None and self.open:
             if self._answer_due:
                 out.append(self.session.said(ANSWER).header())
                 self._answer_due = False
@@ -206,14 +211,14 @@ class Connection:
 
     def deadline(self) -> float:
         """Return when `tick` should be called, unless something comes earlier."""
-        if self.state in _OPEN:
+        if self.open:
             return min(self._heard + self._patience, self._spoke + self._options.heartbeat)
         return math.inf if self.closed else self._born + self._patience
 
     def tick(self, now: float) -> list[Event]:
         """Do what the time asks for."""
         events: list[Event] = []
-        if self.state in _OPEN:
+        if self.open:
             if now >= self._heard + self._patience:
                 self._lose(TimeoutError(f"nothing heard for {now - self._heard:.1f} s"), events)
             elif now >= self._spoke + self._options.heartbeat:
@@ -249,13 +254,13 @@ class Connection:
 
     def refuse(self, code: Code, reason: str) -> None:
         """Say why this link is over. The link should be flushed, then closed."""
+        self.detach()
         body = reason.encode()[:REASON]
         self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
-        self.state = State.CLOSED
 
     def detach(self) -> None:
         """The link is gone: leave to the session what has come of a message."""
-        if self.session is not None and self.state in _OPEN and (partial := self._reader.partial):
+        if self.session is not None and self.open and (partial := self._reader.partial):
             frame, got = partial
             if frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
@@ -298,9 +303,9 @@ class Connection:
 
     def _on_msg(self, frame: Frame, events: list[Event]) -> None:
         session = self._session
-        stream = session.received(frame)
-        if stream is not None:
-            events.append(Received(session, frame.lane, stream))
+        whole = session.received(frame)
+        if whole is not None:
+            events.append(Received(session, *whole))
 
     def _on_ack(self, frame: Frame, events: list[Event]) -> None:
         if frame.flags and self._pinged is not None:
@@ -333,7 +338,7 @@ class Connection:
     def _finish(self, events: list[Event]) -> None:
         """Say FIN as soon as all our messages are acknowledged."""
         session = self.session
-        if session is None or not session.closing or self._finished or session.queued or self.state not in _OPEN:
+        if session is None or not session.closing or self._finished or session.queued or not self.open:
             return
         self._finished = True
         self._control.append(Frame(Kind.FIN).header())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from netq.errors import ProtocolError
 from netq.memory import Buffer, Memory
 from netq.utils.stream import Stream
-from netq.wire import OVERHEAD, Cursor, Frame, Kind, message_header
+from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
 _EMPTY = Stream()
 
@@ -169,9 +169,9 @@ class Receiver:
 
     @property
     def grant_due(self) -> bool:
-        """Whether the limit has moved so far that the peer should know."""
+        """Whether the peer should know the limit: it has moved far, or a begun message waits for it."""
         grown = self.limit - self.told
-        return grown > 0 and (grown >= self._window // 4 or self._size > self._window)
+        return grown > 0 and (grown >= self._window // 4 or self._start + self._size > self.told)
 
     def place(self, frame: Frame) -> memoryview:
         """Return the memory of a MSG's body; raises ProtocolError unless it is just the next."""
@@ -210,12 +210,14 @@ class Receiver:
         """Forget a cancelled message; it counts as received, and as taken."""
         if frame.number != self.held + 1 or (self._parts and frame.value != self._size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
+        if self._start + frame.value >= POSITIONS:  # these bytes never came: a peer may say any number
+            raise ProtocolError(f"lane {self.lane}: a cancelled message of {frame.value} bytes ends beyond {POSITIONS}")
         self._end(frame.value)
-        self.taken(frame.value)
+        self.taken(frame.value + OVERHEAD)
 
-    def taken(self, size: int) -> None:
-        """Give the room of a message that the user has taken back to the peer."""
-        self._taken += size + OVERHEAD
+    def taken(self, cost: int) -> None:
+        """Give the room of messages that the user has taken, their sizes and OVERHEAD each, back to the peer."""
+        self._taken += cost
         self.limit = max(self.limit, self._taken + self._window)
 
     def _begin(self, size: int) -> None:

@@ -29,6 +29,7 @@ class Memory:
 
     def __init__(self, keep: int = KEEP) -> None:
         self._keep = keep
+        self._used = False  # since the last `age`
         self._idle: deque[mmap.mmap] = deque()  # the longest idle first
 
     @property
@@ -43,6 +44,7 @@ class Memory:
         """
         if size < LARGE:
             return _small(size)
+        self._used = True
         size_class = _size_class(size)
         block = self._find(size_class) or _map(size_class)
         loan = _array_type(len(block)).from_buffer(block)  # every view keeps it alive: its end is their end
@@ -56,6 +58,12 @@ class Memory:
                 self._idle.popleft()
             except IndexError:  # another thread was faster
                 return
+
+    def age(self) -> None:
+        """Let all idle blocks go if no large block was taken since the last call."""
+        if not self._used:
+            self.trim()
+        self._used = False
 
     def _find(self, size: int) -> mmap.mmap | None:
         """The block used last, of those that `size` fills by half at least."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
-from netq.errors import MessageTooLarge, NetqError, QueueFull
+from netq.errors import MessageTooLarge, NetqError, ProtocolError, QueueFull
 from netq.lane import Outgoing, Receiver, Sender
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
@@ -46,9 +46,7 @@ class Session:
             raise QueueFull(self.peer, self._options.queue_size)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
-        sender = self._senders.get(message.lane)
-        if sender is None:
-            sender = self._senders[message.lane] = Sender(message.lane, self._peer_window)
+        sender = self._senders[message.lane] = self._sender(message.lane)
         sender.put(message)
 
     @property
@@ -74,7 +72,7 @@ class Session:
 
     def acked(self, frame: Frame) -> list[Outgoing]:
         """Return the messages that an ACK acknowledges."""
-        sender = self._senders.get(frame.lane) or Sender(frame.lane, self._peer_window)
+        sender = self._sender(frame.lane)
         gone = sender.acked(frame.number)
         sender.limit = max(sender.limit, frame.value)
         return gone
@@ -89,13 +87,14 @@ class Session:
             self._acks[frame.lane] = receiver
         return body
 
-    def received(self, frame: Frame) -> Stream | None:
-        """Return the message that the body of a MSG completes, if it does."""
+    def received(self, frame: Frame) -> tuple[Receiver, Stream] | None:
+        """Return the message that the body of a MSG completes, if it does, and what to tell when it is taken."""
         receiver = self._receivers[frame.lane]
         stream = receiver.received(frame.length)
-        if stream is not None:
-            self._acks[frame.lane] = receiver
-        return stream
+        if stream is None:
+            return None
+        self._acks[frame.lane] = receiver
+        return receiver, stream
 
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the bytes of a body that came before its link was lost."""
@@ -107,13 +106,13 @@ class Session:
         receiver.dropped(frame)
         self._acks[frame.lane] = receiver
 
-    def taken(self, lane: int, size: int) -> bool:
-        """Count a message of `size` bytes that the user has taken; return whether the peer should be told."""
-        receiver = self._receivers[lane]
-        receiver.taken(size)
-        if receiver.grant_due:
-            self._acks[lane] = receiver
-        return receiver.grant_due
+    def taken(self, receiver: Receiver, cost: int) -> bool:
+        """Give room back that the user has freed by taking messages (see Receiver); return whether to tell the peer."""
+        receiver.taken(cost)
+        if self._receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
+            return False
+        self._acks[receiver.lane] = receiver
+        return True
 
     def acks(self) -> list[Frame]:
         """Return the ACKs that are due, one a lane, and count them as said."""
@@ -134,7 +133,7 @@ class Session:
         options = self._options
         cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
         self._acks.clear()
-        heartbeat = min(int(options.heartbeat * 1000), 2**32 - 1)
+        heartbeat = int(min(max(options.heartbeat * 1000, 1), 2**32 - 1))
         return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume)
 
     def begin(self, greeting: Greeting) -> list[tuple[Outgoing, NetqError]]:
@@ -146,10 +145,12 @@ class Session:
 
     def resume(self, greeting: Greeting) -> list[Outgoing]:
         """Go on where the peer says it stands. Return what it acknowledges; raises ProtocolError."""
-        stands = {cursor.lane: cursor for cursor in greeting.cursors}
-        stands = {lane: stands.get(lane) or Cursor(lane, 0, 0, greeting.window) for lane in self._senders}
-        for lane, sender in self._senders.items():  # all, before anything is believed
-            sender.check(stands[lane])
+        if self.peer not in (None, greeting.id):
+            raise ProtocolError(f"{greeting.id} goes on with a session of {self.peer}")
+        stands = {lane: Cursor(lane, 0, 0, greeting.window) for lane in self._senders}
+        stands |= {cursor.lane: cursor for cursor in greeting.cursors}
+        for lane, cursor in stands.items():  # all, before anything is believed
+            self._sender(lane).check(cursor)
         self._hear(greeting)
         return [message for lane, sender in self._senders.items() for message in sender.resume(stands[lane])]
 
@@ -181,6 +182,10 @@ class Session:
                 message.cancel()
                 rejected.append((message, MessageTooLarge(self.peer, message.size, self._peer_size)))
         return rejected
+
+    def _sender(self, lane: int) -> Sender:
+        sender = self._senders.get(lane)
+        return Sender(lane, self._peer_window) if sender is None else sender
 
     def _receiver(self, lane: int) -> Receiver:
         receiver = self._receivers.get(lane)

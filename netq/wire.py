@@ -19,6 +19,7 @@ VERSION = 1
 MAGIC = b"NETQ"
 LANES = 16
 OVERHEAD = 256  # what a message counts in a lane's window beside its bytes: what it costs to keep account of it
+POSITIONS = 2**63  # a lane's positions stay below: some millennia at today's speeds
 REASON = 256  # bytes of text in a FIN, at most
 
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value

@@ -1,1 +1,1 @@
-"""What keeps strangers out: `tls` (a layer that a link puts between itself and its socket), `certificates` (for tests)."""
+"""What keeps strangers out: `tls`, a layer between a link and its socket, and `certificates`, which makes some."""

@@ -6,9 +6,11 @@ A federation that has an authority of its own uses that one, and none of this.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -19,11 +21,14 @@ try:
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise ImportError("netq.security.certificates needs cryptography: pip install 'netq[security]'") from error
 
 BACKDATED = datetime.timedelta(days=1)  # clocks of boards are often late
 LONGEST = 10_000  # days
+
+_DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
 class Files(NamedTuple):
@@ -53,8 +58,8 @@ def make(
         raise SecurityError(f"a certificate of {days} days; expected 1 to {LONGEST}")
     directory = Path(directory)
     files = Files(directory / "authority.pem", directory / "server-key.pem", directory / "server.pem")
-    _make_room(files, overwrite)
     authority, certificate, key = _issue(names, days)
+    _make_room(files, overwrite)
     _write(files.key, _private_pem(key), 0o600)
     _write(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     _write(files.authority, authority.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -68,14 +73,13 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _name(host: str) -> x509.GeneralName:
-    try:
+    with contextlib.suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(host.encode("idna").decode("ascii"))
-    except UnicodeError as error:
-        raise SecurityError(f"{host!r} is neither a DNS name nor an IP address") from error
+    with contextlib.suppress(UnicodeError):
+        name = host.encode("idna").decode("ascii")
+        if _DNS_NAME.fullmatch(name):
+            return x509.DNSName(name)
+    raise SecurityError(f"{host!r} is neither a DNS name nor an IP address; no port, no https://")
 
 
 def _issue(
@@ -91,7 +95,7 @@ def _issue(
     server = _begin(_common_name("netq server"), authority_name, key.public_key(), authority_key, days)
     server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     server = server.add_extension(_key_usage(authority=False), critical=True)
-    server = server.add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    server = server.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     server = server.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return authority.sign(authority_key, hashes.SHA256()), server.sign(authority_key, hashes.SHA256()), key
 
@@ -115,7 +119,7 @@ def _begin(
 
 
 def _common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _key_usage(authority: bool) -> x509.KeyUsage:

@@ -5,8 +5,8 @@
     network ◄── to_send ─── └─────┘ ◄──── write ──── link
 
 A link owns one `Tls` for each connection and is the only one to call it, in the loop's thread: two threads in
-one TLS object break it. This module opens no socket, starts no thread and reads no clock. All that the
-standard library's ssl raises ends here, as SecurityError; another backend stands behind the same face.
+one TLS object break it. This module opens no socket, starts no thread and reads no clock. No error of the
+standard library's ssl gets out of it: see `Tls.read_into` for what does. `Tls` is the face of any other backend.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import contextlib
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from netq.errors import SecurityError
 from netq.memory import Buffer
 from netq.options import SecurityOptions
 
 RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)
-WAITING = 1024 * 1024  # bytes of ciphertext that may wait for to_send before `write` takes no more
+OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
+WAITING = 256 * 1024  # bytes of ciphertext that may wait for to_send; 1 MiB is slower by an eighth: it leaves the cache
 HANDSHAKE = 64 * 1024  # bytes that a peer may send before it has proved anything; a long chain has some 20 KiB
 
 
 class Tls(Protocol):
-    """One connection's TLS. The handshake goes on by itself, with each `received` and `to_send`."""
+    """One connection's TLS. The handshake goes on by itself, as bytes are carried to and fro."""
 
     @property
     def handshaken(self) -> bool:
@@ -61,11 +62,15 @@ class Tls(Protocol):
     def to_send(self) -> bytes:
         """Hand over the ciphertext for the network, b"" for none. It is the caller's now, to send whole.
 
-        Ask after each other call: answers of the handshake and alerts come this way too.
+        Each of the other calls may have left some: answers of the handshake and alerts come this way too. Ask again
+        only once the last is sent: what waits is bounded here, by WAITING, and twice that is the end of the peer.
         """
 
     def close(self) -> None:
-        """Queue a close_notify, so that the peer can tell this end from a cut. Neither read nor write after it."""
+        """Queue a close_notify, so that the peer can tell this end from a cut. Write nothing after it.
+
+        What the peer had sent and was not yet read may be lost: agree on the end first.
+        """
 
 
 def server_side(options: SecurityOptions) -> Callable[[], Tls]:
@@ -80,7 +85,7 @@ def server_side(options: SecurityOptions) -> Callable[[], Tls]:
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # netq resumes sessions by itself; a ticket is a secret more to keep
     _load_identity(context, options.key, options.certificate)
-    return lambda: StandardTls(context, None)
+    return lambda: _StandardTls(context, None)
 
 
 def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
@@ -100,13 +105,13 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
         context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # what is in that file is trusted as it is
     name = host.partition("%")[0]  # the zone of a link-local address is no part of who it is
     try:
-        StandardTls(context, name)
+        _StandardTls(context, name)
     except (ValueError, TypeError) as error:
         raise SecurityError(f"{host!r} is no name that a certificate could be checked for: {error}") from error
-    return lambda: StandardTls(context, name)
+    return lambda: _StandardTls(context, name)
 
 
-class StandardTls:
+class _StandardTls:
     """`Tls` by the standard library. `host` is the server's name; None on the server's side."""
 
     def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
@@ -120,33 +125,28 @@ class StandardTls:
 
     @property
     def handshaken(self) -> bool:
-        """See `Tls`, as for each of the following."""
         return self._handshaken
 
     def received(self, data: Buffer) -> None:
-        """Take ciphertext from the network."""
         if self._end is not None:
             return
-        self._incoming.write(data)
+        size = self._incoming.write(data)
         if not self._handshaken:
-            self._early += len(data)
+            self._early += size
             self._handshake()
 
     def received_eof(self) -> None:
-        """Learn that the network brings no more."""
         self._incoming.write_eof()
         if not self._handshaken and self._end is None:
             self._handshake()
 
     def read_into(self, buffer: memoryview) -> int:
-        """Decrypt into `buffer`."""
         filled = self._read(buffer) if self._handshaken and self._end is None else 0
         if filled == 0:
             self._tell_end()
         return filled
 
     def write(self, buffers: Sequence[memoryview]) -> int:
-        """Encrypt from the start of `buffers`."""
         self._tell_end()
         taken = 0
         if self._handshaken:
@@ -156,11 +156,9 @@ class StandardTls:
         return taken
 
     def to_send(self) -> bytes:
-        """Hand over the ciphertext for the network."""
         return self._outgoing.read()
 
     def close(self) -> None:
-        """Queue a close_notify."""
         with contextlib.suppress(ssl.SSLError):  # it wants the peer's too, which nobody waits for
             self._ssl.unwrap()
 
@@ -175,11 +173,12 @@ class StandardTls:
         filled, size = 0, buffer.nbytes
         with self._border():
             while filled < size:
-                count = self._ssl.read(RECORD, buffer[filled : filled + RECORD])
+                count = cast(int, self._ssl.read(RECORD, buffer[filled : filled + RECORD]))
                 if count == 0:
-                    self._end = EOFError, f"{self._peer} ended the connection"
-                    break
+                    raise ssl.SSLZeroReturnError  # what ssl says only where both sides have closed
                 filled += count
+        if self._end is None and self._outgoing.pending > 2 * WAITING:  # more than `write` ever leaves
+            self._end = SecurityError, f"{self._peer} asks for ever new keys and does not take the answers"
         return filled
 
     @contextlib.contextmanager
@@ -189,8 +188,8 @@ class StandardTls:
             yield
         except ssl.SSLWantReadError:
             pass
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            self._end = ConnectionResetError, self._cut_off()
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            self._end = self._end_by(error)
         except ssl.SSLError as error:
             self._end = SecurityError, _sentence(error, self._peer, self._handshaken)
 
@@ -199,10 +198,12 @@ class StandardTls:
             kind, why = self._end
             raise kind(why)
 
-    def _cut_off(self) -> str:
-        if self._handshaken:
-            return f"the connection to {self._peer} was cut off: it ended without a close_notify of TLS"
-        return f"{self._peer} hung up during the TLS handshake; does it speak TLS at this port?"
+    def _end_by(self, error: ssl.SSLError) -> tuple[type[Exception], str]:
+        if not self._handshaken:
+            return ConnectionResetError, f"{self._peer} hung up during the TLS handshake; is there TLS at both ends?"
+        if isinstance(error, ssl.SSLZeroReturnError):
+            return EOFError, f"{self._peer} ended the connection"
+        return ConnectionResetError, f"the connection to {self._peer} was cut off: no close_notify of TLS came before"
 
 
 def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
@@ -214,13 +215,12 @@ def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
             return
         if buffer.nbytes:
             yield buffer[:room]
-            room -= buffer.nbytes
+            room -= buffer.nbytes + OVERHEAD
 
 
 def _context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.options |= ssl.OP_NO_COMPRESSION
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # which knows neither compression nor renegotiation
     return context
 
 
@@ -239,7 +239,7 @@ def _load_identity(context: ssl.SSLContext, key: Path, certificate: Path) -> Non
             raise SecurityError(f"SecurityOptions.key: {key}: no private key in PEM")
         context.load_cert_chain(certificate, key, password=lambda: _refuse_encrypted(key))
     except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        if error.reason in _ANOTHER_KEY:
             why = f"{key}: not the key of the certificate {certificate}"
         else:
             why = f"{key}: cannot be used with {certificate}: {error}"
@@ -252,6 +252,8 @@ def _refuse_encrypted(key: Path) -> str:
     raise SecurityError(f"SecurityOptions.key: {key}: encrypted; netq asks for no password, give it a plain key")
 
 
+# The first for a key of the same kind, the last for one of another: OpenSSL keeps a place for each kind.
+_ANOTHER_KEY = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 _NOT_TLS = {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG"}
 _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"}
 _CLOCK = "or the clock of this machine is wrong"

@@ -168,7 +168,9 @@ def _loads(
 
 
 def _is_defined_there(found: Any, module: str, name: str) -> bool:
-    """Not merely reachable from there: "numpy" must not open numpy.f2py.os.system."""
+    """Not merely reachable from there: "numpy" must not open numpy.f2py.os.system, nor a class its methods."""
+    if "." in name and not isinstance(found, type):
+        return False
     return getattr(found, "__module__", None) == module and getattr(found, "__qualname__", name) == name
 
 

@@ -1,0 +1,69 @@
+"""The server: sends the model out, takes the updates in, and tests what has become of it after each round.
+
+This is the script to copy. It says what happens as one JSON object a line, and ends with the last round.
+By hand, without TLS: `python -m examples.digits.aggregator --port 51966`, and for each client, with a file like
+examples/digits/client.toml: `python -m edge CLIENT.toml`. A client that is killed may be started again at any
+time; a round that it missed is a failure in that round's report, and no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+import fl
+import netq
+from examples.digits import data
+
+
+def main() -> None:
+    args = arguments()
+    model = importlib.import_module(args.model)
+    test = data.held_out()
+    options = netq.CommunicatorOptions(
+        netloc=netq.NetworkLocation(args.host, args.port),
+        security=netq.SecurityOptions(args.key, args.certificate) if args.key else None,
+    )
+    with fl.Server(
+        model.initial(args.seed), options, strategy=fl.FedAvg(), min_clients=args.clients, config={"seed": args.seed}
+    ) as server:
+        say(port=server.netloc.port)
+        for report in server.rounds(args.rounds):
+            accuracy, loss = model.measure(server.model, test)
+            say(
+                round=report.number,
+                clients=len(report.clients),
+                failures=list(report.failures.values()),
+                accuracy=accuracy,
+                loss=loss,
+                seconds=report.seconds,
+                bytes=report.bytes_in + report.bytes_out,
+            )
+        if args.save:
+            np.savez(args.save, **server.model)
+
+
+def say(**facts: object) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("python -m examples.digits.aggregator", description="The demo's server.")
+    parser.add_argument("--model", default="examples.digits.model", help="the module with the functions of a model")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0, the default, lets the system choose")
+    parser.add_argument("--key", type=Path, help="PEM file of the server's key; turns TLS on")
+    parser.add_argument("--certificate", type=Path, help="PEM file of the server's certificate chain")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--clients", type=int, default=4, help="how many a round waits for")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help="where to write the last model, as .npz")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

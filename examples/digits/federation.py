@@ -1,0 +1,158 @@
+"""A whole federation on one machine: the aggregator and its clients as processes of their own, over TLS.
+
+Owns the processes and sees that none outlives it, however it ends. Called by examples/digits/__main__.py.
+Nothing here is needed in real life, where each device starts `python -m edge` for itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from netq.security import certificates
+
+Facts: TypeAlias = dict[str, Any]  # one line of the aggregator's: see aggregator.py
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # the processes share few cores; threads would only wait
+PATIENCE = 5.0  # seconds for a process to end when it is told to
+
+
+class ProcessFailed(Exception):
+    """A process of the federation has ended with an error. The text is one line."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What to run. `model` names a module with initial, train, evaluate and measure."""
+
+    model: str
+    rounds: int
+    clients: int
+    seed: int
+
+
+async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> None:
+    """Run a federation, and `show` each round as it ends. `folder` gets its files; in the end, model.npz.
+
+    Raises ProcessFailed. Cancelled or failed, it ends every process before it returns.
+    """
+    files = certificates.make(folder)
+    processes: dict[str, Process] = {}
+    try:
+        aggregator = processes["aggregator"] = await _start(folder, "aggregator", *_aggregator(setting, files))
+        port = (await _port(aggregator, folder))["port"]
+        for number in range(setting.clients):
+            file = _client_file(setting, folder, number, port)
+            processes[file.stem] = await _start(folder, file.stem, "edge", str(file))
+        await _watch(processes, folder, show)
+    finally:
+        await _stop(processes.values())
+
+
+async def _watch(processes: dict[str, Process], folder: Path, show: Callable[[Facts], None]) -> None:
+    """Show the aggregator's rounds until every process has ended well."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for name, process in processes.items():
+                group.create_task(_end(name, process, folder))
+            async for line in _stdout(processes["aggregator"]):
+                show(json.loads(line))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def _start(folder: Path, name: str, *arguments: str) -> Process:
+    """Start `python -m arguments`; what it says on stderr goes to a file."""
+    with (folder / f"{name}.log").open("wb") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", *arguments),
+            stdin=DEVNULL,
+            stdout=PIPE if name == "aggregator" else log,
+            stderr=log,
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            process_group=0,  # Ctrl-C is for us, and we tell them
+        )
+
+
+async def _stop(processes: Iterable[Process]) -> None:
+    """Tell all that still run to end, and end those that do not listen."""
+    running = {asyncio.create_task(process.wait()): process for process in processes if process.returncode is None}
+    if not running:
+        return
+    for process in running.values():
+        with contextlib.suppress(ProcessLookupError):  # it ended by itself, just now
+            process.terminate()
+    _, deaf = await asyncio.wait(running, timeout=PATIENCE)
+    for task in deaf:
+        running[task].kill()
+        await task
+
+
+async def _end(name: str, process: Process, folder: Path) -> None:
+    """Wait until a process has ended. Raises ProcessFailed, with its last words, if that was an error."""
+    status = await process.wait()
+    if status < 0:
+        raise ProcessFailed(f"{name} was ended by {signal.Signals(-status).name}")
+    if status > 0:
+        words = (folder / f"{name}.log").read_text(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise ProcessFailed(f"{name} ended with status {status}: {words[-1]}")
+
+
+async def _port(aggregator: Process, folder: Path) -> Facts:
+    async for line in _stdout(aggregator):
+        facts: Facts = json.loads(line)
+        return facts
+    await _end("aggregator", aggregator, folder)
+    raise ProcessFailed("aggregator ended before it listened")
+
+
+def _stdout(process: Process) -> asyncio.StreamReader:
+    assert process.stdout is not None  # made with a pipe
+    return process.stdout
+
+
+def _aggregator(setting: Setting, files: certificates.Files) -> list[str]:
+    """The module and the command line of the aggregator."""
+    options = {
+        "model": setting.model,
+        "rounds": setting.rounds,
+        "clients": setting.clients,
+        "seed": setting.seed,
+        "key": files.key,
+        "certificate": files.certificate,
+        "save": files.key.with_name("model.npz"),
+    }
+    return ["examples.digits.aggregator", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def _client_file(setting: Setting, folder: Path, number: int, port: int) -> Path:
+    """Write what `python -m edge` needs to know of one client."""
+    path = folder / f"client-{number}.toml"
+    path.write_text(f"""\
+[server]
+host = "127.0.0.1"
+port = {port}
+
+[client]
+train = "{setting.model}:train"
+evaluate = "{setting.model}:evaluate"
+
+[security]
+certificate = "authority.pem"
+
+[settings]
+partition = {number}
+partitions = {setting.clients}
+""")
+    return path

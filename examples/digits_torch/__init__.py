@@ -1,0 +1,1 @@
+"""The digits demo with a torch module: examples/digits, but for its model."""

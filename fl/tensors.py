@@ -1,0 +1,315 @@
+"""Arrays and tensors in messages: they travel as they lie in memory, and arrive as views of the message.
+
+Owns the persistent identifiers that `netq.utils.stream.PickleSerializer` is given as `dump` and `load`, and
+the one global that such a message names, `STORAGE`. Whoever makes a communicator for models calls
+`serialization`. Never imports torch: a program that has not done so gets numpy arrays.
+
+    ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
+    ("scalar", dtype, bytes)
+
+`dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in
+elements, None for C order. Memory goes uncopied if the elements fill it without gaps, in whatever order of
+dimensions; other layouts are copied to C order first. Two tensors in the same memory (tied weights) share a
+Storage, which pickle sends once, and share memory when they arrive. Not sent: a tensor's `grad`, hooks, and
+attributes of the user's own.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from netq.errors import Unreadable
+from netq.options import SerializationOptions
+from netq.utils.stream import PickleSerializer, allow_by_name
+
+Strides = tuple[int, ...] | None  # in elements; None: C order
+
+_CODES = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
+_NUMPY: dict[str, np.dtype[Any]] = {
+    dtype.str: dtype for dtype in [np.dtype(order + code) for code in _CODES for order in "<>"]
+}
+_IN_BOTH = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_IN_TORCH_ONLY = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
+_TORCH: dict[str, np.dtype[Any] | None] = {
+    **{name: np.dtype(name).newbyteorder("<") for name in _IN_BOTH},
+    **dict.fromkeys(_IN_TORCH_ONLY),
+}
+_KINDS = ("numpy", "torch", "parameter")
+_MAX_DIMS = 64  # numpy's limit
+_MAX_SIZE = 2**62  # of a dimension or a stride
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None), tuple, list, dict})  # most of what pickle asks about
+
+
+class Storage:
+    """The memory of one tensor or of several. Pickle's memo sends each Storage once a message.
+
+    Going out, `memory` keeps its owner alive; coming in, it is a view of the message.
+    """
+
+    __slots__ = ("__weakref__", "found", "memory", "untyped")
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memoryview(memory)
+        self.found: dict[Hashable, Any] = {}  # what was loaded from here: the same again is the same object
+        self.untyped: Any = None  # torch's face of `memory`, so that torch too sees what is tied
+
+    def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:
+        return Storage, (pickle.PickleBuffer(self.memory),)
+
+    def __setstate__(self, state: object) -> None:
+        raise Unreadable("a message sets the state of a Storage, which has none")
+
+
+STORAGE = f"{Storage.__module__}.{Storage.__qualname__}"
+
+
+def serialization(*allow: str) -> SerializationOptions:
+    """Return options that move arrays and tensors, builtin values, and the globals that `allow` names.
+
+    `allow` is as for `netq.utils.stream.allow_by_name`. The state_dict of a torch module is a
+    "collections.OrderedDict"; `dict(module.state_dict())` needs no name.
+    """
+    serializer = PickleSerializer(allow_by_name(STORAGE, *allow), dump, load)
+    return SerializationOptions(load=serializer.load, dump=serializer.dump)
+
+
+def dump(obj: Any) -> Any | None:
+    """Return the persistent identifier of an array, numpy scalar or tensor; None for all else.
+
+    None also for what ordinary pickling must decide: object and structured arrays, subclasses, and tensors that
+    are sparse, quantised, nested or without memory.
+    """
+    kind = type(obj)
+    if kind in _PLAIN:
+        return None
+    if kind is np.ndarray:
+        return _dump_numpy(obj)
+    if isinstance(obj, np.generic):
+        return _dump_scalar(obj)
+    torch = _torch()
+    if torch is None or kind not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    return _dump_torch(torch, obj, "torch" if kind is torch.Tensor else "parameter")
+
+
+def load(pid: Any) -> Any:
+    """Return what a persistent identifier of `dump` describes: a writable view of the message's memory.
+
+    Raises Unreadable for any other identifier, naming what is wrong with it. It is the peer's word: nothing in
+    it is believed. Memory does not grow with what it claims.
+    """
+    if type(pid) is tuple and len(pid) == 3 and pid[0] == "scalar":
+        return _load_scalar(*pid[1:])
+    _expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields, or three for a scalar")
+    kind, storage, name, shape, strides, requires_grad = pid
+    _expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
+    _expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
+    _expect(type(name) is str, "the dtype of a tensor", "a name")
+    _expect(_are_sizes(shape), "the shape of a tensor", f"at most {_MAX_DIMS} whole numbers, 0 or more")
+    _expect(strides is None or _are_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
+    _expect(type(requires_grad) is bool, "requires_grad of a tensor", "True or False")
+    key = (kind, name, shape, strides, requires_grad)
+    if key not in storage.found:
+        storage.found[key] = _build(*pid)
+    return storage.found[key]
+
+
+# Out
+
+
+class _Mine(threading.local):
+    """The storages of the dump that this thread is in. Pickle's memo holds them until it ends."""
+
+    def __init__(self) -> None:
+        self.storages: weakref.WeakValueDictionary[Hashable, Storage] = weakref.WeakValueDictionary()
+
+
+_mine = _Mine()
+
+
+class _Face:
+    """Shows numpy the memory of `owner`, writable though the owner may not be: what arrives must be writable."""
+
+    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
+
+
+def _dump_numpy(array: NDArray[Any]) -> Any | None:
+    name = array.dtype.str
+    if name not in _NUMPY:
+        return None
+    strides: Strides = None
+    if not array.flags.c_contiguous:
+        strides = _in_elements(array)
+        if strides is None:
+            array = array.copy(order="C")
+    address = array.__array_interface__["data"][0]
+    return "numpy", _storage("cpu", address, array.nbytes, array), name, array.shape, strides, False
+
+
+def _dump_scalar(scalar: np.generic) -> Any | None:
+    name = scalar.dtype.str
+    if name not in _NUMPY or type(scalar) is not scalar.dtype.type:
+        return None
+    return "scalar", name, scalar.tobytes()
+
+
+def _dump_torch(torch: Any, tensor: Any, kind: str) -> Any | None:
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _TORCH or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
+        return None
+    shape = tuple(tensor.shape)
+    source = tensor.detach().resolve_conj().resolve_neg()
+    strides: Strides = None
+    if not source.is_contiguous():
+        strides = _dense(shape, source.stride())
+        if strides is None:
+            source = source.contiguous()
+    nbytes = source.numel() * source.itemsize
+    if len(shape) > _MAX_DIMS or (nbytes and not source.data_ptr()):
+        return None
+    return (
+        kind,
+        _storage(str(source.device), source.data_ptr(), nbytes, source),
+        name,
+        shape,
+        strides,
+        tensor.requires_grad,
+    )
+
+
+def _storage(device: str, address: int, nbytes: int, owner: Any) -> Storage:
+    """The Storage of this memory: the one that this dump has already, if it has."""
+    if nbytes == 0:
+        return Storage(bytearray())
+    key = (device, address, nbytes)
+    storage = _mine.storages.get(key)
+    if storage is None:
+        storage = Storage(np.asarray(_face(device, address, nbytes, owner)))
+        _mine.storages[key] = storage
+    return storage
+
+
+def _face(device: str, address: int, nbytes: int, owner: Any) -> _Face:
+    if device == "cpu":
+        return _Face(owner, address, nbytes)
+    here = owner.cpu()  # keeps dense strides as they are
+    return _Face((owner, here), here.data_ptr(), nbytes)
+
+
+def _in_elements(array: NDArray[Any]) -> Strides:
+    if any(stride % array.itemsize for stride in array.strides):
+        return None
+    return _dense(array.shape, [stride // array.itemsize for stride in array.strides])
+
+
+def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """The strides, if the elements lie without gap or overlap; else None. Those of size 1 are put in range."""
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return None
+            expected *= size
+    return tuple(min(max(stride, 0), expected) for stride in strides)
+
+
+# In
+
+
+def _build(kind: str, storage: Storage, name: str, shape: tuple[int, ...], strides: Strides, grad: bool) -> Any:
+    torch = None if kind == "numpy" else _torch()
+    dtype = _numpy_dtype(kind, name) if torch is None else _torch_dtype(torch, name)
+    what, memory = f"{kind} {name} of shape {shape}", storage.memory
+    nbytes = math.prod(shape) * dtype.itemsize
+    _expect(nbytes == memory.nbytes, f"the memory of {what}, of {memory.nbytes} bytes", f"{nbytes}")
+    dense = strides is None or (len(strides) == len(shape) and _dense(shape, strides) == strides)
+    _expect(dense, f"the strides of {what}", "one for each dimension, without gap or overlap")
+    _expect(not memory.readonly, "the memory of the message", "writable memory, such as a bytearray")
+    _check_bools(name, memory)
+    try:
+        if torch is None:
+            return _numpy_view(memory, dtype, shape, strides)
+        tensor = _torch_view(torch, storage, dtype, shape, strides)
+        return torch.nn.Parameter(tensor, grad) if kind == "parameter" else tensor.requires_grad_(grad)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise Unreadable(f"{what} cannot be made: {error}") from error
+
+
+def _numpy_view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...], strides: Strides) -> NDArray[Any]:
+    in_bytes = None if strides is None else [stride * dtype.itemsize for stride in strides]
+    return np.ndarray(shape, dtype, memory, strides=in_bytes)
+
+
+def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...], strides: Strides) -> Any:
+    if storage.memory.nbytes == 0:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    if storage.untyped is None:
+        storage.untyped = torch.frombuffer(storage.memory, dtype=torch.uint8).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype, device="cpu")
+    return (
+        tensor.set_(storage.untyped, 0, shape) if strides is None else tensor.set_(storage.untyped, 0, shape, strides)
+    )
+
+
+def _load_scalar(name: Any, value: Any) -> np.generic:
+    _expect(type(name) is str and name in _NUMPY, "the dtype of a scalar", f"one of {', '.join(_NUMPY)}")
+    dtype = _NUMPY[name]
+    _expect(type(value) is bytes and len(value) == dtype.itemsize, f"a scalar {name}", f"{dtype.itemsize} bytes")
+    _check_bools(name, value)
+    scalar: np.generic = np.frombuffer(value, dtype)[0]
+    return scalar
+
+
+def _numpy_dtype(kind: str, name: str) -> np.dtype[Any]:
+    known = _NUMPY if kind == "numpy" else _TORCH
+    _expect(name in known, f"the dtype of a {kind} tensor", f"one of {', '.join(known)}")
+    dtype = known[name]
+    if dtype is None:
+        raise Unreadable(f"a torch.{name} tensor came, and numpy has no such dtype; import torch first, then get it")
+    return dtype
+
+
+def _torch_dtype(torch: Any, name: str) -> Any:
+    dtype = getattr(torch, name, None) if name in _TORCH else None
+    _expect(dtype is not None, "the dtype of a torch tensor", f"one of {', '.join(_TORCH)}, as far as torch has it")
+    return dtype
+
+
+def _check_bools(name: str, memory: memoryview | bytes) -> None:
+    """Refuse a bool that is neither 0 nor 1: computing with one is undefined."""
+    if name in ("|b1", "bool"):
+        _expect(np.frombuffer(memory, np.uint8).max(initial=0) <= 1, "a bool", "0 or 1")
+
+
+def _are_sizes(value: Any) -> bool:
+    if type(value) is not tuple or len(value) > _MAX_DIMS:
+        return False
+    return all(type(size) is int and 0 <= size <= _MAX_SIZE for size in value)
+
+
+def _expect(right: bool, what: str, expected: str) -> None:
+    if not right:
+        raise Unreadable(f"{what}: expected {expected}")
+
+
+def _torch() -> Any | None:
+    """The torch that this program has imported, if it has. Waits if another thread is importing it now."""
+    if sys.modules.get("torch") is None:
+        return None
+    import torch
+
+    return torch

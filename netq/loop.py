@@ -1,0 +1,165 @@
+"""One thread and one selector that own what they are told about. Knows nothing of netq.
+
+Any thread may `call`, `start` and `stop`; all else belongs to the loop's own thread (or to whoever makes the
+loop, before it starts). What it runs must not wait. An error that comes out of a function it runs is a bug in
+that function: the loop ends, and `crashed` is told.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+Ready = Callable[[int], None]
+_T = TypeVar("_T")
+
+
+class Timer:
+    """A call at a time to come."""
+
+    __slots__ = ("args", "function")
+
+    def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self.function: Callable[..., object] | None = function
+        self.args = args
+
+    def cancel(self) -> None:
+        """Do not call; harmless afterwards."""
+        self.function = None
+        self.args = ()
+
+
+class Loop:
+    """Runs calls, timers and what waits for sockets, one after the other, in one daemon thread."""
+
+    def __init__(self, name: str, crashed: Callable[[BaseException], object]) -> None:
+        self._crashed = crashed
+        self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._sequence = itertools.count()
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._wakee = socket.socketpair()
+        self._asleep = False
+        self._stop_by: float | None = None
+        self._over = False
+        for end in (self._waker, self._wakee):
+            end.setblocking(False)
+        self.watch(self._wakee, READ, self._drain)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin; what was called before is done first."""
+        self._thread.start()
+
+    def stop(self, within: float = 0.0) -> None:
+        """End as soon as nothing is watched any more, after `within` seconds at the latest."""
+        self.call(self._stop, within)
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the loop's thread."""
+        return threading.current_thread() is self._thread
+
+    def call(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits."""
+        self._calls.append((function, args))
+        if self._over:
+            self._run_calls()  # nobody else will: what is called after the end runs here, and finds all ended
+        elif self._asleep:
+            self._asleep = False
+            self._wake()
+
+    def ask(self, function: Callable[..., _T], *args: Any) -> _T:
+        """Run `function(*args)` in the loop's thread and return what it returns."""
+        if self.is_current:
+            return function(*args)
+        answer: Future[_T] = Future()
+        self.call(lambda: answer.set_result(function(*args)))
+        return answer.result()
+
+    def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
+        """Run `function(*args)` when time.monotonic() has reached `when`."""
+        timer = Timer(function, args)
+        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        return timer
+
+    def watch(self, file: socket.socket, events: int, ready: Ready) -> None:
+        """Run `ready(events)` whenever the socket is ready for any of `events`; replaces an earlier watch."""
+        try:
+            self._selector.modify(file, events, ready)
+        except KeyError:
+            self._selector.register(file, events, ready)
+
+    def forget(self, file: socket.socket) -> None:
+        """Watch the socket no more."""
+        self._selector.unregister(file)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended():
+                self._turn()
+        except BaseException as error:
+            self._crashed(error)
+        finally:
+            self._over = True
+            self._run_calls()
+            self._selector.close()
+            self._waker.close()
+            self._wakee.close()
+
+    def _turn(self) -> None:
+        self._asleep = True  # from here on, whoever calls wakes us; what was called before is seen below
+        timeout = 0.0 if self._calls else self._timeout()
+        ready = self._selector.select(timeout)
+        self._asleep = False
+        for key, mask in ready:
+            if self._selector.get_map().get(key.fd) is key:  # not forgotten, nor replaced, in this turn
+                key.data(mask)
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heapq.heappop(self._timers)[2]
+            if timer.function is not None:
+                timer.function(*timer.args)
+        for _ in range(len(self._calls)):
+            function, args = self._calls.popleft()
+            function(*args)
+
+    def _run_calls(self) -> None:
+        while self._calls:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                function, args = self._calls.popleft()
+                function(*args)
+
+    def _timeout(self) -> float | None:
+        times = [when for when in (self._stop_by, self._timers[0][0] if self._timers else None) if when is not None]
+        return max(0.0, min(times) - time.monotonic()) if times else None
+
+    def _stop(self, within: float) -> None:
+        self._stop_by = time.monotonic() + within
+
+    def _ended(self) -> bool:
+        if self._stop_by is None or self._calls:
+            return False
+        return len(self._selector.get_map()) == 1 or time.monotonic() >= self._stop_by
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is being woken already, or has ended
+            self._waker.send(b"\0")
+
+    def _drain(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakee.recv(4096)

@@ -1,0 +1,292 @@
+"""One peer, as its loop knows it: the session, the link that carries it at the moment, and what to do when
+there is none. All methods but `id` and `open` belong to the peer's loop.
+
+    attach ──► handle … handle ──► detach ──► (attach again | expire) ──► end
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from netq.connection import Acked, Event, Failed, Finished, Lost, Opened, Received
+from netq.delivery import Delivery
+from netq.errors import Closed, MessageTooLarge, NetqError, QueueFull
+from netq.inbox import Inbox, Item, Room
+from netq.lane import Outgoing, Receiver
+from netq.link import Link
+from netq.loop import Loop, Timer
+from netq.options import ConnectionOptions
+from netq.session import Session
+from netq.wire import OVERHEAD, Code, Greeting
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a communicator knows of one peer. Bytes are those of whole messages."""
+
+    connected: bool
+    address: str  # of the present or last link
+    absent: float  # seconds since the last link was lost; 0 while connected
+    queued: int  # messages that the peer has not acknowledged
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+    round_trip: float | None  # seconds, of the last heartbeat
+
+
+class House(Protocol):
+    """What a peer may ask of the communicator. Called in the peer's loop."""
+
+    def opened(self, peer: Peer, *, resumed: bool) -> None:
+        """Both have greeted."""
+
+    def finished(self, peer: Peer) -> None:
+        """No more messages will come from it."""
+
+    def detached(self, peer: Peer, error: Exception) -> None:
+        """It has no link any more."""
+
+    def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
+        """Its session is over."""
+
+
+class Peer:
+    """The session with one peer, and its link."""
+
+    def __init__(self, house: House, inbox: Inbox, loop: Loop, options: ConnectionOptions, session: Session) -> None:
+        self.loop = loop
+        self.session = session
+        self.over = False
+        self.link: Link | None = None
+        self._house = house
+        self._inbox = inbox
+        self._options = options
+        self._rooms: dict[Receiver, Room] = {}
+        self._flushing = False
+        self._absent_since = time.monotonic()
+        self._patience: Timer | None = None  # runs while there is no link
+        self._address = ""
+        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
+        self._round_trip: float | None = None
+
+    @property
+    def id(self) -> uuid.UUID | None:
+        """The peer's id; None while a client has not reached its server."""
+        return self.session.peer
+
+    @property
+    def open(self) -> bool:
+        """Whether messages may still be put."""
+        return not self.over and not self.session.closing
+
+    # What the user wants.
+
+    def send(self, message: Outgoing) -> None:
+        """Queue a message, or fail its future."""
+        if not self.open:
+            return _fail(message, Closed(self.id))
+        try:
+            self.session.put(message)
+        except (QueueFull, MessageTooLarge) as error:
+            return _fail(message, error)
+        return self._flush_soon()
+
+    def withdraw(self, message: Outgoing) -> None:
+        """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
+        message.claim()
+        self._flush_soon()
+
+    def freed(self, receiver: Receiver, cost: int) -> None:
+        """The user has taken messages."""
+        if self.session.taken(receiver, cost):
+            self._flush_soon()
+
+    def finish(self) -> None:
+        """Flush, say goodbye, end."""
+        self.session.closing = True
+        if self.link is not None:
+            self.handle(self.link, self.link.connection.close())
+            self._flush_soon()
+        else:
+            self._wait()
+
+    # What the link brings.
+
+    def attach(self, link: Link) -> None:
+        """Use this link; an older one is told why it is used no more."""
+        if self.link is not None:
+            self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
+        if self._patience is not None:
+            self._patience.cancel()
+        self.link = link
+        self._address = link.address
+        self._tick(link)
+
+    def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
+        """Answer a client's greeting on a new link."""
+        self.attach(link)
+        self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
+        self._flush_soon()
+
+    def handle(self, link: Link, events: Sequence[Event]) -> None:
+        """Do what the events of the link's connection ask for."""
+        items: list[Item] = []
+        for event in events:
+            match event:
+                case Received():
+                    items.append(self._item(event))
+                case Acked(message):
+                    self._acked(message)
+                case _:
+                    self._deliver(items)
+                    self._handle_rare(link, event)
+        self._deliver(items)
+
+    def detach(self, link: Link, error: Exception) -> None:
+        """The link is lost."""
+        link.connection.detach()
+        if self.link is link:
+            self.link = None
+            self._absent_since = time.monotonic()
+            self._wait()
+            if not self.over:
+                self._house.detached(self, error)
+
+    def end(self, error: Closed) -> None:
+        """The session is over: what is not delivered fails."""
+        if self.over:
+            return
+        self.over = True
+        undelivered = self.session.abandon()
+        for message in undelivered:
+            _fail(message, error)
+        if self._patience is not None:
+            self._patience.cancel()
+        if self.link is not None:
+            link, self.link = self.link, None
+            link.close()
+        self._house.ended(self, error, sum(not message.cancelled for message in undelivered))
+
+    def statistics(self) -> Statistics:
+        """Return the figures."""
+        link = self.link
+        connected = link is not None and link.connection.open
+        if link is not None and link.connection.round_trip is not None:
+            self._round_trip = link.connection.round_trip
+        return Statistics(
+            connected=connected,
+            address=self._address,
+            absent=0.0 if connected else time.monotonic() - self._absent_since,
+            queued=self.session.queued,
+            messages_in=self._messages_in,
+            messages_out=self._messages_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            round_trip=self._round_trip,
+        )
+
+    def _handle_rare(self, link: Link, event: Event) -> None:
+        match event:
+            case Opened(_, resumed):
+                if not resumed:
+                    self._rooms.clear()
+                self._house.opened(self, resumed=resumed)
+            case Failed(message, error):
+                _fail(message, error or Closed(self.id, "it began anew while this message was on its way"))
+            case Finished(_, over):
+                self._finished(link, over=over)
+            case Lost(error, code):
+                self._lost(link, error, code)
+
+    def _finished(self, link: Link, *, over: bool) -> None:
+        self._house.finished(self)
+        self.session.closing = True
+        if over:
+            self.end(Closed(self.id, "it has closed"))
+        else:
+            self.handle(link, link.connection.close())
+
+    def _lost(self, link: Link, error: Exception, code: Code) -> None:
+        if code is Code.SUPERSEDED:
+            self.end(Closed(self.id, str(error)))
+        elif self.link is link:
+            if isinstance(error, NetqError):
+                self._drop(link, Code.REFUSED, str(error))
+            else:
+                link.close()
+            self.detach(link, error)
+
+    def _drop(self, link: Link, code: Code, reason: str) -> None:
+        link.connection.detach()
+        link.connection.refuse(code, reason)
+        link.close()
+
+    def _wait(self) -> None:
+        """Without a link: wait for one, but not for ever."""
+        if self._patience is not None:
+            self._patience.cancel()
+        seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
+        if self.session.closing:
+            seconds, why = self._options.linger, "no link within {:g} s (linger) after close"
+        if self.session.closing and not self.session.queued:
+            self.end(Closed(self.id, "it has closed"))
+        elif not self.over:
+            error = Closed(self.id, why.format(seconds))
+            self._patience = self.loop.at(time.monotonic() + seconds, self.end, error)
+
+    def _tick(self, link: Link) -> None:
+        now = time.monotonic()
+        if self.link is link and now >= link.connection.deadline():
+            self.handle(link, link.connection.tick(now))
+            self._flush_soon()
+        if self.link is link and not link.connection.closed:
+            self.loop.at(link.connection.deadline(), self._tick, link)
+
+    def _item(self, event: Received) -> Item:
+        assert event.session.peer is not None
+        size = event.stream.nbytes
+        self._messages_in += 1
+        self._bytes_in += size
+        room = self._rooms.get(event.receiver)
+        if room is None:
+            freed = functools.partial(self.loop.call, self.freed, event.receiver)
+            room = self._rooms[event.receiver] = Room(freed, self._options.window // 8)
+        return Item(event.session.peer, event.stream, room, size + OVERHEAD)
+
+    def _deliver(self, items: list[Item]) -> None:
+        if items:
+            self._inbox.deliver(items)
+            items.clear()
+
+    def _acked(self, message: Outgoing) -> None:
+        if message.claim():
+            self._messages_out += 1
+            self._bytes_out += message.size
+            _delivery(message).set_result(None)
+
+    def _flush_soon(self) -> None:
+        """Flush once for all that is put in one turn of the loop."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        if self.link is not None:
+            self.link.flush()
+
+
+def _fail(message: Outgoing, error: NetqError) -> None:
+    if message.claim():
+        _delivery(message).set_exception(error)
+
+
+def _delivery(message: Outgoing) -> Delivery:
+    assert isinstance(message.owner, Delivery)
+    return message.owner

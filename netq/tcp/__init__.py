@@ -1,0 +1,1 @@
+"""TCP, plain or under TLS: one socket a link."""

@@ -1,0 +1,149 @@
+"""One socket, and the Connection whose bytes it moves. Lives in a loop; never waits, never retries."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+
+from netq.connection import Connection
+from netq.errors import SecurityError
+from netq.link import Owner
+from netq.loop import READ, WRITE, Loop
+from netq.memory import Buffer
+from netq.tcp.pipe import Pipe
+
+_BATCH = 1024 * 1024  # bytes taken from the connection at once
+_SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
+_READS = 16  # reads before the other sockets have their turn
+_PARTING = 1.0  # seconds to wait for the peer's end after ours
+
+
+class Link:
+    """Moves bytes between a connected socket and a connection."""
+
+    def __init__(self, owner: Owner, loop: Loop, pipe: Pipe, connection: Connection, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.peer: object | None = None
+        self._owner = owner
+        self._loop = loop
+        self._pipe = pipe
+        self._merge = owner.options.connection.put_merge
+        self._unsent: list[memoryview] = []
+        self._interest = 0
+        self._closing = self._gone = False
+        pipe.sock.setblocking(False)
+        pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._watch(READ)
+
+    def flush(self) -> None:
+        """Send until there is nothing to send, or the socket is full."""
+        if not self._gone and not self._interest & WRITE:
+            self._guarded(self._send)
+
+    def close(self) -> None:
+        """Send what the connection has left to say, then part: the peer must not lose it to a reset."""
+        if self._closing or self._gone:
+            return
+        self._closing = True
+        self._loop.at(time.monotonic() + _PARTING, self._go)
+        self.flush()
+        self._guarded(self._part)
+
+    def move(self, loop: Loop) -> None:
+        """Go on in another loop."""
+        self._loop.forget(self._pipe.sock)
+        self._loop, events = loop, self._interest
+        loop.call(loop.watch, self._pipe.sock, events, self._ready)
+
+    def _ready(self, mask: int) -> None:
+        if mask & READ:
+            self._guarded(self._discard if self._closing else self._receive)
+        if mask & WRITE:
+            self._watch(READ)
+        if not self._gone:
+            self._guarded(self._send)
+        if self._closing and not self._gone:
+            self._guarded(self._part)
+
+    def _receive(self) -> None:
+        for _ in range(_READS):
+            buffer = self.connection.buffer()
+            n = self._pipe.recv_into(buffer)
+            if n == 0:
+                raise ConnectionResetError("the peer hung up")
+            if events := self.connection.received(n, time.monotonic()):
+                self._owner.deliver(self, events)
+            if n < len(buffer) or self._closing:
+                return
+        self._loop.call(self._ready, READ)
+
+    def _send(self) -> None:
+        pipe = self._pipe
+        while pipe.push() and (self._unsent or self._fill()):
+            sent = pipe.send(self._unsent)
+            if sent == 0:
+                break
+            self._unsent = _skip(self._unsent, sent)
+        if pipe.blocked:
+            self._watch(READ | WRITE)
+
+    def _fill(self) -> bool:
+        self._unsent = _join(self.connection.to_send(_BATCH, time.monotonic()), self._merge)
+        return bool(self._unsent)
+
+    def _part(self) -> None:
+        if not self._unsent and not self._pipe.blocked:
+            self._pipe.finish()
+
+    def _discard(self) -> None:
+        while self._pipe.sock.recv(65536):
+            pass
+        self._go()
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Run a step; a broken socket is the end of the link."""
+        try:
+            step()
+        except BlockingIOError:
+            pass
+        except (OSError, SecurityError) as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        if self._gone:
+            return
+        with contextlib.suppress(OSError, SecurityError):
+            self._pipe.push()  # the alert that tells the peer why
+        self._go()
+        if not self._closing:
+            self._owner.lost(self, error)
+
+    def _go(self) -> None:
+        if not self._gone:
+            self._gone = True
+            self._loop.forget(self._pipe.sock)
+            self._pipe.sock.close()
+
+    def _watch(self, events: int) -> None:
+        if events != self._interest:
+            self._interest = events
+            self._loop.watch(self._pipe.sock, events, self._ready)
+
+
+def _join(buffers: list[Buffer], merge: bool) -> list[memoryview]:
+    """One buffer of many small ones; the caller's own where they are large."""
+    if merge and len(buffers) > 1 and sum([len(buffer) for buffer in buffers]) <= _SMALL:
+        return [memoryview(b"".join(buffers))]
+    return [memoryview(buffer) for buffer in buffers if len(buffer)]
+
+
+def _skip(buffers: list[memoryview], n: int) -> list[memoryview]:
+    """What is left when the first n bytes are gone."""
+    for i, buffer in enumerate(buffers):
+        if n < len(buffer):
+            return [buffer[n:], *buffers[i + 1 :]]
+        n -= len(buffer)
+    return []

@@ -1,0 +1,105 @@
+"""The listening side of TCP."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+
+from netq import core
+from netq.errors import AddressError
+from netq.link import Owner
+from netq.loop import READ, Loop
+from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.security.tls import server_side
+from netq.tcp.link import Link
+from netq.tcp.pipe import Pipe, Plain, Secure
+
+log = logging.getLogger("netq")
+
+_BACKLOG = 1024
+_ACCEPTS = 64  # connections accepted before the others have their turn
+_PAUSE = 1.0  # seconds, when the system has no descriptors left
+
+
+class Listener:
+    """A transport: accepts connections."""
+
+    def __init__(self, owner: Owner, loop: Loop) -> None:
+        security = owner.options.security
+        self.netloc = owner.options.netloc
+        self._owner = owner
+        self._loop = loop
+        self._tls = None if security is None else server_side(security)
+        self._sock: socket.socket | None = None
+
+    def open(self) -> None:
+        """Listen; raises AddressError."""
+        self._sock = _listen(self.netloc)
+        self.netloc = NetworkLocation(self.netloc.host, self._sock.getsockname()[1])
+        self._loop.watch(self._sock, READ, self._accept)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._sock is not None:
+            self._loop.forget(self._sock)
+            self._sock.close()
+            self._sock = None
+
+    def _accept(self, mask: int) -> None:
+        for _ in range(_ACCEPTS):
+            if self._sock is None:
+                return
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue  # it was gone before we looked
+            except OSError as error:
+                self._pause(error)
+                return
+            self._attach(sock, "{}:{}".format(*address[:2]))
+
+    def _attach(self, sock: socket.socket, address: str) -> None:
+        pipe: Pipe = Plain(sock) if self._tls is None else Secure(sock, self._tls())
+        self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
+
+    def _pause(self, error: OSError) -> None:
+        """The system has no descriptor or memory for another: those who knock wait in its queue."""
+        log.warning("%s:%s: no connection can be accepted for now: %s", *self.netloc, error)
+        if self._sock is not None:
+            self._loop.forget(self._sock)
+        self._loop.at(time.monotonic() + _PAUSE, self._resume)
+
+    def _resume(self) -> None:
+        if self._sock is not None:
+            self._loop.watch(self._sock, READ, self._accept)
+
+
+class Communicator(core.Communicator):
+    """A server on TCP. Raises AddressError, SecurityError."""
+
+    def __init__(self, options: CommunicatorOptions | None = None) -> None:
+        super().__init__(options, Purpose.SERVER, Listener)
+
+
+def _listen(netloc: NetworkLocation) -> socket.socket:
+    sock = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        why = error.strerror or str(error)
+        raise AddressError(
+            f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; choose another port, or 0 for a free one"
+        ) from error
+    return sock

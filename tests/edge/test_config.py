@@ -1,0 +1,204 @@
+"""The device's TOML file: what it gives when it is right, and what is said when it is not."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+from edge.config import KEYS
+from netq.errors import InvalidOption
+from netq.options import ConnectionOptions, NetworkLocation, Protocol
+
+SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
+ID = uuid.UUID("7a9c1f0e-52a4-4c1b-9d55-0a4f6a1d2b3c")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "device.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InvalidOption) as caught:
+        edge.Config.load(path)
+    return str(caught.value)
+
+
+def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
+    (tmp_path / "trusted.pem").write_text("PEM")
+    path = write(
+        tmp_path,
+        f"""
+        [server]
+        host = "aggregator.local"
+        port = 4433
+        protocol = "tcp"
+        [client]
+        id = "{ID}"
+        train = "numpy:mean"
+        evaluate = "numpy:linalg.norm"
+        [security]
+        certificate = "trusted.pem"
+        [connection]
+        heartbeat = 5
+        put_merge = false
+        [settings]
+        partition = 3
+        field = {{ name = "north" }}
+        """,
+    )
+    config = edge.Config.load(path)
+    assert config.protocol is Protocol.TCP
+    functions: tuple[Any, Any] = (config.train, config.evaluate)
+    assert functions == (np.mean, np.linalg.norm)
+    assert config.settings == {"partition": 3, "field": {"name": "north"}}
+    options = config.options()
+    assert options.id == ID
+    assert options.netloc == NetworkLocation("aggregator.local", 4433)
+    assert options.connection == ConnectionOptions(heartbeat=5, put_merge=False)
+    assert options.security is not None
+    assert options.security.key is None
+    assert options.security.certificate == tmp_path / "trusted.pem"
+
+
+def test_the_least_file_needs_only_the_server(tmp_path: Path) -> None:
+    config = edge.Config.load(write(tmp_path, SERVER))
+    assert (config.train, config.evaluate, config.settings) == (None, None, {})
+    assert config.options().security is None
+    assert config.options().connection == ConnectionOptions()
+
+
+def test_without_an_id_each_device_is_another(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVER)
+    assert edge.Config.load(path).id != edge.Config.load(path).id
+
+
+def test_an_empty_security_table_trusts_the_systems_certificates(tmp_path: Path) -> None:
+    security = edge.Config.load(write(tmp_path, SERVER + "[security]\n")).options().security
+    assert security is not None
+    assert security.certificate is None
+
+
+def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
+    lines = [f"{key} = {str(getattr(ConnectionOptions(), key)).lower()}" for key in KEYS["connection"] or ()]
+    config = edge.Config.load(write(tmp_path, SERVER + "[connection]\n" + "\n".join(lines)))
+    assert len(lines) > 5
+    assert config.connection == ConnectionOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expectation"),
+    [
+        ("[server\n", "line 1", "correct it there"),
+        ("[sever]\n", "[sever]", "did you mean [server]?"),
+        ("[banana]\n", "[banana]", "expected one of [server], [client]"),
+        ('server = "10.0.0.1"\n', "server: ", "expected a table"),
+        ("[server]\nprot = 1\n", "server.prot: ", "did you mean server.port?"),
+        ("[security]\nkey_of_the_house = 1\n", "security.key_of_the_house", "expected one of security.certificate"),
+        ("[server]\nport = 1\n", "server.host: missing", "the server's name"),
+        ("[server]\nhost = 1\nport = 1\n", "server.host: 1", "the server's name"),
+        ('[server]\nhost = "a"\n', "server.port: missing", "a whole number from 1 to 65535"),
+        ('[server]\nhost = "a"\nport = "1"\n', "server.port: '1'", "a whole number from 1 to 65535"),
+        ('[server]\nhost = "a"\nport = true\n', "server.port: True", "a whole number from 1 to 65535"),
+        ('[server]\nhost = "a"\nport = 65536\n', "server.port: 65536", "a whole number from 1 to 65535"),
+        (SERVER + 'protocol = "pigeon"\n', "server.protocol: 'pigeon'", 'expected "tcp"'),
+        (SERVER + "protocol = [1]\n", "server.protocol: [1]", 'expected "tcp"'),
+        (SERVER + '[client]\nid = "7a9c"\n', "client.id: '7a9c'", "expected a UUID"),
+        (SERVER + "[client]\nid = 7\n", "client.id: 7", "expected a UUID"),
+        (SERVER + "[client]\ntrain = 7\n", "client.train: 7", 'expected "module:function"'),
+        (SERVER + '[client]\ntrain = "numpy"\n', "client.train: 'numpy'", 'expected "module:function"'),
+        (SERVER + '[client]\ntrain = ":mean"\n', "client.train: ':mean'", 'expected "module:function"'),
+        (SERVER + '[client]\ntrain = "nunpy:mean"\n', "client.train: 'nunpy:mean'", "No module named 'nunpy'"),
+        (SERVER + '[client]\nevaluate = "numpy:meen"\n', "client.evaluate: 'numpy:meen'", "did you mean mean?"),
+        (SERVER + '[client]\ntrain = "numpy:qqqqqq"\n', "client.train: 'numpy:qqqqqq'", "define it in"),
+        (SERVER + '[client]\ntrain = "numpy:pi"\n', "client.train: 'numpy:pi'", "pi is a float"),
+        (SERVER + "[security]\ncertificate = 1\n", "security.certificate: 1", "the path of a PEM file"),
+        (SERVER + '[security]\ncertificate = "no.pem"\n', "security.certificate: 'no.pem'", "the path of a PEM file"),
+        (SERVER + "[connection]\nheartbeat = -1\n", "connection.heartbeat: -1", "expected seconds, more than 0"),
+        (SERVER + '[connection]\nwindow = "big"\n', "connection.window: 'big'", "expected a whole number"),
+        (SERVER + "[connection]\nretry_max = 0.01\n", "connection.retry_max: 0.01", "at least retry_min"),
+        (SERVER + "[connection]\nheartbeet = 1\n", "connection.heartbeet", "did you mean connection.heartbeat?"),
+    ],
+)
+def test_a_mistake_is_named_with_file_and_key_and_what_was_expected(
+    tmp_path: Path, text: str, key: str, expectation: str
+) -> None:
+    path = write(tmp_path, text)
+    message = refusal(path)
+    assert message.startswith(f"{path}: ")
+    assert key in message
+    assert expectation in message
+    assert "\n" not in message
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    assert refusal(path) == f"{path}: no such file; give the path of the device's TOML file"
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read")
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    path.write_bytes(b'[server]\nhost = "\xe9"\n')
+    assert refusal(path) == f"{path}: not UTF-8 at byte 17; save it as UTF-8 text"
+
+
+def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_training.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = refusal(write(tmp_path, SERVER + '[client]\ntrain = "broken_training:train"\n'))
+    assert "client.train: 'broken_training:train'" in message
+    assert "ZeroDivisionError: division by zero" in message
+
+
+def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "edge", *arguments], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('[server]\nhost = "a"\n', "server.port: missing; expected a whole number from 1 to 65535, as in 51966"),
+        (SERVER, 'client.train: missing; expected "module:function", as in "farm.training:train"'),
+    ],
+)
+def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, line: str) -> None:
+    path = write(tmp_path, text)
+    done = run_edge(str(path))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"edge: {path}: {line}\n"
+
+
+def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
+    done = run_edge("--verbose", str(write(tmp_path, '[server]\nhost = "a"\n')))
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
+
+
+def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
+        server = f'[server]\nhost = "127.0.0.1"\nport = {nobody.getsockname()[1]}\n'
+        path = write(tmp_path, server + '[client]\ntrain = "numpy:mean"\n')
+        with subprocess.Popen([sys.executable, "-m", "edge", str(path)], stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            lines = [process.stderr.readline() for _ in range(2)]
+            process.terminate()
+            _, rest = process.communicate(timeout=60)
+    assert "INFO edge: device " in lines[0]
+    assert "WARNING netq" in lines[1]
+    assert "Traceback" not in rest
+    assert process.returncode == 0
