@@ -105,8 +105,9 @@ class Loop:
             self._selector.register(file, events, ready)
 
     def forget(self, file: socket.socket) -> None:
-        """Watch the socket no more."""
-        self._selector.unregister(file)
+        """Watch the socket no more; harmless if it is not watched."""
+        with contextlib.suppress(KeyError):
+            self._selector.unregister(file)
 
     def _run(self) -> None:
         try:

@@ -95,8 +95,7 @@ class Connector:
             self._timer.cancel()
             self._timer = None
         if self._sock is not None:
-            with contextlib.suppress(KeyError):  # not watched yet
-                self._loop.forget(self._sock)
+            self._loop.forget(self._sock)
             self._sock.close()
             self._sock = None
 
