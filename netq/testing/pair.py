@@ -222,6 +222,7 @@ class LossyPair:
         resumed = end.session is not None and end.session.token == greeting.token
         if not resumed:
             end.session = Session(greeting.token, end.options, end.memory)
+            end.over = False
         assert end.session is not None
         return end.connection.accept(end.session, greeting, resumed=resumed, now=self.now)
 

@@ -17,7 +17,7 @@ STEPS = (1, 2, 7, 1000)
 CLAIMED = 14_000  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
 HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
-FRAMES = 3  # headers that a cut may cost beside: of the frame it hit, of the rest of that chunk, of an ACK said twice
+FRAMES = 1  # headers that a cut costs beside, at most: that of the rest of the chunk that it hit
 CANCELLED = 72  # bytes of the message that is cancelled when a part of it has left; no other is as long
 
 made: collections.Counter[str] = collections.Counter()  # cuts, by test
@@ -102,7 +102,9 @@ class Conversation:
             for data in link:
                 for size, count in messages(data):
                     arrived[size == CANCELLED] += count
-        assert arrived[False] == sum(len(m) for lanes in self.expected.values() for lane in lanes.values() for m in lane)
+        assert arrived[False] == sum(
+            len(m) for lanes in self.expected.values() for lane in lanes.values() for m in lane
+        )
         assert arrived[True] <= CANCELLED
 
 
@@ -145,3 +147,51 @@ def cut_everywhere(
 @pytest.mark.parametrize("step", STEPS)
 def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
     cut_everywhere("one", narrow(merge), step)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("step", [7, 1000])
+def test_one_cut_at_every_byte_with_messages_on_their_way(step: int, merge: bool) -> None:
+    cut_everywhere("wide", wide(merge), step)
+
+
+@pytest.mark.parametrize("close", [close_server, close_both])
+@pytest.mark.parametrize("step", STEPS)
+def test_one_cut_at_every_byte_of_the_end(step: int, close: Callable[[LossyPair], None]) -> None:
+    cut_everywhere("end", narrow(True), step, close, tail=200)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_two_cuts(step: int, merge: bool) -> None:
+    options = narrow(merge)
+    whole = converse(options, step).moved
+    chance = random.Random(step)
+    for _ in range(125):
+        first = chance.randrange(1, whole)
+        second = first + chance.randrange(1, whole - first + HANDSHAKE)
+        pair = converse(options, step, first, second)
+        made["two"] += len(pair.links) - 1
+        assert pair.moved <= whole + 2 * (HANDSHAKE + FRAMES * HEADER.size)
+
+
+def test_a_cut_in_the_very_last_frame_leaves_a_session_to_its_timeout() -> None:
+    """The client has said all and heard all; that the server heard it, nobody can tell it any more."""
+    options = narrow(True)
+    whole = converse(options, 1000, close=close_server).moved
+    pair = converse(options, 1000, whole - 1, close=close_server)
+    assert len(pair.links) == 1
+
+
+@pytest.fixture
+def whole_module(request: pytest.FixtureRequest) -> None:
+    mine = [item for item in request.session.items if item.path == request.path]
+    if len(mine) < 27:
+        pytest.skip("counts the cuts of the whole module, of which only a part was selected")
+
+
+@pytest.mark.usefixtures("whole_module")
+def test_so_many_cuts_were_made(record_property: Callable[[str, object], None]) -> None:
+    record_property("cuts", dict(made))
+    print(f"{made.total()} cuts: {dict(made)}")
+    assert made.total() >= CLAIMED
