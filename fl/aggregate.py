@@ -169,7 +169,7 @@ def _specs(like: Model) -> dict[str, _Spec]:
 
 
 def _spec(name: str, tensor: Any) -> _Spec:
-    if isinstance(tensor, np.ndarray):
+    if isinstance(tensor, (np.ndarray, np.generic)):  # arithmetic makes scalars of 0-d arrays
         dtype = tensor.dtype
         return _Spec(tensor.shape, dtype.name if dtype.isnative else dtype.str, None)
     if _is_torch(tensor):
@@ -205,8 +205,8 @@ def _sources(model: Model, specs: Mapping[str, _Spec]) -> Iterator[tuple[str, _S
 
 def _bits(tensor: Any) -> NDArray[Any]:
     """The memory of a tensor as an array of its shape and strides, uncopied if it lies on the CPU."""
-    if isinstance(tensor, np.ndarray):
-        return tensor
+    if isinstance(tensor, (np.ndarray, np.generic)):
+        return np.asarray(tensor)
     torch = sys.modules["torch"]
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
     if str(dense.dtype).removeprefix("torch.") in _TORCH_ONLY:
@@ -279,7 +279,7 @@ def _restore(mean: NDArray[Any], spec: _Spec, scratch: _Scratch) -> Any:
 
 def _narrow(mean: NDArray[Any], dtype: np.dtype[Any], scratch: _Scratch) -> NDArray[Any]:
     if dtype.kind == "b":
-        return np.greater(mean, 0.5)
+        return mean > 0.5
     if dtype.kind in "iu":
         return _round(mean, dtype, scratch)
     narrow: NDArray[Any] = mean.astype(dtype)

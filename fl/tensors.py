@@ -61,7 +61,8 @@ class Storage:
     __slots__ = ("__weakref__", "found", "memory", "untyped")
 
     def __init__(self, memory: Any) -> None:
-        self.memory = memoryview(memory)
+        # An array as it is: exporters of exporters (a memoryview's memoryview) do not outlive the garbage collector.
+        self.memory: Any = memory if type(memory) is np.ndarray else memoryview(memory)
         self.found: dict[Hashable, Any] = {}  # what was loaded from here: the same again is the same object
         self.untyped: Any = None  # torch's face of `memory`, so that torch too sees what is tied
 
@@ -174,21 +175,15 @@ def _dump_torch(torch: Any, tensor: Any, kind: str) -> Any | None:
     shape = tuple(tensor.shape)
     source = tensor.detach().resolve_conj().resolve_neg()
     strides: Strides = None
-    if not source.is_contiguous():
+    if not source.is_contiguous() or (1 in shape and source.numel()):  # torch reads formats in strides of size 1 too
         strides = _dense(shape, source.stride())
         if strides is None:
             source = source.contiguous()
     nbytes = source.numel() * source.itemsize
     if len(shape) > _MAX_DIMS or (nbytes and not source.data_ptr()):
         return None
-    return (
-        kind,
-        _storage(str(source.device), source.data_ptr(), nbytes, source),
-        name,
-        shape,
-        strides,
-        tensor.requires_grad,
-    )
+    storage = _storage(str(source.device), source.data_ptr(), nbytes, source)
+    return kind, storage, name, shape, strides, tensor.requires_grad
 
 
 def _storage(device: str, address: int, nbytes: int, owner: Any) -> Storage:

@@ -29,7 +29,7 @@ from netq.errors import NetqError, ProtocolError
 from netq.lane import Outgoing, Receiver
 from netq.memory import Buffer
 from netq.options import ConnectionOptions
-from netq.session import Session
+from netq.session import Session, following
 from netq.utils.stream import Stream
 from netq.wire import (
     ANSWER,
@@ -244,11 +244,12 @@ class Connection:
         self._heard = now
         events: list[Event] = []
         try:
-            self._open(greeting, events, resumed=resumed)
+            heard = resumed and session.heard(greeting)
+            self._open(greeting, following(greeting.epoch), events, resumed=heard, known=resumed)
         except ProtocolError as error:
             self._lose(error, events)
         else:
-            self._control.append(session.greeting(self._id, resume=resumed).frame().whole())
+            self._control.append(session.greeting(self._id, resume=heard).frame().whole())
         self._finish(events)
         return events
 
@@ -286,9 +287,10 @@ class Connection:
             self.state = State.GREETED
             events.append(Hello(greeting))
         else:
-            self._open(greeting, events, resumed=greeting.resume and self.session.begun)
+            self._open(greeting, greeting.epoch, events, resumed=greeting.resume, known=greeting.resume)
 
-    def _open(self, greeting: Greeting, events: list[Event], *, resumed: bool) -> None:
+    def _open(self, greeting: Greeting, epoch: int, events: list[Event], *, resumed: bool, known: bool) -> None:
+        """Go on with the session or begin it; `known`: its user has been told of it before."""
         session = self._session
         if resumed:
             acked = session.resume(greeting)
@@ -296,8 +298,8 @@ class Connection:
             events += [Acked(message) for message in acked]
         else:
             events += [Failed(message, None) for message in (session.restart() if session.begun else ())]
-            events.append(Opened(session, resumed=False))
-            events += [Failed(message, error) for message, error in session.begin(greeting)]
+            events.append(Opened(session, resumed=known))
+            events += [Failed(message, error) for message, error in session.begin(greeting, epoch)]
         self._patience = max(self._options.heartbeat, greeting.heartbeat / 1000) * self._options.misses
         self.state = State.CLOSING if session.closing else State.OPEN
 

@@ -71,17 +71,18 @@ class Communicator:
         self._trouble = ""  # what the log has been told of
         if not self._is_server:
             self._peers = {None: self._new_peer(secrets.token_bytes(16))}
-        self._transport = transport(self, self._home)
         try:
+            self._transport = transport(self, self._home)
             self._transport.open()
         except BaseException:
             for loop in self._loops:
                 loop.stop()
-            raise
-        finally:
-            for loop in self._loops:
-                self._age(loop)
                 loop.start()
+                loop.join()
+            raise
+        for loop in self._loops:
+            self._age(loop)
+            loop.start()
         atexit.register(self.close, self.options.connection.linger)
 
     # For users, in any thread.
@@ -173,7 +174,7 @@ class Communicator:
     def _put(self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None) -> Delivery:
         delivery = Delivery(id)
         if peer is None:
-            delivery.set_exception(Closed(id, "there is no session with this peer"))
+            delivery.settle(Closed(id, "there is no session with this peer"))
             return delivery
         message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel)
         delivery.withdraw = functools.partial(peer.loop.call, peer.withdraw, message)
@@ -184,8 +185,8 @@ class Communicator:
 
     def connect(self) -> Connection:
         """Return a connection for a new link: a client's speaks for its session."""
-        session = None if self._is_server else self._peers[None].session
-        return Connection(self.id, self.options.connection, time.monotonic(), session)
+        peer = self._peers.get(None)  # none: a server's link has not said whose it is, and a closed client has no more
+        return Connection(self.id, self.options.connection, time.monotonic(), None if peer is None else peer.session)
 
     def attach(self, link: Link) -> None:
         """Use a new link: a client's at once, a server's when it has said who it is."""
@@ -204,12 +205,11 @@ class Communicator:
         if isinstance(link.peer, Peer):
             link.peer.handle(link, events)
             return
-        for event in events:
-            match event:
-                case Hello(greeting):
-                    self._hello(link, greeting)
-                case Lost(error):
-                    self._refuse(link, str(error))
+        match events[-1]:  # a Hello that a Lost follows wants no answer
+            case Hello(greeting):
+                self._home.call(self._hello, link, greeting)  # not now: the link may move, and is at work
+            case Lost(error):
+                self._refuse(link, str(error))
 
     def lost(self, link: Link | None, error: Exception) -> None:
         """Let a link go; a client tries again."""
@@ -230,6 +230,11 @@ class Communicator:
         if not resumed and peer.id is not None:
             self._inbox.begin(peer.id)
             self._tell(self.options.events.ini, peer.id)
+
+    def forgotten(self, id: uuid.UUID) -> None:
+        """Tell the user that the session of before is over."""
+        self._inbox.finish(id, Closed(id, "it began anew"))
+        self._tell(self.options.events.fin, id)
 
     def finished(self, peer: Peer) -> None:
         """No more messages come: whoever waits for some learns it."""
@@ -253,7 +258,7 @@ class Communicator:
     # In the first loop.
 
     def _new_peer(self, token: bytes) -> Peer:
-        loop = next(self._turn)
+        loop = next(self._turn) if self._is_server else self._home
         session = Session(token, self.options.connection, self._memories[loop])
         return Peer(self, self._inbox, loop, self.options.connection, session)
 
@@ -264,12 +269,14 @@ class Communicator:
 
     def _watch(self, link: Link) -> None:
         """Cut a link that does not say in time who it is."""
-        if link in self._strangers:
-            self.deliver(link, link.connection.tick(time.monotonic()))
+        if link in self._strangers and (events := link.connection.tick(time.monotonic())):
+            self.deliver(link, events)
         if link in self._strangers:
             self._home.at(link.connection.deadline(), self._watch, link)
 
     def _hello(self, link: Link, greeting: Greeting) -> None:
+        if link not in self._strangers:
+            return None  # lost meanwhile
         peer = self._peers.get(greeting.id)
         same = peer is not None and secrets.compare_digest(peer.session.token, greeting.token)
         if greeting.id == self.id:
@@ -339,7 +346,10 @@ class Communicator:
             self._tell(self.options.events.fin, peer.id)
         if not self._is_server and not peer.session.closing:
             self._peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
-        elif self._closing and not self._peers:
+            return
+        if not self._is_server:
+            self._inbox.close(error)
+        if self._closing and not self._peers:
             self._gone.set()
 
     def _close(self) -> None:

@@ -6,9 +6,8 @@ and is done when all of them are.
 
 from __future__ import annotations
 
-import itertools
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 
@@ -22,22 +21,36 @@ class Delivery(Future[None]):
     def __init__(self, peer: uuid.UUID | None, futures: Sequence[Delivery] = ()) -> None:
         super().__init__()
         self.peer = peer
-        self.futures: tuple[Delivery, ...] = tuple(futures) or (self,)
         self.withdraw: Callable[[], object] | None = None  # what the communicator does when this is cancelled
+        self._futures = tuple(futures)
+        self._whole: tuple[Delivery, Iterator[int]] | None = None  # what this is a part of, and who counts the parts
+
+    @property
+    def futures(self) -> tuple[Delivery, ...]:
+        """One for each peer; for a message to one peer, this."""
+        return self._futures or (self,)
 
     def cancel(self) -> bool:
         """Take the message back; True if the peer (if all of them) will never see it.
 
         Possible until the last of its bytes has left. Its memory is free again at once.
         """
-        if self.futures != (self,):
-            cancelled = [future.cancel() for future in self.futures]  # each, whatever became of the others
+        if self._futures:
+            cancelled = [future.cancel() for future in self._futures]  # each, whatever became of the others
             return all(cancelled)
         if not super().cancel():
             return False
         if self.withdraw is not None:
             self.withdraw()
         return True
+
+    def settle(self, error: Exception | None = None) -> None:
+        """Be done. Only the communicator calls this, once, unless it was cancelled."""
+        self.withdraw = None  # it holds the message, and its memory
+        if error is None:
+            self.set_result(None)
+        else:
+            self.set_exception(error)
 
 
 def gather(futures: Sequence[Delivery]) -> Delivery:
@@ -46,25 +59,27 @@ def gather(futures: Sequence[Delivery]) -> Delivery:
         return futures[0]
     whole = Delivery(None, futures)
     if not futures:
-        whole.set_result(None)
-    count = itertools.count(1)  # next() is atomic: just one thread sees the last number
-
-    def done(_: Future[None]) -> None:
-        if next(count) == len(futures):
-            _settle(whole, futures)
-
+        whole.settle()
+    numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: just one thread gets the 0
     for future in futures:
-        future.add_done_callback(done)
+        future._whole = whole, numbers
+        future.add_done_callback(_part_done)
     return whole
 
 
-def _settle(whole: Delivery, futures: Sequence[Delivery]) -> None:
-    if all(future.cancelled() for future in futures):
+def _part_done(part: Future[None]) -> None:
+    assert isinstance(part, Delivery)
+    assert part._whole is not None
+    whole, numbers = part._whole
+    part._whole = None
+    if next(numbers) == 0:
+        _conclude(whole)
+
+
+def _conclude(whole: Delivery) -> None:
+    if all(future.cancelled() for future in whole.futures):
         Future.cancel(whole)
         whole.set_running_or_notify_cancel()
         return
-    errors = [error for future in futures if not future.cancelled() and (error := future.exception())]
-    if errors:
-        whole.set_exception(errors[0])
-    else:
-        whole.set_result(None)
+    errors = [error for future in whole.futures if not future.cancelled() and (error := future.exception())]
+    whole.settle(errors[0] if errors else None)  # type: ignore[arg-type]

@@ -134,6 +134,10 @@ class Sender:
         self.limit = cursor.limit
         return gone
 
+    def rewind(self) -> None:
+        """Count what is not acknowledged as not sent."""
+        self._number, self._offset = self._next - len(self._unacked), 0
+
     def unsent(self) -> list[Outgoing]:
         """The messages of which no byte has left."""
         first = self._number + (self._offset > 0)

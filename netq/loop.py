@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 Ready = Callable[[int], None]
@@ -84,11 +84,11 @@ class Loop:
             self._wake()
 
     def ask(self, function: Callable[..., _T], *args: Any) -> _T:
-        """Run `function(*args)` in the loop's thread and return what it returns."""
+        """Run `function(*args)` in the loop's thread and return what it returns, or raise what it raises."""
         if self.is_current:
             return function(*args)
         answer: Future[_T] = Future()
-        self.call(lambda: answer.set_result(function(*args)))
+        self.call(_answer, answer, function, *args)
         return answer.result()
 
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
@@ -106,7 +106,7 @@ class Loop:
 
     def forget(self, file: socket.socket) -> None:
         """Watch the socket no more; harmless if it is not watched."""
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed already
             self._selector.unregister(file)
 
     def _run(self) -> None:
@@ -118,9 +118,10 @@ class Loop:
         finally:
             self._over = True
             self._run_calls()
+            for key in list(self._selector.get_map().values()):
+                cast(socket.socket, key.fileobj).close()  # nobody else will
             self._selector.close()
             self._waker.close()
-            self._wakee.close()
 
     def _turn(self) -> None:
         self._asleep = True  # from here on, whoever calls wakes us; what was called before is seen below
@@ -141,9 +142,14 @@ class Loop:
 
     def _run_calls(self) -> None:
         while self._calls:
-            with contextlib.suppress(IndexError):  # another thread was faster
+            try:
                 function, args = self._calls.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
                 function(*args)
+            except Exception as error:  # the next must run all the same: somebody may wait for it
+                self._crashed(error)
 
     def _timeout(self) -> float | None:
         times = [when for when in (self._stop_by, self._timers[0][0] if self._timers else None) if when is not None]
@@ -164,3 +170,10 @@ class Loop:
     def _drain(self, mask: int) -> None:
         with contextlib.suppress(BlockingIOError):
             self._wakee.recv(4096)
+
+
+def _answer(answer: Future[_T], function: Callable[..., _T], *args: Any) -> None:
+    try:
+        answer.set_result(function(*args))
+    except Exception as error:
+        answer.set_exception(error)

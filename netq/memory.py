@@ -98,6 +98,6 @@ def _small(size: int) -> memoryview:
 
 def _map(size: int) -> mmap.mmap:
     try:
-        return mmap.mmap(-1, size)
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

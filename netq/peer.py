@@ -46,6 +46,9 @@ class House(Protocol):
     def opened(self, peer: Peer, *, resumed: bool) -> None:
         """Both have greeted."""
 
+    def forgotten(self, id: uuid.UUID) -> None:
+        """The peer knows nothing of the session that it had under this id."""
+
     def finished(self, peer: Peer) -> None:
         """No more messages will come from it."""
 
@@ -70,7 +73,9 @@ class Peer:
         self._rooms: dict[Receiver, Room] = {}
         self._flushing = False
         self._absent_since = time.monotonic()
-        self._patience: Timer | None = None  # runs while there is no link
+        self._patience: Timer | None = None  # runs while no link is open
+        self._clock: Timer | None = None  # of the link
+        self._known: uuid.UUID | None = None  # the id that the user has been told of
         self._address = ""
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
         self._round_trip: float | None = None
@@ -100,6 +105,7 @@ class Peer:
     def withdraw(self, message: Outgoing) -> None:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
         message.claim()
+        _delivery(message).withdraw = None
         self._flush_soon()
 
     def freed(self, receiver: Receiver, cost: int) -> None:
@@ -110,7 +116,7 @@ class Peer:
     def finish(self) -> None:
         """Flush, say goodbye, end."""
         self.session.closing = True
-        if self.link is not None:
+        if self.link is not None and self.link.connection.open:
             self.handle(self.link, self.link.connection.close())
             self._flush_soon()
         else:
@@ -122,17 +128,17 @@ class Peer:
         """Use this link; an older one is told why it is used no more."""
         if self.link is not None:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
-        if self._patience is not None:
-            self._patience.cancel()
         self.link = link
         self._address = link.address
         self._tick(link)
 
     def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
         """Answer a client's greeting on a new link."""
+        if self.over:
+            return self._drop(link, Code.REFUSED, "the session has just ended")
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
-        self._flush_soon()
+        return self._flush_soon()
 
     def handle(self, link: Link, events: Sequence[Event]) -> None:
         """Do what the events of the link's connection ask for."""
@@ -153,8 +159,9 @@ class Peer:
         link.connection.detach()
         if self.link is link:
             self.link = None
-            self._absent_since = time.monotonic()
-            self._wait()
+            if self._patience is None:  # it was open; if not, the time runs on
+                self._absent_since = time.monotonic()
+                self._wait()
             if not self.over:
                 self._house.detached(self, error)
 
@@ -171,6 +178,8 @@ class Peer:
         if self.link is not None:
             link, self.link = self.link, None
             link.close()
+            if not self.session.closing:
+                self._house.detached(self, error)
         self._house.ended(self, error, sum(not message.cancelled for message in undelivered))
 
     def statistics(self) -> Statistics:
@@ -194,15 +203,25 @@ class Peer:
     def _handle_rare(self, link: Link, event: Event) -> None:
         match event:
             case Opened(_, resumed):
-                if not resumed:
-                    self._rooms.clear()
-                self._house.opened(self, resumed=resumed)
+                self._opened(link, resumed=resumed)
             case Failed(message, error):
-                _fail(message, error or Closed(self.id, "it began anew while this message was on its way"))
+                _fail(message, error or Closed(self._known, "it began anew while this message was on its way"))
             case Finished(_, over):
                 self._finished(link, over=over)
             case Lost(error, code):
                 self._lost(link, error, code)
+
+    def _opened(self, link: Link, *, resumed: bool) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self._tick(link)  # from now on by the heartbeat
+        if not resumed:
+            self._rooms.clear()
+            if self._known is not None:
+                self._house.forgotten(self._known)
+        self._known = self.id
+        self._house.opened(self, resumed=resumed)
 
     def _finished(self, link: Link, *, over: bool) -> None:
         self._house.finished(self)
@@ -214,6 +233,7 @@ class Peer:
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
         if code is Code.SUPERSEDED:
+            self.session.closing = True  # another has the session now: to come back would be a quarrel without end
             self.end(Closed(self.id, str(error)))
         elif self.link is link:
             if isinstance(error, NetqError):
@@ -246,7 +266,9 @@ class Peer:
             self.handle(link, link.connection.tick(now))
             self._flush_soon()
         if self.link is link and not link.connection.closed:
-            self.loop.at(link.connection.deadline(), self._tick, link)
+            if self._clock is not None:
+                self._clock.cancel()
+            self._clock = self.loop.at(link.connection.deadline(), self._tick, link)
 
     def _item(self, event: Received) -> Item:
         assert event.session.peer is not None
@@ -268,7 +290,7 @@ class Peer:
         if message.claim():
             self._messages_out += 1
             self._bytes_out += message.size
-            _delivery(message).set_result(None)
+            _delivery(message).settle()
 
     def _flush_soon(self) -> None:
         """Flush once for all that is put in one turn of the loop."""
@@ -283,8 +305,8 @@ class Peer:
 
 
 def _fail(message: Outgoing, error: NetqError) -> None:
-    if message.claim():
-        _delivery(message).set_exception(error)
+    if message.claim() or _delivery(message).running():  # running: claimed by the session, and dropped
+        _delivery(message).settle(error)
 
 
 def _delivery(message: Outgoing) -> Delivery:

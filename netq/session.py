@@ -20,6 +20,11 @@ from netq.utils.stream import Stream
 from netq.wire import LANES, Cursor, Frame, Greeting, Kind
 
 
+def following(epoch: int) -> int:
+    """Return the epoch in which a server begins a session that the client has known in `epoch`; never 0."""
+    return epoch % (2**32 - 1) + 1
+
+
 class Session:
     """What two peers have said to each other, and have yet to say."""
 
@@ -29,6 +34,7 @@ class Session:
         self.closing = False  # we shall send no more
         self.peer_closed = False  # the peer has said FIN
         self.begun = False  # the peer has known it
+        self.epoch = 0  # how often it has begun: a server that forgot it begins it again
         self._options = options
         self._memory = memory
         self._senders: dict[int, Sender] = {}
@@ -134,19 +140,34 @@ class Session:
         cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
         self._acks.clear()
         heartbeat = int(min(max(options.heartbeat * 1000, 1), 2**32 - 1))
-        return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume)
+        return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume, self.epoch)
 
-    def begin(self, greeting: Greeting) -> list[tuple[Outgoing, NetqError]]:
+    def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:
         """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
         self._hear(greeting)
+        self.epoch = epoch
         for sender in self._senders.values():
             sender.limit = greeting.window
         return self._reject()
 
+    def heard(self, greeting: Greeting) -> bool:
+        """Return whether the client has heard of the beginning of this session; raises ProtocolError.
+
+        If not, our INI was lost: then nothing that we sent has been received, and all will be sent again.
+        """
+        if greeting.epoch == self.epoch:
+            return True
+        if following(greeting.epoch) != self.epoch:
+            raise ProtocolError(f"the client goes on with epoch {greeting.epoch} of a session in epoch {self.epoch}")
+        for sender in self._senders.values():
+            sender.rewind()
+        return False
+
     def resume(self, greeting: Greeting) -> list[Outgoing]:
         """Go on where the peer says it stands. Return what it acknowledges; raises ProtocolError."""
-        if self.peer not in (None, greeting.id):
-            raise ProtocolError(f"{greeting.id} goes on with a session of {self.peer}")
+        if self.peer not in (None, greeting.id) or greeting.epoch != self.epoch:
+            theirs, ours = (greeting.id, greeting.epoch), (self.peer, self.epoch)
+            raise ProtocolError("{}, epoch {}, goes on with a session of {}, epoch {}".format(*theirs, *ours))
         stands = {lane: Cursor(lane, 0, 0, greeting.window) for lane in self._senders}
         stands |= {cursor.lane: cursor for cursor in greeting.cursors}
         for lane, cursor in stands.items():  # all, before anything is believed

@@ -23,9 +23,11 @@ POSITIONS = 2**63  # a lane's positions stay below: some millennia at today's sp
 REASON = 256  # bytes of text in a FIN, at most
 
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
-_GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, message_size, window, heartbeat, 0
+_GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, and as in Greeting
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
 _SCRATCH = 64 * 1024  # bytes of frames that are received at once: some thousand small messages
+
+_NOTHING = memoryview(b"")
 
 HEADER_SIZE = _HEADER.size
 VERSION_SIZE = 8  # bytes of an INI that every version begins with alike
@@ -91,7 +93,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True)
 class Greeting:
-    """What an INI says. Sizes are bytes, `heartbeat` is milliseconds."""
+    """What an INI says. Sizes are bytes, `heartbeat` is milliseconds, `epoch` counts beginnings of the session."""
 
     id: uuid.UUID
     token: bytes
@@ -100,11 +102,12 @@ class Greeting:
     heartbeat: int
     cursors: tuple[Cursor, ...] = ()
     resume: bool = False
+    epoch: int = 0
 
     def frame(self) -> Frame:
         """Return the INI that says this."""
         head = (MAGIC, VERSION, len(self.cursors), self.id.bytes, self.token)
-        body = _GREETING.pack(*head, self.message_size, self.window, self.heartbeat, 0)
+        body = _GREETING.pack(*head, self.message_size, self.window, self.heartbeat, self.epoch)
         body += b"".join([_CURSOR.pack(lane, 0, 0, *rest) for lane, *rest in self.cursors])
         return Frame(Kind.INI, RESUME if self.resume else 0, length=len(body), body=body)
 
@@ -118,11 +121,11 @@ class Greeting:
             raise ProtocolError(f"the peer speaks version {version} of the protocol, this side version {VERSION}")
         if frame.length < GREETING_SIZE:
             raise ProtocolError(f"an INI of {frame.length} bytes; it has at least {GREETING_SIZE}")
-        _, _, count, id, token, message_size, window, heartbeat, zero = _GREETING.unpack_from(frame.body)
-        if frame.length != GREETING_SIZE + count * _CURSOR.size or zero or not (message_size and window and heartbeat):
+        _, _, count, id, token, message_size, window, heartbeat, epoch = _GREETING.unpack_from(frame.body)
+        if frame.length != GREETING_SIZE + count * _CURSOR.size or not (message_size and window and heartbeat):
             raise ProtocolError(f"an INI of {frame.length} bytes with {count} cursors, or with a 0 where none may be")
         cursors = _cursors(frame.body)
-        return cls(uuid.UUID(bytes=id), token, message_size, window, heartbeat, cursors, bool(frame.flags))
+        return cls(uuid.UUID(bytes=id), token, message_size, window, heartbeat, cursors, bool(frame.flags), epoch)
 
 
 GREETING_SIZE = _GREETING.size
@@ -151,7 +154,7 @@ class Reader:
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._low = self._high = 0  # the part of the scratch that is received and not yet parsed
         self._frame: Frame | None = None  # the frame whose body is arriving
-        self._body = memoryview(b"")
+        self._body = _NOTHING
         self._got = 0
 
     @property
@@ -175,8 +178,8 @@ class Reader:
             frame = self._frame or self._start()
             if self._got < frame.length:
                 break
-            self._frame = None
-            yield frame._replace(body=self._body) if frame.length else frame
+            body, self._body, self._frame = self._body, _NOTHING, None
+            yield frame._replace(body=body) if frame.length else frame
         self._tidy()
 
     def _start(self) -> Frame:

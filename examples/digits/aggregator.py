@@ -28,10 +28,17 @@ def main() -> None:
         netloc=netq.NetworkLocation(args.host, args.port),
         security=netq.SecurityOptions(args.key, args.certificate) if args.key else None,
     )
+    fewest = max(1, args.clients // 2)  # a round that loses more does not count
     with fl.Server(
-        model.initial(args.seed), options, strategy=fl.FedAvg(), min_clients=args.clients, config={"seed": args.seed}
+        model.initial(args.seed),
+        options,
+        strategy=fl.FedAvg(),
+        min_clients=fewest,
+        grace=2.0,
+        config={"seed": args.seed},
     ) as server:
         say(port=server.netloc.port)
+        server.wait(args.clients)
         for report in server.rounds(args.rounds):
             accuracy, loss = model.measure(server.model, test)
             say(
@@ -44,7 +51,7 @@ def main() -> None:
                 bytes=report.bytes_in + report.bytes_out,
             )
         if args.save:
-            np.savez(args.save, **server.model)
+            np.savez(args.save, allow_pickle=False, **server.model)
 
 
 def say(**facts: object) -> None:
@@ -59,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--key", type=Path, help="PEM file of the server's key; turns TLS on")
     parser.add_argument("--certificate", type=Path, help="PEM file of the server's certificate chain")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--clients", type=int, default=4, help="how many a round waits for")
+    parser.add_argument("--clients", type=int, default=4, help="how many to wait for before the first round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save", type=Path, help="where to write the last model, as .npz")
     return parser.parse_args()

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from netq.security import certificates
 
-Facts: TypeAlias = dict[str, Any]  # one line of the aggregator's: see aggregator.py
+Facts: TypeAlias = dict[str, Any]  # one line of the aggregator's (see aggregator.py), or "gone": a client, and why
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}  # the processes share few cores; threads would only wait
@@ -44,7 +44,8 @@ class Setting:
 async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> None:
     """Run a federation, and `show` each round as it ends. `folder` gets its files; in the end, model.npz.
 
-    Raises ProcessFailed. Cancelled or failed, it ends every process before it returns.
+    Raises ProcessFailed if the aggregator fails, or the last client. Cancelled or failed, it ends every process
+    before it returns.
     """
     files = certificates.make(folder)
     processes: dict[str, Process] = {}
@@ -60,11 +61,23 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
 
 
 async def _watch(processes: dict[str, Process], folder: Path, show: Callable[[Facts], None]) -> None:
-    """Show the aggregator's rounds until every process has ended well."""
+    """Show the aggregator's rounds until every process has ended. The others go on without a client that fails."""
+    left = set(processes) - {"aggregator"}
+
+    async def watch_client(name: str) -> None:
+        try:
+            await _end(name, processes[name], folder)
+        except ProcessFailed as error:
+            left.remove(name)
+            show({"gone": str(error)})
+            if not left:
+                raise
+
     try:
         async with asyncio.TaskGroup() as group:
-            for name, process in processes.items():
-                group.create_task(_end(name, process, folder))
+            for name in sorted(left):
+                group.create_task(watch_client(name))
+            group.create_task(_end("aggregator", processes["aggregator"], folder))
             async for line in _stdout(processes["aggregator"]):
                 show(json.loads(line))
     except ExceptionGroup as failed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -74,6 +75,8 @@ class Connector:
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
             return self._failed(others, OSError(number, os.strerror(number)))
+        if _is_own_end(sock):
+            return self._failed(others, ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
         self._loop.forget(sock)
         self._sock = None
         self._abandon()
@@ -105,6 +108,13 @@ class Communicator(core.Communicator):
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
         super().__init__(options, Purpose.CLIENT, Connector)
+
+
+def _is_own_end(sock: socket.socket) -> bool:
+    """Nobody listens, and the system gave this socket the very port that it connects to (RFC 9293, 3.5)."""
+    with contextlib.suppress(OSError):
+        return bool(sock.getsockname() == sock.getpeername())
+    return False
 
 
 def _look_up(host: str, port: int, *, numeric: bool) -> list[Address]:

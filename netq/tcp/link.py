@@ -99,9 +99,10 @@ class Link:
             self._pipe.finish()
 
     def _discard(self) -> None:
-        while self._pipe.sock.recv(65536):
-            pass
-        self._go()
+        for _ in range(_READS):
+            if not self._pipe.sock.recv(65536):
+                return self._go()
+        return None
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Run a step; a broken socket is the end of the link."""

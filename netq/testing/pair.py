@@ -24,7 +24,7 @@ from netq.wire import OVERHEAD, Greeting
 CLIENT_ID = uuid.UUID(int=1)
 SERVER_ID = uuid.UUID(int=2)
 TOKEN = b"the token of one"
-TURNS = 100_000  # after which a conversation that does not come to rest is an error
+TURNS = 10_000  # after which a conversation that does not come to rest is an error
 
 
 @dataclass(eq=False)
