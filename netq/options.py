@@ -182,4 +182,5 @@ def _is_netloc(value: object) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     host, port = value
-    return isinstance(host, str) and host != "" and isinstance(port, int) and 0 <= port <= 65535
+    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535
+    return isinstance(host, str) and host != "" and is_port

@@ -403,6 +403,18 @@ def test_threads_that_dump_the_same_model_do_not_meet() -> None:
     assert set(sizes) == {options.dump([weight, weight.reshape(10, 100)]).nbytes}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_gpu_arrive_on_the_cpu() -> None:
+    parameter = torch.nn.Parameter(torch.arange(6.0, device="cuda").reshape(2, 3))
+    stream = options.dump([parameter, parameter.T, parameter[:, ::2]])
+    assert stream.nbytes < options.dump([parameter, parameter.T + 0]).nbytes + 200
+    there, transposed, sliced = options.load(received(stream))
+    assert {tensor.device.type for tensor in (there, transposed, sliced)} == {"cpu"}
+    assert there.tolist() == parameter.tolist()
+    assert sliced.tolist() == parameter[:, ::2].tolist()
+    assert transposed.data_ptr() == there.data_ptr()
+
+
 # A program without torch
 
 WITHOUT_TORCH = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import struct
 import uuid
@@ -184,8 +185,6 @@ def test_the_example_of_the_window() -> None:
 
 
 def test_the_layout_of_a_pickled_message() -> None:
-    import pickle
-
     buffers = [bytearray(b"x" * 100), bytearray(b"y" * 3)]
     data = bytes(PickleSerializer().dump([pickle.PickleBuffer(buffer) for buffer in buffers]))
     size, count = struct.unpack_from("<QQ", data)

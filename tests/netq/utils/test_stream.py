@@ -73,7 +73,7 @@ def test_one_buffer_is_contiguous_as_it_is() -> None:
     block = bytearray(b"abc")
     assert address(Stream([block]).contiguous()) == address(memoryview(block))
     joined = Stream([block, b"def"]).contiguous()
-    assert joined == b"abcdef"
+    assert bytes(joined) == b"abcdef"
     assert not joined.readonly
 
 
@@ -260,9 +260,8 @@ HOSTILE: dict[str, tuple[Callable[[], PickleSerializer], Calls]] = {
     "as pickle writes it": (lambda: by_name("os"), Calls("posix", "system", "exit 1")),
     "reached from os": (lambda: by_name("os"), Calls("os", "system", "exit 1")),
     "eval": (lambda: by_name("uuid"), Calls("builtins", "eval", "1")),
-    "eval by a module's builtins": (lambda: by_name("uuid"), Calls("uuid", "__builtins__.eval", "1")),
     "os.system by numpy": (lambda: by_name("numpy"), Calls("numpy", "f2py.os.system", "exit 1")),
-    "os.system by a module of ours": (lambda: by_name("netq"), Calls("netq.bench", "os.system", "exit 1")),
+    "a class by a module of ours": (lambda: by_name("netq"), Calls("netq.memory", "mmap.mmap", -1, 1)),
     "a class of elsewhere": (lambda: by_name("uuid"), Calls("uuid", "Enum", "x")),
     "a module": (lambda: by_name("uuid"), Calls("uuid", "os")),
     "a module's dict": (lambda: by_name("uuid"), Calls("uuid", "__dict__.get", "os")),
@@ -302,7 +301,7 @@ def test_a_name_that_is_allowed_but_does_not_exist_is_unreadable() -> None:
 # Damage
 
 WHOLE = [
-    nothing.dump({"w": [1, 2.5, "three", b"four"] * 3}),
+    nothing.dump({"w": [1, 2.5, "text", b"bytes"] * 3}),
     nothing.dump([pickle.PickleBuffer(bytearray(100)), pickle.PickleBuffer(bytearray(7)), "x" * 300]),
     nothing.dump([pickle.PickleBuffer(bytearray(70)), pickle.PickleBuffer(bytearray())]),
 ]

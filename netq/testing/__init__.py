@@ -1,0 +1,1 @@
+"""For netq's own tests and for those of whoever writes a transport: docs/transport.md."""

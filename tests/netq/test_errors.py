@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import uuid
+
+import pytest
+
+from netq import errors
+from netq.errors import (
+    AddressError,
+    Closed,
+    InvalidOption,
+    MessageTooLarge,
+    NetqError,
+    NotAllowed,
+    ProtocolError,
+    QueueFull,
+    SecurityError,
+    Unreadable,
+)
+
+PEER = uuid.UUID(int=7)
+STANDARD = {
+    InvalidOption: ValueError,
+    AddressError: OSError,
+    ProtocolError: NetqError,
+    SecurityError: NetqError,
+    Closed: ConnectionError,
+    QueueFull: NetqError,
+    MessageTooLarge: ValueError,
+    Unreadable: pickle.UnpicklingError,
+    NotAllowed: Unreadable,
+}
+
+
+@pytest.mark.parametrize(("error", "standard"), STANDARD.items())
+def test_each_is_an_error_of_netq_and_of_the_standard_kind(error: type, standard: type) -> None:
+    assert issubclass(error, NetqError)
+    assert issubclass(error, standard)
+
+
+def test_the_drawing_shows_all_errors_and_no_others() -> None:
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    defined = [name for name, _ in inspect.getmembers(errors, inspect.isclass) if issubclass(_, NetqError)]
+    assert sorted([*drawn, "NetqError"]) == sorted(defined)
+    assert sorted(drawn) == sorted(error.__name__ for error in STANDARD)
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (Closed(PEER), f"{PEER}: the session is over"),
+        (Closed(PEER, "it never answered"), f"{PEER}: it never answered"),
+        (Closed(None, "nobody listens"), "the server: nobody listens"),
+        (
+            QueueFull(PEER, 8),
+            f"{PEER}: 8 messages (queue_size) already wait for it; wait for their futures first",
+        ),
+        (
+            QueueFull(None, 8),
+            "the server: 8 messages (queue_size) already wait for it; wait for their futures first",
+        ),
+        (
+            MessageTooLarge(PEER, 100, 10),
+            f"{PEER}: a message of 100 bytes; it takes at most 10 (its message_size)",
+        ),
+        (
+            MessageTooLarge(None, 100, 10),
+            "the server: a message of 100 bytes; it takes at most 10 (its message_size)",
+        ),
+    ],
+)
+def test_texts_name_the_peer_and_what_to_do(error: Closed | QueueFull | MessageTooLarge, text: str) -> None:
+    assert str(error) == text
+    assert error.peer == (PEER if str(PEER) in text else None)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.peer) == (type(error), text, error.peer)
+
+
+def test_an_unreadable_message_has_no_peer_until_it_is_known() -> None:
+    error = NotAllowed("a message names os.system")
+    assert error.peer is None
+    error.peer = PEER
+    assert Unreadable.peer is None
+    assert str(error) == "a message names os.system"

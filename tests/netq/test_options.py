@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netq.errors import InvalidOption
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    EventOptions,
+    NetworkLocation,
+    SecurityOptions,
+    SerializationOptions,
+)
+from netq.utils.stream import BytesSerializer, Stream
+
+CLASSES = (ConnectionOptions, SerializationOptions, SecurityOptions, EventOptions, CommunicatorOptions)
+
+WHOLE = {  # the lowest and the highest
+    "transport_size": (1, 2**32 - 1),
+    "queue_size": (1, 2**63),
+    "message_size": (1, 2**62),
+    "window": (1, 2**62),
+    "misses": (1, 1000),
+}
+POSITIVE = ("heartbeat", "handshake_timeout", "retry_min")
+SECONDS = ("session_timeout", "linger")
+
+
+def refused(kind: type, name: str, value: Any) -> None:
+    """The error names class, option, value, and what was expected."""
+    with pytest.raises(InvalidOption) as caught:
+        kind(**{name: value})
+    text = str(caught.value)
+    assert text.startswith(f"{kind.__name__}.{name}: {value!r}; expected ")
+    assert len(text) > len(f"{kind.__name__}.{name}: {value!r}; expected ")
+
+
+def test_defaults() -> None:
+    assert dataclasses.asdict(ConnectionOptions()) == {
+        "get_merge": True,
+        "put_merge": True,
+        "transport_size": 16 * 1024**2,
+        "queue_size": 2**30,
+        "message_size": 2**40,
+        "window": 64 * 1024**2,
+        "heartbeat": 10.0,
+        "misses": 3,
+        "handshake_timeout": 10.0,
+        "session_timeout": 3600.0,
+        "linger": 10.0,
+        "retry_min": 0.1,
+        "retry_max": 30.0,
+    }
+    options = CommunicatorOptions()
+    assert options.netloc == NetworkLocation() == ("127.0.0.1", 51966)
+    assert options.connection == ConnectionOptions()
+    assert options.security is None
+    assert options.workers == 1
+    assert options.events == EventOptions(None, None)
+    assert SecurityOptions() == SecurityOptions(None, None)
+
+
+def test_every_communicator_has_an_id_of_its_own() -> None:
+    ids = {CommunicatorOptions().id for _ in range(100)}
+    assert len(ids) == 100
+    assert all(id.version == 4 for id in ids)
+    assert CommunicatorOptions(id=uuid.UUID(int=1)).id == uuid.UUID(int=1)
+    options = CommunicatorOptions()
+    assert dataclasses.replace(options, workers=2).id == options.id
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_options_are_frozen(kind: Any) -> None:
+    options = kind()
+    for field in dataclasses.fields(options):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(options, field.name, getattr(options, field.name))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_option_refuses_what_it_cannot_be(kind: Any) -> None:
+    for field in dataclasses.fields(kind):
+        refused(kind, field.name, object())
+        refused(kind, field.name, -1)
+
+
+@pytest.mark.parametrize("kind", [ConnectionOptions, SerializationOptions, SecurityOptions, EventOptions])
+def test_every_option_is_explained(kind: Any) -> None:
+    assert [field.name for field in dataclasses.fields(kind) if field.name not in kind.__doc__] == []
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_numbers(name: str) -> None:
+    low, high = WHOLE[name]
+    for right in (low, high):
+        assert getattr(ConnectionOptions(**{name: right}), name) == right  # type: ignore[arg-type]
+    for wrong in (low - 1, high + 1, float(low), True, None, "1"):
+        refused(ConnectionOptions, name, wrong)
+
+
+@pytest.mark.parametrize("name", [*POSITIVE, *SECONDS, "retry_max"])
+def test_seconds(name: str) -> None:
+    for right in (1, 0.5, 1e9):
+        options = ConnectionOptions(**{"retry_min": 1e-3, "retry_max": 1e9} | {name: right})  # type: ignore[arg-type]
+        assert getattr(options, name) == right
+    for wrong in (-0.001, -1, math.nan, -math.inf, True, None, "1"):
+        refused(ConnectionOptions, name, wrong)
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_seconds_that_cannot_be_none(name: str) -> None:
+    refused(ConnectionOptions, name, 0)
+    refused(ConnectionOptions, name, 0.0)
+
+
+@pytest.mark.parametrize("name", SECONDS)
+def test_seconds_that_can(name: str) -> None:
+    assert getattr(ConnectionOptions(**{name: 0}), name) == 0  # type: ignore[arg-type]
+
+
+def test_retry_max_is_at_least_retry_min() -> None:
+    assert ConnectionOptions(retry_min=5, retry_max=5).retry_max == 5
+    with pytest.raises(InvalidOption, match=r"ConnectionOptions\.retry_max: 4; expected at least retry_min, 5"):
+        ConnectionOptions(retry_min=5, retry_max=4)
+
+
+@pytest.mark.parametrize("name", ["get_merge", "put_merge"])
+def test_switches(name: str) -> None:
+    assert getattr(ConnectionOptions(**{name: False}), name) is False
+    for wrong in (1, 0, None, "yes"):
+        refused(ConnectionOptions, name, wrong)
+
+
+def test_serialization_is_pickle_unless_told() -> None:
+    options = SerializationOptions()
+    message = bytes(options.dump({"a": 1}))
+    assert options.load(Stream([message])) == {"a": 1}
+    plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
+    assert plain.load(plain.dump(b"abc")) == b"abc"
+    for name in ("load", "dump"):
+        refused(SerializationOptions, name, None)
+        refused(SerializationOptions, name, "pickle")
+
+
+@pytest.mark.parametrize("name", ["key", "certificate"])
+def test_files(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "file.pem"
+    refused(SecurityOptions, name, file)
+    file.write_text("PEM")
+    assert getattr(SecurityOptions(**{name: file}), name) == file
+    assert getattr(SecurityOptions(**{name: str(file)}), name) == file  # type: ignore[arg-type]
+    refused(SecurityOptions, name, tmp_path)
+    refused(SecurityOptions, name, b"file.pem")
+
+
+@pytest.mark.parametrize("name", ["ini", "fin"])
+def test_events(name: str) -> None:
+    assert getattr(EventOptions(**{name: print}), name) is print
+    refused(EventOptions, name, "print")
+
+
+@pytest.mark.parametrize(
+    "netloc",
+    [
+        "127.0.0.1:80",
+        ("127.0.0.1",),
+        ("127.0.0.1", 80, 0),
+        ["127.0.0.1", 80],
+        ("", 80),
+        (None, 80),
+        ("localhost", "80"),
+        ("localhost", 80.0),
+        ("localhost", True),
+        ("localhost", -1),
+        ("localhost", 65536),
+    ],
+)
+def test_netlocs_that_are_refused(netloc: Any) -> None:
+    refused(CommunicatorOptions, "netloc", netloc)
+
+
+@pytest.mark.parametrize("netloc", [("localhost", 0), ("::1", 65535), NetworkLocation("example.org", 1)])
+def test_a_plain_pair_is_a_netloc(netloc: Any) -> None:
+    options = CommunicatorOptions(netloc=netloc)
+    assert type(options.netloc) is NetworkLocation
+    assert options.netloc == netloc
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("id", str(uuid.uuid4())),
+        ("id", None),
+        ("connection", None),
+        ("connection", {}),
+        ("serialization", None),
+        ("serialization", EventOptions()),
+        ("security", "key.pem"),
+        ("events", None),
+        ("events", print),
+        ("workers", 0),
+        ("workers", 257),
+        ("workers", 1.0),
+        ("workers", True),
+    ],
+)
+def test_what_a_communicator_refuses(name: str, wrong: Any) -> None:
+    refused(CommunicatorOptions, name, wrong)
+
+
+def test_what_a_communicator_takes() -> None:
+    for workers in (1, 256):
+        assert CommunicatorOptions(workers=workers).workers == workers
+    assert CommunicatorOptions(security=SecurityOptions()).security == SecurityOptions()

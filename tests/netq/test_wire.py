@@ -1,0 +1,240 @@
+"""Frames: whole, one byte at a time, truncated at every length, with bytes to spare; and what is no frame."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from netq.errors import ProtocolError
+from netq.wire import (
+    ANSWER,
+    GREETING_LIMIT,
+    GREETING_SIZE,
+    HEADER_SIZE,
+    LANES,
+    RESUME,
+    VERSION,
+    Code,
+    Cursor,
+    Frame,
+    Greeting,
+    Kind,
+    Reader,
+    message_header,
+)
+
+ID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+TOKEN = bytes(range(16))
+GREETING = Greeting(ID, TOKEN, 2**40, 2**26, 10_000, (Cursor(0, 1, 2, 3), Cursor(15, 4, 5, 6)), resume=True, epoch=7)
+SCRATCH = 64 * 1024
+
+FRAMES = {
+    "INI": Greeting(ID, TOKEN, 1, 1, 1).frame(),
+    "INI with cursors": GREETING.frame(),
+    "INI with all cursors": Greeting(ID, TOKEN, 1, 1, 1, tuple(Cursor(n, 0, 0, 0) for n in range(LANES))).frame(),
+    "MSG": Frame(Kind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
+    "MSG of nothing": Frame(Kind.MSG, number=1),
+    "MSG of the largest numbers": Frame(Kind.MSG, lane=15, length=1, number=2**64 - 1, value=2**64 - 1, body=b"x"),
+    "ACK": Frame(Kind.ACK, lane=15, number=2, value=2**40),
+    "ACK that answers": Frame(Kind.ACK, ANSWER),
+    "DROP": Frame(Kind.DROP, lane=3, number=3, value=72),
+    "PING": Frame(Kind.PING),
+    "FIN": Frame(Kind.FIN),
+    "FIN with a reason": Frame(Kind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
+}
+every_frame = pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
+
+
+def reader() -> Reader:
+    return Reader(lambda frame: memoryview(bytearray(frame.length)))
+
+
+def feed(reader: Reader, data: bytes, step: int = 10**9) -> Iterator[Frame]:
+    """Receive as a link does: into `buffer()`, in pieces of `step`."""
+    while data:
+        buffer = reader.buffer()
+        piece = data[: min(step, len(buffer))]
+        buffer[: len(piece)] = piece
+        data = data[len(piece) :]
+        for frame in reader.advance(len(piece)):
+            yield frame._replace(body=bytes(frame.body))
+
+
+@every_frame
+def test_a_frame_comes_back_whole(frame: Frame) -> None:
+    assert list(feed(reader(), frame.whole())) == [frame]
+
+
+@every_frame
+def test_a_frame_comes_back_byte_by_byte(frame: Frame) -> None:
+    assert list(feed(reader(), frame.whole(), step=1)) == [frame]
+
+
+@every_frame
+def test_a_truncated_frame_does_not_come(frame: Frame) -> None:
+    data = frame.whole()
+    for size in range(len(data)):
+        half = reader()
+        assert list(feed(half, data[:size])) == []
+        body = None if size < HEADER_SIZE else size - HEADER_SIZE
+        assert (None if half.partial is None else half.partial[1]) == body
+        assert list(feed(half, data[size:])) == [frame]
+
+
+@every_frame
+def test_bytes_to_spare_wait_for_the_rest(frame: Frame) -> None:
+    data = frame.whole()
+    for spare in range(1, HEADER_SIZE):
+        half = reader()
+        assert list(feed(half, data + data[:spare])) == [frame]
+        assert list(feed(half, data[spare:])) == [frame]
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 23, 24, 25, 1000, 10**9])
+def test_all_frames_in_one_stream_of_any_division(step: int) -> None:
+    data = b"".join(frame.whole() for frame in FRAMES.values())
+    assert list(feed(reader(), data, step)) == list(FRAMES.values())
+
+
+def test_more_small_frames_than_are_received_at_once() -> None:
+    frames = [
+        Frame(Kind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 3000)
+    ]
+    data = b"".join(frame.whole() for frame in frames)
+    assert len(data) > 2 * SCRATCH
+    assert list(feed(reader(), data)) == frames
+
+
+def test_message_header_is_what_frame_packs() -> None:
+    frame = FRAMES["MSG"]
+    assert message_header(frame.lane, frame.length, frame.number, frame.value) == frame.header()
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "lane"),
+    [(0, 0, 0), (7, 0, 0), (255, 0, 0), (2, 1, 0), (3, 2, 0), (1, 255, 0), (5, 1, 0), (2, 0, LANES), (2, 0, 65535)],
+)
+def test_what_is_no_header_is_refused_before_memory_is_asked_for(kind: int, flags: int, lane: int) -> None:
+    asked: list[Frame] = []
+
+    def place(frame: Frame) -> memoryview:
+        asked.append(frame)
+        return memoryview(bytearray(frame.length))
+
+    data = struct.pack("<BBHIQQ", kind, flags, lane, 8, 1, 8)
+    with pytest.raises(ProtocolError, match=f"kind {kind}, flags {flags}, lane {lane}"):
+        list(feed(Reader(place), data))
+    assert asked == []
+
+
+def test_the_place_is_asked_at_the_header_for_just_the_body() -> None:
+    memory = memoryview(bytearray(5))
+    asked: list[Frame] = []
+
+    def place(frame: Frame) -> memoryview:
+        asked.append(frame)
+        return memory
+
+    half = Reader(place)
+    frame = FRAMES["MSG"]
+    assert list(feed(half, frame.header()[:-1])) == []
+    assert asked == []
+    assert list(feed(half, frame.header()[-1:])) == []
+    assert asked == [frame._replace(body=b"")]
+    buffer = half.buffer()
+    assert buffer.nbytes == 5  # it goes on right there, and no byte beyond
+    buffer[:] = b"hello"
+    assert bytes(memory) == b"hello"
+    (got,) = half.advance(5)
+    assert isinstance(got.body, memoryview)
+    assert got.body.obj is memory.obj
+
+
+def test_a_body_that_came_with_its_header_lands_in_the_same_memory() -> None:
+    memory = memoryview(bytearray(5))
+    half = Reader(lambda frame: memory)
+    data = FRAMES["MSG"].whole() + FRAMES["PING"].header()[:3]
+    half.buffer()[: len(data)] = data
+    (got,) = half.advance(len(data))
+    assert bytes(memory) == b"hello"
+    assert half.partial is None
+    assert half.buffer().nbytes == SCRATCH - 3
+    assert got.body == b"hello"
+
+
+def test_a_refusal_of_the_place_comes_out() -> None:
+    def place(frame: Frame) -> memoryview:
+        raise ProtocolError("not this one")
+
+    with pytest.raises(ProtocolError, match="not this one"):
+        list(feed(Reader(place), FRAMES["MSG"].whole()))
+
+
+# INI
+
+
+@pytest.mark.parametrize("name", [name for name in FRAMES if name.startswith("INI")])
+def test_a_greeting_comes_back(name: str) -> None:
+    assert Greeting.read(FRAMES[name]).frame() == FRAMES[name]
+
+
+def test_a_greeting_says_all_it_has() -> None:
+    assert Greeting.read(GREETING.frame()) == GREETING
+    assert GREETING.frame().flags == RESUME
+    assert GREETING_LIMIT == FRAMES["INI with all cursors"].length == GREETING_SIZE + 16 * 32
+
+
+def ini(body: bytes) -> Frame:
+    return Frame(Kind.INI, length=len(body), body=body)
+
+
+def changed(at: int, layout: str, *values: object) -> Frame:
+    body = bytearray(GREETING.frame().body)
+    struct.pack_into(layout, body, at, *values)
+    return ini(bytes(body))
+
+
+def test_another_version_is_named_beside_ours() -> None:
+    with pytest.raises(ProtocolError, match=f"version 9 .*this side version {VERSION}"):
+        Greeting.read(changed(4, "<H", 9))
+    with pytest.raises(ProtocolError, match="version 9"):  # of which we know nothing but the first bytes
+        Greeting.read(ini(b"NETQ\x09\x00\x00\x00"))
+
+
+def test_another_magic_is_no_netq() -> None:
+    with pytest.raises(ProtocolError, match=r"does not speak netq.*SSH-"):
+        Greeting.read(ini(b"SSH-2.0-"))
+
+
+def test_a_greeting_of_another_length_is_refused() -> None:
+    body = bytes(GREETING.frame().body)
+    for size in range(8, len(body)):
+        with pytest.raises(ProtocolError, match=f"INI of {size} bytes"):
+            Greeting.read(ini(body[:size]))
+    for more in (1, 32):
+        with pytest.raises(ProtocolError, match="2 cursors"):
+            Greeting.read(ini(body + bytes(more)))
+
+
+@pytest.mark.parametrize(("at", "layout"), [(40, "<Q"), (48, "<Q"), (56, "<I")])
+def test_a_size_of_zero_is_refused(at: int, layout: str) -> None:
+    with pytest.raises(ProtocolError, match="0 where none may be"):
+        Greeting.read(changed(at, layout, 0))
+
+
+@pytest.mark.parametrize(
+    ("at", "layout", "value"),
+    [
+        (64, "<H", 16),  # no such lane
+        (64, "<H", 15),  # the second is not above it
+        (96, "<H", 0),  # a lane twice
+        (66, "<H", 1),  # not 0
+        (68, "<I", 1),
+    ],
+)
+def test_a_cursor_that_is_none_is_refused(at: int, layout: str, value: int) -> None:
+    with pytest.raises(ProtocolError, match="cursors out of order"):
+        Greeting.read(changed(at, layout, value))
