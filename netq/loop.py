@@ -11,6 +11,7 @@ import collections
 import contextlib
 import heapq
 import itertools
+import math
 import selectors
 import socket
 import threading
@@ -20,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 Ready = Callable[[int], None]
 _T = TypeVar("_T")
 
@@ -94,7 +96,8 @@ class Loop:
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
         """Run `function(*args)` when time.monotonic() has reached `when`."""
         timer = Timer(function, args)
-        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        if when < math.inf:
+            heapq.heappush(self._timers, (when, next(self._sequence), timer))
         return timer
 
     def watch(self, file: socket.socket, events: int, ready: Ready) -> None:
@@ -153,7 +156,7 @@ class Loop:
 
     def _timeout(self) -> float | None:
         times = [when for when in (self._stop_by, self._timers[0][0] if self._timers else None) if when is not None]
-        return max(0.0, min(times) - time.monotonic()) if times else None
+        return min(max(0.0, min(times) - time.monotonic()), _LONGEST) if times else None
 
     def _stop(self, within: float) -> None:
         self._stop_by = time.monotonic() + within

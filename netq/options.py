@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,11 +75,12 @@ class ConnectionOptions:
         _check_whole(self, "message_size", 1, 2**62)
         _check_whole(self, "window", 1, 2**62)
         _check_whole(self, "misses", 1, 1000)
-        for name in ("heartbeat", "handshake_timeout", "retry_min"):
-            _check_seconds(self, name, above=0.0)
-        for name in ("session_timeout", "linger"):
-            _check_seconds(self, name)
-        _check_seconds(self, "retry_max")
+        _check_seconds(self, "heartbeat", 0.001, 1e6)  # milliseconds on the wire
+        _check_seconds(self, "handshake_timeout", 0.001)
+        _check_seconds(self, "session_timeout", 0.0)
+        _check_seconds(self, "linger", 0.0)
+        _check_seconds(self, "retry_min", 0.001, 1e6)
+        _check_seconds(self, "retry_max", 0.001, 1e6)
         _check(self, "retry_max", self.retry_max >= self.retry_min, f"at least retry_min, {self.retry_min}")
 
 
@@ -172,10 +174,10 @@ def _check_whole(options: object, name: str, low: int, high: int) -> None:
     _check(options, name, right, f"a whole number from {low} to {high}")
 
 
-def _check_seconds(options: object, name: str, above: float = -1.0) -> None:
+def _check_seconds(options: object, name: str, least: float, most: float = math.inf) -> None:
     value = getattr(options, name)
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and above < value and value >= 0
-    _check(options, name, right, "seconds, more than 0" if above == 0.0 else "seconds, 0 or more")
+    right = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+    _check(options, name, right, f"seconds, from {least:g} to {most:g}")
 
 
 def _is_netloc(value: object) -> bool:
