@@ -254,7 +254,7 @@ class Peer:
         seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
         if self.session.closing:
             seconds, why = self._options.linger, "no link within {:g} s (linger) after close"
-        if self.session.closing and not self.session.queued:
+        if self.session.closing and not self.session.due:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             error = Closed(self.id, why.format(seconds))

@@ -60,6 +60,11 @@ class Session:
         """Messages that are not acknowledged."""
         return sum(map(len, self._senders.values()))
 
+    @property
+    def due(self) -> bool:
+        """Whether a message waits that somebody still wants delivered."""
+        return any(not message.cancelled for sender in self._senders.values() for message in sender)
+
     def chunks(self, limit: int) -> Iterator[list[Buffer]]:
         """Yield frames of messages, of some `limit` bytes in all; the lanes take turns."""
         while limit > 0 and (sender := self._whose_turn()):
@@ -139,7 +144,7 @@ class Session:
         options = self._options
         cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
         self._acks.clear()
-        heartbeat = int(min(max(options.heartbeat * 1000, 1), 2**32 - 1))
+        heartbeat = int(options.heartbeat * 1000)
         return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume, self.epoch)
 
     def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -73,4 +74,7 @@ def arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except netq.NetqError as error:  # a port in use, a file that is no certificate
+        sys.exit(f"error: {error}")

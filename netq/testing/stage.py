@@ -48,10 +48,20 @@ class Stage:
         introduce(server, client)
         return server, client
 
+    def vacant(self) -> NetworkLocation:
+        """Return an address at which a server may listen, and none does."""
+        server = self.server()
+        self.cut(server)
+        return server.netloc
+
     def cut(self, communicator: Communicator) -> int:
-        """Let a communicator end at once, as if by a crash if messages of its wait; return how many are lost."""
-        self._open.remove(communicator)
+        """End a communicator at once, without goodbye if messages of its wait; return how many are lost."""
+        self.forget(communicator)
         return communicator.close(timeout=0)
+
+    def forget(self, communicator: Communicator) -> None:
+        """Leave it alone at the end."""
+        self._open.remove(communicator)
 
     def __enter__(self) -> Self:
         return self

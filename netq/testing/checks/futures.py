@@ -1,0 +1,196 @@
+"""What the future of a put says, and when."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from typing import Any, TypeVar
+
+from netq.core import Communicator
+from netq.delivery import Delivery
+from netq.errors import Closed, MessageTooLarge, QueueFull
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+
+_E = TypeVar("_E", bound=Exception)
+
+NARROW = 1  # a window in which a message fits only alone: the second waits until the first is taken
+
+
+def check_done_means_held(make: Make) -> None:
+    """A future is not done before the peer holds the message, and then it can be got without waiting."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=NARROW)
+        first, second = client.put("first"), client.put("second")
+        first.result(LIMIT)
+        _pass_by(server, client)
+        assert not second.done(), "done, and the peer has had no room for it"
+        assert server.get(timeout=0).data == "first"
+        second.result(LIMIT)
+        assert server.get(timeout=0).data == "second"
+
+
+def check_cancel_queued(make: Make) -> None:
+    """A message that has not left can be cancelled: its peer never sees it, the others are not touched."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=NARROW)
+        first, second, third, fourth = (client.put(text) for text in ("first", "second", "third", "fourth"))
+        first.result(LIMIT)
+        assert second.cancel(), "it had not left, and could not be cancelled"
+        assert third.cancel()
+        assert second.cancelled()
+        assert _is_raised(CancelledError, lambda: second.result(0))
+        assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["first", "fourth"]
+        fourth.result(LIMIT)
+        assert client.statistics()[server.id].messages_out == 3, "the greeting and two"
+
+
+def check_cancel_begun(make: Make) -> None:
+    """So can one of which a part has left."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=100_000, transport_size=10_000)
+        first = client.put(bytes(70_000))
+        large = client.put(bytes(1_000_000), lane=1)
+        first.result(LIMIT)
+        cancelled = large.cancel()
+        client.put("last", lane=1)
+        sizes = [len(server.get(timeout=LIMIT).data) for _ in range(2 if cancelled else 3)]
+        assert sorted(sizes) == [4, 70_000] + [1_000_000] * (not cancelled), f"{cancelled=}"
+        assert large.cancelled() is cancelled
+
+
+def check_cancel_too_late(make: Make) -> None:
+    """What the peer holds cannot be cancelled."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        future = client.put("here")
+        future.result(LIMIT)
+        assert not future.cancel()
+        assert server.get(timeout=0).data == "here"
+
+
+def check_cancel_broadcast(make: Make) -> None:
+    """Cancelling a put to several takes it back from those that have not got it; True if all have not."""
+    with Stage(make) as stage:
+        server = stage.server()
+        narrow, wide = stage.client(server.netloc, window=NARROW), stage.client(server.netloc)
+        introduce(server, narrow, wide)
+        server.put("fills it", narrow.id).result(LIMIT)
+        both = server.put("both", narrow.id, wide.id)
+        to_narrow, to_wide = both.futures
+        to_wide.result(LIMIT)
+        assert not both.cancel(), "one of them holds it"
+        assert to_narrow.cancelled()
+        both.result(LIMIT)
+        assert wide.get(timeout=0).data == "both"
+        one = server.put("to one and nobody", narrow.id)
+        assert one.cancel()
+        assert narrow.get(timeout=LIMIT).data == "fills it"
+        server.put("next", narrow.id).result(LIMIT)
+        assert narrow.get(timeout=0).data == "next"
+
+
+def check_cancel_all(make: Make) -> None:
+    """A put to several that all are cancelled is cancelled."""
+    with Stage(make) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc, window=NARROW) for _ in range(2)]
+        introduce(server, *clients)
+        server.put("fills them").result(LIMIT)
+        both = server.put("to all")
+        assert both.cancel()
+        assert both.cancelled()
+        assert _is_raised(CancelledError, lambda: both.result(LIMIT))
+        for client in clients:
+            assert client.get(timeout=LIMIT).data == "fills them"
+
+
+def check_queue_full(make: Make) -> None:
+    """More than queue_size messages fail with QueueFull; those before are delivered."""
+    with Stage(make) as stage:
+        server = stage.server(window=NARROW)
+        client = stage.client(server.netloc, queue_size=3)
+        introduce(server, client)
+        client.put("held").result(LIMIT)
+        futures = [client.put(number) for number in range(5)]
+        for future in futures[3:]:
+            error = _error(QueueFull, future)
+            assert error.peer == server.id
+            assert "3 messages" in str(error)
+        assert [server.get(timeout=LIMIT).data for _ in range(4)] == ["held", 0, 1, 2]
+
+
+def check_message_too_large(make: Make) -> None:
+    """A message that exceeds the peer's message_size fails, whether it was put before or after that was known."""
+    with Stage(make) as stage:
+        netloc = stage.vacant()
+        client = stage.client(netloc)
+        early, small = client.put(bytes(2000)), client.put("small")
+        server = stage.server(netloc, message_size=1000)
+        small.result(LIMIT)
+        for future in (early, client.put(bytes(3000))):
+            error = _error(MessageTooLarge, future)
+            assert error.peer == server.id
+        assert server.get(timeout=LIMIT).data == "small"
+        client.put("next").result(LIMIT)
+        assert server.get(timeout=LIMIT).data == "next"
+
+
+def check_unknown_peer(make: Make) -> None:
+    """A put to somebody who is not there fails with Closed, with his id; that to the others is delivered."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        nobody = uuid.uuid4()
+        for communicator in (server, client):
+            assert _error(Closed, communicator.put("?", nobody)).peer == nobody
+        both = server.put("both", nobody, client.id)
+        assert _error(Closed, both).peer == nobody
+        assert both.futures[1].exception(LIMIT) is None
+        assert client.get(timeout=LIMIT).data == "both"
+
+
+def check_put_raises(make: Make) -> None:
+    """What cannot be serialised, and lanes that there are not, are raised at once."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        assert _is_raised(Exception, lambda: client.put(lambda: None))
+        for lane in (-1, 16):
+            assert _is_raised(ValueError, functools.partial(client.put, "x", lane=lane)), f"lane {lane}"
+        client.put("good").result(LIMIT)
+        assert server.get(timeout=LIMIT).data == "good"
+
+
+def _pass_by(server: Communicator, client: Communicator) -> None:
+    """Let the loops turn: what could arrive has arrived afterwards."""
+    for _ in range(3):
+        server.put("passing", client.id).result(LIMIT)
+        assert client.get(timeout=LIMIT).data == "passing"
+
+
+def _error(kind: type[_E], future: Delivery) -> _E:
+    error = future.exception(LIMIT)
+    assert isinstance(error, kind), f"expected {kind.__name__}, got {error!r}"
+    return error
+
+
+def _is_raised(kind: type[BaseException], function: Callable[[], Any]) -> bool:
+    try:
+        function()
+    except kind:
+        return True
+    return False
+
+
+CHECKS = (
+    check_done_means_held,
+    check_cancel_queued,
+    check_cancel_begun,
+    check_cancel_too_late,
+    check_cancel_broadcast,
+    check_cancel_all,
+    check_queue_full,
+    check_message_too_large,
+    check_unknown_peer,
+    check_put_raises,
+)

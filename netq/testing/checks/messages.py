@@ -1,0 +1,236 @@
+"""What is put is got: equal, in order, exactly once, by those whom it was put to."""
+
+from __future__ import annotations
+
+import pickle
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from netq.core import Communicator
+from netq.errors import NotAllowed, Unreadable
+from netq.options import SerializationOptions
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.utils.stream import BytesSerializer, PickleSerializer, Stream, allow_by_name
+
+_MANY = 10_000
+_LARGE = 20 * 1024**2
+
+
+def check_echo(make: Make) -> None:
+    """A message goes to the server and comes back."""
+    with Stage(make) as stage:
+        server = stage.server()
+        client = stage.client(server.netloc)
+        sent = {"text": "grüß dich", "numbers": [1, 2.5, None], "bytes": b"\0\xff"}
+        client.put(sent).result(LIMIT)
+        peer, data = server.get(timeout=LIMIT)
+        assert (peer, data) == (client.id, sent), f"the server got {data!r} from {peer}"
+        server.put(data, peer).result(LIMIT)
+        assert client.get(timeout=LIMIT) == (server.id, sent)
+
+
+def check_client_first(make: Make) -> None:
+    """A client may start, and put, before there is a server."""
+    with Stage(make) as stage:
+        netloc = stage.vacant()
+        client = stage.client(netloc)
+        future = client.put("early")
+        server = stage.server(netloc)
+        assert server.get(timeout=LIMIT).data == "early"
+        future.result(LIMIT)
+
+
+def check_order(make: Make) -> None:
+    """10,000 messages of 1 KiB come back in order, each once."""
+    with Stage(make) as stage, ThreadPoolExecutor() as threads:
+        server, client = stage.pair()
+        echo = threads.submit(_echo, server, _MANY)
+        payload = bytes(1024)
+        futures = [client.put((number, payload)) for number in range(_MANY)]
+        got = [client.get(timeout=LIMIT).data for _ in range(_MANY)]
+        assert [number for number, _ in got] == list(range(_MANY)), "out of order, lost or doubled"
+        assert all(data == payload for _, data in got)
+        echo.result(LIMIT)
+        for future in futures:
+            future.result(LIMIT)
+        _assert_nothing_more(client)
+
+
+def check_large_message(make: Make) -> None:
+    """A large buffer travels out of band: it comes equal, as a writable view that is aligned to 64 bytes."""
+    with Stage(make) as stage:
+        server, client = stage.pair()
+        data = bytearray(range(256)) * (_LARGE // 256)
+        future = client.put(pickle.PickleBuffer(data))
+        got = memoryview(server.get(timeout=LIMIT).data)
+        future.result(LIMIT)
+        assert got == data, "other bytes came than were put"
+        assert not got.readonly, "the buffer cannot be written to"
+        got[0] ^= 0xFF
+        assert got[0] != data[0], "the two ends share memory"
+
+
+def check_empty_message(make: Make) -> None:
+    """A message may have no bytes at all."""
+    with Stage(make) as stage:
+        server, client = _bytes_pair(stage)
+        client.put(b"").result(LIMIT)
+        client.put(b"x").result(LIMIT)
+        assert [server.get(timeout=LIMIT).data for _ in range(2)] == [b"", b"x"]
+
+
+def check_bytes_serializer(make: Make) -> None:
+    """Bytes, and whatever has a contiguous buffer, come as bytes."""
+    with Stage(make) as stage:
+        server, client = _bytes_pair(stage)
+        for data in (b"bytes", bytearray(b"bytearray"), memoryview(b"a view").cast("B"), bytes(300_000)):
+            server.put(data, client.id)
+            got = client.get(timeout=LIMIT).data
+            assert type(got) is bytes
+            assert got == bytes(data)
+
+
+def check_lanes(make: Make) -> None:
+    """Each lane keeps its order."""
+    with Stage(make) as stage:
+        server, client = stage.pair(transport_size=1000)
+        sent = [(lane, number) for number in range(20) for lane in range(16)]
+        for lane, number in sent:
+            client.put((lane, number, bytes(500 * (16 - lane))), lane=lane)
+        got = [server.get(timeout=LIMIT).data[:2] for _ in sent]
+        for lane in range(16):
+            numbers = [number for other, number in got if other == lane]
+            assert numbers == list(range(20)), f"lane {lane}: {numbers}"
+
+
+def check_broadcast(make: Make) -> None:
+    """Put without peers reaches every client, is serialised once, and has a future for each."""
+    dumped: list[Any] = []
+
+    def dump(data: Any) -> Stream:
+        dumped.append(data)
+        return PickleSerializer().dump(data)
+
+    with Stage(make) as stage:
+        server = stage.server(serialization=SerializationOptions(dump=dump))
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        future = server.put("to all")
+        assert [client.get(timeout=LIMIT).data for client in clients] == ["to all"] * 3
+        future.result(LIMIT)
+        assert dumped == ["to all"], f"serialised {len(dumped)} times"
+        assert {part.peer for part in future.futures} == {client.id for client in clients}
+        assert all(part.done() for part in future.futures)
+
+
+def check_put_to_some(make: Make) -> None:
+    """Put with peers reaches these and no others."""
+    with Stage(make) as stage:
+        server = stage.server()
+        one, two, other = clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        future = server.put("to two", one.id, two.id)
+        assert [part.peer for part in future.futures] == [one.id, two.id]
+        future.result(LIMIT)
+        server.put("to all")
+        assert [one.get(timeout=LIMIT).data, two.get(timeout=LIMIT).data] == ["to two"] * 2
+        assert other.get(timeout=LIMIT).data == "to all"
+
+
+def check_put_to_nobody(make: Make) -> None:
+    """A server without clients has put as soon as it puts."""
+    with Stage(make) as stage:
+        assert stage.server().put("nobody hears it").result(LIMIT) is None
+
+
+def check_unreadable(make: Make) -> None:
+    """A message that cannot be loaded is raised, with its peer; the next get goes on."""
+    with Stage(make) as stage:
+        server = stage.server()
+        client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
+        client.put(b"no pickle at all, whoever looks at it")
+        client.put(bytes(PickleSerializer().dump("good")))
+        assert _get_error(server).peer == client.id
+        assert server.get(timeout=LIMIT).data == "good"
+
+
+def check_not_allowed(make: Make) -> None:
+    """So is one that names what `allow` refuses; it is not loaded."""
+    with Stage(make) as stage:
+        allowed = PickleSerializer(allow=allow_by_name("uuid.UUID"))
+        server = stage.server(serialization=SerializationOptions(load=allowed.load))
+        client = stage.client(server.netloc)
+        client.put(Stage)
+        client.put(uuid.UUID(int=7))
+        error = _get_error(server)
+        assert isinstance(error, NotAllowed)
+        assert error.peer == client.id
+        assert server.get(timeout=LIMIT).data == uuid.UUID(int=7)
+
+
+def check_load_fails(make: Make) -> None:
+    """Whatever a `load` of the user's raises comes out of get as Unreadable, with its peer."""
+
+    def load(stream: Stream) -> Any:
+        if bytes(stream) == b"bad":
+            raise KeyError("a bug")
+        return bytes(stream)
+
+    with Stage(make) as stage:
+        server = stage.server(serialization=SerializationOptions(load=load))
+        client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
+        client.put(b"bad")
+        client.put(b"good")
+        error = _get_error(server)
+        assert error.peer == client.id
+        assert isinstance(error.__cause__, KeyError)
+        assert server.get(timeout=LIMIT).data == b"good"
+
+
+def _echo(communicator: Communicator, count: int) -> None:
+    for _ in range(count):
+        peer, data = communicator.get(timeout=LIMIT)
+        communicator.put(data, peer)
+
+
+def _bytes_pair(stage: Stage) -> tuple[Communicator, Communicator]:
+    plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
+    server = stage.server(serialization=plain)
+    client = stage.client(server.netloc, serialization=plain)
+    client.put(b"hello")
+    assert server.get(timeout=LIMIT).data == b"hello"
+    return server, client
+
+
+def _get_error(communicator: Communicator) -> Unreadable:
+    try:
+        message = communicator.get(timeout=LIMIT)
+    except Unreadable as error:
+        return error
+    raise AssertionError(f"expected Unreadable, got {message}")
+
+
+def _assert_nothing_more(communicator: Communicator) -> None:
+    try:
+        message = communicator.get(timeout=0)
+    except TimeoutError:
+        return
+    raise AssertionError(f"one message too many: {message}")
+
+
+CHECKS = (
+    check_echo,
+    check_client_first,
+    check_order,
+    check_large_message,
+    check_empty_message,
+    check_bytes_serializer,
+    check_lanes,
+    check_broadcast,
+    check_put_to_some,
+    check_put_to_nobody,
+    check_unreadable,
+    check_not_allowed,
+    check_load_fails,
+)

@@ -1,0 +1,233 @@
+"""Who is there: events, ids, statistics, sessions that end and others that begin."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+
+from netq.core import Communicator
+from netq.errors import Closed
+from netq.options import EventOptions
+from netq.testing.checks.futures import NARROW
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+
+
+class Told:
+    """What the event functions of one communicator were given, in order."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[str, uuid.UUID]] = queue.SimpleQueue()
+        self.events = EventOptions(
+            ini=lambda peer: self._queue.put(("ini", peer)), fin=lambda peer: self._queue.put(("fin", peer))
+        )
+
+    def next(self) -> tuple[str, uuid.UUID]:
+        """Wait for the next event."""
+        return self._queue.get(timeout=LIMIT)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no other."""
+        return self._queue.empty()
+
+
+def check_events(make: Make) -> None:
+    """`ini` and `fin` are called once for each session, with the peer's id, at both ends."""
+    with Stage(make) as stage:
+        of_server, of_client = Told(), Told()
+        server = stage.server(events=of_server.events)
+        client = stage.client(server.netloc, events=of_client.events)
+        introduce(server, client)
+        assert of_server.next() == ("ini", client.id)
+        assert of_client.next() == ("ini", server.id)
+        client.close(LIMIT)
+        assert of_server.next() == ("fin", client.id)
+        assert of_client.next() == ("fin", server.id)
+        server.close(LIMIT)
+        assert of_server.empty
+        assert of_client.empty
+
+
+def check_put_in_event(make: Make) -> None:
+    """An event function may put: a server can greet whoever comes."""
+    with Stage(make) as stage:
+        server = stage.server(events=EventOptions(ini=lambda peer: server.put("welcome", peer)))
+        client = stage.client(server.netloc)
+        assert client.get(timeout=LIMIT).data == "welcome"
+
+
+def check_event_fails(make: Make) -> None:
+    """An event function that raises harms nobody."""
+
+    def fail(peer: uuid.UUID) -> None:
+        raise LookupError("a bug of the user's: this line in the log is expected")
+
+    with Stage(make) as stage:
+        server = stage.server(events=EventOptions(ini=fail, fin=fail))
+        first, second = stage.client(server.netloc), stage.client(server.netloc)
+        introduce(server, first)
+        first.close(LIMIT)
+        introduce(server, second)
+
+
+def check_statistics(make: Make) -> None:
+    """Each peer's figures are right."""
+    with Stage(make) as stage:
+        server = stage.server()
+        client = stage.client(server.netloc, window=NARROW, queue_size=10)
+        assert server.statistics() == {}
+        introduce(server, client)
+        server.put("held", client.id).result(LIMIT)
+        server.put("waits", client.id)
+        (peer,) = server.statistics()
+        assert peer == client.id
+        here, there = server.statistics()[client.id], client.statistics()[server.id]
+        assert here.connected
+        assert there.connected
+        assert here.absent == there.absent == 0.0
+        assert here.address, "no address"
+        assert (here.queued, there.queued) == (1, 0)
+        assert (here.messages_in, here.messages_out) == (there.messages_out, there.messages_in) == (1, 1)
+        assert (here.bytes_in, here.bytes_out) == (there.bytes_out, there.bytes_in)
+        assert here.bytes_in > 0
+        assert here.bytes_out > 0
+        assert [client.get(timeout=LIMIT).data for _ in range(2)] == ["held", "waits"]
+        client.close(LIMIT)
+        server.close(LIMIT)
+        assert server.statistics() == client.statistics() == {}
+
+
+def check_round_trip(make: Make) -> None:
+    """The heartbeat measures the round trip."""
+    with Stage(make) as stage:
+        server, client = stage.pair(heartbeat=0.02, misses=1000)
+        while server.statistics()[client.id].round_trip is None:
+            _beat(server, client)
+        round_trip = server.statistics()[client.id].round_trip
+        assert round_trip is not None
+        assert 0.0 <= round_trip < LIMIT
+
+
+def check_come_back(make: Make) -> None:
+    """A client that closed may come back under its id."""
+    with Stage(make) as stage:
+        told = Told()
+        server = stage.server(events=told.events)
+        id = uuid.uuid4()
+        for text in ("first", "second"):
+            client = stage.client(server.netloc, id=id)
+            client.put(text).result(LIMIT)
+            assert server.get(id, timeout=LIMIT) == (id, text)
+            client.close(LIMIT)
+            assert (told.next(), told.next()) == (("ini", id), ("fin", id))
+
+
+def check_death_of_a_client(make: Make) -> None:
+    """A client that dies and comes back under its id begins a new session; what the old one delivered is kept."""
+    with Stage(make) as stage:
+        told = Told()
+        server = stage.server(events=told.events, window=NARROW)
+        id = uuid.uuid4()
+        first = stage.client(server.netloc, id=id)
+        first.put("delivered").result(LIMIT)
+        first.put("dies with it")
+        to_first = server.put("fills", id)
+        to_first.result(LIMIT)
+        assert stage.cut(first) == 1
+        second = stage.client(server.netloc, id=id)
+        future = second.put("new")
+        assert [server.get(id, timeout=LIMIT).data for _ in range(2)] == ["delivered", "new"]
+        future.result(LIMIT)
+        assert [told.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
+        assert server.statistics()[id].messages_in == 1, "the figures are those of the new session"
+
+
+def check_death_of_a_server(make: Make) -> None:
+    """Clients come back to a new server by themselves; it gets what had not left, the rest fails with Closed."""
+    with Stage(make) as stage:
+        told = Told()
+        first = stage.server(window=NARROW)
+        client = stage.client(first.netloc, window=NARROW, events=told.events)
+        client.put("delivered").result(LIMIT)
+        waiting = client.put("had not left")
+        first.put("fills").result(LIMIT)
+        first.put("dies with it")
+        assert stage.cut(first) == 1
+        second = stage.server(first.netloc)
+        assert second.get(timeout=LIMIT) == (client.id, "had not left")
+        waiting.result(LIMIT)
+        assert client.get(timeout=LIMIT) == (first.id, "fills")
+        second.put("anew", client.id)
+        assert client.get(timeout=LIMIT) == (second.id, "anew")
+        assert [told.next() for _ in range(3)] == [("ini", first.id), ("fin", first.id), ("ini", second.id)]
+        assert _is_closed_to(client, first.id)
+
+
+def check_id_in_use(make: Make) -> None:
+    """A second client under the id of a live one is refused while the first is there; the first is not touched."""
+    with Stage(make) as stage:
+        server, first = stage.pair()
+        second = stage.client(server.netloc, id=first.id)
+        future = second.put("from the second")
+        for number in range(20):
+            first.put(number)
+            assert server.get(timeout=LIMIT).data == number
+            server.put(number, first.id)
+            assert first.get(timeout=LIMIT).data == number
+        assert not future.done(), "two clients under one id"
+        first.close(LIMIT)
+        assert server.get(timeout=LIMIT) == (first.id, "from the second")
+        future.result(LIMIT)
+
+
+def check_workers(make: Make) -> None:
+    """With several workers the sessions are spread over threads, and nobody can tell."""
+    with Stage(make) as stage:
+        told = Told()
+        server = stage.server(workers=2, events=told.events)
+        clients = [stage.client(server.netloc) for _ in range(5)]
+        introduce(server, *clients)
+        assert {told.next() for _ in clients} == {("ini", client.id) for client in clients}
+        for client in clients:
+            for number in range(200):
+                client.put(number)
+        got: dict[uuid.UUID, list[int]] = {client.id: [] for client in clients}
+        for _ in range(5 * 200):
+            peer, data = server.get(timeout=LIMIT)
+            got[peer].append(data)
+        assert all(numbers == list(range(200)) for numbers in got.values())
+        server.put("to all").result(LIMIT)
+        assert {client.get(timeout=LIMIT).data for client in clients} == {"to all"}
+        assert set(server.statistics()) == set(got)
+
+
+def _is_closed_to(communicator: Communicator, peer: uuid.UUID) -> bool:
+    """Return whether `get` says that nothing comes from this peer any more."""
+    try:
+        message = communicator.get(peer, timeout=LIMIT)
+    except Closed as error:
+        return error.peer == peer
+    raise AssertionError(f"expected Closed, got {message}")
+
+
+def _beat(server: Communicator, client: Communicator) -> None:
+    """Let some time pass, by waiting for what does not come."""
+    try:
+        server.get(client.id, timeout=0.02)
+    except TimeoutError:
+        return
+    raise AssertionError("a message that nobody put")
+
+
+CHECKS = (
+    check_events,
+    check_put_in_event,
+    check_event_fails,
+    check_statistics,
+    check_round_trip,
+    check_come_back,
+    check_death_of_a_client,
+    check_death_of_a_server,
+    check_id_in_use,
+    check_workers,
+)

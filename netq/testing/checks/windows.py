@@ -1,0 +1,66 @@
+"""How much may lie unread at a receiver, and who has to wait for whom."""
+
+from __future__ import annotations
+
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+
+_WINDOW = 64 * 1024
+_SIZE = 10_000
+
+
+def check_message_larger_than_window(make: Make) -> None:
+    """A message larger than the window comes, alone."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=1000, transport_size=777)
+        for number in range(3):
+            client.put(bytes([number]) * 100_000)
+        for number in range(3):
+            assert server.get(timeout=LIMIT).data == bytes([number]) * 100_000
+
+
+def check_slow_reader(make: Make) -> None:
+    """While nobody gets, no more arrives than a window and one message; afterwards all does, in order."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=_WINDOW)
+        futures = [client.put((number, bytes(_SIZE))) for number in range(100)]
+        for future in futures[: _WINDOW // (_SIZE + 512)]:
+            future.result(LIMIT)
+        for _ in range(3):
+            server.put("passing", client.id).result(LIMIT)
+            assert client.get(timeout=LIMIT).data == "passing"
+        unread = server.statistics()[client.id].bytes_in
+        assert unread <= _WINDOW + _SIZE + 1000, f"{unread} bytes unread, and the window is {_WINDOW}"
+        assert not futures[-1].done()
+        assert [server.get(timeout=LIMIT).data[0] for _ in futures] == list(range(100))
+        futures[-1].result(LIMIT)
+
+
+def check_slow_reader_alone(make: Make) -> None:
+    """A client that does not get holds up neither the server nor the other clients."""
+    with Stage(make) as stage:
+        server = stage.server()
+        slow, quick = stage.client(server.netloc, window=_WINDOW), stage.client(server.netloc, window=_WINDOW)
+        introduce(server, slow, quick)
+        for _ in range(50):
+            server.put(bytes(_SIZE))
+            assert len(quick.get(timeout=LIMIT).data) == _SIZE
+        assert all(len(slow.get(timeout=LIMIT).data) == _SIZE for _ in range(50))
+
+
+def check_full_lane(make: Make) -> None:
+    """A lane whose window is full does not hold up another."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=1000)
+        full = [client.put(bytes(1000)) for _ in range(10)]
+        client.put("urgent", lane=1).result(LIMIT)
+        assert not full[-1].done()
+        got = [server.get(timeout=LIMIT).data for _ in range(11)]
+        assert "urgent" in got[:3], "a message on lane 1 waited for lane 0"
+
+
+CHECKS = (
+    check_message_larger_than_window,
+    check_slow_reader,
+    check_slow_reader_alone,
+    check_full_lane,
+)
