@@ -22,6 +22,9 @@ test: .venv/dev
 unit: .venv/dev
 	$(RUN) -m pytest -m 'not slow'
 
+bench: .venv/dev
+	$(RUN) -m benchmarks
+
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
 

@@ -1,0 +1,1 @@
+"""What netq costs, measured: `make bench`."""
