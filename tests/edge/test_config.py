@@ -123,7 +123,7 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         (SERVER + '[client]\ntrain = "numpy:pi"\n', "client.train: 'numpy:pi'", "pi is a float"),
         (SERVER + "[security]\ncertificate = 1\n", "security.certificate: 1", "the path of a PEM file"),
         (SERVER + '[security]\ncertificate = "no.pem"\n', "security.certificate: 'no.pem'", "the path of a PEM file"),
-        (SERVER + "[connection]\nheartbeat = -1\n", "connection.heartbeat: -1", "expected seconds, more than 0"),
+        (SERVER + "[connection]\nheartbeat = -1\n", "connection.heartbeat: -1", "expected seconds, from 0.001"),
         (SERVER + '[connection]\nwindow = "big"\n', "connection.window: 'big'", "expected a whole number"),
         (SERVER + "[connection]\nretry_max = 0.01\n", "connection.retry_max: 0.01", "at least retry_min"),
         (SERVER + "[connection]\nheartbeet = 1\n", "connection.heartbeet", "did you mean connection.heartbeat?"),

@@ -165,6 +165,13 @@ def test_the_torch_reference_learns_the_digits() -> None:
     assert accuracy >= 0.95
 
 
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let matplotlib open its fonts, once: it keeps them open as long as the process lives."""
+    plot.accuracy_by_round([0.5], tmp_path_factory.mktemp("fonts") / "any.png")
+
+
+@pytest.mark.usefixtures("fonts")
 def test_a_picture_is_drawn_into_a_folder_that_is_made(tmp_path: Path) -> None:
     path = tmp_path / "new" / "accuracy.png"
     plot.accuracy_by_round([0.3, 0.8, 0.95], path)
