@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import netq
-from fl.messages import MESSAGES, Failure, Reply, Report, Task, Update
+from fl.messages import MESSAGES, PURPOSES, Failure, Reply, Report, Task, Update
 
 log = logging.getLogger("netq.fl")
 
@@ -39,7 +41,8 @@ class Client:
         options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
         with netq.new(protocol, netq.Purpose.CLIENT, options) as server:
             while (task := _next_task(server)) is not None:
-                server.put(Reply(task.round, task.purpose, self._do(task)))
+                _answer(server, partial(Reply, task.run, task.round, task.purpose), self._do(task))
+                del task  # its memory, before that of the next comes
 
     def _do(self, task: Task) -> Update | Report | Failure:
         function = self._does[task.purpose]
@@ -56,6 +59,22 @@ class Client:
         return content
 
 
+def _answer(server: netq.Communicator, reply: Callable[[Any], Reply], content: Update | Report | Failure) -> None:
+    """Put the content; or, if it cannot travel, a Failure that says so."""
+
+    def check(delivery: Future[None]) -> None:
+        if isinstance(error := delivery.exception(), netq.MessageTooLarge):
+            server.put(reply(Failure(f"its answer cannot be sent: {error}")))
+
+    try:
+        delivery = server.put(reply(content))
+    except Exception as error:  # the user's content: pickling it may raise anything
+        log.exception("an answer cannot be pickled")
+        server.put(reply(Failure(f"its answer cannot be pickled: {type(error).__name__}: {error}")))
+    else:
+        delivery.add_done_callback(check)
+
+
 def _next_task(server: netq.Communicator) -> Task | None:
     """Wait for a task; None when the server has ended the federation."""
     while True:
@@ -66,6 +85,6 @@ def _next_task(server: netq.Communicator) -> Task | None:
         except netq.Unreadable as error:
             log.error("a message of the server cannot be read, and is left out: %s", error)
             continue
-        if isinstance(task, Task) and task.purpose in ("train", "evaluate"):
+        if isinstance(task, Task) and task.purpose in PURPOSES:
             return task
         log.error("the server sent a %s where a Task was expected; it is left out", type(task).__name__)

@@ -3,33 +3,47 @@
     server ──Task──► client        train, or evaluate, this model
     server ◄─Reply── client        Update (of train) | Report (of evaluate) | Failure
 
-They are pickled with an allow-list that holds these five classes, and tensors by persistent id (fl/tensors.py);
-so each is rebuilt by its constructor, checks included, and nothing else can be named.
+They are pickled with an allow-list that holds these five classes, and tensors by persistent id (fl/tensors.py).
+Each is rebuilt by its constructor, checks included, and in no other way; nothing else can be named.
 """
 
 from __future__ import annotations
 
 import math
+import numbers
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, Self, get_args
 
 from fl.aggregate import InvalidUpdate, Model
 from fl.tensors import serialization
+from netq.errors import Unreadable
 
 Purpose = Literal["train", "evaluate"]
+PURPOSES = get_args(Purpose)
+
+_REASON = 1000  # characters of a client's reason that are kept
 
 
 class _Plain:
     """Pickled as a call of the class with its fields."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
+        made.__init__(*args, **kwargs)  # type: ignore[misc]  # checks here too: a pickle may call no more than this
+        return made
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, each.name) for each in fields(self))  # type: ignore[arg-type]
+
+    def __setstate__(self, state: object) -> None:
+        raise Unreadable(f"a message sets the state of a {type(self).__name__}, past its checks")
 
 
 @dataclass(frozen=True)
 class Update(_Plain):
-    """A trained model. `metrics` are averages over the `num_examples` it was trained on."""
+    """A trained model. `metrics` are averages over the `num_examples` it was trained on. Raises InvalidUpdate."""
 
     model: Model
     num_examples: int
@@ -37,19 +51,20 @@ class Update(_Plain):
 
     def __post_init__(self) -> None:
         _check(isinstance(self.model, dict), "model", self.model, "a dict of arrays or tensors by name")
-        _check_examples(self.num_examples)
+        object.__setattr__(self, "model", dict(self.model))  # a state_dict is of a class that is not allowed
+        object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
 
 
 @dataclass(frozen=True)
 class Report(_Plain):
-    """How a model does. `metrics` are averages over `num_examples`."""
+    """How a model does. `metrics` are averages over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check_examples(self.num_examples)
+        object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
 
 
@@ -61,12 +76,14 @@ class Failure(_Plain):
 
     def __post_init__(self) -> None:
         _check(isinstance(self.reason, str), "reason", self.reason, "a text")
+        object.__setattr__(self, "reason", self.reason[:_REASON])
 
 
 @dataclass(frozen=True)
 class Task(_Plain):
-    """Something to do for a client. `config` holds "round" and what the strategy adds."""
+    """Something to do for a client. `run` is the server's own number: one that is started again has another."""
 
+    run: int
     round: int
     purpose: Purpose
     model: Model
@@ -75,14 +92,18 @@ class Task(_Plain):
 
 @dataclass(frozen=True)
 class Reply(_Plain):
-    """The answer to a task, by its round and purpose."""
+    """The answer to a task, by its run, round and purpose."""
 
+    run: int
     round: int
     purpose: Purpose
     content: Update | Report | Failure
 
     def __post_init__(self) -> None:
-        _check(isinstance(self.round, int), "round", self.round, "a whole number")
+        for name in ("run", "round"):
+            _check(isinstance(getattr(self, name), int), name, getattr(self, name), "a whole number")
+        known = isinstance(self.purpose, str) and self.purpose in PURPOSES
+        _check(known, "purpose", self.purpose, " or ".join(PURPOSES))
         _check(isinstance(self.content, (Update, Report, Failure)), "content", self.content, "an Update or Report")
 
 
@@ -91,12 +112,13 @@ MESSAGES = serialization(*(f"{kind.__module__}.{kind.__qualname__}" for kind in 
 
 def _check(right: bool, name: str, value: object, expected: str) -> None:
     if not right:
-        raise InvalidUpdate(f"{name}: {type(value).__name__} {str(value)[:80]!r}; expected {expected}")
+        raise InvalidUpdate(f"{name}: {type(value).__name__} {reprlib.repr(value)}; expected {expected}")
 
 
-def _check_examples(number: object) -> None:
-    whole = isinstance(number, int) and not isinstance(number, bool)
-    _check(whole and number > 0, "num_examples", number, "a whole number above 0")  # type: ignore[operator]
+def _checked_examples(number: Any) -> int:
+    whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
+    _check(whole and number > 0, "num_examples", number, "a whole number above 0")
+    return int(number)
 
 
 def _checked_metrics(metrics: object) -> dict[str, float]:
@@ -105,7 +127,7 @@ def _checked_metrics(metrics: object) -> dict[str, float]:
     for name, value in metrics.items():  # type: ignore[attr-defined]
         try:
             checked[str(name)] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             _check(False, f"metrics[{name!r}]", value, "a number")
         _check(math.isfinite(checked[str(name)]), f"metrics[{name!r}]", value, "a finite number")
     return checked

@@ -7,6 +7,7 @@ wait for min_clients ──► select ──► send the model ──► fold ea
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 import uuid
@@ -16,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import netq
-from fl.aggregate import InvalidUpdate, Model
+from fl.aggregate import InvalidUpdate, Model, check
 from fl.messages import MESSAGES, Failure, Purpose, Reply, Report, Task, Update
 from fl.strategy import FedAvg, Strategy
 
@@ -27,7 +28,7 @@ _LOOK = 1.0  # seconds between looks at who is still connected
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What came of a round. Bytes are those of messages to and from all clients during the round."""
+    """What came of a round. Bytes are those of messages to and from the clients that are there at its end."""
 
     number: int
     clients: tuple[uuid.UUID, ...]  # whose updates are in the model; none: the round did not count
@@ -50,8 +51,10 @@ class Server:
     """Runs rounds of federated learning over a netq server. A context manager.
 
     model:       dict of numpy arrays or torch tensors by name; what comes out has the same keys, shapes, dtypes.
+                 Raises InvalidUpdate for one of which there is no mean.
     options:     the communicator's; their serialisation is replaced by that of the federation's messages.
-    min_clients: a round begins with at least so many, and counts only if so many updates are folded.
+    min_clients: a round begins with at least so many, and counts only if so many updates are folded (all, where
+                 the strategy selects fewer).
     deadline:    seconds; a round closes then, with what has come.
     grace:       seconds; a client that has been without a connection for so long is not waited for in this round.
     config:      what the clients are told in every round; the strategy's own config is added.
@@ -75,15 +78,19 @@ class Server:
             raise netq.InvalidOption(f"Server.min_clients: {min_clients!r}; expected 1 or more")
         if not (deadline > 0 and grace >= 0):
             raise netq.InvalidOption(f"Server.deadline {deadline!r}, grace {grace!r}; expected seconds")
-        self.model = model
+        check(model, like=model)
+        self.model: Model = dict(model)
         self._strategy = strategy or FedAvg()
         self._min_clients = min_clients
         self._deadline = deadline
         self._grace = grace
         self._config = dict(config or {})
         self._evaluate = evaluate
+        self._run = secrets.randbits(63)  # an answer to an earlier server is no answer to this one
         self._number = 0
+        self._closed = False
         self._changed = threading.Event()  # somebody has come or gone
+        self._begun: set[uuid.UUID] = set()  # whose session has begun since the last task
         self._queue = netq.new(protocol, netq.Purpose.SERVER, self._with_events(options or netq.CommunicatorOptions()))
 
     @property
@@ -105,36 +112,29 @@ class Server:
         """Run one round."""
         clients = self.wait(self._min_clients)
         self._number += 1
-        begin, traffic = time.monotonic(), self._traffic()
-        selected = self._strategy.select(self._number, clients)
-        training = self._ask("train", selected, self._fold)
-        counts = len(training.weights) >= self._min_clients
-        if counts:
-            self.model = self._strategy.finish(self.model)
-        else:
-            self._strategy.abandon()
-            log.warning(
-                "round %d: %d updates of %d; it does not count", self._number, training.count, self._min_clients
-            )
-        evaluation = self._ask("evaluate", tuple(training.weights), _keep) if counts and self._evaluate else _Answers()
-        received, sent = self._traffic(since=traffic)
+        begin, before = time.monotonic(), self._queue.statistics()
+        training = self._train(dict.fromkeys(self._strategy.select(self._number, clients)))
+        evaluation = self._ask("evaluate", training.weights, _keep) if self._evaluate else _Answers()
+        received, sent = self._traffic(before)
         return RoundReport(
             number=self._number,
-            clients=tuple(training.weights) if counts else (),
+            clients=tuple(training.weights),
             failures=training.failures,
-            metrics=training.means() if counts else {},
-            evaluation=evaluation.means(),
+            metrics=training.metrics,
+            evaluation=evaluation.metrics,
             seconds=time.monotonic() - begin,
             bytes_in=received,
             bytes_out=sent,
         )
 
     def wait(self, count: int, timeout: float | None = None) -> tuple[uuid.UUID, ...]:
-        """Wait until `count` clients are connected, and return all that are. Raises TimeoutError."""
+        """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
         give_up = None if timeout is None else time.monotonic() + timeout
         said = -1
         while True:
             self._changed.clear()
+            if self._closed:
+                raise netq.Closed(self._queue.id, "this server is closed")
             clients = self.clients
             if len(clients) >= count:
                 return clients
@@ -148,6 +148,8 @@ class Server:
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most."""
+        self._closed = True
+        self._changed.set()
         self._queue.close(timeout)
 
     def __enter__(self) -> Self:
@@ -158,65 +160,109 @@ class Server:
     ) -> None:
         self.close()
 
-    def _ask(self, purpose: Purpose, clients: Collection[uuid.UUID], take: Callable[[Any], None]) -> _Answers:
-        """Send a task to the clients; take each reply as it comes; return who answered what."""
-        config = {**self._config, **self._strategy.config(self._number)}
-        delivery = self._queue.put(Task(self._number, purpose, self.model, config), *clients)
-        answers = _Answers(dict.fromkeys(clients))
-        give_up = time.monotonic() + self._deadline
-        while answers.pending:
-            left = give_up - time.monotonic()
-            if left <= 0:
-                answers.fail_rest(f"no answer within {self._deadline:g} s (deadline)")
-                break
-            self._take_one(purpose, answers, take, min(left, _LOOK))
-            self._give_up_lost(answers)
-        delivery.cancel()  # those who have not even got it need not get it now
+    def _train(self, clients: Collection[uuid.UUID]) -> _Answers:
+        """Make the next model of the clients' updates; or leave it as it is, if too few are good."""
+        try:
+            answers = self._ask("train", clients, self._fold)
+        except BaseException:
+            self._strategy.abandon()
+            raise
+        needed = max(1, min(self._min_clients, len(clients)))
+        if len(answers.weights) >= needed:
+            self.model = self._strategy.finish(self.model)
+        else:
+            log.warning("round %d: %d updates of %d; it does not count", self._number, len(answers.weights), needed)
+            self._strategy.abandon()
+            answers.void(f"the round does not count: {len(answers.weights)} updates of {needed}")
         return answers
 
-    def _take_one(self, purpose: Purpose, answers: _Answers, take: Callable[[Any], None], timeout: float) -> None:
+    def _ask(self, purpose: Purpose, clients: Collection[uuid.UUID], take: Callable[[Any], None]) -> _Answers:
+        """Send a task to the clients; take each reply as it comes; return who answered what."""
+        answers = _Answers(dict.fromkeys(clients))
+        if not clients:
+            return answers
+        self._begun.clear()
+        delivery = self._queue.put(Task(self._run, self._number, purpose, self.model, self._told()), *clients)
+        give_up, look = time.monotonic() + self._deadline, 0.0
+        try:
+            while answers.pending and (now := time.monotonic()) < give_up:
+                if not self._take_one(purpose, answers, take, max(0.0, min(look, give_up) - now)):
+                    self._give_up_lost(answers, delivery)
+                    look = time.monotonic() + _LOOK
+        finally:
+            delivery.cancel()  # those who have not even got it need not get it now
+        answers.fail_rest(f"no answer within {self._deadline:g} s (deadline)")
+        return answers
+
+    def _told(self) -> Mapping[str, Any]:
+        config = {**self._config, **self._strategy.config(self._number)}
+        MESSAGES.load(MESSAGES.dump(config))  # raises here, and at once, what no client could read
+        return config
+
+    def _take_one(self, purpose: Purpose, answers: _Answers, take: Callable[[Any], None], timeout: float) -> bool:
+        """Take a message; False if none comes."""
         try:
             peer, reply = self._queue.get(timeout=timeout)
         except TimeoutError:
-            return
+            return False
         except netq.Unreadable as error:
             if error.peer is not None:
                 answers.fail(error.peer, f"its message cannot be read: {error}")
-            return
+            return True
+        asked = self._run, self._number, purpose
         if not isinstance(reply, Reply):
             answers.fail(peer, f"it sent a {type(reply).__name__}; expected a Reply")
-        elif peer not in answers.pending or (reply.round, reply.purpose) != (self._number, purpose):
-            log.warning("%s: its answer to round %d (%s) came too late", peer, reply.round, reply.purpose)
+        elif reply.run == self._run and reply.round > self._number:
+            answers.fail(peer, f"it answered round {reply.round} in round {self._number}")
+        elif peer not in answers.pending or (reply.run, reply.round, reply.purpose) != asked:
+            log.warning(
+                "%s: its answer to round %d (%s) is not waited for (any more)", peer, reply.round, reply.purpose
+            )
         else:
             answers.take(peer, reply.content, Update if purpose == "train" else Report, take)
+        return True
 
-    def _give_up_lost(self, answers: _Answers) -> None:
+    def _give_up_lost(self, answers: _Answers, delivery: netq.Delivery) -> None:
+        """Wait no more for those who cannot answer. Only when all that has come is taken: their last word counts."""
         known = self._queue.statistics()
         for peer in tuple(answers.pending):
             if peer not in known:
                 answers.fail(peer, "it has gone")
+            elif peer in self._begun:
+                answers.fail(peer, "it was started again, and knows nothing of the task")
             elif known[peer].absent > self._grace:
                 answers.fail(peer, f"no connection for {known[peer].absent:.1f} s (grace {self._grace:g} s)")
+        for part in delivery.futures:
+            if part.done() and (error := part.exception()) is not None and part.peer is not None:
+                answers.fail(part.peer, f"the task cannot be sent to it: {error}")
 
     def _fold(self, update: Update) -> None:
         self._strategy.fold(self.model, update)
 
-    def _traffic(self, since: tuple[int, int] = (0, 0)) -> tuple[int, int]:
-        """Message bytes in and out so far, less those of `since`."""
-        figures = self._queue.statistics().values()
-        received, sent = sum(each.bytes_in for each in figures), sum(each.bytes_out for each in figures)
-        return max(0, received - since[0]), max(0, sent - since[1])
+    def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
+        """Message bytes in and out since then."""
+        received = sent = 0
+        for peer, now in self._queue.statistics().items():
+            same = peer in before and before[peer].bytes_in <= now.bytes_in and before[peer].bytes_out <= now.bytes_out
+            received += now.bytes_in - (before[peer].bytes_in if same else 0)
+            sent += now.bytes_out - (before[peer].bytes_out if same else 0)
+        return received, sent
 
     def _with_events(self, options: netq.CommunicatorOptions) -> netq.CommunicatorOptions:
-        def both(theirs: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object]:
-            def event(peer: uuid.UUID) -> None:
-                self._changed.set()
-                if theirs is not None:
-                    theirs(peer)
+        theirs = options.events
 
-            return event
+        def ini(peer: uuid.UUID) -> None:
+            self._begun.add(peer)
+            self._changed.set()
+            if theirs.ini is not None:
+                theirs.ini(peer)
 
-        events = netq.EventOptions(ini=both(options.events.ini), fin=both(options.events.fin))
+        def fin(peer: uuid.UUID) -> None:
+            self._changed.set()
+            if theirs.fin is not None:
+                theirs.fin(peer)
+
+        events = netq.EventOptions(ini, fin)
         return replace(options, serialization=MESSAGES, events=events)
 
 
@@ -227,12 +273,8 @@ class _Answers:
     pending: dict[uuid.UUID, None] = field(default_factory=dict)
     failures: dict[uuid.UUID, str] = field(default_factory=dict)
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of those that count
-    sums: dict[str, float] = field(default_factory=dict)
-    totals: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def count(self) -> int:
-        return len(self.weights)
+    metrics: dict[str, float] = field(default_factory=dict)  # their means by number of examples
+    totals: dict[str, int] = field(default_factory=dict)  # the examples behind each of the means
 
     def take(self, peer: uuid.UUID, content: object, kind: type, take: Callable[[Any], None]) -> None:
         if isinstance(content, Failure):
@@ -255,15 +297,19 @@ class _Answers:
         for peer in tuple(self.pending):
             self.fail(peer, reason)
 
-    def means(self) -> dict[str, float]:
-        return {name: total / self.totals[name] for name, total in self.sums.items()}
+    def void(self, reason: str) -> None:
+        """Count nothing of what has come."""
+        self.failures |= dict.fromkeys(self.weights, reason)
+        self.weights.clear()
+        self.metrics.clear()
 
     def _count(self, peer: uuid.UUID, content: Any) -> None:
         del self.pending[peer]
         self.weights[peer] = content.num_examples
         for name, value in content.metrics.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value * content.num_examples
-            self.totals[name] = self.totals.get(name, 0) + content.num_examples
+            total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
+            mean = self.metrics.get(name, 0.0)
+            self.metrics[name] = mean + (value - mean) * (content.num_examples / total)
 
 
 def _keep(report: Report) -> None:

@@ -239,7 +239,9 @@ class Connection:
     # What a server answers to Hello.
 
     def accept(self, session: Session, greeting: Greeting, *, resumed: bool, now: float) -> list[Event]:
-        """Open, with this session."""
+        """Open, with this session. A link that was lost after its Hello stays so, and the session untouched."""
+        if self.closed:
+            return [Lost(ConnectionResetError("the link was lost before its greeting was answered"))]
         self.session = session
         self._heard = now
         events: list[Event] = []

@@ -140,7 +140,7 @@ class Communicator:
         """
         if any(loop.is_current for loop in self._loops):
             raise RuntimeError("close() waits for the loop, so it cannot be called in it (from an event or a callback)")
-        self._home.call(self._close)
+        self._home.ask(self._close)
         if not self._gone.wait(timeout):
             for peer in self._peers.values():
                 peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
@@ -253,7 +253,10 @@ class Communicator:
 
     def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
         """Forget the peer."""
-        self._home.call(self._forget, peer, error, undelivered)
+        if self._home.is_current:
+            self._forget(peer, error, undelivered)
+        else:
+            self._home.call(self._forget, peer, error, undelivered)
 
     # In the first loop.
 
@@ -278,20 +281,19 @@ class Communicator:
         if link not in self._strangers:
             return None  # lost meanwhile
         peer = self._peers.get(greeting.id)
-        same = peer is not None and secrets.compare_digest(peer.session.token, greeting.token)
+        same = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
         if greeting.id == self.id:
             return self._refuse(link, f"the id {greeting.id} is the server's own")
         if self._closing and not same:
             return self._refuse(link, "the server is closing")
         if peer is not None and not same and peer.link is not None:
             return self._refuse(link, f"the id {greeting.id} is in use, by a client at {peer.link.address}")
-        if peer is None or peer.over or not same:
+        if peer is None or not same:
             if peer is not None:
                 self._replace(peer)
             peer = self._new_peer(greeting.token)
             peer.session.peer = greeting.id
             self._peers = {**self._peers, greeting.id: peer}
-            same = False
         self._strangers.discard(link)
         link.peer = peer
         if peer.loop is self._home:
@@ -337,14 +339,14 @@ class Communicator:
 
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
         key = peer.id if self._is_server else None
-        self._undelivered += undelivered
+        self._undelivered += undelivered if self._closing else 0
         if self._peers.get(key) is not peer:
             return
         self._peers = {id: other for id, other in self._peers.items() if other is not peer}
         if peer.id is not None:
             self._inbox.finish(peer.id, error)
             self._tell(self.options.events.fin, peer.id)
-        if not self._is_server and not peer.session.closing:
+        if not (self._is_server or self._closing or peer.session.closing):
             self._peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
             return
         if not self._is_server:

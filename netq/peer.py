@@ -170,9 +170,7 @@ class Peer:
         if self.over:
             return
         self.over = True
-        undelivered = self.session.abandon()
-        for message in undelivered:
-            _fail(message, error)
+        lost = [message for message in self.session.abandon() if message.claim()]
         if self._patience is not None:
             self._patience.cancel()
         if self.link is not None:
@@ -180,7 +178,9 @@ class Peer:
             link.close()
             if not self.session.closing:
                 self._house.detached(self, error)
-        self._house.ended(self, error, sum(not message.cancelled for message in undelivered))
+        self._house.ended(self, error, len(lost))
+        for message in lost:  # last: whoever learns of it finds the house in order, and may put again
+            _delivery(message).settle(error)
 
     def statistics(self) -> Statistics:
         """Return the figures."""

@@ -41,8 +41,10 @@ def imports(tree: ast.AST, modules: set[str]) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            inner = {f"{node.module}.{alias.name}" for alias in node.names} & modules
-            yield from inner or {"." if node.level else str(node.module)}
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            yield from inside & modules
+            if inside - modules:
+                yield "." if node.level else str(node.module)
 
 
 def violations(root: Path) -> list[str]:
@@ -54,9 +56,9 @@ def violations(root: Path) -> list[str]:
     named = {path: ".".join(name.parts).removesuffix(".__init__") for path, name in files.items()}
     found = [f"{module} has no place in LAYERS" for module in named.values() if place(module) is None]
     for path, module in named.items():
-        for imported in imports(ast.parse(path.read_text(encoding="utf-8")), set(named.values())):
-            if why := wrong(module, imported):
-                found.append(f"{module} imports {imported}: {why}")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        reasons = {imported: wrong(module, imported) for imported in imports(tree, set(named.values()))}
+        found += [f"{module} imports {imported}: {why}" for imported, why in reasons.items() if why]
     return found
 
 

@@ -61,10 +61,11 @@ class Link:
     def _ready(self, mask: int) -> None:
         if mask & READ:
             self._guarded(self._discard if self._closing else self._receive)
+        if self._gone:
+            return
         if mask & WRITE:
             self._watch(READ)
-        if not self._gone:
-            self._guarded(self._send)
+        self._guarded(self._send)
         if self._closing and not self._gone:
             self._guarded(self._part)
 

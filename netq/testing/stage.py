@@ -13,7 +13,7 @@ from typing import Any, Self
 from netq.core import Communicator
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose
 
-LIMIT = 60.0  # seconds, for what takes milliseconds: a machine may be busy
+LIMIT = 30.0  # seconds, for what takes milliseconds: a machine may be busy
 
 Make = Callable[[Purpose, CommunicatorOptions], Communicator]
 
@@ -74,10 +74,11 @@ class Stage:
 
 
 def introduce(server: Communicator, *clients: Communicator) -> None:
-    """Wait until each client has a session."""
+    """Wait until each client has a session, and nothing is on its way."""
     for client in clients:
-        client.put("hello")
+        future = client.put("hello")
         assert server.get(client.id, timeout=LIMIT) == (client.id, "hello")
+        future.result(LIMIT)
 
 
 def _options(netloc: NetworkLocation, given: dict[str, Any]) -> CommunicatorOptions:

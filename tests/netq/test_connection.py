@@ -382,6 +382,16 @@ def test_a_greeting_before_a_fault_is_not_lost_with_it() -> None:
     assert [type(event) for event in events] == [Hello, Lost]
 
 
+def test_a_link_that_is_lost_before_it_is_answered_stays_lost() -> None:
+    server, untouched = in_state(State.GREETED), session()
+    feed(server, VALID[Kind.PING])
+    error = only_lost(server.accept(untouched, Greeting.read(VALID[Kind.INI]), resumed=False, now=0.0))
+    assert isinstance(error, ConnectionResetError)
+    assert server.closed
+    assert sent(server) == b""
+    assert not untouched.begun
+
+
 def test_a_session_that_is_told_nonsense_drops_the_link() -> None:
     for frame in (
         VALID[Kind.MSG]._replace(number=2),

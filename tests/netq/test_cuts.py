@@ -14,7 +14,7 @@ from netq.options import ConnectionOptions
 from netq.testing.pair import End, LossyPair
 
 STEPS = (1, 2, 7, 1000)
-CLAIMED = 14_000  # cuts that the tests of this module make, at least
+CLAIMED = 13_800  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
 HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
 FRAMES = 1  # headers that a cut costs beside, at most: that of the rest of the chunk that it hit
@@ -150,9 +150,8 @@ def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
 
 
 @pytest.mark.parametrize("merge", [True, False])
-@pytest.mark.parametrize("step", [7, 1000])
-def test_one_cut_at_every_byte_with_messages_on_their_way(step: int, merge: bool) -> None:
-    cut_everywhere("wide", wide(merge), step)
+def test_one_cut_at_every_byte_with_messages_on_their_way(merge: bool) -> None:
+    cut_everywhere("wide", wide(merge), step=100)
 
 
 @pytest.mark.parametrize("close", [close_server, close_both])
@@ -186,7 +185,7 @@ def test_a_cut_in_the_very_last_frame_leaves_a_session_to_its_timeout() -> None:
 @pytest.fixture
 def whole_module(request: pytest.FixtureRequest) -> None:
     mine = [item for item in request.session.items if item.path == request.path]
-    if len(mine) < 30:
+    if len(mine) < 28:
         pytest.skip("counts the cuts of the whole module, of which only a part was selected")
 
 

@@ -129,6 +129,7 @@ def check_close_timeout(make: Make) -> None:
             assert isinstance(error, Closed)
             assert error.peer == server.id
         assert server.get(timeout=LIMIT).data == 0
+        assert isinstance(client.put("too late").exception(LIMIT), Closed)
         stage.forget(client)
 
 

@@ -74,8 +74,8 @@ def check_statistics(make: Make) -> None:
     """Each peer's figures are right."""
     with Stage(make) as stage:
         server = stage.server()
-        client = stage.client(server.netloc, window=NARROW, queue_size=10)
         assert server.statistics() == {}
+        client = stage.client(server.netloc, window=NARROW, queue_size=10)
         introduce(server, client)
         server.put("held", client.id).result(LIMIT)
         server.put("waits", client.id)

@@ -1,0 +1,50 @@
+"""What netq logs, for tests that wait for a line of it. Any thread may log and wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+_LIMIT = 60.0  # seconds
+
+
+class Log(logging.Handler):
+    """Listens to the logger of netq, from INFO on, within a with statement."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._logger = logging.getLogger("netq")
+        self._level = self._logger.level
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        with self._changed:
+            self._lines.append(record.getMessage())
+            self._changed.notify_all()
+
+    def having(self, text: str) -> list[str]:
+        """Return the lines that contain `text`."""
+        with self._changed:
+            return [line for line in self._lines if text in line]
+
+    def wait(self, text: str, count: int = 1) -> str:
+        """Wait until `count` lines contain `text`; return the last of these."""
+        with self._changed:
+            found = self._changed.wait_for(lambda: len(self.having(text)) >= count, _LIMIT)
+            assert found, f"{text!r} is not {count} times in the log: {self._lines}"
+            return self.having(text)[count - 1]
+
+    def __enter__(self) -> Self:
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.INFO)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._logger.setLevel(self._level)
+        self._logger.removeHandler(self)

@@ -1,0 +1,222 @@
+"""A client against a server of plain tasks: each is answered once, whatever the user's function does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.messages import MESSAGES, Failure, Reply, Report, Task, Update
+from fl.tensors import dump as tensor_dump
+from netq.utils.stream import PickleSerializer
+
+SOON = 10.0  # seconds in which all happens that does happen
+LOCAL = netq.NetworkLocation("127.0.0.1", 0)
+
+
+def echo(model: Any, config: Mapping[str, Any]) -> Update:
+    return Update(model, 1, {"round": config["round"]})
+
+
+def score(model: Any, config: Mapping[str, Any]) -> Report:
+    return Report(2, {"accuracy": 0.5})
+
+
+class Asks:
+    """A server that puts what it is told to, and one client in a thread."""
+
+    def __init__(self, queue: netq.Communicator, run: Future[None]) -> None:
+        self.queue = queue
+        self.run = run
+
+    def __call__(self, purpose: Any = "train", round: int = 1, run: int = 7, **config: Any) -> Any:
+        """The content of the answer to a task."""
+        self.put(Task(run, round, purpose, {"w": np.arange(4.0)}, config))
+        return self.answer(purpose, round, run)
+
+    def put(self, message: Any) -> None:
+        self.queue.put(message).result(SOON)
+
+    def answer(self, purpose: str = "train", round: int = 1, run: int = 7) -> Any:
+        self.peer, reply = self.queue.get(timeout=SOON)
+        assert type(reply) is Reply
+        assert (reply.run, reply.round, reply.purpose) == (run, round, purpose)
+        return reply.content
+
+    def close(self) -> None:
+        """End the federation; nothing that was not asked for has come."""
+        assert self.queue.close(SOON) == 0
+        self.run.result(SOON)
+        with pytest.raises(netq.Closed):
+            self.queue.get()
+
+
+@contextlib.contextmanager
+def serving(
+    client: fl.Client, message_size: int = 2**30, options: netq.CommunicatorOptions | None = None
+) -> Iterator[Asks]:
+    mine = options or netq.CommunicatorOptions()
+    came = threading.Event()
+    anything = PickleSerializer(None, tensor_dump)
+    options = netq.CommunicatorOptions(
+        netloc=LOCAL,
+        connection=netq.ConnectionOptions(linger=1.0, message_size=message_size),
+        serialization=netq.SerializationOptions(MESSAGES.load, anything.dump),
+        events=netq.EventOptions(ini=lambda peer: came.set()),
+    )
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as queue, ThreadPoolExecutor() as pool:
+        try:
+            run = pool.submit(client.run, replace(mine, netloc=queue.netloc))
+            assert came.wait(SOON)
+            asks = Asks(queue, run)
+            yield asks
+            asks.close()
+        finally:
+            queue.close(SOON)
+
+
+def test_tasks_are_answered_in_order_until_the_server_ends() -> None:
+    with serving(fl.Client(echo, score)) as asks:
+        for round in (1, 2, 5):
+            update = asks("train", round)
+            assert type(update) is Update
+            np.testing.assert_array_equal(update.model["w"], np.arange(4.0))
+            assert update.metrics == {"round": round}
+            assert asks("evaluate", round, run=round) == Report(2, {"accuracy": 0.5})
+
+
+def test_tasks_that_wait_are_all_answered() -> None:
+    with serving(fl.Client(echo)) as asks:
+        for round in range(1, 6):
+            asks.put(Task(7, round, "train", {}, {}))
+        for round in range(1, 6):
+            assert asks.answer(round=round).metrics == {"round": round}
+
+
+def test_config_has_the_round_and_what_the_server_adds() -> None:
+    told: list[Mapping[str, Any]] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        told.append(config)
+        return Update(model, 1)
+
+    with serving(fl.Client(train)) as asks:
+        asks(round=3, rate=0.1, nested={"on": [1, 2]})
+    assert told == [{"round": 3, "rate": 0.1, "nested": {"on": [1, 2]}}]
+
+
+def test_the_model_is_the_functions_to_change() -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        assert type(model) is dict
+        model["w"] *= 2
+        model["w"][0] = 9
+        return Update(model, 1)
+
+    with serving(fl.Client(train)) as asks:
+        for _ in range(2):
+            assert asks().model["w"].tolist() == [9, 2, 4, 6]
+
+
+def test_a_model_is_free_again_when_it_is_answered() -> None:
+    freed = threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        weakref.finalize(model["w"], freed.set)
+        return Update({"w": np.zeros(1)}, 1)
+
+    with serving(fl.Client(train)) as asks:
+        asks()
+        assert freed.wait(SOON)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _holding(value: Any) -> Update:
+    return Update({"w": value}, 1)
+
+
+FAILS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an error": (lambda: _raise(RuntimeError("no memory left")), "RuntimeError: no memory left"),
+    "an error of no words": (lambda: _raise(KeyError("w")), "KeyError: 'w'"),
+    "a failed assertion": (lambda: _raise(AssertionError()), "AssertionError: "),
+    "nothing": (lambda: None, "returned NoneType; expected fl.Update"),
+    "a report": (lambda: Report(1), "returned Report; expected fl.Update"),
+    "the class": (lambda: Update, "returned type; expected fl.Update"),
+    "no examples": (lambda: Update({}, 0), "InvalidUpdate: num_examples: int 0; expected"),
+    "NaN": (lambda: Update({}, 1, {"loss": math.nan}), "InvalidUpdate: metrics['loss']: float nan"),
+    "a lambda": (lambda: _holding(lambda: 0), "its answer cannot be pickled: "),
+    "a lock": (lambda: _holding(threading.Lock()), "its answer cannot be pickled: TypeError: cannot pickle"),
+    "much": (lambda: Update({"w": np.zeros(10_000)}, 1), "its answer cannot be sent: "),
+}
+
+
+@pytest.mark.parametrize("case", FAILS)
+def test_a_failure_is_an_answer_and_the_client_goes_on(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    fails, reason = FAILS[case]
+
+    def train(model: Any, config: Mapping[str, Any]) -> Any:
+        return fails() if config["round"] == 1 else echo(model, config)
+
+    with serving(fl.Client(train), message_size=20_000) as asks:
+        failure = asks(round=1)
+        assert type(failure) is Failure
+        assert reason in failure.reason
+        assert type(asks(round=2)) is Update
+    if case == "an error":
+        assert "round 1: train failed" in caplog.text
+        assert "Traceback" in caplog.text
+
+
+def test_a_client_that_cannot_evaluate_says_so() -> None:
+    with serving(fl.Client(echo)) as asks:
+        assert asks("evaluate") == Failure("this client has no function to evaluate")
+        assert type(asks("train", 2)) is Update
+
+
+def test_an_evaluation_must_be_a_report() -> None:
+    with serving(fl.Client(echo, echo)) as asks:  # type: ignore[arg-type]
+        assert "returned Update; expected fl.Report" in asks("evaluate").reason
+
+
+def test_what_is_no_task_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    unknown: Any = "predict"
+    with serving(fl.Client(echo)) as asks, caplog.at_level(logging.ERROR, "netq.fl"):
+        for junk in ("hello", None, Task, Task(7, 1, unknown, {}, {}), Report(1)):
+            asks.put(junk)
+        asks.put({"raise": ValueError})  # names what is not allowed
+        assert type(asks()) is Update
+    assert caplog.text.count("where a Task was expected") == 5
+    assert caplog.text.count("builtins.ValueError, which `allow` refuses") == 1
+
+
+def test_an_interrupt_ends_the_run() -> None:
+    class Stop(BaseException):
+        pass
+
+    with contextlib.suppress(Stop), serving(fl.Client(lambda model, config: _raise(Stop()))) as asks:
+        asks.put(Task(7, 1, "train", {}, {}))
+        assert type(asks.run.exception(SOON)) is Stop
+
+
+def test_the_options_given_are_used_but_for_the_serialisation() -> None:
+    def unused(data: Any) -> Any:
+        raise AssertionError("the serialisation of the options is used")
+
+    mine = netq.CommunicatorOptions(id=uuid.UUID(int=5), serialization=netq.SerializationOptions(unused, unused))
+    with serving(fl.Client(echo), options=mine) as asks:
+        assert type(asks()) is Update
+        assert asks.peer == mine.id

@@ -1,0 +1,258 @@
+"""What server and clients say: what it accepts, and that a pickle can make it in no other way."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import pickle
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fl
+from fl.messages import MESSAGES, Failure, Reply, Report, Task, Update
+from fl.tensors import STORAGE
+from netq.errors import NotAllowed, Unreadable
+from netq.utils.stream import PickleSerializer, Stream
+
+MODEL = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7)}
+UPDATE = Update(MODEL, 5, {"loss": 0.5})
+KINDS = (Task, Reply, Update, Report, Failure)
+
+
+def arrived(stream: Stream) -> Any:
+    return MESSAGES.load(Stream([bytearray(bytes(stream))]))
+
+
+def pickled(opcodes: bytes) -> Stream:
+    """A message of a pickle written by hand."""
+    return Stream([struct.pack("<QQ", len(opcodes), 0) + opcodes])
+
+
+def text(value: str) -> bytes:
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+def name(full: str, module: str = "fl.messages") -> bytes:
+    return text(module) + text(full) + b"\x93"
+
+
+class Call:
+    """Pickled as a call of `function`, then a setting of `state`."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, state: Any = None) -> None:
+        self.reduced = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+def hostile(obj: Any) -> Stream:
+    return PickleSerializer().dump(obj)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Task(2**62, 3, "train", {}, {"round": 3, "rates": [0.1, 0.2], "nested": {"on": True}}),
+        Reply(1, 3, "train", Update({}, 5, {"loss": 0.5})),
+        Reply(1, 3, "evaluate", Report(5, {"accuracy": 1})),
+        Reply(1, 3, "train", Failure("no memory")),
+    ],
+    ids=lambda message: str(message)[:40],
+)
+def test_a_message_arrives_as_it_left(message: Any) -> None:
+    assert arrived(MESSAGES.dump(message)) == message
+
+
+def test_a_model_arrives_in_memory_of_its_own() -> None:
+    reply = arrived(MESSAGES.dump(Reply(1, 1, "train", UPDATE)))
+    moved = reply.content.model
+    assert list(moved) == ["w", "steps"]
+    for key, array in MODEL.items():
+        np.testing.assert_array_equal(moved[key], array)
+        assert moved[key].dtype == array.dtype
+        assert moved[key].flags.writeable
+        assert not np.shares_memory(moved[key], array)
+
+
+def test_the_state_of_a_torch_module_can_be_an_update() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    moved = arrived(MESSAGES.dump(Update(module.state_dict(), 1))).model
+    assert type(moved) is dict
+    assert moved["num_batches_tracked"].dtype == torch.int64
+    assert list(moved) == list(module.state_dict())
+
+
+def test_an_update_keeps_no_dict_of_the_callers() -> None:
+    model, metrics = {"w": np.zeros(1)}, {"loss": 1.0}
+    update = Update(model, 1, metrics)
+    model.clear()
+    metrics.clear()
+    assert (list(update.model), update.metrics) == (["w"], {"loss": 1.0})
+
+
+@pytest.mark.parametrize("number", [0, -5, True, False, 1.0, 1.5, float("nan"), "5", None, np.float32(5), np.True_])
+@pytest.mark.parametrize("make", [lambda n: Update({}, n), Report], ids=["Update", "Report"])
+def test_a_number_of_examples_is_whole_and_above_0(make: Callable[[Any], Any], number: object) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"num_examples: .*expected a whole number above 0"):
+        make(number)
+
+
+@pytest.mark.parametrize("number", [5, np.int64(5), np.uint8(5)])
+def test_a_number_of_examples_becomes_an_int(number: Any) -> None:
+    for made in (Update({}, number), Report(number)):
+        assert (made.num_examples, type(made.num_examples)) == (5, int)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "much", None, 10**400, 1j, [1.0]])
+@pytest.mark.parametrize("make", [lambda m: Update({}, 1, m), lambda m: Report(1, m)], ids=["Update", "Report"])
+def test_a_metric_is_a_finite_number(make: Callable[[Any], Any], value: object) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=r"metrics\['loss'\]: .*expected a (finite )?number"):
+        make({"loss": value})
+
+
+def test_a_metric_becomes_a_float() -> None:
+    metrics: dict[str, Any] = {"a": 1, "b": np.float32(0.5), "c": torch.tensor(0.25), "d": True}
+    report = Report(1, metrics)
+    assert report.metrics == {"a": 1.0, "b": 0.5, "c": 0.25, "d": 1.0}
+    assert {type(value) for value in report.metrics.values()} == {float}
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Update([np.zeros(3)], 1), "model"),  # type: ignore[arg-type]
+        (lambda: Update({}, 1, [0.5]), "metrics"),  # type: ignore[arg-type]
+        (lambda: Failure(ValueError("x")), "reason"),  # type: ignore[arg-type]
+        (lambda: Reply("1", 1, "train", UPDATE), "run"),  # type: ignore[arg-type]
+        (lambda: Reply(1, 1.0, "train", UPDATE), "round"),  # type: ignore[arg-type]
+        (lambda: Reply(1, 1, "predict", UPDATE), "purpose"),  # type: ignore[arg-type]
+        (lambda: Reply(1, 1, np.array(["train"] * 2), UPDATE), "purpose"),  # type: ignore[arg-type]
+        (lambda: Reply(1, 1, "train", MODEL), "content"),  # type: ignore[arg-type]
+        (lambda: Reply(1, 1, "train", Update), "content"),  # type: ignore[arg-type]
+    ],
+)
+def test_each_field_is_checked_and_named(make: Callable[[], Any], named: str) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=f"^{named}: .*expected"):
+        make()
+
+
+def test_an_error_does_not_print_a_whole_model() -> None:
+    with pytest.raises(fl.InvalidUpdate) as caught:
+        Update([0] * 10**6, 1)  # type: ignore[arg-type]
+    assert len(str(caught.value)) < 200
+
+
+def test_a_reason_is_kept_short() -> None:
+    assert len(Failure("x" * 10**6).reason) == 1000
+
+
+class TestHostile:
+    def test_names_of_others_are_refused_and_nothing_runs(self, tmp_path: Path) -> None:
+        mark = tmp_path / "executed"
+        code = f"open({str(mark)!r}, 'w')"
+        attacks: list[tuple[str, Any]] = [
+            (r"posix\.system", Call(os.system, f"touch {mark}")),
+            (r"builtins\.eval", Call(eval, code)),
+            (r"builtins\.exec", Call(exec, code)),
+            (r"io\.open", Call(open, str(mark), "w")),
+            (r"builtins\.getattr", Call(getattr, "text", "upper")),
+            (r"numpy.*", Call(np.savetxt, str(mark), [1.0])),
+            (r"numpy.*", Call(np.zeros, 3)),
+            (r"operator\.", Call(operator.attrgetter, "model")),
+            (r"pathlib", Call(Path, str(mark))),
+            (r"collections\.OrderedDict", OrderedDict()),
+        ]
+        for named, attack in attacks:
+            for message in (attack, [attack], Call(Reply, 1, 1, "train", attack), Call(Update, {"w": attack}, 1)):
+                with pytest.raises(NotAllowed, match=named):
+                    arrived(hostile(message))
+        assert not mark.exists()
+
+    @pytest.mark.parametrize(
+        "full",
+        [
+            *("pickle", "numpy", "math", "math.floor", "Any", "serialization", "MESSAGES", "MESSAGES.load", "_check"),
+            *("Update.__init__", "Update.__class__", "Update.__reduce__", "Update.__init__.__globals__", "_Plain"),
+            *("Mapping", "InvalidUpdate", "Unreadable", "numbers", "reprlib.repr"),
+        ],
+    )
+    def test_nothing_else_in_reach_of_the_module_can_be_named(self, full: str) -> None:
+        with pytest.raises(Unreadable):
+            arrived(pickled(b"\x80\x05" + name(full) + b"."))
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            Call(Update, {}, -5),
+            Call(Update, {}, 1, {"loss": float("nan")}),
+            Call(Update, {}),
+            Call(Reply, 1, 1, "train", 5),
+            Call(Reply, 1, 1, ["train"], Failure("x")),
+            Call(Reply),
+            Call(Failure, 10**5000),
+            Call(Report, 10, {"loss": 10**5000}),
+        ],
+        ids=lambda bad: bad.reduced[0].__name__,
+    )
+    def test_the_checks_of_a_constructor_hold(self, bad: Call) -> None:
+        with pytest.raises(Unreadable):
+            arrived(hostile(bad))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_none_is_made_without_its_constructor(self, kind: type) -> None:
+        for making in (b")\x81", b")}\x92"):  # NEWOBJ, NEWOBJ_EX
+            with pytest.raises(Unreadable, match="missing"):
+                arrived(pickled(b"\x80\x05" + name(kind.__name__) + making + b"."))
+        with pytest.raises(Unreadable, match="missing"):
+            arrived(pickled(b"(" + f"ifl.messages\n{kind.__name__}\n.".encode()))  # INST
+
+    @pytest.mark.parametrize(
+        ("good", "state"),
+        [
+            (UPDATE, {"num_examples": -5}),
+            (Report(1), {"metrics": None}),
+            (Failure("x"), (None, {"reason": 5})),
+            (Reply(1, 1, "train", Failure("x")), {"content": 5}),
+            (Task(1, 1, "train", {}, {}), {"run": 2}),
+        ],
+        ids=lambda value: type(value).__name__,
+    )
+    def test_none_is_changed_past_its_checks(self, good: Any, state: Any) -> None:
+        function, args = good.__reduce__()
+        with pytest.raises(Unreadable):
+            arrived(MESSAGES.dump(Call(function, *args, state=state)))
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_a_class_is_not_changed_for_all(self, kind: type) -> None:
+        state = b"N}" + text("poison") + text("x") + b"s\x86b"  # BUILD with (None, {"poison": "x"})
+        with pytest.raises(Unreadable):
+            arrived(pickled(b"\x80\x05" + name(kind.__name__) + state + b"."))
+        assert not hasattr(kind, "poison")
+
+    def test_neither_is_that_of_storages(self) -> None:
+        module, _, full = STORAGE.rpartition(".")
+        state = b"N}" + text("poison") + text("x") + b"s\x86b"
+        with pytest.raises(Unreadable):
+            arrived(pickled(b"\x80\x05" + name(full, module) + state + b"."))
+
+    def test_a_message_that_is_cut_is_unreadable(self) -> None:
+        whole = bytes(MESSAGES.dump(Reply(1, 1, "train", Failure("no memory"))))
+        for size in range(len(whole)):
+            with pytest.raises(Unreadable):
+                arrived(Stream([whole[:size]]))
+
+
+def test_they_can_be_pickled_and_copied_like_any_other_object() -> None:
+    update = Update({"w": np.ones(2)}, 3, {"loss": 0.5})
+    for other in (pickle.loads(pickle.dumps(update)), copy.copy(update), copy.deepcopy(update)):
+        assert (other.num_examples, other.metrics) == (3, {"loss": 0.5})
+        np.testing.assert_array_equal(other.model["w"], np.ones(2))

@@ -1,0 +1,149 @@
+"""Addresses: taken, unknown, silent, and of the other family."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Purpose, new
+from netq.connection import Connection, Event, Lost
+from netq.core import Communicator
+from netq.memory import Memory
+from netq.options import ConnectionOptions
+from netq.session import Session
+from netq.tcp.client import _is_own_end
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+
+
+@pytest.fixture
+def silent() -> Iterator[NetworkLocation]:
+    """An address at which the system answers nobody: the queue of its listener is full."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(listener.getsockname())
+        yield NetworkLocation(*listener.getsockname())
+
+
+def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Stage) -> None:
+    server = stage.server()
+    host, port = server.netloc
+    with pytest.raises(AddressError, match=f"{host}:{port}.*in use.*choose another port"):
+        new(purpose=Purpose.SERVER, options=CommunicatorOptions(netloc=server.netloc, workers=3))
+    introduce(server, stage.client(server.netloc))
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
+def test_an_address_that_is_not_ours_is_named(host: str) -> None:
+    with pytest.raises(AddressError, match=f"cannot listen at {host}:0"):
+        new(purpose=Purpose.SERVER, options=CommunicatorOptions(netloc=NetworkLocation(host, 0)))
+
+
+def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log) -> None:
+    client = stage.client(NetworkLocation("nowhere.invalid", 1))
+    assert log.wait("trying again").startswith("nowhere.invalid:1: the name cannot be resolved: ")
+    while client._attempt < 4:
+        with pytest.raises(TimeoutError):
+            client.get(timeout=0.01)
+    assert len(log.having("trying again")) == 1
+    start = time.monotonic()
+    assert client.close() == 0
+    assert time.monotonic() - start < 5.0
+
+
+def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
+    stage: Stage, log: Log, silent: NetworkLocation
+) -> None:
+    client = stage.client(silent, handshake_timeout=0.05, linger=0.1)
+    future = client.put("nobody hears it")
+    assert log.wait("trying again") == f"127.0.0.1:{silent.port}: it does not answer; trying again until it answers"
+    while client._attempt < 4:
+        with pytest.raises(TimeoutError):
+            client.get(timeout=0.01)
+    assert len(log.having("trying again")) == 1
+    start = time.monotonic()
+    assert client.close() == 1
+    assert time.monotonic() - start < 5.0
+    assert isinstance(future.exception(0), Closed)
+    stage.forget(client)
+
+
+def test_localhost_by_name(stage: Stage) -> None:
+    server = stage.server(NetworkLocation("localhost", 0))
+    introduce(server, stage.client(NetworkLocation("localhost", server.netloc.port)))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ipv6(stage: Stage) -> None:
+    server = stage.server(NetworkLocation("::1", 0))
+    introduce(server, stage.client(server.netloc))
+
+
+def test_a_socket_that_reached_itself_is_known() -> None:
+    """A client that tries again and again at a port of the ephemeral range will be given that very port one day."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        assert _is_own_end(sock)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as near,
+        listener.accept()[0] as far,
+    ):
+        assert not _is_own_end(near)
+        assert not _is_own_end(far)
+
+
+def take_over(client: Communicator, server: Communicator) -> None:
+    """Come as a process that has a copy of the client's session: a fork, or a virtual machine restored."""
+    options = ConnectionOptions()
+    session = Session(client._peers[None].session.token, options, Memory())
+    connection = Connection(client.id, options, 0.0, session)
+    with socket.create_connection(server.netloc, LIMIT) as sock:
+        sock.sendall(b"".join(connection.to_send(2**20, 0.0)))
+        events: list[Event] = []
+        while not events:
+            n = sock.recv_into(connection.buffer())
+            assert n, "refused"
+            events = connection.received(n, 0.0)
+        assert not any(isinstance(event, Lost) for event in events)
+
+
+def test_the_older_of_two_links_of_one_session_is_told_and_does_not_come_back(stage: Stage) -> None:
+    server, client = stage.pair()
+    take_over(client, server)
+    with pytest.raises(Closed, match="a newer link has taken the session over"):
+        client.get(timeout=LIMIT)
+    with pytest.raises(Closed):
+        client.put("too late").result(LIMIT)
+    assert client.close(LIMIT) == 0
+
+
+def test_the_server_s_own_id_is_refused(stage: Stage, log: Log) -> None:
+    server = stage.server()
+    client = stage.client(server.netloc, id=server.id, linger=0.0)
+    client.put("never")
+    log.wait(f"the id {server.id} is the server's own")
+    assert server.statistics() == {}
+    assert client.close(LIMIT) == 1
+    stage.forget(client)
+
+
+def test_a_copy_without_the_token_is_refused(stage: Stage, log: Log) -> None:
+    server, client = stage.pair()
+    thief = stage.client(server.netloc, id=client.id, linger=0.0)
+    thief.put("never")
+    log.wait(f"the id {client.id} is in use, by a client at 127.0.0.1:")
+    log.wait("the peer refuses: the id")
+    client.put("mine").result(LIMIT)
+    assert server.get(timeout=0).data == "mine"
+    assert thief.close(LIMIT) == 1
+    stage.forget(thief)

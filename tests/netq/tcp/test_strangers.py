@@ -1,0 +1,149 @@
+"""Whoever else may knock: refused in one line of the log, and those who belong here do not notice."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from netq.core import Communicator
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from netq.wire import Frame, Greeting, Kind
+
+INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
+HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(192)  # how a TLS client begins
+
+
+@pytest.fixture
+def sockets() -> Iterator[list[socket.socket]]:
+    sockets: list[socket.socket] = []
+    yield sockets
+    for sock in sockets:
+        sock.close()
+
+
+def knock(server: Communicator, sockets: list[socket.socket], data: bytes) -> str:
+    """Send something; return who we are."""
+    sock = socket.create_connection(server.netloc, LIMIT)
+    sockets.append(sock)
+    sock.sendall(data)
+    return "{}:{}".format(*sock.getsockname())
+
+
+def is_cut(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no frame of netq begins with kind 71"),
+        (HELLO, "no frame of netq begins with kind 22"),
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "no frame of netq begins with"),
+        (random.Random(1).randbytes(200_000), "no frame of netq begins with"),
+        (INI[:50], "no greeting within 0.3 s"),
+        (b"", "no greeting within 0.3 s"),
+        (INI[:3], "no greeting within 0.3 s"),
+        (INI[:24] + b"HTTP" + INI[28:], "does not speak netq"),
+        (Frame(Kind.PING).whole(), "PING in state OPENING"),
+        (Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole(), "MSG in state OPENING"),
+        (INI + b"junk" * 20_000, "no frame of netq begins with kind 106"),
+        (INI + INI, "INI in state GREETED"),
+    ],
+)
+def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
+    stage: Stage, log: Log, sockets: list[socket.socket], data: bytes, complaint: str
+) -> None:
+    server = stage.server(handshake_timeout=0.3)
+    address = knock(server, sockets, data)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    assert complaint in log.wait(f"{address}: ")
+    assert is_cut(sockets[0])
+    client.put("still here").result(LIMIT)
+    assert server.get(timeout=0) == (client.id, "still here")
+    assert len(log.having(address)) == 1
+    assert set(server.statistics()) == {client.id}
+
+
+def test_a_stranger_who_hangs_up_is_one_line(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+    server = stage.server()
+    address = knock(server, sockets, b"")
+    sockets[0].close()
+    assert "the peer hung up" in log.wait(f"{address}: ")
+    introduce(server, stage.client(server.netloc))
+    assert len(log.having(address)) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_greeting_with_junk_behind_it_does_not_take_the_id_away(
+    stage: Stage, log: Log, sockets: list[socket.socket], workers: int
+) -> None:
+    server = stage.server(workers=workers)
+    for junk in (b"\xff" * 24, Frame(Kind.PING).whole(), INI):
+        address = knock(server, sockets, INI + junk)
+        log.wait(f"{address}: ")
+    client = stage.client(server.netloc, id=uuid.UUID(int=99))
+    introduce(server, client)
+    assert not log.having("in use")
+
+
+def test_one_who_never_stops_sending_holds_nobody_up(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+    server = stage.server()
+    knock(server, sockets, b"")
+    stop = threading.Event()
+
+    def flood() -> None:
+        junk = bytes(2**20)
+        try:
+            while not stop.is_set():
+                sockets[0].sendall(junk)
+        except OSError:
+            pass
+
+    with ThreadPoolExecutor() as threads:
+        flooding = threads.submit(flood)
+        try:
+            log.wait("no frame of netq begins with kind 0")
+            client = stage.client(server.netloc)
+            introduce(server, client)
+            flooding.result(LIMIT)  # it is cut though it does not listen
+        finally:
+            stop.set()
+
+
+def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
+    stage: Stage, log: Log, sockets: list[socket.socket]
+) -> None:
+    server = stage.server(handshake_timeout=1.0)
+    for _ in range(200):
+        knock(server, sockets, INI[:10])
+    start = time.monotonic()
+    introduce(server, stage.client(server.netloc))
+    assert time.monotonic() - start < 1.0
+    log.wait("no greeting within 1 s", 200)
+    assert all(is_cut(sock) for sock in sockets)
+
+
+def test_close_does_not_wait_for_strangers(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+    server = stage.server()
+    knock(server, sockets, INI[:10])
+    introduce(server, client := stage.client(server.netloc))
+    client.close(LIMIT)
+    start = time.monotonic()
+    assert server.close(LIMIT) == 0
+    assert time.monotonic() - start < 5.0
+    assert log.wait("the server is closing")
+    assert is_cut(sockets[0])

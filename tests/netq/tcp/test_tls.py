@@ -1,0 +1,79 @@
+"""Both sides must agree on TLS, and on whom to trust; the log says what is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netq import CommunicatorOptions, NetworkLocation, Purpose, SecurityError, SecurityOptions, new
+from netq.security import certificates
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+
+
+def of_server(files: certificates.Files) -> SecurityOptions:
+    return SecurityOptions(files.key, files.certificate)
+
+
+def of_client(files: certificates.Files) -> SecurityOptions:
+    return SecurityOptions(certificate=files.authority)
+
+
+@pytest.mark.parametrize("secure", ["server", "client"])
+def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
+    stage: Stage, files: certificates.Files, log: Log, secure: str
+) -> None:
+    server = stage.server(security=of_server(files) if secure == "server" else None)
+    client = stage.client(server.netloc, security=of_client(files) if secure == "client" else None, linger=0.0)
+    future = client.put("never")
+    trouble = log.wait(f"127.0.0.1:{server.netloc.port}: ")
+    log.wait("the connection was closed", 3)  # it has tried again
+    assert not future.done()
+    assert server.statistics() == {}
+    assert ("TLS" in trouble) or ("hung up" in trouble)
+    assert len(log.having("trying again")) <= 2
+    assert client.close(LIMIT) == 1
+    stage.forget(client)
+    good = stage.client(server.netloc, security=of_client(files) if secure == "server" else None)
+    introduce(server, good)
+
+
+def test_a_server_that_is_not_trusted_gets_nothing(
+    stage: Stage, files: certificates.Files, log: Log, tmp_path: Path
+) -> None:
+    server = stage.server(security=of_server(files))
+    wrong = certificates.make(tmp_path)
+    client = stage.client(server.netloc, security=of_client(wrong), linger=0.0)
+    client.put("never")
+    line = log.wait("the certificate of the server 127.0.0.1 is refused")
+    assert "SecurityOptions.certificate" in line
+    log.wait("refused this side of the TLS connection", 3)
+    assert len(log.having("the certificate of the server")) == 1, "once, though it has tried again"
+    assert server.statistics() == {}
+    assert client.close(LIMIT) == 1
+    stage.forget(client)
+    introduce(server, stage.client(server.netloc, security=of_client(files)))
+
+
+def test_a_server_that_goes_by_another_name_gets_nothing(stage: Stage, log: Log, tmp_path: Path) -> None:
+    elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
+    server = stage.server(security=of_server(elsewhere))
+    client = stage.client(server.netloc, security=of_client(elsewhere), linger=0.0)
+    client.put("never")
+    assert "IP address mismatch" in log.wait("the certificate of the server 127.0.0.1 is refused")
+    assert server.statistics() == {}
+    assert client.close(LIMIT) == 1
+    stage.forget(client)
+
+
+def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(tmp_path: Path) -> None:
+    """The fixture sees the descriptors."""
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no key")
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), security=SecurityOptions(bad, bad), workers=2)
+    with pytest.raises(SecurityError, match=r"bad\.pem"):
+        new(purpose=Purpose.SERVER, options=options)
+    options = CommunicatorOptions(security=SecurityOptions(certificate=bad))
+    with pytest.raises(SecurityError, match=r"bad\.pem"):
+        new(options=options)

@@ -1,0 +1,106 @@
+"""What a communicator does when its own house is not in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation
+from netq.core import Communicator
+from netq.options import Purpose
+from netq.testing import loopback
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+
+
+def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+    return loopback.Server(options) if purpose is Purpose.SERVER else loopback.Client(options)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage(make) as stage:
+        yield stage
+
+
+def crash() -> None:
+    raise LookupError("a bug of ours")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(stage: Stage, log: Log, which: int) -> None:
+    server = stage.server(workers=2)
+    clients = [stage.client(server.netloc, window=1) for _ in range(2)]
+    introduce(server, *clients)
+    server.put("fills them").result(LIMIT)
+    pending = server.put("waits")
+    server._loops[which].call(crash)
+    with pytest.raises(Closed, match="internal error: LookupError") as raised:
+        server.get(timeout=LIMIT)
+    assert isinstance(raised.value.__cause__, LookupError)
+    for future in pending.futures:
+        assert isinstance(future.exception(LIMIT), Closed)
+    assert isinstance(server.put("after it", clients[0].id).exception(LIMIT), Closed)
+    server.close(LIMIT)
+    assert len(log.having("netq: internal error; the communicator is closed")) == 1
+    stage.forget(server)
+
+
+def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
+    client = stage.client(stage.vacant())
+    pending = client.put("waits")
+    client._home.call(crash)
+    with pytest.raises(Closed, match="internal error: LookupError"):
+        client.get(timeout=LIMIT)
+    assert isinstance(pending.exception(LIMIT), Closed)
+    assert isinstance(client.put("after it").exception(LIMIT), Closed)
+    client.close(LIMIT)
+    log.wait("netq: internal error; the communicator is closed")
+    stage.forget(client)
+
+
+def test_close_in_a_callback_of_a_future_is_refused(stage: Stage) -> None:
+    server, client = stage.pair(window=1)
+    refused: Future[None] = Future()
+
+    def close(_: object) -> None:
+        try:
+            client.close()
+        except RuntimeError as error:
+            refused.set_exception(error)
+
+    client.put("fills it").result(LIMIT)
+    client.put("waits").add_done_callback(close)
+    assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["fills it", "waits"]
+    with pytest.raises(RuntimeError, match="from an event or a callback"):
+        refused.result(LIMIT)
+
+
+def test_a_port_of_this_process_is_given_once(stage: Stage) -> None:
+    server = stage.server()
+    with pytest.raises(AddressError, match=f"127.0.0.1:{server.netloc.port}.*taken in this process"):
+        loopback.Server(CommunicatorOptions(netloc=server.netloc, workers=2))
+    assert stage.server().netloc.port != server.netloc.port
+
+
+def test_a_transport_that_cannot_be_made_leaves_nothing_behind() -> None:
+    """The fixture sees threads and descriptors."""
+
+    def transport(*args: object) -> loopback.Connector:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        Communicator(CommunicatorOptions(netloc=NetworkLocation(), workers=2), Purpose.CLIENT, transport)
+
+
+def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Stage, log: Log) -> None:
+    server = stage.server()
+    client = stage.client(server.netloc, id=server.id, linger=0.0)
+    client.put("never")
+    line = log.wait("the peer refuses")
+    assert f"the id {server.id} is the server's own" in line
+    assert len(log.having("trying again")) == 1
+    client.close(LIMIT)
+    stage.forget(client)

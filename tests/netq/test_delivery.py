@@ -1,0 +1,130 @@
+"""What put returns."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import pytest
+
+from netq.delivery import Delivery, gather
+from netq.errors import Closed
+
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+LIMIT = 20.0
+
+
+def deliveries() -> list[Delivery]:
+    return [Delivery(peer) for peer in (A, B, C)]
+
+
+def test_one_is_itself() -> None:
+    one = Delivery(A)
+    assert gather([one]) is one
+    assert one.futures == (one,)
+
+
+def test_none_is_done() -> None:
+    assert gather([]).result(0) is None
+
+
+def test_several_are_done_when_all_are() -> None:
+    parts = deliveries()
+    whole = gather(parts)
+    assert whole.futures == tuple(parts)
+    for part in parts:
+        assert not whole.done()
+        part.settle()
+    assert whole.result(0) is None
+
+
+def test_the_first_error_in_the_order_of_the_peers_is_raised_when_all_are_done() -> None:
+    parts = deliveries()
+    whole = gather(parts)
+    parts[2].settle(Closed(C))
+    parts[1].settle(Closed(B))
+    assert not whole.done()
+    parts[0].settle()
+    with pytest.raises(Closed) as raised:
+        whole.result(0)
+    assert raised.value.peer == B
+
+
+def test_parts_that_were_done_before_count() -> None:
+    parts = deliveries()
+    parts[0].settle()
+    parts[1].settle(Closed(B))
+    whole = gather(parts)
+    assert not whole.done()
+    parts[2].settle()
+    assert isinstance(whole.exception(0), Closed)
+
+
+def test_cancel_withdraws_once() -> None:
+    one, withdrawn = Delivery(A), list[str]()
+    one.withdraw = lambda: withdrawn.append("withdrawn")
+    assert one.cancel()
+    assert one.cancelled()
+    one.cancel()
+    assert withdrawn[0] == "withdrawn"
+
+
+def test_what_is_claimed_cannot_be_cancelled() -> None:
+    one, withdrawn = Delivery(A), list[str]()
+    one.withdraw = lambda: withdrawn.append("withdrawn")
+    assert one.set_running_or_notify_cancel()
+    assert not one.cancel()
+    one.settle()
+    assert not one.cancel()
+    assert withdrawn == []
+
+
+def test_cancelling_all_is_cancelling_the_whole() -> None:
+    parts = deliveries()
+    whole = gather(parts)
+    assert whole.cancel()
+    assert all(part.cancelled() for part in parts)
+    with pytest.raises(CancelledError):
+        whole.result(0)
+
+
+def test_cancelling_takes_back_what_it_can() -> None:
+    parts = deliveries()
+    whole = gather(parts)
+    parts[1].set_running_or_notify_cancel()
+    assert not whole.cancel()
+    assert [part.cancelled() for part in parts] == [True, False, True]
+    assert not whole.done()
+    parts[1].settle()
+    assert whole.result(0) is None
+
+
+def test_an_error_counts_though_the_others_are_cancelled() -> None:
+    parts = deliveries()
+    whole = gather(parts)
+    parts[0].set_running_or_notify_cancel()
+    whole.cancel()
+    parts[0].settle(Closed(A))
+    assert isinstance(whole.exception(0), Closed)
+
+
+def test_the_last_two_may_be_done_at_once_in_two_threads() -> None:
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(300):
+            parts = deliveries()
+            whole = gather(parts)
+            gate = threading.Barrier(3)
+
+            def finish(part: Delivery, gate: threading.Barrier = gate, cancel: bool = bool(number % 2)) -> None:
+                gate.wait(LIMIT)
+                if cancel:
+                    part.cancel()
+                else:
+                    part.settle()
+
+            finishing = [threads.submit(finish, part) for part in parts]
+            for future in finishing:
+                assert future.exception(LIMIT) is None
+            assert whole.done()
+            assert whole.cancelled() is bool(number % 2)

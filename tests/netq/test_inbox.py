@@ -1,0 +1,167 @@
+"""Where messages wait for get."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from netq.errors import Closed
+from netq.inbox import Inbox, Item, Room
+from netq.utils.stream import Stream
+
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+LIMIT = 20.0
+
+
+def item(peer: uuid.UUID, text: str = "", room: Room | None = None, cost: int = 1) -> Item:
+    return Item(peer, Stream([text.encode()]), room or Room(lambda cost: None, 2**60), cost)
+
+
+def take(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
+    taken = inbox.take(*peers, timeout=0)
+    return taken.peer, bytes(taken.stream).decode()
+
+
+def waiting(threads: ThreadPoolExecutor, inbox: Inbox, *peers: uuid.UUID) -> Future[Item]:
+    """Start to take, and return when it waits."""
+    before = inbox._waiting
+    future = threads.submit(inbox.take, *peers, timeout=LIMIT)
+    while inbox._waiting == before and not future.done():
+        threading.Event().wait(0.001)
+    return future
+
+
+def test_messages_of_a_peer_come_in_order() -> None:
+    inbox = Inbox()
+    inbox.deliver([item(A, "1"), item(A, "2")])
+    inbox.deliver([item(A, "3")])
+    assert [take(inbox)[1] for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_peers_are_served_in_turn() -> None:
+    inbox = Inbox()
+    inbox.deliver([item(A, str(number)) for number in range(4)])
+    inbox.deliver([item(B, "0"), item(B, "1"), item(C, "0")])
+    got = [take(inbox) for _ in range(7)]
+    assert [peer for peer, _ in got] == [A, B, C, A, B, A, A]
+    assert [text for peer, text in got if peer == A] == ["0", "1", "2", "3"]
+
+
+def test_peers_that_are_named_are_served_in_the_order_of_the_names() -> None:
+    inbox = Inbox()
+    inbox.deliver([item(A), item(B), item(C)])
+    assert take(inbox, C)[0] == C
+    assert take(inbox, B, A)[0] == B
+    with pytest.raises(TimeoutError):
+        take(inbox, B, C)
+    assert take(inbox)[0] == A
+
+
+def test_timeout_says_how_long() -> None:
+    start = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"no message within 0\.03 s"):
+        Inbox().take(timeout=0.03)
+    assert time.monotonic() - start >= 0.03
+
+
+def test_finish_is_raised_after_the_last_message_to_those_who_wait_for_nobody_else() -> None:
+    inbox = Inbox()
+    inbox.deliver([item(A, "last")])
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert take(inbox, A) == (A, "last")
+    with pytest.raises(Closed, match="it has closed") as raised:
+        take(inbox, A)
+    assert raised.value.peer == A
+    with pytest.raises(TimeoutError):
+        take(inbox, A, B)
+    with pytest.raises(TimeoutError):
+        take(inbox)
+    inbox.finish(B, Closed(B))
+    with pytest.raises(Closed):
+        take(inbox, A, B)
+
+
+def test_begin_makes_a_peer_expected_again() -> None:
+    inbox = Inbox()
+    inbox.finish(A, Closed(A))
+    inbox.begin(A)
+    with pytest.raises(TimeoutError):
+        take(inbox, A)
+
+
+def test_close_is_raised_after_the_last_message_and_the_first_reason_stays() -> None:
+    inbox = Inbox()
+    inbox.deliver([item(A, "last")])
+    inbox.close(Closed(None, "first"))
+    inbox.close(Closed(None, "second"))
+    assert take(inbox) == (A, "last")
+    for peers in ((), (A,), (A, B)):
+        with pytest.raises(Closed, match="first"):
+            take(inbox, *peers)
+
+
+def test_each_who_is_told_has_an_error_of_his_own() -> None:
+    inbox, cause = Inbox(), LookupError("why")
+    error = Closed(None)
+    error.__cause__ = cause
+    inbox.close(error)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(Closed) as info:
+            take(inbox)
+        raised.append(info.value)
+    assert raised[0] is not raised[1]
+    assert raised[0].__cause__ is cause
+
+
+def test_those_who_wait_are_woken() -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor() as threads:
+        of_a, of_b = waiting(threads, inbox, A), waiting(threads, inbox, B)
+        inbox.deliver([item(B)])
+        assert of_b.result(LIMIT).peer == B
+        of_any = waiting(threads, inbox)
+        inbox.finish(A, Closed(A))
+        assert isinstance(of_a.exception(LIMIT), Closed)
+        assert not of_any.done()
+        inbox.close(Closed(None))
+        assert isinstance(of_any.exception(LIMIT), Closed)
+
+
+def test_many_threads_take_each_message_once() -> None:
+    inbox, got = Inbox(), list[tuple[uuid.UUID, str]]()
+
+    def take_all() -> None:
+        while True:
+            try:
+                taken = inbox.take(timeout=LIMIT)
+            except Closed:
+                return
+            got.append((taken.peer, bytes(taken.stream).decode()))
+
+    def deliver_all(peer: uuid.UUID) -> None:
+        for number in range(500):
+            inbox.deliver([item(peer, str(number))])
+
+    with ThreadPoolExecutor(8) as threads:
+        takers = [threads.submit(take_all) for _ in range(4)]
+        for future in [threads.submit(deliver_all, peer) for peer in (A, B, C)]:
+            future.result(LIMIT)
+        inbox.close(Closed(None))
+        for future in takers:
+            assert future.exception(LIMIT) is None
+    assert Counter(got) == Counter((peer, str(number)) for peer in (A, B, C) for number in range(500))
+
+
+def test_room_is_reported_in_strides_and_nothing_is_forgotten() -> None:
+    inbox, reported = Inbox(), list[int]()
+    room = Room(reported.append, stride=10)
+    inbox.deliver([item(A, room=room, cost=4) for _ in range(7)])
+    for _ in range(7):
+        inbox.take(timeout=0)
+    assert reported == [12, 12], "28 were taken, 4 are below the stride"

@@ -1,0 +1,247 @@
+"""One thread that runs calls, timers and what waits for sockets."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from netq.loop import READ, WRITE, Loop
+
+LIMIT = 20.0
+
+
+class Stage:
+    """A loop, and the errors it was told of."""
+
+    def __init__(self) -> None:
+        self.crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self.loop = Loop("test", self.crashes.put)
+
+    def rest(self) -> None:
+        """Wait until what was called has been run, and let the loop fall asleep."""
+        self.loop.ask(lambda: None)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    stage.loop.start()
+    yield stage
+    stage.loop.stop()
+    stage.loop.join()
+    assert stage.crashes.empty()
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        yield one, other
+
+
+def test_calls_run_in_the_order_of_the_calls(stage: Stage) -> None:
+    done: list[int] = []
+    for number in range(1000):
+        stage.loop.call(done.append, number)
+    stage.rest()
+    assert done == list(range(1000))
+
+
+def test_calls_of_many_threads_all_run_and_each_thread_in_its_order(stage: Stage) -> None:
+    done: list[tuple[int, int]] = []
+
+    def call(thread: int) -> None:
+        for number in range(500):
+            stage.loop.call(done.append, (thread, number))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(call, range(4)))
+    stage.rest()
+    for thread in range(4):
+        assert [number for other, number in done if other == thread] == list(range(500))
+
+
+def test_what_is_called_before_the_start_runs_first() -> None:
+    stage, done = Stage(), list[str]()
+    stage.loop.call(done.append, "before")
+    stage.loop.start()
+    stage.loop.call(done.append, "after")
+    stage.rest()
+    stage.loop.stop()
+    stage.loop.join()
+    assert done == ["before", "after"]
+
+
+def test_a_call_wakes_a_sleeping_loop(stage: Stage) -> None:
+    for _ in range(100):
+        stage.rest()  # it would hang for ever
+        assert stage.loop.ask(lambda: 7) == 7
+
+
+def test_what_a_call_calls_runs_in_a_later_turn_after_those_before_it(stage: Stage) -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        done.append("first")
+        stage.loop.call(done.append, "called by the first")
+
+    hold = threading.Event()
+    stage.loop.call(hold.wait, LIMIT)
+    stage.loop.call(first)
+    stage.loop.call(done.append, "second")
+    hold.set()
+    stage.rest()
+    stage.rest()
+    assert done == ["first", "second", "called by the first"]
+
+
+def test_ask_returns_raises_and_works_in_the_loop_itself(stage: Stage) -> None:
+    assert stage.loop.ask(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        stage.loop.ask(divmod, 1, 0)
+    assert stage.loop.ask(lambda: stage.loop.ask(lambda: stage.loop.is_current))
+    assert not stage.loop.is_current
+
+
+def test_timers_run_in_the_order_of_their_times(stage: Stage) -> None:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    now = time.monotonic()
+
+    def set_timers() -> None:
+        for number in (3, 1, 2):
+            stage.loop.at(now + number * 0.01, done.put, number)
+        stage.loop.at(now - 1, done.put, 0)
+        stage.loop.at(now + 0.005, done.put, 99).cancel()
+
+    stage.loop.call(set_timers)
+    assert [done.get(timeout=LIMIT) for _ in range(4)] == [0, 1, 2, 3]
+    assert time.monotonic() >= now + 0.03
+    assert done.empty()
+
+
+def test_cancelling_a_timer_that_has_run_is_harmless(stage: Stage) -> None:
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    timer = stage.loop.ask(lambda: stage.loop.at(0.0, done.put, "ran"))
+    assert done.get(timeout=LIMIT) == "ran"
+    stage.loop.ask(timer.cancel)
+
+
+def test_a_ready_socket_is_told(stage: Stage, sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = sockets
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    stage.loop.call(stage.loop.watch, one, READ, lambda mask: got.put(one.recv(10)))
+    other.send(b"x")
+    assert got.get(timeout=LIMIT) == b"x"
+    masks: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def writable(mask: int) -> None:
+        masks.put(mask)
+        stage.loop.forget(one)
+
+    stage.loop.call(stage.loop.watch, one, READ | WRITE, writable)  # replaces the first
+    assert masks.get(timeout=LIMIT) == WRITE
+    other.send(b"y")
+    stage.rest()
+    assert got.empty()
+
+
+def test_a_socket_that_is_forgotten_in_a_turn_is_not_told_in_it(stage: Stage) -> None:
+    """Both are ready at once; whichever is served first forgets, and closes, the other."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    told: list[int] = []
+
+    def ready(number: int) -> Callable[[int], None]:
+        def serve(mask: int) -> None:
+            told.append(number)
+            for one, _ in pairs:
+                stage.loop.forget(one)
+                one.close()
+
+        return serve
+
+    def watch() -> None:
+        for number, (one, other) in enumerate(pairs):
+            other.send(b"x")
+            stage.loop.watch(one, READ, ready(number))
+
+    stage.loop.ask(watch)
+    stage.rest()
+    stage.rest()
+    assert len(told) == 1
+    for _, other in pairs:
+        other.close()
+
+
+def test_forgetting_what_is_not_watched_or_closed_is_harmless(
+    stage: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, _ = sockets
+    stage.loop.ask(stage.loop.forget, one)
+    one.close()
+    stage.loop.ask(stage.loop.forget, one)
+
+
+def test_a_crash_is_told_and_later_calls_still_run() -> None:
+    stage, done = Stage(), list[str]()
+
+    def fail(*args: Any) -> None:
+        raise LookupError("a bug")
+
+    stage.loop.call(fail)
+    stage.loop.call(done.append, "queued behind it")
+    stage.loop.call(fail)
+    stage.loop.call(done.append, "and behind another")
+    stage.loop.start()
+    stage.loop.join()
+    assert isinstance(stage.crashes.get(timeout=LIMIT), LookupError)
+    assert isinstance(stage.crashes.get(timeout=LIMIT), LookupError)
+    assert done == ["queued behind it", "and behind another"]
+    stage.loop.call(done.append, "after the end")
+    assert done[-1] == "after the end"
+    assert stage.loop.ask(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        stage.loop.ask(divmod, 1, 0)
+
+
+def test_stop_ends_at_once_when_nothing_is_watched() -> None:
+    stage, done = Stage(), list[str]()
+    stage.loop.start()
+    stage.loop.call(done.append, "before")
+    stage.loop.stop(within=LIMIT)
+    start = time.monotonic()
+    stage.loop.join()
+    assert time.monotonic() - start < LIMIT / 2
+    assert done == ["before"]
+
+
+def test_stop_waits_for_what_is_watched_but_no_longer_than_told(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, _ = sockets
+    stage = Stage()
+    stage.loop.start()
+    stage.loop.ask(stage.loop.watch, one, READ, lambda mask: None)
+    start = time.monotonic()
+    stage.loop.stop(within=0.05)
+    stage.loop.join()
+    assert 0.05 <= time.monotonic() - start < LIMIT
+    assert one.fileno() == -1, "what it watched, nobody else would close"
+
+
+def test_stop_ends_when_the_last_is_forgotten(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = sockets
+    stage = Stage()
+    stage.loop.start()
+    stage.loop.ask(stage.loop.watch, one, READ, lambda mask: stage.loop.forget(one))
+    stage.loop.stop(within=LIMIT)
+    start = time.monotonic()
+    other.send(b"x")
+    stage.loop.join()
+    assert time.monotonic() - start < LIMIT / 2
+    assert one.fileno() != -1

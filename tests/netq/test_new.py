@@ -1,0 +1,37 @@
+"""The front door."""
+
+from __future__ import annotations
+
+import pytest
+
+import netq
+import netq.tcp.client
+import netq.tcp.server
+
+
+def test_new_returns_the_communicator_of_the_protocol_and_purpose() -> None:
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with netq.new(netq.Protocol.TCP, netq.Purpose.SERVER, options) as server:
+        assert type(server) is netq.tcp.server.Communicator
+        assert isinstance(server, netq.Communicator)
+        assert server.id == options.id
+        assert server.options is options
+        assert server.netloc.port != 0
+        with netq.new(options=netq.CommunicatorOptions(netloc=server.netloc)) as client:
+            assert type(client) is netq.tcp.client.Communicator
+
+
+def test_new_gives_each_communicator_an_id_of_its_own() -> None:
+    with netq.new() as one, netq.new() as other:
+        assert one.id != other.id
+        assert one.netloc == ("127.0.0.1", 51966)
+
+
+def test_new_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(ValueError, match="'carrier pigeon' is not a valid Protocol"):
+        netq.new("carrier pigeon")  # type: ignore[arg-type]
+
+
+def test_all_that_is_public_is_there() -> None:
+    assert all(hasattr(netq, name) for name in netq.__all__)
+    assert len(set(netq.__all__)) == len(netq.__all__)
