@@ -45,7 +45,7 @@ class _Plain:
 class Update(_Plain):
     """A trained model. `metrics` are averages over the `num_examples` it was trained on. Raises InvalidUpdate."""
 
-    model: Model
+    model: dict[str, Any]
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
 

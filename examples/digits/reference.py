@@ -6,7 +6,7 @@ arXiv:1602.05629, algorithm 1). Works on numpy arrays and torch tensors alike, i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -32,7 +32,7 @@ def mean(updates: Sequence[fl.Update]) -> dict[str, Any]:
     }
 
 
-def largest_difference(one: dict[str, Any], other: dict[str, Any]) -> float:
+def largest_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """Return how far the two models are apart in the weight in which they differ most."""
     if one.keys() != other.keys():
         raise ValueError(f"models of different layers: {sorted(one)} and {sorted(other)}")
