@@ -23,14 +23,12 @@ from __future__ import annotations
 import enum
 import math
 import uuid
-from dataclasses import dataclass
 
-from netq.errors import NetqError, ProtocolError
-from netq.lane import Outgoing, Receiver
+from netq.errors import ProtocolError
+from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.memory import Buffer
 from netq.options import ConnectionOptions
 from netq.session import Session, following
-from netq.utils.stream import Stream
 from netq.wire import (
     ANSWER,
     GREETING_LIMIT,
@@ -72,64 +70,6 @@ LENGTH = {  # of a body: least, most. The session judges those of MSG
     Kind.PING: (0, 0),
     Kind.FIN: (0, REASON),
 }
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A client has said who it is; answer with `accept` or `refuse`."""
-
-    greeting: Greeting
-
-
-@dataclass(frozen=True)
-class Opened:
-    """Both have said INI. `resumed`: the session goes on; if not, the peer begins it."""
-
-    session: Session
-    resumed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message came whole. `Session.taken` wants its receiver back when the user has taken it."""
-
-    session: Session
-    receiver: Receiver
-    stream: Stream
-
-
-@dataclass(frozen=True, slots=True)
-class Acked:
-    """The peer holds the message."""
-
-    message: Outgoing
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The message will not be delivered, or nobody can know whether it was; error None: a lost session."""
-
-    message: Outgoing
-    error: NetqError | None
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The peer has said FIN: no message of its will come any more. `over`: and we had said it."""
-
-    session: Session
-    over: bool
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The link is to be dropped: the peer's fault, its silence, or its refusal."""
-
-    error: Exception
-    code: Code = Code.DONE
-
-
-Event = Hello | Opened | Received | Acked | Failed | Finished | Lost
 
 
 class Connection:

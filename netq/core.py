@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from netq.connection import Connection, Event, Hello, Lost
+from netq.connection import Connection
 from netq.delivery import Delivery, gather
 from netq.errors import Closed, Unreadable
+from netq.events import Event, Hello, Lost
 from netq.inbox import Inbox
 from netq.lane import Outgoing
 from netq.link import Link, Owner, Transport, backoff

@@ -11,7 +11,8 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-from netq.connection import Connection, Event
+from netq.connection import Connection
+from netq.events import Event
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 

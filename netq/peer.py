@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from netq.connection import Acked, Event, Failed, Finished, Lost, Opened, Received
 from netq.delivery import Delivery
 from netq.errors import Closed, MessageTooLarge, NetqError, QueueFull
+from netq.events import Acked, Event, Failed, Finished, Lost, Opened, Received
 from netq.inbox import Inbox, Item, Room
 from netq.lane import Outgoing, Receiver
 from netq.link import Link

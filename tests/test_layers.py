@@ -15,6 +15,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.wire", "netq.utils.stream"],
     ["netq.lane", "netq.options", "netq.inbox"],
     ["netq.session", "netq.security*"],
+    ["netq.events"],
     ["netq.connection"],
     ["netq.link"],
     ["netq.peer"],
@@ -26,7 +27,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["edge*"],
 ]
 PLACES = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = ["wire", "lane", "session", "connection", "memory", "utils.stream", "shm.ring"]
+PURE = ["wire", "lane", "session", "events", "connection", "memory", "utils.stream", "shm.ring"]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {"netq.security.certificates": {"cryptography"}}  # netq else has the standard library only
 

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from netq.connection import Acked, Connection, Event, Failed, Finished, Hello, Lost, Opened, Received
+from netq.connection import Connection
+from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.lane import Outgoing, Receiver
 from netq.memory import Memory
 from netq.options import ConnectionOptions

@@ -11,21 +11,9 @@ import uuid
 
 import pytest
 
-from netq.connection import (
-    LEGAL,
-    LENGTH,
-    Acked,
-    Connection,
-    Event,
-    Failed,
-    Finished,
-    Hello,
-    Lost,
-    Opened,
-    Received,
-    State,
-)
+from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
+from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.lane import Outgoing
 from netq.memory import Memory
 from netq.options import ConnectionOptions

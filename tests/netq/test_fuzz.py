@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from netq.connection import Acked, Connection, Event, Failed, Finished, Hello, Lost, Opened, Received, State
+from netq.connection import Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
+from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.lane import Outgoing
 from netq.memory import Memory
 from netq.options import ConnectionOptions

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from netq import wire
-from netq.connection import LEGAL, LENGTH, Connection, Finished, Hello, State
+from netq.connection import LEGAL, LENGTH, Connection, State
+from netq.events import Finished, Hello
 from netq.lane import Outgoing, Receiver, Sender
 from netq.memory import Memory
 from netq.options import ConnectionOptions

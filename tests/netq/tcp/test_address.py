@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Purpose, new
-from netq.connection import Connection, Event, Lost
+from netq.connection import Connection
 from netq.core import Communicator
+from netq.events import Event, Lost
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
