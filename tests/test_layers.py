@@ -19,6 +19,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.connection"],
     ["netq.link"],
     ["netq.peer"],
+    ["netq.hub"],
     ["netq.core"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],

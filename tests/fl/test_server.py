@@ -364,23 +364,26 @@ def test_bytes_and_seconds_are_those_of_the_round() -> None:
     with Federation(model) as federation:
         federation.join(A, train)
         federation.join(B, train)
-        leaves = federation.start(_once, at(federation.server.netloc, C), 3 * model["w"].nbytes)
+        federation.start(_leaves, at(federation.server.netloc, C), [Update({"w": np.zeros(2_000_000)}, 1)])
         begin = time.monotonic()
-        reports = [federation.round(3)]
-        leaves.result(SOON)
-        reports += [federation.round(2) for _ in range(2)]
+        reports = [federation.round(clients) for clients in (3, 3, 2)]  # it leaves in the second
         elapsed = time.monotonic() - begin
     assert 0 < sum(report.seconds for report in reports) <= elapsed
+    assert 16_000_000 + 2 * size < reports[0].bytes_in < 16_000_000 + 2 * size + 10_000
+    assert 3 * size < reports[0].bytes_out < 3 * size + 10_000
+    assert reports[1].failures == {C: "it has gone"}
     for report in reports[1:]:
         assert 2 * size < report.bytes_in < 2 * size + 10_000
         assert 2 * size < report.bytes_out < 2 * size + 10_000
 
 
-def _once(options: netq.CommunicatorOptions, size: int) -> None:
-    """A client that answers one task, with much, and leaves."""
+def _leaves(options: netq.CommunicatorOptions, answers: Sequence[Any]) -> None:
+    """A client that answers the first tasks so, and leaves when there comes another."""
     options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
     with netq.new(options=options) as server:
-        server.put(reply(server.get().data, Update({"w": np.zeros(size // 4, np.float32)}, 1))).result(SOON)
+        for answer in answers:
+            server.put(reply(server.get().data, answer)).result(SOON)
+        server.get()
 
 
 def test_a_report_prints_as_one_line() -> None:
@@ -893,24 +896,32 @@ def test_an_update_too_large_for_the_server_is_reported_at_once() -> None:
 
 
 def test_a_client_that_leaves_in_mid_round_is_not_waited_for() -> None:
-    def leaves(options: netq.CommunicatorOptions) -> None:
-        options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
-        with netq.new(options=options) as server:
-            server.get(timeout=SOON)
-
     with Federation(min_clients=1, grace=3 * SOON) as federation:
         federation.join(A, gives(2))
-        federation.start(leaves, at(federation.server.netloc, B))
+        federation.start(_leaves, at(federation.server.netloc, B), [])
         report = federation.round(2)
         assert (report.clients, report.failures) == ((A,), {B: "it has gone"})
         assert federation.w == [2] * 3
 
 
 def test_the_update_of_a_client_that_then_leaves_counts() -> None:
-    with Federation({"w": np.zeros(750, np.float32)}) as federation:
-        federation.join(A, lambda model, config: Update(model, 1))
-        federation.start(_once, at(federation.server.netloc, B), 3000)
+    gone = threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        assert gone.wait(SOON)
+        return Update(filled(2), 1)
+
+    with Federation() as federation:
+        federation.join(A, train)
+        federation.start(_answers_and_leaves, at(federation.server.netloc, B)).add_done_callback(lambda _: gone.set())
         assert set(federation.round(2).clients) == {A, B}
+        assert federation.w == [3] * 3
+
+
+def _answers_and_leaves(options: netq.CommunicatorOptions) -> None:
+    options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
+    with netq.new(options=options) as server:
+        server.put(reply(server.get().data, Update(filled(4), 1)))
 
 
 HANGS = """

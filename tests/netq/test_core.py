@@ -36,7 +36,7 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(stage: S
     introduce(server, *clients)
     server.put("fills them").result(LIMIT)
     pending = server.put("waits")
-    server._loops[which].call(crash)
+    server._hub.loops[which].call(crash)
     with pytest.raises(Closed, match="internal error: LookupError") as raised:
         server.get(timeout=LIMIT)
     assert isinstance(raised.value.__cause__, LookupError)
@@ -51,7 +51,7 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(stage: S
 def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
     client = stage.client(stage.vacant())
     pending = client.put("waits")
-    client._home.call(crash)
+    client._hub.home.call(crash)
     with pytest.raises(Closed, match="internal error: LookupError"):
         client.get(timeout=LIMIT)
     assert isinstance(pending.exception(LIMIT), Closed)

@@ -101,7 +101,7 @@ def check_close_twice(make: Make) -> None:
     """Closing again, and from several threads at once, is harmless."""
     with Stage(make) as stage, ThreadPoolExecutor(8) as threads:
         server, client = stage.pair()
-        client.put("last")
+        client.put("last").result(LIMIT)
         closing = [threads.submit(communicator.close, LIMIT) for communicator in (client, server) * 4]
         assert [future.result(LIMIT) for future in closing] == [0] * 8
         assert client.close() == server.close() == 0

@@ -51,7 +51,7 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log) -> None:
     client = stage.client(NetworkLocation("nowhere.invalid", 1))
     assert log.wait("trying again").startswith("nowhere.invalid:1: the name cannot be resolved: ")
-    while client._attempt < 4:
+    while client._hub._attempt < 4:
         with pytest.raises(TimeoutError):
             client.get(timeout=0.01)
     assert len(log.having("trying again")) == 1
@@ -66,7 +66,7 @@ def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
     client = stage.client(silent, handshake_timeout=0.05, linger=0.1)
     future = client.put("nobody hears it")
     assert log.wait("trying again") == f"127.0.0.1:{silent.port}: it does not answer; trying again until it answers"
-    while client._attempt < 4:
+    while client._hub._attempt < 4:
         with pytest.raises(TimeoutError):
             client.get(timeout=0.01)
     assert len(log.having("trying again")) == 1
@@ -106,7 +106,7 @@ def test_a_socket_that_reached_itself_is_known() -> None:
 def take_over(client: Communicator, server: Communicator) -> None:
     """Come as a process that has a copy of the client's session: a fork, or a virtual machine restored."""
     options = ConnectionOptions()
-    session = Session(client._peers[None].session.token, options, Memory())
+    session = Session(client._hub.peers[None].session.token, options, Memory())
     connection = Connection(client.id, options, 0.0, session)
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(b"".join(connection.to_send(2**20, 0.0)))

@@ -81,7 +81,7 @@ def test_a_client_waits_for_its_server_and_says_so_once(stage: Stage, log: Log) 
     line = log.wait("trying again")
     assert line.startswith(f"127.0.0.1:{client.netloc.port}: ")
     assert "refused" in line
-    while client._attempt < 5:
+    while client._hub._attempt < 5:
         with pytest.raises(TimeoutError):
             client.get(timeout=0.01)
     server = stage.server(client.netloc)

@@ -1,0 +1,299 @@
+"""The loops' side of a communicator: who is there, which link carries whom, and what becomes of events.
+
+Made and driven by netq/core.py; called by transports and links (netq/link.py, Owner) and by peers (netq/peer.py,
+House), each in its loop's thread. Each peer belongs to one loop, and only that loop touches its session. The
+table of peers, the transport, and the links that have not said who they are belong to the first loop, `home`;
+the table is replaced, never changed, so that any thread may read it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import secrets
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from netq.connection import Connection
+from netq.errors import Closed
+from netq.events import Event, Hello, Lost
+from netq.inbox import Inbox
+from netq.link import Link, Owner, Transport, backoff
+from netq.loop import Loop
+from netq.memory import Memory
+from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.peer import Peer
+from netq.session import Session
+from netq.wire import Code, Greeting
+
+log = logging.getLogger("netq")
+
+_AGE = 10.0  # seconds after which memory that nobody uses is given back
+TransportFactory = Callable[[Owner, Loop], Transport]
+
+
+class Hub:
+    """Where links and peers meet. A server has a peer for each client, a client has one: its server."""
+
+    def __init__(
+        self, options: CommunicatorOptions, purpose: Purpose, inbox: Inbox, transport: TransportFactory
+    ) -> None:
+        self.options = options
+        self.is_server = purpose is Purpose.SERVER
+        self.loops = [Loop(f"netq-{options.id.hex[:8]}-{n}", self._crashed) for n in range(options.workers)]
+        self.home = self.loops[0]
+        self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
+        self.gone = threading.Event()  # closing, and no peer is left
+        self.undelivered = 0  # messages that failed because of closing
+        self._inbox = inbox
+        self._memories = {loop: Memory() for loop in self.loops}
+        self._turn = itertools.cycle(self.loops)
+        self._strangers: set[Link] = set()
+        self._closing = False
+        self._attempt = 0
+        self._trouble = ""  # what the log has been told of
+        if not self.is_server:
+            self.peers = {None: self._new_peer(secrets.token_bytes(16))}
+        self._start(transport)
+
+    @property
+    def netloc(self) -> NetworkLocation:
+        """Where the server listens."""
+        return self._transport.netloc
+
+    # For the communicator, in any thread.
+
+    def close(self, timeout: float | None) -> int:
+        """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
+        self.home.ask(self._close)
+        if not self.gone.wait(timeout):
+            for peer in self.peers.values():
+                peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
+        self.home.ask(self._shut)
+        for loop in self.loops:
+            loop.stop(within=1.0)
+            loop.join()
+        return self.undelivered
+
+    def _start(self, transport: TransportFactory) -> None:
+        try:
+            self._transport = transport(self, self.home)
+            self._transport.open()
+        except BaseException:
+            for loop in self.loops:
+                loop.stop()
+                loop.start()
+                loop.join()
+            raise
+        for loop in self.loops:
+            self._age(loop)
+            loop.start()
+
+    def _close(self) -> None:
+        self._closing = True
+        for peer in self.peers.values():
+            peer.loop.call(peer.finish)
+        if not self.peers:
+            self.gone.set()
+
+    def _shut(self) -> None:
+        self._transport.close()
+        for link in list(self._strangers):
+            self._refuse(link, "the server is closing")
+        self._inbox.close(Closed(self.options.id, "this communicator is closed"))
+
+    # For links and transports (netq/link.py, Owner), in a link's loop.
+
+    def connect(self) -> Connection:
+        """Return a connection for a new link: a client's speaks for its session."""
+        peer = self.peers.get(None)  # none: a server's link has not said whose it is, and a closed client has no more
+        session = None if peer is None else peer.session
+        return Connection(self.options.id, self.options.connection, time.monotonic(), session)
+
+    def attach(self, link: Link) -> None:
+        """Use a new link: a client's at once, a server's when it has said who it is."""
+        if self.is_server:
+            self._strangers.add(link)
+            self._watch(link)
+        elif None in self.peers:
+            link.peer = self.peers[None]
+            self.peers[None].attach(link)
+            link.flush()
+        else:
+            link.close()
+
+    def deliver(self, link: Link, events: Sequence[Event]) -> None:
+        """Hand events to the peer whose link it is."""
+        if isinstance(link.peer, Peer):
+            link.peer.handle(link, events)
+            return
+        match events[-1]:  # a Hello that a Lost follows wants no answer
+            case Hello(greeting):
+                self.home.call(self._hello, link, greeting)  # not now: the link may move, and is at work
+            case Lost(error):
+                self._refuse(link, str(error))
+
+    def lost(self, link: Link | None, error: Exception) -> None:
+        """Let a link go; a client tries again."""
+        if link is None:
+            self._retry(error)
+        elif isinstance(link.peer, Peer):
+            link.peer.detach(link, error)
+        else:
+            self._strangers.discard(link)
+            log.warning("%s: %s; the connection was closed", link.address, error)
+
+    # For peers (netq/peer.py, House), in a peer's loop.
+
+    def opened(self, peer: Peer, *, resumed: bool) -> None:
+        """Tell the user of a new session."""
+        if not self.is_server:
+            self.home.call(self._reached, peer)
+        if not resumed and peer.id is not None:
+            self._inbox.begin(peer.id)
+            self._tell(self.options.events.ini, peer.id)
+
+    def forgotten(self, id: uuid.UUID) -> None:
+        """Tell the user that the session of before is over."""
+        self._inbox.finish(id, Closed(id, "it began anew"))
+        self._tell(self.options.events.fin, id)
+
+    def finished(self, peer: Peer) -> None:
+        """No more messages come: whoever waits for some learns it."""
+        error = Closed(peer.id, "it has closed")
+        if not self.is_server:
+            self._inbox.close(error)
+        elif peer.id is not None:
+            self._inbox.finish(peer.id, error)
+
+    def detached(self, peer: Peer, error: Exception) -> None:
+        """Log it; a client tries again."""
+        if not self.is_server:
+            self.home.call(self._retry, error)
+        elif not peer.session.closing:
+            log.info("%s: lost (%s); its session waits for it", peer.id, error)
+
+    def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
+        """Forget the peer."""
+        if self.home.is_current:
+            self._forget(peer, error, undelivered)
+        else:
+            self.home.call(self._forget, peer, error, undelivered)
+
+    # In the first loop.
+
+    def _new_peer(self, token: bytes) -> Peer:
+        loop = next(self._turn) if self.is_server else self.home
+        session = Session(token, self.options.connection, self._memories[loop])
+        return Peer(self, self._inbox, loop, self.options.connection, session)
+
+    def _age(self, loop: Loop) -> None:
+        """Give memory back that no message has needed for a while."""
+        self._memories[loop].age()
+        loop.at(time.monotonic() + _AGE, self._age, loop)
+
+    def _watch(self, link: Link) -> None:
+        """Cut a link that does not say in time who it is."""
+        if link in self._strangers and (events := link.connection.tick(time.monotonic())):
+            self.deliver(link, events)
+        if link in self._strangers:
+            self.home.at(link.connection.deadline(), self._watch, link)
+
+    def _hello(self, link: Link, greeting: Greeting) -> None:
+        if link not in self._strangers:
+            return None  # lost meanwhile
+        peer = self.peers.get(greeting.id)
+        same = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
+        if greeting.id == self.options.id:
+            return self._refuse(link, f"the id {greeting.id} is the server's own")
+        if self._closing and not same:
+            return self._refuse(link, "the server is closing")
+        if peer is not None and not same and peer.link is not None:
+            return self._refuse(link, f"the id {greeting.id} is in use, by a client at {peer.link.address}")
+        if peer is None or not same:
+            if peer is not None:
+                self._replace(peer)
+            peer = self._new_peer(greeting.token)
+            peer.session.peer = greeting.id
+            self.peers = {**self.peers, greeting.id: peer}
+        self._strangers.discard(link)
+        link.peer = peer
+        if peer.loop is self.home:
+            return peer.accept(link, greeting, resumed=same)
+        link.move(peer.loop)
+        return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
+
+    def _replace(self, peer: Peer) -> None:
+        """A client has come anew under its id: its earlier session is over."""
+        error = Closed(peer.id, "it began anew")
+        self._forget(peer, error, 0)
+        peer.loop.call(peer.end, error)
+
+    def _refuse(self, link: Link, reason: str) -> None:
+        log.warning("%s: %s; the connection was closed", link.address, reason)
+        self._strangers.discard(link)
+        link.connection.refuse(Code.REFUSED, reason)
+        link.close()
+
+    def _reached(self, peer: Peer) -> None:
+        self._attempt = 0
+        if self._trouble:
+            log.warning("%s: connected", self._where)
+            self._trouble = ""
+
+    def _retry(self, error: Exception) -> None:
+        if None not in self.peers:
+            return
+        if (trouble := str(error)) != self._trouble:
+            log.warning("%s: %s; trying again until it answers", self._where, trouble)
+            self._trouble = trouble
+        pause = backoff(self._attempt, self.options.connection)
+        self._attempt += 1
+        self.home.at(time.monotonic() + pause, self._try)
+
+    def _try(self) -> None:
+        if None in self.peers:
+            self._transport.open()
+
+    @property
+    def _where(self) -> str:
+        return "{}:{}".format(*self.netloc)
+
+    def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
+        key = peer.id if self.is_server else None
+        self.undelivered += undelivered if self._closing else 0
+        if self.peers.get(key) is not peer:
+            return
+        self.peers = {id: other for id, other in self.peers.items() if other is not peer}
+        if peer.id is not None:
+            self._inbox.finish(peer.id, error)
+            self._tell(self.options.events.fin, peer.id)
+        if not (self.is_server or self._closing or peer.session.closing):
+            self.peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
+            return
+        if not self.is_server:
+            self._inbox.close(error)
+        if self._closing and not self.peers:
+            self.gone.set()
+
+    def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
+        if event is None:
+            return
+        try:
+            event(peer)
+        except Exception:  # the user's code, in our thread: it must not end the loop
+            log.exception("an event function failed for %s", peer)
+
+    def _crashed(self, error: BaseException) -> None:
+        """A loop has ended by a bug of ours. Let nobody wait for it."""
+        log.critical("netq: internal error; the communicator is closed", exc_info=error)
+        closed = Closed(self.options.id, f"internal error: {error!r}")
+        closed.__cause__ = error
+        self._inbox.close(closed)
+        self._closing = True
+        for peer in self.peers.values():
+            peer.loop.call(peer.end, closed)
+        self.gone.set()
