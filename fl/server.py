@@ -133,8 +133,7 @@ class Server:
         said = -1
         while True:
             self._changed.clear()
-            if self._closed:
-                raise netq.Closed(self._queue.id, "this server is closed")
+            self._check_open()
             clients = self.clients
             if len(clients) >= count:
                 return clients
@@ -224,6 +223,7 @@ class Server:
 
     def _give_up_lost(self, answers: _Answers, delivery: netq.Delivery) -> None:
         """Wait no more for those who cannot answer. Only when all that has come is taken: their last word counts."""
+        self._check_open()  # if not, they go because we do
         known = self._queue.statistics()
         for peer in tuple(answers.pending):
             if peer not in known:
@@ -235,6 +235,10 @@ class Server:
         for part in delivery.futures:
             if part.done() and (error := part.exception()) is not None and part.peer is not None:
                 answers.fail(part.peer, f"the task cannot be sent to it: {error}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise netq.Closed(self._queue.id, "this server is closed")
 
     def _fold(self, update: Update) -> None:
         self._strategy.fold(self.model, update)

@@ -22,7 +22,7 @@ from netq.errors import Closed
 from netq.events import Event, Hello, Lost
 from netq.inbox import Inbox
 from netq.link import Link, Owner, Transport, backoff
-from netq.loop import Loop
+from netq.loop import Loop, Timer
 from netq.memory import Memory
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer
@@ -51,7 +51,7 @@ class Hub:
         self._inbox = inbox
         self._memories = {loop: Memory() for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
-        self._strangers: set[Link] = set()
+        self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
         self._closing = False
         self._attempt = 0
         self._trouble = ""  # what the log has been told of
@@ -68,7 +68,7 @@ class Hub:
 
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
-        self.home.ask(self._close)
+        self.home.ask(self._close, timeout != 0)
         if not self.gone.wait(timeout):
             for peer in self.peers.values():
                 peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
@@ -92,9 +92,9 @@ class Hub:
             self._age(loop)
             loop.start()
 
-    def _close(self) -> None:
+    def _close(self, politely: bool) -> None:
         self._closing = True
-        for peer in self.peers.values():
+        for peer in self.peers.values() if politely else ():
             peer.loop.call(peer.finish)
         if not self.peers:
             self.gone.set()
@@ -116,7 +116,7 @@ class Hub:
     def attach(self, link: Link) -> None:
         """Use a new link: a client's at once, a server's when it has said who it is."""
         if self.is_server:
-            self._strangers.add(link)
+            self._strangers[link] = None
             self._watch(link)
         elif None in self.peers:
             link.peer = self.peers[None]
@@ -143,7 +143,7 @@ class Hub:
         elif isinstance(link.peer, Peer):
             link.peer.detach(link, error)
         else:
-            self._strangers.discard(link)
+            self._known(link)
             log.warning("%s: %s; the connection was closed", link.address, error)
 
     # For peers (netq/peer.py, House), in a peer's loop.
@@ -200,7 +200,12 @@ class Hub:
         if link in self._strangers and (events := link.connection.tick(time.monotonic())):
             self.deliver(link, events)
         if link in self._strangers:
-            self.home.at(link.connection.deadline(), self._watch, link)
+            self._strangers[link] = self.home.at(link.connection.deadline(), self._watch, link)
+
+    def _known(self, link: Link) -> None:
+        """It is a stranger no more: watch it no more, and keep nothing of it."""
+        if timer := self._strangers.pop(link, None):
+            timer.cancel()
 
     def _hello(self, link: Link, greeting: Greeting) -> None:
         if link not in self._strangers:
@@ -219,7 +224,7 @@ class Hub:
             peer = self._new_peer(greeting.token)
             peer.session.peer = greeting.id
             self.peers = {**self.peers, greeting.id: peer}
-        self._strangers.discard(link)
+        self._known(link)
         link.peer = peer
         if peer.loop is self.home:
             return peer.accept(link, greeting, resumed=same)
@@ -234,7 +239,7 @@ class Hub:
 
     def _refuse(self, link: Link, reason: str) -> None:
         log.warning("%s: %s; the connection was closed", link.address, reason)
-        self._strangers.discard(link)
+        self._known(link)
         link.connection.refuse(Code.REFUSED, reason)
         link.close()
 

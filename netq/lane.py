@@ -224,6 +224,10 @@ class Receiver:
         self._taken += cost
         self.limit = max(self.limit, self._taken + self._window)
 
+    def drain(self) -> None:
+        """Let the peer send all that it still has: the user has closed, and may read no more to make room."""
+        self.limit = POSITIONS - 1
+
     def _begin(self, size: int) -> None:
         self._size = size
         self._parts = [self._memory.take(size)] if self._merge else []

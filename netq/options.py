@@ -120,7 +120,8 @@ class SecurityOptions:
 class EventOptions:
     """Called with a peer's id when its session begins (`ini`) and when it is over (`fin`).
 
-    In the loop's thread: they must not wait. `put` never does, so it may be called; `get` and `close` may not.
+    In the loop's thread: they must not wait. `put` never does, so it may be called; `get`, `close` and `statistics`
+    may not.
     """
 
     ini: Callable[[uuid.UUID], object] | None = None

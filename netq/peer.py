@@ -115,7 +115,7 @@ class Peer:
 
     def finish(self) -> None:
         """Flush, say goodbye, end."""
-        self.session.closing = True
+        self.session.close()
         if self.link is not None and self.link.connection.open:
             self.handle(self.link, self.link.connection.close())
             self._flush_soon()

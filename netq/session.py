@@ -79,6 +79,13 @@ class Session:
         self._senders.clear()
         return gone
 
+    def close(self) -> None:
+        """Put no more; take all that the peer still has, so that two sides that close do not wait for a reader."""
+        self.closing = True
+        for lane, receiver in self._receivers.items():
+            receiver.drain()
+            self._acks[lane] = receiver
+
     # What the peer says of what it holds.
 
     def acked(self, frame: Frame) -> list[Outgoing]:
@@ -219,6 +226,8 @@ class Session:
             options = self._options
             receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge)
             self._receivers[lane] = receiver
+            if self.closing:
+                receiver.drain()
         return receiver
 
     def _due_cursors(self) -> list[Cursor]:

@@ -119,5 +119,8 @@ def _is_own_end(sock: socket.socket) -> bool:
 
 def _look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
     flags = socket.AI_NUMERICSERV | (socket.AI_NUMERICHOST if numeric else 0)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # an empty label, or one of more than 63 bytes
+        raise socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})") from error
     return [(family, address) for family, _, _, _, address in found]

@@ -43,6 +43,19 @@ def check_close_flushes(make: Make) -> None:
         assert error.peer == client.id
 
 
+def check_close_of_both(make: Make) -> None:
+    """Two sides that close at once, each with more than a window due, do not wait for a reader of the other."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=NARROW)
+        futures = [each.put(number) for number in range(20) for each in (server, client)]
+        with ThreadPoolExecutor() as pool:
+            closing = [pool.submit(each.close, LIMIT) for each in (server, client)]
+            assert [each.result() for each in closing] == [0, 0]
+        assert all(future.exception(0) is None for future in futures)
+        for each in (server, client):
+            assert [each.get(timeout=LIMIT).data for _ in range(20)] == list(range(20))
+
+
 def check_close_waits_for_clients(make: Make) -> None:
     """A server's close delivers what is due to its clients, and takes what is due from them."""
     with Stage(make) as stage:
@@ -177,6 +190,7 @@ def _closed(function: Callable[[], object]) -> Closed:
 CHECKS = (
     check_with,
     check_close_flushes,
+    check_close_of_both,
     check_close_waits_for_clients,
     check_get_after_close,
     check_put_after_close,

@@ -48,9 +48,10 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
         new(purpose=Purpose.SERVER, options=CommunicatorOptions(netloc=NetworkLocation(host, 0)))
 
 
-def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log) -> None:
-    client = stage.client(NetworkLocation("nowhere.invalid", 1))
-    assert log.wait("trying again").startswith("nowhere.invalid:1: the name cannot be resolved: ")
+@pytest.mark.parametrize("host", ["nowhere.invalid", "an..empty.label"])
+def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log, host: str) -> None:
+    client = stage.client(NetworkLocation(host, 1))
+    assert log.wait("trying again").startswith(f"{host}:1: the name cannot be resolved: ")
     while client._hub._attempt < 4:
         with pytest.raises(TimeoutError):
             client.get(timeout=0.01)
