@@ -28,4 +28,4 @@ def run(train: Train, config: Config, evaluate: Evaluate | None = None) -> None:
         lambda model, task: train(model, merged(task)),
         None if evaluate is None else (lambda model, task: evaluate(model, merged(task))),
     )
-    client.run(config.options())
+    client.run(config.options(), config.protocol)

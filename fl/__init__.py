@@ -12,7 +12,8 @@ from __future__ import annotations
 from fl.aggregate import InvalidUpdate, WeightedMean
 from fl.client import Client
 from fl.messages import Report, Update
-from fl.server import RoundReport, Server
+from fl.round import RoundReport
+from fl.server import Server
 from fl.strategy import FedAvg, Strategy
 
 __all__ = ["Client", "FedAvg", "InvalidUpdate", "Report", "RoundReport", "Server", "Strategy", "Update", "WeightedMean"]

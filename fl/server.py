@@ -12,39 +12,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
 import netq
-from fl.aggregate import InvalidUpdate, Model, check
-from fl.messages import MESSAGES, Failure, Purpose, Reply, Report, Task, Update
+from fl.aggregate import Model, check
+from fl.messages import MESSAGES, Purpose, Reply, Report, Task, Update
+from fl.round import Answers, RoundReport
 from fl.strategy import FedAvg, Strategy
 
 log = logging.getLogger("netq.fl")
 
 _LOOK = 1.0  # seconds between looks at who is still connected
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What came of a round. Bytes are those of messages to and from the clients that are there at its end."""
-
-    number: int
-    clients: tuple[uuid.UUID, ...]  # whose updates are in the model; none: the round did not count
-    failures: Mapping[uuid.UUID, str]  # who was asked and is not in it, and why
-    metrics: Mapping[str, float]  # of training: means by number of examples
-    evaluation: Mapping[str, float]  # of the new model, by the clients that were asked
-    seconds: float
-    bytes_in: int
-    bytes_out: int
-
-    def __str__(self) -> str:
-        metrics = "".join(f", {name} {value:.4g}" for name, value in {**self.metrics, **self.evaluation}.items())
-        return (
-            f"round {self.number}: {len(self.clients)} clients, {len(self.failures)} failed{metrics}, "
-            f"{self.seconds:.2f} s, {self.bytes_in / 1e6:.2f} MB in, {self.bytes_out / 1e6:.2f} MB out"
-        )
 
 
 class Server:
@@ -114,7 +94,7 @@ class Server:
         self._number += 1
         begin, before = time.monotonic(), self._queue.statistics()
         training = self._train(dict.fromkeys(self._strategy.select(self._number, clients)))
-        evaluation = self._ask("evaluate", training.weights, _keep) if self._evaluate else _Answers()
+        evaluation = self._ask("evaluate", training.weights, _keep) if self._evaluate else Answers()
         received, sent = self._traffic(before)
         return RoundReport(
             number=self._number,
@@ -159,7 +139,7 @@ class Server:
     ) -> None:
         self.close()
 
-    def _train(self, clients: Collection[uuid.UUID]) -> _Answers:
+    def _train(self, clients: Collection[uuid.UUID]) -> Answers:
         """Make the next model of the clients' updates; or leave it as it is, if too few are good."""
         try:
             answers = self._ask("train", clients, self._fold)
@@ -175,9 +155,9 @@ class Server:
             answers.void(f"the round does not count: {len(answers.weights)} updates of {needed}")
         return answers
 
-    def _ask(self, purpose: Purpose, clients: Collection[uuid.UUID], take: Callable[[Any], None]) -> _Answers:
+    def _ask(self, purpose: Purpose, clients: Collection[uuid.UUID], take: Callable[[Any], None]) -> Answers:
         """Send a task to the clients; take each reply as it comes; return who answered what."""
-        answers = _Answers(dict.fromkeys(clients))
+        answers = Answers(dict.fromkeys(clients))
         if not clients:
             return answers
         self._begun.clear()
@@ -198,7 +178,7 @@ class Server:
         MESSAGES.load(MESSAGES.dump(config))  # raises here, and at once, what no client could read
         return config
 
-    def _take_one(self, purpose: Purpose, answers: _Answers, take: Callable[[Any], None], timeout: float) -> bool:
+    def _take_one(self, purpose: Purpose, answers: Answers, take: Callable[[Any], None], timeout: float) -> bool:
         """Take a message; False if none comes."""
         try:
             peer, reply = self._queue.get(timeout=timeout)
@@ -221,7 +201,7 @@ class Server:
             answers.take(peer, reply.content, Update if purpose == "train" else Report, take)
         return True
 
-    def _give_up_lost(self, answers: _Answers, delivery: netq.Delivery) -> None:
+    def _give_up_lost(self, answers: Answers, delivery: netq.Delivery) -> None:
         """Wait no more for those who cannot answer. Only when all that has come is taken: their last word counts."""
         self._check_open()  # if not, they go because we do
         known = self._queue.statistics()
@@ -268,52 +248,6 @@ class Server:
 
         events = netq.EventOptions(ini, fin)
         return replace(options, serialization=MESSAGES, events=events)
-
-
-@dataclass
-class _Answers:
-    """Who was asked, and what came of it."""
-
-    pending: dict[uuid.UUID, None] = field(default_factory=dict)
-    failures: dict[uuid.UUID, str] = field(default_factory=dict)
-    weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of those that count
-    metrics: dict[str, float] = field(default_factory=dict)  # their means by number of examples
-    totals: dict[str, int] = field(default_factory=dict)  # the examples behind each of the means
-
-    def take(self, peer: uuid.UUID, content: object, kind: type, take: Callable[[Any], None]) -> None:
-        if isinstance(content, Failure):
-            return self.fail(peer, content.reason)
-        if not isinstance(content, kind):
-            return self.fail(peer, f"it answered with {type(content).__name__}; expected {kind.__name__}")
-        try:
-            take(content)
-        except InvalidUpdate as error:
-            return self.fail(peer, str(error))
-        return self._count(peer, content)
-
-    def fail(self, peer: uuid.UUID, reason: str) -> None:
-        if peer in self.pending:
-            del self.pending[peer]
-            self.failures[peer] = reason
-            log.warning("%s: left out: %s", peer, reason)
-
-    def fail_rest(self, reason: str) -> None:
-        for peer in tuple(self.pending):
-            self.fail(peer, reason)
-
-    def void(self, reason: str) -> None:
-        """Count nothing of what has come."""
-        self.failures |= dict.fromkeys(self.weights, reason)
-        self.weights.clear()
-        self.metrics.clear()
-
-    def _count(self, peer: uuid.UUID, content: Any) -> None:
-        del self.pending[peer]
-        self.weights[peer] = content.num_examples
-        for name, value in content.metrics.items():
-            total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
-            mean = self.metrics.get(name, 0.0)
-            self.metrics[name] = mean + (value - mean) * (content.num_examples / total)
 
 
 def _keep(report: Report) -> None:
