@@ -23,7 +23,7 @@ from types import FrameType
 
 from edge.config import Config, Train
 from edge.runtime import run
-from netq.errors import InvalidOption
+from netq.errors import InvalidOption, SecurityError
 
 log = logging.getLogger("edge")
 
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     try:
         return _serve(train, config)
+    except SecurityError as error:  # [security] certificate: a file that is none
+        return _fail(SecurityError(f"{options.config}: {error}"), 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the process ends here, and a service's log wants a line, not a page
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m edge", description="Take part in a federation, until it ends.")
-    parser.add_argument("config", metavar="CLIENT.toml", help="what this device is told; see edge/config.py")
+    parser.add_argument("config", metavar="CLIENT.toml", help="what this device is told; see docs/edge.md")
     parser.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
     return parser
 

@@ -76,15 +76,22 @@ def _answer(server: netq.Communicator, reply: Callable[[Any], Reply], content: U
 
 
 def _next_task(server: netq.Communicator) -> Task | None:
-    """Wait for a task; None when the server has ended the federation."""
+    """Wait for a task; None when the server has ended the federation.
+
+    The newest, if several wait: whoever was held up (a pause, a slow training) must not work off rounds that are over.
+    """
+    task, timeout = None, None
     while True:
         try:
-            task = server.get().data
+            message = server.get(timeout=timeout).data
+        except TimeoutError:
+            return task
         except netq.Closed:
             return None
         except netq.Unreadable as error:
             log.error("a message of the server cannot be read, and is left out: %s", error)
             continue
-        if isinstance(task, Task) and task.purpose in PURPOSES:
-            return task
-        log.error("the server sent a %s where a Task was expected; it is left out", type(task).__name__)
+        if isinstance(message, Task) and message.purpose in PURPOSES:
+            task, timeout = message, 0.0
+        else:
+            log.error("the server sent a %s where a Task was expected; it is left out", type(message).__name__)

@@ -101,13 +101,17 @@ class Reply(_Plain):
 
     def __post_init__(self) -> None:
         for name in ("run", "round"):
-            _check(isinstance(getattr(self, name), int), name, getattr(self, name), "a whole number")
+            value = getattr(self, name)
+            _check(isinstance(value, int) and 0 <= value < 2**63, name, value, "a whole number below 2**63")
         known = isinstance(self.purpose, str) and self.purpose in PURPOSES
         _check(known, "purpose", self.purpose, " or ".join(PURPOSES))
         _check(isinstance(self.content, (Update, Report, Failure)), "content", self.content, "an Update or Report")
 
 
 MESSAGES = serialization(*(f"{kind.__module__}.{kind.__qualname__}" for kind in (Task, Reply, Update, Report, Failure)))
+
+
+_METRICS = 1000  # in one message
 
 
 def _check(right: bool, name: str, value: object, expected: str) -> None:
@@ -122,12 +126,14 @@ def _checked_examples(number: Any) -> int:
 
 
 def _checked_metrics(metrics: object) -> dict[str, float]:
-    _check(isinstance(metrics, Mapping), "metrics", metrics, "a mapping of names to numbers")
+    right = isinstance(metrics, Mapping) and len(metrics) <= _METRICS
+    _check(right, "metrics", metrics, f"a mapping of at most {_METRICS} names to numbers")
     checked = {}
     for name, value in metrics.items():  # type: ignore[attr-defined]
+        _check(isinstance(name, str) and name.isprintable(), "a name in metrics", name, "a printable text")
         try:
-            checked[str(name)] = float(value)
+            checked[name] = float(value)
         except (TypeError, ValueError, OverflowError):
             _check(False, f"metrics[{name!r}]", value, "a number")
-        _check(math.isfinite(checked[str(name)]), f"metrics[{name!r}]", value, "a finite number")
+        _check(math.isfinite(checked[name]), f"metrics[{name!r}]", value, "a finite number")
     return checked

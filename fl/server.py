@@ -84,7 +84,10 @@ class Server:
         return tuple(id for id, each in self._queue.statistics().items() if each.connected)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Run `count` rounds, and yield the report of each as it ends; `model` is then the new one."""
+        """Run `count` rounds, and yield the report of each as it ends; `model` is then the new one.
+
+        A round that did not count is one of them: its report has no clients.
+        """
         for _ in range(count):
             yield self.round()
 
@@ -137,19 +140,21 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close()
+        """End the federation; after an error, without a goodbye: the clients wait for the next server."""
+        self.close(10.0 if error is None else 0.0)
 
     def _train(self, clients: Collection[uuid.UUID]) -> Answers:
         """Make the next model of the clients' updates; or leave it as it is, if too few are good."""
+        needed = max(1, min(self._min_clients, len(clients)))
         try:
             answers = self._ask("train", clients, self._fold)
+            counts = len(answers.weights) >= needed
+            if counts:
+                self.model = self._strategy.finish(self.model)
         except BaseException:
             self._strategy.abandon()
             raise
-        needed = max(1, min(self._min_clients, len(clients)))
-        if len(answers.weights) >= needed:
-            self.model = self._strategy.finish(self.model)
-        else:
+        if not counts:
             log.warning("round %d: %d updates of %d; it does not count", self._number, len(answers.weights), needed)
             self._strategy.abandon()
             answers.void(f"the round does not count: {len(answers.weights)} updates of {needed}")
@@ -166,7 +171,10 @@ class Server:
         try:
             while answers.pending and (now := time.monotonic()) < give_up:
                 if not self._take_one(purpose, answers, take, max(0.0, min(look, give_up) - now)):
-                    self._give_up_lost(answers, delivery)
+                    known = self._queue.statistics()
+                    while time.monotonic() < give_up and self._take_one(purpose, answers, take, 0.0):
+                        pass  # whoever is not known any more has said all before: their last word counts
+                    self._give_up_lost(answers, delivery, known)
                     look = time.monotonic() + _LOOK
         finally:
             delivery.cancel()  # those who have not even got it need not get it now
@@ -201,10 +209,11 @@ class Server:
             answers.take(peer, reply.content, Update if purpose == "train" else Report, take)
         return True
 
-    def _give_up_lost(self, answers: Answers, delivery: netq.Delivery) -> None:
-        """Wait no more for those who cannot answer. Only when all that has come is taken: their last word counts."""
+    def _give_up_lost(
+        self, answers: Answers, delivery: netq.Delivery, known: Mapping[uuid.UUID, netq.Statistics]
+    ) -> None:
+        """Wait no more for those who cannot answer."""
         self._check_open()  # if not, they go because we do
-        known = self._queue.statistics()
         for peer in tuple(answers.pending):
             if peer not in known:
                 answers.fail(peer, "it has gone")

@@ -10,6 +10,7 @@ Start at `new`, then `netq.core.Communicator`; docs/design.md shows the way of o
 from __future__ import annotations
 
 import importlib
+from types import NoneType
 from typing import cast
 
 from netq.core import Communicator, Message
@@ -69,5 +70,11 @@ def new(
     protocol: Protocol = Protocol.TCP, purpose: Purpose = Purpose.CLIENT, options: CommunicatorOptions | None = None
 ) -> Communicator:
     """Return a communicator. Never waits: server and clients may start in either order."""
-    module = importlib.import_module(f"netq.{Protocol(protocol).value}.{Purpose(purpose).value}")
+    if not isinstance(options, (CommunicatorOptions, NoneType)):
+        raise InvalidOption(f"new: options are a {type(options).__name__}; expected CommunicatorOptions")
+    for name, value, kind in (("protocol", protocol, Protocol), ("purpose", purpose, Purpose)):
+        if not isinstance(value, kind):
+            choices = ", ".join(str(choice) for choice in kind)
+            raise InvalidOption(f"new: the {name} is a {type(value).__name__}; expected one of {choices}")
+    module = importlib.import_module(f"netq.{protocol.value}.{purpose.value}")
     return cast(Communicator, module.Communicator(options))

@@ -242,7 +242,7 @@ class Connection:
             events += [Failed(message, None) for message in (session.restart() if session.begun else ())]
             events.append(Opened(session, resumed=known))
             events += [Failed(message, error) for message, error in session.begin(greeting, epoch)]
-        self._patience = max(self._options.heartbeat, greeting.heartbeat / 1000) * self._options.misses
+        self._patience = max(self._options.heartbeat, min(greeting.heartbeat / 1000, 3600.0)) * self._options.misses
         self.state = State.CLOSING if session.closing else State.OPEN
 
     def _on_msg(self, frame: Frame, events: list[Event]) -> None:

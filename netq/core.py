@@ -58,12 +58,12 @@ class Communicator:
 
         Never waits. Serialises once, here and now: its errors are raised at once. Buffers that travel out of
         band are not copied, so `data` must not change until the future is done. Messages on one lane arrive in
-        order; lanes do not wait for one another.
+        order; lanes do not wait for one another. A server that has no clients has nobody to wait for: done at once.
 
         The future is done when the peer holds the message. It fails with Closed (the peer or this communicator
         is closed, or the session was lost while the message was on its way), QueueFull or MessageTooLarge.
         """
-        if not (isinstance(lane, int) and 0 <= lane < LANES):
+        if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
             raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
         stream = self.options.serialization.dump(data)
         return gather([self._put(stream, lane, id, peer) for id, peer in self._targets(peers)])
@@ -75,6 +75,7 @@ class Communicator:
         the peers or this communicator are closed; Unreadable (or NotAllowed), with `.peer`, for a message that
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
+        self._check_not_in_loop("get")
         item = self._inbox.take(*peers, timeout=timeout)
         try:
             return Message(item.peer, self.options.serialization.load(item.stream))
@@ -94,15 +95,16 @@ class Communicator:
         for none. What is not delivered then fails with Closed; returns the number of those messages. What came
         before can still be taken by `get`. Closing again is harmless.
         """
-        if any(loop.is_current for loop in self._hub.loops):
-            raise RuntimeError("close() waits for the loop, so it cannot be called in it (from an event or a callback)")
-        undelivered = self._hub.close(timeout)
-        atexit.unregister(self.close)
-        return undelivered
+        self._check_not_in_loop("close")
+        atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
+        return self._hub.close(timeout)
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
-        return {peer.id: peer.loop.ask(peer.statistics) for peer in self._hub.peers.values() if peer.id is not None}
+        self._check_not_in_loop("statistics")
+        peers = [peer for peer in self._hub.peers.values() if peer.id is not None]
+        figures = {peer.id: peer.loop.ask(peer.statistics) for peer in peers}
+        return {peer.id: figures[peer.id] for peer in peers if peer.id is not None and not peer.over}
 
     def __enter__(self) -> Self:
         return self
@@ -112,18 +114,28 @@ class Communicator:
     ) -> None:
         self.close(timeout=None if error is None else self.options.connection.linger)
 
+    def _check_not_in_loop(self, name: str) -> None:
+        if any(loop.is_current for loop in self._hub.loops):
+            raise RuntimeError(f"{name}() waits for a loop: it cannot be called in one, by an event or a callback")
+
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
-        table = self._hub.peers
+        table, is_server = self._hub.peers, self._hub.is_server
         if not peers:
             found: list[tuple[uuid.UUID | None, Peer | None]] = [(p.id, p) for p in table.values() if p.open]
-            return found if found or self._hub.is_server else [(None, None)]
-        by_id = table if self._hub.is_server else {peer.id: peer for peer in table.values()}
+            return found if found or (is_server and not self._hub.closing) else [(None, None)]
+        for id in peers:
+            if not isinstance(id, uuid.UUID):
+                raise TypeError(
+                    f"put: the peer {id!r} is a {type(id).__name__}; expected a uuid.UUID, as in Message.peer"
+                )
+        by_id = table if is_server else {peer.id: peer for peer in table.values()}
         return [(id, by_id.get(id)) for id in peers]
 
     def _put(self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None) -> Delivery:
         delivery = Delivery(id)
         if peer is None:
-            delivery.settle(Closed(id, "there is no session with this peer"))
+            ours = Closed(self.id, "this communicator is closed")
+            delivery.settle(ours if self._hub.closing else Closed(id, "there is no session with this peer"))
             return delivery
         message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel)
         delivery.withdraw = functools.partial(peer.loop.call, peer.withdraw, message)

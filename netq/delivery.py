@@ -40,8 +40,9 @@ class Delivery(Future[None]):
             return all(cancelled)
         if not super().cancel():
             return False
-        if self.withdraw is not None:
-            self.withdraw()
+        withdraw, self.withdraw = self.withdraw, None  # the loop may settle it, and another thread cancel it, meanwhile
+        if withdraw is not None:
+            withdraw()
         return True
 
     def settle(self, error: Exception | None = None) -> None:

@@ -52,7 +52,7 @@ class Hub:
         self._memories = {loop: Memory() for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
         self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
-        self._closing = False
+        self.closing = False  # the user has closed
         self._attempt = 0
         self._trouble = ""  # what the log has been told of
         if not self.is_server:
@@ -69,7 +69,7 @@ class Hub:
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self._close, timeout != 0)
-        if not self.gone.wait(timeout):
+        if not self.gone.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
             for peer in self.peers.values():
                 peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
         self.home.ask(self._shut)
@@ -93,7 +93,7 @@ class Hub:
             loop.start()
 
     def _close(self, politely: bool) -> None:
-        self._closing = True
+        self.closing = True
         for peer in self.peers.values() if politely else ():
             peer.loop.call(peer.finish)
         if not self.peers:
@@ -158,6 +158,7 @@ class Hub:
 
     def forgotten(self, id: uuid.UUID) -> None:
         """Tell the user that the session of before is over."""
+        log.warning("%s: it began anew; what it had taken and not answered may be lost with it", id)
         self._inbox.finish(id, Closed(id, "it began anew"))
         self._tell(self.options.events.fin, id)
 
@@ -213,11 +214,13 @@ class Hub:
         peer = self.peers.get(greeting.id)
         same = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
         if greeting.id == self.options.id:
-            return self._refuse(link, f"the id {greeting.id} is the server's own")
-        if self._closing and not same:
+            return self._refuse(
+                link, f"the id {greeting.id} is the server's own; give each communicator its own options"
+            )
+        if self.closing and not same:
             return self._refuse(link, "the server is closing")
         if peer is not None and not same and peer.link is not None:
-            return self._refuse(link, f"the id {greeting.id} is in use, by a client at {peer.link.address}")
+            return self._refuse(link, f"the id {greeting.id} is in use by another client; give each its own options")
         if peer is None or not same:
             if peer is not None:
                 self._replace(peer)
@@ -245,9 +248,8 @@ class Hub:
 
     def _reached(self, peer: Peer) -> None:
         self._attempt = 0
-        if self._trouble:
-            log.warning("%s: connected", self._where)
-            self._trouble = ""
+        log.log(logging.WARNING if self._trouble else logging.INFO, "%s: connected", self._where)
+        self._trouble = ""
 
     def _retry(self, error: Exception) -> None:
         if None not in self.peers:
@@ -269,19 +271,19 @@ class Hub:
 
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
         key = peer.id if self.is_server else None
-        self.undelivered += undelivered if self._closing else 0
+        self.undelivered += undelivered if self.closing else 0
         if self.peers.get(key) is not peer:
             return
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
         if peer.id is not None:
             self._inbox.finish(peer.id, error)
             self._tell(self.options.events.fin, peer.id)
-        if not (self.is_server or self._closing or peer.session.closing):
+        if not (self.is_server or self.closing or peer.session.closing):
             self.peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
             return
         if not self.is_server:
             self._inbox.close(error)
-        if self._closing and not self.peers:
+        if self.closing and not self.peers:
             self.gone.set()
 
     def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
@@ -289,7 +291,7 @@ class Hub:
             return
         try:
             event(peer)
-        except Exception:  # the user's code, in our thread: it must not end the loop
+        except BaseException:  # the user's code, in our thread: it must not end the loop, not even by sys.exit
             log.exception("an event function failed for %s", peer)
 
     def _crashed(self, error: BaseException) -> None:
@@ -298,7 +300,7 @@ class Hub:
         closed = Closed(self.options.id, f"internal error: {error!r}")
         closed.__cause__ = error
         self._inbox.close(closed)
-        self._closing = True
+        self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self.gone.set()

@@ -6,6 +6,7 @@ others. Room that a taken message frees is reported in strides, not message by m
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import uuid
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from netq.errors import Closed
 from netq.utils.stream import Stream
 
+_LONGEST = 1.0  # seconds of one wait: a signal that comes just before it is handled after it only
 _REMEMBERED = 4096  # peers that are over, of which get(peer) still knows it
 
 
@@ -51,60 +53,68 @@ class Item(NamedTuple):
 
 
 class Inbox:
-    """Queues of messages, one a peer."""
+    """Queues of messages, one a peer.
+
+    Who waits does so on a lock of its own, outside the inbox's: so a signal handler may raise at any moment, and
+    leaves nothing locked.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._waiting = 0
+        self._lock = threading.RLock()  # reentrant: a signal handler may close us in the middle of anything
+        self._waiting: list[threading.Lock] = []
         self._queues: dict[uuid.UUID, deque[Item]] = {}  # those with messages, the next to serve first
         self._over: OrderedDict[uuid.UUID, Closed] = OrderedDict()
         self._closed: Closed | None = None
 
     def deliver(self, items: Iterable[Item]) -> None:
         """Leave messages, in order."""
-        with self._changed:
+        with self._lock:
             for item in items:
                 queue = self._queues.get(item.peer)
                 if queue is None:
                     queue = self._queues[item.peer] = deque()
                 queue.append(item)
-            if self._waiting:
-                self._changed.notify_all()
+            self._wake()
 
     def take(self, *peers: uuid.UUID, timeout: float | None = None) -> Item:
         """Return the next message of any of `peers` (none: of anybody); wait for one.
 
         Raises TimeoutError; or, when nothing is left and nothing can come, what `finish` or `close` was given.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
-            while (item := self._next(peers)) is None:
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if (item := self._next(peers)) is not None:
+                    due = item.room.count(item.cost)
+                    break
                 if error := self._hopeless(peers):
                     raise Closed(error.peer, error.why) from error.__cause__
-                self._wait(deadline, timeout)
-            due = item.room.count(item.cost)
+                waiter = threading.Lock()
+                waiter.acquire()
+                self._waiting.append(waiter)
+            self._wait(waiter, deadline, timeout)
         if due:
             item.room.freed(due)
         return item
 
     def begin(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer (again)."""
-        with self._changed:
+        with self._lock:
             self._over.pop(peer, None)
 
     def finish(self, peer: uuid.UUID, error: Closed) -> None:
         """Nothing more will come from a peer: whoever waits for it alone gets `error` after the last message."""
-        with self._changed:
+        with self._lock:
             self._over[peer] = error
             if len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
-            self._changed.notify_all()
+            self._wake()
 
     def close(self, error: Closed) -> None:
         """Nothing more will come from anybody. Only the first call counts."""
-        with self._changed:
+        with self._lock:
             self._closed = self._closed or error
-            self._changed.notify_all()
+            self._wake()
 
     def _next(self, peers: tuple[uuid.UUID, ...]) -> Item | None:
         for peer in peers or self._queues:
@@ -120,12 +130,18 @@ class Inbox:
         over = [self._over.get(peer) for peer in peers]
         return over[0] if over and all(over) else self._closed
 
-    def _wait(self, deadline: float | None, timeout: float | None) -> None:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise TimeoutError(f"no message within {timeout:g} s")
-        self._waiting += 1
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            waiter.release()
+
+    def _wait(self, waiter: threading.Lock, deadline: float, timeout: float | None) -> None:
+        left = deadline - time.monotonic()
         try:
-            self._changed.wait(left)
+            if left <= 0:
+                raise TimeoutError(f"no message within {timeout:g} s")
+            waiter.acquire(timeout=min(left, _LONGEST))
         finally:
-            self._waiting -= 1
+            with self._lock:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)

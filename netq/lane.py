@@ -86,6 +86,18 @@ class Sender:
         self._position = message.stop
         self._unacked.append(message)
 
+    def remove(self, message: Outgoing) -> None:
+        """Take out a message of which no byte has left; those behind it move up."""
+        first = self._next - len(self._unacked)
+        index = message.number - first
+        unsent = message.number >= self._number + (self._offset > 0)
+        if not unsent or not 0 <= index < len(self._unacked) or self._unacked[index] is not message:
+            return
+        behind = [self._unacked.pop() for _ in range(len(self._unacked) - index)]
+        self._next, self._position = message.number, message.start
+        for each in reversed(behind[:-1]):
+            self.put(each)
+
     @property
     def ready(self) -> bool:
         """Whether something could be sent now."""

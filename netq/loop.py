@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar, cast
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_SWEEP = 256  # timers from which cancelled ones are looked for
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 Ready = Callable[[int], None]
 _T = TypeVar("_T")
@@ -49,6 +50,7 @@ class Loop:
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._sequence = itertools.count()
+        self._sweep_at = _SWEEP
         self._selector = selectors.DefaultSelector()
         self._waker, self._wakee = socket.socketpair()
         self._asleep = False
@@ -98,6 +100,8 @@ class Loop:
         timer = Timer(function, args)
         if when < math.inf:
             heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        if len(self._timers) >= self._sweep_at:
+            self._sweep()
         return timer
 
     def watch(self, file: socket.socket, events: int, ready: Ready) -> None:
@@ -153,6 +157,12 @@ class Loop:
                 function(*args)
             except Exception as error:  # the next must run all the same: somebody may wait for it
                 self._crashed(error)
+
+    def _sweep(self) -> None:
+        """Drop the cancelled timers, each time that there are twice as many as were left the last time."""
+        self._timers = [entry for entry in self._timers if entry[2].function is not None]
+        heapq.heapify(self._timers)
+        self._sweep_at = max(_SWEEP, 2 * len(self._timers))
 
     def _timeout(self) -> float | None:
         times = [when for when in (self._stop_by, self._timers[0][0] if self._timers else None) if when is not None]

@@ -75,7 +75,7 @@ class ConnectionOptions:
         _check_whole(self, "message_size", 1, 2**62)
         _check_whole(self, "window", 1, 2**62)
         _check_whole(self, "misses", 1, 1000)
-        _check_seconds(self, "heartbeat", 0.001, 1e6)  # milliseconds on the wire
+        _check_seconds(self, "heartbeat", 0.001, 3600.0)  # milliseconds on the wire
         _check_seconds(self, "handshake_timeout", 0.001)
         _check_seconds(self, "session_timeout", 0.0)
         _check_seconds(self, "linger", 0.0)
@@ -136,6 +136,8 @@ class EventOptions:
 @dataclass(frozen=True)
 class CommunicatorOptions:
     """All that a communicator can be told. Every instance has a random id of its own, unless given one.
+
+    So each communicator needs its own: `dataclasses.replace(options, id=uuid.uuid4())` makes another.
 
     workers: threads that move bytes; sessions are spread over them. One is enough for most: a second pays when
              TLS or many busy peers fill a core.

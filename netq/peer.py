@@ -7,6 +7,7 @@ there is none. All methods but `id` and `open` belong to the peer's loop.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,6 +24,8 @@ from netq.loop import Loop, Timer
 from netq.options import ConnectionOptions
 from netq.session import Session
 from netq.wire import OVERHEAD, Code, Greeting
+
+log = logging.getLogger("netq")
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,8 @@ class Peer:
 
     def withdraw(self, message: Outgoing) -> None:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
-        message.claim()
-        _delivery(message).withdraw = None
+        if not message.claim():
+            self.session.withdraw(message)
         self._flush_soon()
 
     def freed(self, receiver: Receiver, cost: int) -> None:
@@ -159,6 +162,7 @@ class Peer:
         link.connection.detach()
         if self.link is link:
             self.link = None
+            self._stop_clock()
             if self._patience is None:  # it was open; if not, the time runs on
                 self._absent_since = time.monotonic()
                 self._wait()
@@ -170,9 +174,11 @@ class Peer:
         if self.over:
             return
         self.over = True
+        self._absent_since = time.monotonic()
         lost = [message for message in self.session.abandon() if message.claim()]
         if self._patience is not None:
             self._patience.cancel()
+        self._stop_clock()
         if self.link is not None:
             link, self.link = self.link, None
             link.close()
@@ -257,6 +263,8 @@ class Peer:
         if self.session.closing and not self.session.due:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
+            if self.session.closing:
+                log.warning("%s: not connected; closing waits up to %g s (linger) to deliver", self.id, seconds)
             error = Closed(self.id, why.format(seconds))
             self._patience = self.loop.at(time.monotonic() + seconds, self.end, error)
 
@@ -266,9 +274,13 @@ class Peer:
             self.handle(link, link.connection.tick(now))
             self._flush_soon()
         if self.link is link and not link.connection.closed:
-            if self._clock is not None:
-                self._clock.cancel()
+            self._stop_clock()
             self._clock = self.loop.at(link.connection.deadline(), self._tick, link)
+
+    def _stop_clock(self) -> None:
+        """Let the timer keep nothing of the link."""
+        if self._clock is not None:
+            self._clock.cancel()
 
     def _item(self, event: Received) -> Item:
         assert event.session.peer is not None

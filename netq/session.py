@@ -79,6 +79,12 @@ class Session:
         self._senders.clear()
         return gone
 
+    def withdraw(self, message: Outgoing) -> None:
+        """Take a cancelled message out, if no byte of it has left; if some have, the peer will be told to forget it."""
+        sender = self._senders.get(message.lane)
+        if sender is not None:
+            sender.remove(message)
+
     def close(self) -> None:
         """Put no more; take all that the peer still has, so that two sides that close do not wait for a reader."""
         self.closing = True

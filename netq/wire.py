@@ -132,6 +132,12 @@ GREETING_SIZE = _GREETING.size
 GREETING_LIMIT = GREETING_SIZE + LANES * _CURSOR.size
 
 
+def _stranger(begin: bytes) -> str:
+    if begin[:2] == b"\x16\x03":  # a TLS record of a handshake
+        return "the peer speaks TLS, this side does not; give SecurityOptions to both sides, or to neither"
+    return f"what comes is no frame of netq, it begins with {begin!r}; is something else at that port?"
+
+
 def _cursors(body: memoryview | bytes) -> tuple[Cursor, ...]:
     cursors: list[Cursor] = []
     for lane, zero, zeros, *rest in _CURSOR.iter_unpack(body[GREETING_SIZE:]):
@@ -185,7 +191,7 @@ class Reader:
     def _start(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
         if not 1 <= kind <= 6 or lane >= LANES or (flags and flags != FLAGS.get(kind)):
-            raise ProtocolError(f"no frame of netq begins with kind {kind}, flags {flags}, lane {lane}")
+            raise ProtocolError(_stranger(bytes(self._scratch[self._low : self._low + 8])))
         frame = Frame(Kind(kind), flags, lane, length, number, value)
         body = self._place(frame)
         start = self._low + HEADER_SIZE

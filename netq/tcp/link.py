@@ -10,7 +10,7 @@ from collections.abc import Callable
 from netq.connection import Connection
 from netq.errors import SecurityError
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop
+from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
 from netq.tcp.pipe import Pipe
 
@@ -34,6 +34,7 @@ class Link:
         self._unsent: list[memoryview] = []
         self._interest = 0
         self._closing = self._gone = False
+        self._parting: Timer | None = None
         pipe.sock.setblocking(False)
         pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch(READ)
@@ -48,7 +49,7 @@ class Link:
         if self._closing or self._gone:
             return
         self._closing = True
-        self._loop.at(time.monotonic() + _PARTING, self._go)
+        self._parting = self._loop.at(time.monotonic() + _PARTING, self._go)
         self.flush()
         self._guarded(self._part)
 
@@ -126,6 +127,8 @@ class Link:
     def _go(self) -> None:
         if not self._gone:
             self._gone = True
+            if self._parting is not None:
+                self._parting.cancel()
             self._loop.forget(self._pipe.sock)
             self._pipe.sock.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import time
@@ -98,8 +99,9 @@ def _listen(netloc: NetworkLocation) -> socket.socket:
     except OSError as error:
         if sock is not None:
             sock.close()
+        advice = "choose another port, or 0 for a free one"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            advice = "choose an address of this machine, or 0.0.0.0 for all"
         why = error.strerror or str(error)
-        raise AddressError(
-            f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; choose another port, or 0 for a free one"
-        ) from error
+        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}") from error
     return sock

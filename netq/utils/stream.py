@@ -31,7 +31,7 @@ class Stream:
     __slots__ = ("_stops", "buffers", "nbytes")
 
     def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
-        self.buffers = [memoryview(buffer) for buffer in buffers]
+        self.buffers = [_bytes_of(memoryview(buffer)) for buffer in buffers]
         self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
         self._stops: list[int] | None = None
 
@@ -59,6 +59,11 @@ class Stream:
                 break
             found.append(buffer[max(start - begin, 0) : stop - begin])
         return found
+
+
+def _bytes_of(view: memoryview) -> memoryview:
+    """The same memory as single bytes; raises BufferError if it is not contiguous."""
+    return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
 
 
 class BytesSerializer:

@@ -74,7 +74,7 @@ def test_close_in_a_callback_of_a_future_is_refused(stage: Stage) -> None:
     client.put("fills it").result(LIMIT)
     client.put("waits").add_done_callback(close)
     assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["fills it", "waits"]
-    with pytest.raises(RuntimeError, match="from an event or a callback"):
+    with pytest.raises(RuntimeError, match="by an event or a callback"):
         refused.result(LIMIT)
 
 

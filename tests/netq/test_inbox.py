@@ -29,9 +29,9 @@ def take(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
 
 def waiting(threads: ThreadPoolExecutor, inbox: Inbox, *peers: uuid.UUID) -> Future[Item]:
     """Start to take, and return when it waits."""
-    before = inbox._waiting
+    before = len(inbox._waiting)
     future = threads.submit(inbox.take, *peers, timeout=LIMIT)
-    while inbox._waiting == before and not future.done():
+    while len(inbox._waiting) == before and not future.done():
         threading.Event().wait(0.001)
     return future
 

@@ -28,8 +28,12 @@ def test_new_gives_each_communicator_an_id_of_its_own() -> None:
 
 
 def test_new_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(ValueError, match="'carrier pigeon' is not a valid Protocol"):
+    with pytest.raises(netq.InvalidOption, match=r"new: the protocol is a str; expected one of Protocol\.TCP"):
         netq.new("carrier pigeon")  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match=r"the purpose is a str; expected one of Purpose\.SERVER"):
+        netq.new(purpose="server")  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match="new: options are a dict; expected CommunicatorOptions"):
+        netq.new(options={})  # type: ignore[arg-type]
 
 
 def test_all_that_is_public_is_there() -> None:

@@ -29,7 +29,7 @@ WHOLE = {  # the lowest and the highest
     "misses": (1, 1000),
 }
 SECONDS = {  # the least and the most, and the next that are refused
-    "heartbeat": (0.001, 1e6, 0.0009, 1.1e6),  # it is milliseconds on the wire
+    "heartbeat": (0.001, 3600.0, 0.0009, 3601),  # it is milliseconds on the wire
     "handshake_timeout": (0.001, math.inf, 0, None),
     "session_timeout": (0, math.inf, -0.001, None),
     "linger": (0, math.inf, -0.001, None),

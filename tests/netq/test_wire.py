@@ -125,7 +125,7 @@ def test_what_is_no_header_is_refused_before_memory_is_asked_for(kind: int, flag
         return memoryview(bytearray(frame.length))
 
     data = struct.pack("<BBHIQQ", kind, flags, lane, 8, 1, 8)
-    with pytest.raises(ProtocolError, match=f"kind {kind}, flags {flags}, lane {lane}"):
+    with pytest.raises(ProtocolError, match="no frame of netq, it begins with"):
         list(feed(Reader(place), data))
     assert asked == []
 

@@ -49,17 +49,17 @@ def is_cut(sock: socket.socket) -> bool:
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no frame of netq begins with kind 71"),
-        (HELLO, "no frame of netq begins with kind 22"),
-        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "no frame of netq begins with"),
-        (random.Random(1).randbytes(200_000), "no frame of netq begins with"),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no frame of netq, it begins with b'GET / HT'"),
+        (HELLO, "the peer speaks TLS, this side does not"),
+        (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "no frame of netq, it begins with"),
+        (random.Random(1).randbytes(200_000), "no frame of netq, it begins with"),
         (INI[:50], "no greeting within 0.3 s"),
         (b"", "no greeting within 0.3 s"),
         (INI[:3], "no greeting within 0.3 s"),
         (INI[:24] + b"HTTP" + INI[28:], "does not speak netq"),
         (Frame(Kind.PING).whole(), "PING in state OPENING"),
         (Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole(), "MSG in state OPENING"),
-        (INI + b"junk" * 20_000, "no frame of netq begins with kind 106"),
+        (INI + b"junk" * 20_000, "no frame of netq, it begins with b'junkjunk'"),
         (INI + INI, "INI in state GREETED"),
     ],
 )
@@ -116,7 +116,7 @@ def test_one_who_never_stops_sending_holds_nobody_up(stage: Stage, log: Log, soc
     with ThreadPoolExecutor() as threads:
         flooding = threads.submit(flood)
         try:
-            log.wait("no frame of netq begins with kind 0")
+            log.wait("no frame of netq")
             client = stage.client(server.netloc)
             introduce(server, client)
             flooding.result(LIMIT)  # it is cut though it does not listen
