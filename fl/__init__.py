@@ -15,5 +15,6 @@ from fl.messages import Report, Update
 from fl.round import RoundReport
 from fl.server import Server
 from fl.strategy import FedAvg, Strategy
+from fl.tensors import serialization
 
-__all__ = ["Client", "FedAvg", "InvalidUpdate", "Report", "RoundReport", "Server", "Strategy", "Update", "WeightedMean"]
+__all__ = ["Client", "FedAvg", "InvalidUpdate", "Report", "RoundReport", "Server", "Strategy", "Update", "WeightedMean", "serialization"]

@@ -41,6 +41,7 @@ class Client:
         options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
         with netq.new(protocol, netq.Purpose.CLIENT, options) as server:
             while (task := _next_task(server)) is not None:
+                log.info("round %d: %s", task.round, task.purpose)
                 _answer(server, partial(Reply, task.run, task.round, task.purpose), self._do(task))
                 del task  # its memory, before that of the next comes
 

@@ -116,7 +116,14 @@ _METRICS = 1000  # in one message
 
 def _check(right: bool, name: str, value: object, expected: str) -> None:
     if not right:
-        raise InvalidUpdate(f"{name}: {type(value).__name__} {reprlib.repr(value)}; expected {expected}")
+        raise InvalidUpdate(f"{name}: {type(value).__name__} {_shown(value)}; expected {expected}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # a whole number of too many digits
+        return "out of all bounds"
 
 
 def _checked_examples(number: Any) -> int:

@@ -97,12 +97,22 @@ def test_tasks_are_answered_in_order_until_the_server_ends() -> None:
             assert asks("evaluate", round, run=round) == Report(2, {"accuracy": 0.5})
 
 
-def test_tasks_that_wait_are_all_answered() -> None:
-    with serving(fl.Client(echo)) as asks:
-        for round in range(1, 6):
+def test_of_the_tasks_that_came_meanwhile_only_the_newest_is_done() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(model: Any, config: Mapping[str, Any]) -> Update:
+        begun.set()
+        assert go_on.wait(SOON)
+        return echo(model, config)
+
+    with serving(fl.Client(slow)) as asks:
+        asks.put(Task(7, 1, "train", {}, {}))
+        assert begun.wait(SOON)
+        for round in range(2, 6):
             asks.put(Task(7, round, "train", {}, {}))
-        for round in range(1, 6):
-            assert asks.answer(round=round).metrics == {"round": round}
+        go_on.set()
+        assert asks.answer(round=1).metrics == {"round": 1}
+        assert asks.answer(round=5).metrics == {"round": 5}
 
 
 def test_config_has_the_round_and_what_the_server_adds() -> None:

@@ -508,6 +508,53 @@ def test_a_server_that_is_closed_in_mid_round_ends_the_round() -> None:
         free.set()
 
 
+def test_a_server_that_fails_says_no_goodbye_and_the_next_one_finds_its_clients() -> None:
+    first = fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(fl.Client(gives(3.0)).run, at(first.netloc))
+        first.wait(1, SOON)
+        first.__exit__(LookupError, LookupError("a bug of the script"), None)
+        with fl.Server(zeros(), at(first.netloc), min_clients=1) as second:
+            second.wait(1, SOON)
+            assert len(second.round().clients) == 1
+        run.result(SOON)
+
+
+class FailsOnce(fl.FedAvg):
+    """A strategy with a bug."""
+
+    failed = False
+
+    def finish(self, model: Any) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise LookupError("a bug of the strategy")
+        return super().finish(model)
+
+
+def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next() -> None:
+    values = iter([100.0, 1.0])
+    with Federation(strategy=FailsOnce(), min_clients=1) as federation:
+        federation.join(uuid.UUID(int=1), lambda model, config: fl.Update(filled(next(values)), 1))
+        federation.server.wait(1, SOON)
+        with pytest.raises(LookupError):
+            federation.server.round()
+        federation.round(1)
+        assert set(federation.w) == {1.0}
+
+
+@pytest.mark.parametrize("wrong", [{"\ud800": 1.0}, {str(number): 1.0 for number in range(1001)}, {7: 1.0}])
+def test_names_of_metrics_that_would_harm_the_server_are_refused(wrong: Any) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="metrics"):
+        fl.Report(1, wrong)
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, pytest.param(10**5000, id="huge")])
+def test_numbers_of_rounds_are_bounded(number: int) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="round"):
+        Reply(1, number, "train", Failure("any"))
+
+
 def test_who_joins_later_takes_part_in_the_next_round() -> None:
     with Federation(min_clients=1) as federation:
         federation.join(A, gives(2))

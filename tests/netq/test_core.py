@@ -61,6 +61,29 @@ def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
     stage.forget(client)
 
 
+@pytest.mark.parametrize("name", ["statistics", "get"])
+def test_what_waits_for_a_loop_is_refused_in_one(stage: Stage, name: str) -> None:
+    server, client = stage.pair()
+    refused: Future[None] = Future()
+
+    def call(_: object) -> None:
+        try:
+            getattr(client, name)()
+        except RuntimeError as error:
+            refused.set_exception(error)
+
+    client.put("any").add_done_callback(call)
+    with pytest.raises(RuntimeError, match="by an event or a callback"):
+        refused.result(LIMIT)
+    assert server.get(timeout=LIMIT).data == "any"
+
+
+def test_a_peer_that_is_no_uuid_is_refused(stage: Stage) -> None:
+    server, client = stage.pair()
+    with pytest.raises(TypeError, match=r"the peer .* is a str; expected a uuid\.UUID"):
+        server.put("any", str(client.id))  # type: ignore[arg-type]
+
+
 def test_close_in_a_callback_of_a_future_is_refused(stage: Stage) -> None:
     server, client = stage.pair(window=1)
     refused: Future[None] = Future()

@@ -104,6 +104,21 @@ def test_the_limit_of_bytes_at_once_is_kept() -> None:
     assert sent(one, limit=0) == []
 
 
+def test_a_message_that_is_cancelled_before_it_leaves_is_taken_out() -> None:
+    one = session(begun=False)
+    first, second, third = put(one, 10), put(one, 20), put(one, 30)
+    second.cancel()
+    one.withdraw(second)
+    assert one.queued == 2
+    one.begin(greeting(), 1)
+    frames = [frame for frame in sent(one) if frame.kind is Kind.MSG]
+    assert [(frame.number, frame.value) for frame in frames] == [(1, 10), (2, 30)]
+    assert (third.number, third.start) == (2, first.stop)
+    third.cancel()
+    one.withdraw(third)  # it has left: the peer must acknowledge it
+    assert one.queued == 2
+
+
 def test_one_message_too_many_is_refused_and_untouched() -> None:
     one = session(dataclasses.replace(OPTIONS, queue_size=2))
     put(one, 1)

@@ -346,6 +346,14 @@ def test_random_bytes_are_a_value_or_unreadable(data: bytes) -> None:
     only_unreadable(data)
 
 
+def test_buffers_of_any_items_count_as_bytes() -> None:
+    stream = Stream([memoryview(array.array("d", [1.0, 2.0, 3.0])), memoryview(bytes(range(12))).cast("B", (3, 4))])
+    assert (stream.nbytes, len(stream), [len(buffer) for buffer in stream.buffers]) == (36, 36, [24, 12])
+    assert b"".join(stream.slices(20, 30)) == bytes(stream)[20:30]
+    with pytest.raises(BufferError):
+        Stream([memoryview(bytes(8))[::2]])
+
+
 @given(opcodes)
 @example(b"N0.")
 @example(b"(d(N.")
