@@ -17,4 +17,15 @@ from fl.server import Server
 from fl.strategy import FedAvg, Strategy
 from fl.tensors import serialization
 
-__all__ = ["Client", "FedAvg", "InvalidUpdate", "Report", "RoundReport", "Server", "Strategy", "Update", "WeightedMean", "serialization"]
+__all__ = [
+    "Client",
+    "FedAvg",
+    "InvalidUpdate",
+    "Report",
+    "RoundReport",
+    "Server",
+    "Strategy",
+    "Update",
+    "WeightedMean",
+    "serialization",
+]

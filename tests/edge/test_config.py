@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import tomllib
 import uuid
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,13 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
     assert "WARNING netq" in lines[1]
     assert "Traceback" not in rest
     assert process.returncode == 0
+
+
+def test_the_page_of_the_agent_names_just_the_keys_that_there_are() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "edge.md").read_text()
+    tables = tomllib.loads(page.split("```toml")[1].split("```")[0])
+    assert set(tables) == set(KEYS)
+    for name, known in KEYS.items():
+        if known is not None and name != "connection":
+            assert set(tables[name]) == set(known)
+    ConnectionOptions(**tables["connection"])

@@ -273,6 +273,7 @@ def test_any_bytes_in_any_state(state: State, server: bool) -> None:
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("state", PREFIXES)
 def test_any_frames_in_any_state(state: State, server: bool) -> None:
@@ -318,6 +319,7 @@ def test_a_header_never_makes_memory_be_asked_for_more_than_a_message_may_have()
         assert len(victim.memory.asked) <= 1
 
 
+@pytest.mark.slow
 def test_so_many_inputs_were_tried(
     request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
