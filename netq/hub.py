@@ -222,11 +222,11 @@ class Hub:
         if peer is not None and not same and peer.link is not None:
             return self._refuse(link, f"the id {greeting.id} is in use by another client; give each its own options")
         if peer is None or not same:
-            if peer is not None:
-                self._replace(peer)
-            peer = self._new_peer(greeting.token)
+            earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
             self.peers = {**self.peers, greeting.id: peer}
+            if earlier is not None:
+                self._end_earlier(greeting.id, earlier)
         self._known(link)
         link.peer = peer
         if peer.loop is self.home:
@@ -234,10 +234,11 @@ class Hub:
         link.move(peer.loop)
         return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
 
-    def _replace(self, peer: Peer) -> None:
+    def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """A client has come anew under its id: its earlier session is over."""
-        error = Closed(peer.id, "it began anew")
-        self._forget(peer, error, 0)
+        error = Closed(id, "it began anew")
+        self._inbox.finish(id, error)
+        self._tell(self.options.events.fin, id)
         peer.loop.call(peer.end, error)
 
     def _refuse(self, link: Link, reason: str) -> None:

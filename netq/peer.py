@@ -27,6 +27,8 @@ from netq.wire import OVERHEAD, Code, Greeting
 
 log = logging.getLogger("netq")
 
+_EXPLAIN = 1.0  # seconds after which a close that waits says why
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -264,9 +266,15 @@ class Peer:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing:
-                log.warning("%s: not connected; closing waits up to %g s (linger) to deliver", self.id, seconds)
+                self.loop.at(time.monotonic() + _EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
             self._patience = self.loop.at(time.monotonic() + seconds, self.end, error)
+
+    def _explain(self, seconds: float) -> None:
+        """Tell whoever wonders why closing takes so long."""
+        if not self.over and self.link is None:
+            who = self.id or "the server"
+            log.warning("%s: not connected; closing waits up to %g s (linger) to deliver what is due", who, seconds)
 
     def _tick(self, link: Link) -> None:
         now = time.monotonic()
