@@ -149,6 +149,7 @@ def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
     cut_everywhere("one", narrow(merge), step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", [True, False])
 def test_one_cut_at_every_byte_with_messages_on_their_way(merge: bool) -> None:
     cut_everywhere("wide", wide(merge), step=100)
@@ -189,6 +190,7 @@ def whole_module(request: pytest.FixtureRequest) -> None:
         pytest.skip("counts the cuts of the whole module, of which only a part was selected")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("whole_module")
 def test_so_many_cuts_were_made(record_property: Callable[[str, object], None]) -> None:
     record_property("cuts", dict(made))
