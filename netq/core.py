@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from netq.delivery import Delivery, gather
 from netq.errors import Closed, Unreadable
 from netq.hub import Hub, TransportFactory
-from netq.inbox import Inbox
+from netq.inbox import Inbox, Item
 from netq.lane import Outgoing
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer, Statistics
@@ -35,12 +35,14 @@ class Communicator:
 
     Making one never waits: a client connects when the server appears. The constructor raises AddressError
     (a server's address is taken, or not ours) and SecurityError (a key or certificate cannot be used).
+    After a fork it is the parent's: in the child put, get and statistics raise RuntimeError, and futures that were
+    not done stay so.
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
         self.options = options or CommunicatorOptions()
-        self._inbox = Inbox()
-        self._hub = Hub(self.options, purpose, self._inbox, transport)
+        self.inbox = Inbox()
+        self._hub = Hub(self.options, purpose, self.inbox, transport)
         atexit.register(self.close, self.options.connection.linger)
 
     @property
@@ -65,6 +67,7 @@ class Communicator:
         """
         if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
             raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
+        self._check_not_forked("put")
         stream = self.options.serialization.dump(data)
         return gather([self._put(stream, lane, id, peer) for id, peer in self._targets(peers)])
 
@@ -75,8 +78,12 @@ class Communicator:
         the peers or this communicator are closed; Unreadable (or NotAllowed), with `.peer`, for a message that
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
+        self._check_not_forked("get")
         self._check_not_in_loop("get")
-        item = self._inbox.take(*peers, timeout=timeout)
+        return self.unpack(self.inbox.take(*peers, timeout=timeout))
+
+    def unpack(self, item: Item) -> Message:
+        """Load what the inbox gave: the second half of `get`, and of netq/aio.py's. Raises Unreadable."""
         try:
             return Message(item.peer, self.options.serialization.load(item.stream))
         except Unreadable as error:
@@ -93,14 +100,17 @@ class Communicator:
 
         For a peer that is not connected and has messages due it waits `linger` seconds; after `timeout` seconds
         for none. What is not delivered then fails with Closed; returns the number of those messages. What came
-        before can still be taken by `get`. Closing again is harmless.
+        before can still be taken by `get`. Closing again is harmless; so is closing in a fork, whose parent goes on.
         """
         self._check_not_in_loop("close")
+        if self._hub.home.forked:
+            return 0
         atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
         return self._hub.close(timeout)
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
+        self._check_not_forked("statistics")
         self._check_not_in_loop("statistics")
         peers = [peer for peer in self._hub.peers.values() if peer.id is not None]
         figures = {peer.id: peer.loop.ask(peer.statistics) for peer in peers}
@@ -117,6 +127,13 @@ class Communicator:
     def _check_not_in_loop(self, name: str) -> None:
         if any(loop.is_current for loop in self._hub.loops):
             raise RuntimeError(f"{name}() waits for a loop: it cannot be called in one, by an event or a callback")
+
+    def _check_not_forked(self, name: str) -> None:
+        if self._hub.home.forked:
+            raise RuntimeError(
+                f"{name}(): this process is a fork of the one that made this communicator, and has neither its threads "
+                "nor its connections; make a new one after the fork, with an id of its own"
+            )
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
         table, is_server = self._hub.peers, self._hub.is_server

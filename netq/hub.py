@@ -156,10 +156,11 @@ class Hub:
             self._inbox.begin(peer.id)
             self._tell(self.options.events.ini, peer.id)
 
-    def forgotten(self, id: uuid.UUID) -> None:
-        """Tell the user that the session of before is over."""
+    def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
+        """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
         log.warning("%s: it began anew; what it had taken and not answered may be lost with it", id)
-        self._inbox.finish(id, Closed(id, "it began anew"))
+        if peer.id != id:
+            self._inbox.finish(id, Closed(id, "it began anew, under another id"))
         self._tell(self.options.events.fin, id)
 
     def finished(self, peer: Peer) -> None:
@@ -236,10 +237,8 @@ class Hub:
 
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """A client has come anew under its id: its earlier session is over."""
-        error = Closed(id, "it began anew")
-        self._inbox.finish(id, error)
         self._tell(self.options.events.fin, id)
-        peer.loop.call(peer.end, error)
+        peer.loop.call(peer.end, Closed(id, "it began anew"))
 
     def _refuse(self, link: Link, reason: str) -> None:
         log.warning("%s: %s; the connection was closed", link.address, reason)

@@ -1,7 +1,10 @@
-"""Where the loops leave messages and user threads take them. Holds the only lock of netq.
+"""Where the loops leave messages and users take them. Holds the only lock of netq.
 
-Each peer has a queue of its own; `take` serves the peers in turn, so that a busy one does not starve the
-others. Room that a taken message frees is reported in strides, not message by message.
+Each peer has a queue of its own, and the peers are served in turn, so that a busy one does not starve the others;
+whoever waits is served in the order of coming, so that nobody who gets from all starves one who gets from few.
+A message is given to a Waiter, who takes it for good with `accept`, or gives it back with `leave`: so a wait can
+be broken off at any moment, and no message is lost. Room that is freed is reported in strides, not message by
+message. `take` is for threads; netq/aio.py waits in its own way with `enter`, `accept` and `leave`.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ class Room:
 
 
 class Item(NamedTuple):
-    """A message as the loop leaves it."""
+    """A message here: whose, what, and the room that it occupies."""
 
     peer: uuid.UUID
     stream: Stream
@@ -52,16 +55,33 @@ class Item(NamedTuple):
     cost: int
 
 
-class Inbox:
-    """Queues of messages, one a peer.
+class Waiter:
+    """Who waits for the next message of any of `peers` (none: of anybody).
 
-    Who waits does so on a lock of its own, outside the inbox's: so a signal handler may raise at any moment, and
-    leaves nothing locked.
+    `wake` is called once, when `served`: in any thread, under the inbox's lock, so it must neither wait nor raise.
     """
+
+    __slots__ = ("among", "error", "item", "peers", "wake")
+
+    def __init__(self, peers: tuple[uuid.UUID, ...], wake: Callable[[], object]) -> None:
+        self.peers = peers
+        self.among = frozenset(peers)
+        self.wake = wake
+        self.item: Item | None = None
+        self.error: Closed | None = None
+
+    @property
+    def served(self) -> bool:
+        """Whether there is a message for it, or nothing can come."""
+        return self.item is not None or self.error is not None
+
+
+class Inbox:
+    """What has come and nobody has taken. Any thread may call anything."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may close us in the middle of anything
-        self._waiting: list[threading.Lock] = []
+        self._waiting: list[Waiter] = []  # the longest waiting first
         self._queues: dict[uuid.UUID, deque[Item]] = {}  # those with messages, the next to serve first
         self._over: OrderedDict[uuid.UUID, Closed] = OrderedDict()
         self._closed: Closed | None = None
@@ -74,7 +94,7 @@ class Inbox:
                 if queue is None:
                     queue = self._queues[item.peer] = deque()
                 queue.append(item)
-            self._wake()
+            self._serve()
 
     def take(self, *peers: uuid.UUID, timeout: float | None = None) -> Item:
         """Return the next message of any of `peers` (none: of anybody); wait for one.
@@ -82,20 +102,50 @@ class Inbox:
         Raises TimeoutError; or, when nothing is left and nothing can come, what `finish` or `close` was given.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            with self._lock:
-                if (item := self._next(peers)) is not None:
-                    due = item.room.count(item.cost)
-                    break
-                if error := self._hopeless(peers):
-                    raise Closed(error.peer, error.why) from error.__cause__
-                waiter = threading.Lock()
-                waiter.acquire()
-                self._waiting.append(waiter)
-            self._wait(waiter, deadline, timeout)
+        served = threading.Lock()
+        served.acquire()
+        waiter = Waiter(peers, served.release)
+        try:
+            self.enter(waiter)
+            while not waiter.served:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"no message within {timeout:g} s")
+                served.acquire(timeout=min(left, _LONGEST))
+            return self.accept(waiter)
+        except BaseException:
+            self.leave(waiter)
+            raise
+
+    def enter(self, waiter: Waiter) -> None:
+        """Serve the waiter when it is its turn: at once if there is something for it."""
+        with self._lock:
+            self._waiting.append(waiter)
+            self._serve()
+
+    def accept(self, waiter: Waiter) -> Item:
+        """Take for good what a served waiter was given; raises Closed if nothing can come."""
+        if waiter.error is not None:
+            raise Closed(waiter.error.peer, waiter.error.why) from waiter.error.__cause__
+        assert waiter.item is not None
+        with self._lock:
+            item, waiter.item = waiter.item, None
+            due = item.room.count(item.cost)
         if due:
             item.room.freed(due)
         return item
+
+    def leave(self, waiter: Waiter) -> None:
+        """Wait no more; what was given and not accepted goes back to the front. Harmless afterwards."""
+        with self._lock:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            item, waiter.item = waiter.item, None
+            if item is not None:
+                queue = self._queues.pop(item.peer, None) or deque()
+                queue.appendleft(item)
+                self._queues = {item.peer: queue, **self._queues}
+                self._serve()
 
     def begin(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer (again)."""
@@ -108,40 +158,36 @@ class Inbox:
             self._over[peer] = error
             if len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
-            self._wake()
+            self._serve()
 
     def close(self, error: Closed) -> None:
         """Nothing more will come from anybody. Only the first call counts."""
         with self._lock:
             self._closed = self._closed or error
-            self._wake()
+            self._serve()
 
-    def _next(self, peers: tuple[uuid.UUID, ...]) -> Item | None:
-        for peer in peers or self._queues:
-            queue = self._queues.pop(peer, None)
-            if queue:
-                item = queue.popleft()
-                if queue:
-                    self._queues[peer] = queue  # again, behind the others
-                return item
-        return None
+    def _serve(self) -> None:
+        """Give to those who wait what there is for them."""
+        for waiter in tuple(self._waiting):
+            if not waiter.served:
+                waiter.item = self._next(waiter)
+                waiter.error = None if waiter.item is not None else self._hopeless(waiter.peers)
+            if waiter.served:
+                self._waiting.remove(waiter)
+                waiter.wake()
+
+    def _next(self, waiter: Waiter) -> Item | None:
+        for peer in self._queues:
+            if not waiter.among or peer in waiter.among:
+                break
+        else:
+            return None
+        queue = self._queues.pop(peer)
+        item = queue.popleft()
+        if queue:
+            self._queues[peer] = queue  # again, behind the others
+        return item
 
     def _hopeless(self, peers: tuple[uuid.UUID, ...]) -> Closed | None:
         over = [self._over.get(peer) for peer in peers]
         return over[0] if over and all(over) else self._closed
-
-    def _wake(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.release()
-
-    def _wait(self, waiter: threading.Lock, deadline: float, timeout: float | None) -> None:
-        left = deadline - time.monotonic()
-        try:
-            if left <= 0:
-                raise TimeoutError(f"no message within {timeout:g} s")
-            waiter.acquire(timeout=min(left, _LONGEST))
-        finally:
-            with self._lock:
-                if waiter in self._waiting:
-                    self._waiting.remove(waiter)

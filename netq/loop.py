@@ -3,6 +3,9 @@
 Any thread may `call`, `start` and `stop`; all else belongs to the loop's own thread (or to whoever makes the
 loop, before it starts). What it runs must not wait. An error that comes out of a function it runs is a bug in
 that function: the loop ends, and `crashed` is told.
+
+A fork leaves the child without the thread. There the loop closes its copies of all it watches, so that they live no
+longer than the parent's, and is `forked`: it is of no more use.
 """
 
 from __future__ import annotations
@@ -12,10 +15,12 @@ import contextlib
 import heapq
 import itertools
 import math
+import os
 import selectors
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar, cast
@@ -46,6 +51,7 @@ class Loop:
     """Runs calls, timers and what waits for sockets, one after the other, in one daemon thread."""
 
     def __init__(self, name: str, crashed: Callable[[BaseException], object]) -> None:
+        self.forked = False  # this process is a child of the one whose loop it is
         self._crashed = crashed
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -60,6 +66,7 @@ class Loop:
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _loops.add(self)
 
     def start(self) -> None:
         """Begin; what was called before is done first."""
@@ -115,6 +122,14 @@ class Loop:
         """Watch the socket no more; harmless if it is not watched."""
         with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed already
             self._selector.unregister(file)
+
+    def abandon(self) -> None:
+        """Close what is watched, in a child process. Nothing is said to anybody: it is the parent's."""
+        self.forked = True
+        for key in (self._selector.get_map() or {}).values():
+            cast(socket.socket, key.fileobj).close()
+        self._selector.close()
+        self._waker.close()
 
     def _run(self) -> None:
         try:
@@ -190,3 +205,15 @@ def _answer(answer: Future[_T], function: Callable[..., _T], *args: Any) -> None
         answer.set_result(function(*args))
     except Exception as error:
         answer.set_exception(error)
+
+
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for loop in list(_loops):
+        loop.abandon()
+
+
+if hasattr(os, "register_at_fork"):  # where there is a fork
+    os.register_at_fork(after_in_child=_abandon_all)

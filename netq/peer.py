@@ -51,8 +51,8 @@ class House(Protocol):
     def opened(self, peer: Peer, *, resumed: bool) -> None:
         """Both have greeted."""
 
-    def forgotten(self, id: uuid.UUID) -> None:
-        """The peer knows nothing of the session that it had under this id."""
+    def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
+        """It knows nothing of the session that it had under this id."""
 
     def finished(self, peer: Peer) -> None:
         """No more messages will come from it."""
@@ -227,7 +227,7 @@ class Peer:
         if not resumed:
             self._rooms.clear()
             if self._known is not None:
-                self._house.forgotten(self._known)
+                self._house.forgotten(self, self._known)
         self._known = self.id
         self._house.opened(self, resumed=resumed)
 

@@ -7,11 +7,12 @@ import time
 import uuid
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from netq.errors import Closed
-from netq.inbox import Inbox, Item, Room
+from netq.inbox import Inbox, Item, Room, Waiter
 from netq.utils.stream import Stream
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
@@ -52,13 +53,65 @@ def test_peers_are_served_in_turn() -> None:
     assert [text for peer, text in got if peer == A] == ["0", "1", "2", "3"]
 
 
-def test_peers_that_are_named_are_served_in_the_order_of_the_names() -> None:
+def test_peers_that_are_named_are_served_in_turn_too() -> None:
     inbox = Inbox()
-    inbox.deliver([item(A), item(B), item(C)])
-    assert take(inbox, C)[0] == C
-    assert take(inbox, B, A)[0] == B
+    inbox.deliver([item(A, str(number)) for number in range(3)])
+    inbox.deliver([item(B, "0"), item(C, "0"), item(B, "1")])
+    assert [take(inbox, A, B) for _ in range(4)] == [(A, "0"), (B, "0"), (A, "1"), (B, "1")]
+    assert take(inbox, C, B) == (C, "0")
     with pytest.raises(TimeoutError):
         take(inbox, B, C)
+    assert take(inbox) == (A, "2")
+
+
+def test_those_who_wait_are_served_in_the_order_of_their_coming() -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor() as threads:
+        waits = [waiting(threads, inbox, *peers) for peers in ((A,), (), (A, B), (B,))]
+        for number, peer in enumerate((A, B, A, B)):
+            inbox.deliver([item(peer, str(number))])
+        assert [bytes(wait.result(LIMIT).stream) for wait in waits] == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts() -> None:
+    inbox, woken, reported = Inbox(), list[None](), list[int]()
+    waiter = Waiter((A,), lambda: woken.append(None))
+    inbox.enter(waiter)
+    inbox.deliver([item(B)])
+    assert not waiter.served
+    inbox.deliver([item(A, "1", Room(reported.append, 1), 5), item(A, "2")])
+    assert waiter.served
+    assert (len(woken), reported) == (1, [])
+    assert bytes(inbox.accept(waiter).stream) == b"1"
+    assert (len(woken), reported) == (1, [5])
+    inbox.leave(waiter)
+    assert take(inbox, A) == (A, "2")
+
+
+def test_what_a_waiter_leaves_comes_first_to_the_next() -> None:
+    inbox, woken = Inbox(), list[str]()
+    first, second = (Waiter((), partial(woken.append, name)) for name in ("first", "second"))
+    inbox.enter(first)
+    inbox.enter(second)
+    inbox.deliver([item(A, "1"), item(B, "1"), item(A, "2")])
+    inbox.leave(first)
+    assert woken == ["first", "second"]
+    assert [take(inbox), take(inbox)] == [(A, "1"), (A, "2")]
+    third = Waiter((), partial(woken.append, "third"))
+    inbox.enter(third)
+    inbox.leave(second)
+    assert woken == ["first", "second", "third"]
+    assert inbox.accept(third).peer == B
+
+
+def test_a_waiter_that_left_is_not_served() -> None:
+    inbox, woken = Inbox(), list[None]()
+    waiter = Waiter((), lambda: woken.append(None))
+    inbox.enter(waiter)
+    inbox.leave(waiter)
+    inbox.deliver([item(A)])
+    assert not waiter.served
+    assert woken == []
     assert take(inbox)[0] == A
 
 
