@@ -203,10 +203,11 @@ class Connection:
 
     def detach(self) -> None:
         """The link is gone: leave to the session what has come of a message."""
-        if self.session is not None and self.open and (partial := self._reader.partial):
-            frame, got = partial
-            if frame.kind is Kind.MSG:
+        if self.session is not None and not self.closed:
+            frame, got = self._reader.partial or (None, 0)
+            if self.open and frame is not None and frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
+            self.session.pause()
         self.state = State.CLOSED
 
     # Frames.

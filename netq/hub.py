@@ -17,13 +17,14 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from netq.budget import Budget
 from netq.connection import Connection
 from netq.errors import Closed
 from netq.events import Event, Hello, Lost
 from netq.inbox import Inbox
 from netq.link import Link, Owner, Transport, backoff
 from netq.loop import Loop, Timer
-from netq.memory import Memory
+from netq.memory import KEEP, Memory
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer
 from netq.session import Session
@@ -49,7 +50,8 @@ class Hub:
         self.gone = threading.Event()  # closing, and no peer is left
         self.undelivered = 0  # messages that failed because of closing
         self._inbox = inbox
-        self._memories = {loop: Memory() for loop in self.loops}
+        share = options.connection.memory // options.workers
+        self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
         self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
         self.closing = False  # the user has closed

@@ -45,6 +45,11 @@ class Room:
         due, self._taken = self._taken, 0
         return due
 
+    def settle(self) -> int:
+        """Return what was not reported, and report all from now on. Under the inbox's lock."""
+        due, self._taken, self._stride = self._taken, 0, 0
+        return due
+
 
 class Item(NamedTuple):
     """A message here: whose, what, and the room that it occupies."""
@@ -146,6 +151,11 @@ class Inbox:
                 queue.appendleft(item)
                 self._queues = {item.peer: queue, **self._queues}
                 self._serve()
+
+    def settle(self, room: Room) -> int:
+        """Return what was taken and not yet reported; from now on all is, at once."""
+        with self._lock:
+            return room.settle()
 
     def begin(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer (again)."""

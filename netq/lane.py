@@ -3,7 +3,7 @@
 Messages of a lane are numbered from 1, and each lies at a *position*: message n starts where n - 1 ended, and
 is as long as its bytes plus OVERHEAD. The receiver grants a limit: the byte k of a message that starts at s
 may be sent if s + k < limit (an empty message if s < limit). The same two numbers, message and offset, say
-where to go on after a lost link, in the middle of a message too.
+where to go on after a lost link, in the middle of a message too. How far the limit may move, netq/budget.py says.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from netq.budget import CREDIT, Claim
 from netq.errors import ProtocolError
 from netq.memory import Buffer, Memory
 from netq.utils.stream import Stream
@@ -162,16 +163,33 @@ class Sender:
 
 
 class Receiver:
-    """The receiving half: puts messages together in the memory that they stay in."""
+    """The receiving half: puts messages together in the memory that they stay in.
 
-    def __init__(self, lane: int, window: int, memory: Memory, *, merge: bool) -> None:
+    The limit that it grants is the end of what the user has taken, and the credit; and beyond that what the budget
+    allows. `grown` is called when the budget has allowed more, with nothing having come from the peer.
+    """
+
+    def __init__(
+        self,
+        lane: int,
+        window: int,
+        memory: Memory,
+        *,
+        merge: bool,
+        grown: Callable[[Receiver], object] = lambda receiver: None,
+    ) -> None:
         self.lane = lane
         self.held = 0  # number of the last whole message
         self.partial = 0  # bytes held of the next
-        self.limit = self.told = window  # how far the peer may send; what it has been told
         self._window = window
+        self._credit = min(window, CREDIT)
+        self.limit = self.told = self._credit  # how far the peer may send; what it has been told
         self._memory = memory
         self._merge = merge
+        self._grown = grown
+        self._charge = 0  # of the budget: what may be here beyond the credit
+        self._claim: Claim | None = None  # waits, for the rest of message held + 1
+        self._drained = False
         self._start = 0  # position of message held + 1
         self._taken = 0  # positions whose messages the user has taken
         self._size = 0
@@ -187,7 +205,7 @@ class Receiver:
     def grant_due(self) -> bool:
         """Whether the peer should know the limit: it has moved far, or a begun message waits for it."""
         grown = self.limit - self.told
-        return grown > 0 and (grown >= self._window // 4 or self._start + self._size > self.told)
+        return grown > 0 and (grown >= (self.limit - self._taken) // 4 or self._start + self._size > self.told)
 
     def place(self, frame: Frame) -> memoryview:
         """Return the memory of a MSG's body; raises ProtocolError unless it is just the next."""
@@ -231,22 +249,96 @@ class Receiver:
         self._end(frame.value)
         self.taken(frame.value + OVERHEAD)
 
+    # The limit.
+
     def taken(self, cost: int) -> None:
         """Give the room of messages that the user has taken, their sizes and OVERHEAD each, back to the peer."""
         self._taken += cost
-        self.limit = max(self.limit, self._taken + self._window)
+        self.limit = max(self.limit, self._taken + self._credit)
+        self._recharge()
+        self._widen()
 
     def drain(self) -> None:
         """Let the peer send all that it still has: the user has closed, and may read no more to make room."""
+        self._withdraw()
+        self._drained = True
         self.limit = POSITIONS - 1
+        self._recharge()
+
+    def pause(self) -> None:
+        """The link is lost: allow no more than what is here, until there is another."""
+        if self._drained:
+            return
+        self._withdraw()
+        self.limit = max(self._taken + self._credit, self._start + self.partial)
+        if self._parts:
+            self._memory.budget.leave(self, self._forget)
+        self._recharge()
+
+    def resume(self) -> None:
+        """There is a link again: let a message that has begun be completed."""
+        self._memory.budget.come_back(self)
+        if self._parts:
+            self._ask()
+
+    def retire(self) -> None:
+        """The session is over: nothing comes any more, and what is here and not taken still counts."""
+        self._withdraw()
+        self._memory.budget.come_back(self)
+        self._parts = []
+        if not self._drained:
+            self._credit = self._window = 0
+            self.limit = self._start
+            self._recharge()
 
     def _begin(self, size: int) -> None:
         self._size = size
         self._parts = [self._memory.take(size)] if self._merge else []
-        self.limit = max(self.limit, self._start + size)  # a message that has begun may always be completed
+        self._ask()
 
     def _end(self, size: int) -> None:
+        self._withdraw()
         self.held += 1
         self.partial = self._size = 0
         self._parts = []
         self._start += size + OVERHEAD
+
+    def _ask(self) -> None:
+        """Ask for the rest of a message that has begun, and for a window for those behind it."""
+        rest = self._start + self._size - self.limit
+        if rest > 0 and self._claim is None:
+            self._claim = Claim(rest, self._granted)
+            self._memory.budget.claim(self._claim)
+        self._widen()
+
+    def _granted(self) -> None:
+        claim, self._claim = self._claim, None
+        assert claim is not None
+        self._charge += claim.amount
+        self.limit = max(self.limit, self._start + self._size)
+        self._recharge()
+        self._grown(self)
+
+    def _widen(self) -> None:
+        lent = self._memory.budget.lend(self._taken + self._window - self.limit)
+        self.limit += lent
+        self._charge += lent
+
+    def _recharge(self) -> None:
+        """Free what is not needed any more."""
+        charge = 0 if self._drained else max(0, self.limit - self._taken - self._credit)
+        freed, self._charge = self._charge - charge, charge
+        if freed:
+            self._memory.budget.free(freed)
+
+    def _withdraw(self) -> None:
+        if self._claim is not None:
+            claim, self._claim = self._claim, None
+            self._memory.budget.withdraw(claim)
+
+    def _forget(self) -> None:
+        """Let the peer begin its message again: somebody else needs the room."""
+        self.partial = self._size = 0
+        self._parts = []
+        self.limit = max(self._taken + self._credit, self._start)
+        self._recharge()

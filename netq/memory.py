@@ -17,6 +17,8 @@ import weakref
 from collections import deque
 from typing import TypeAlias
 
+from netq.budget import Budget
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
@@ -27,7 +29,8 @@ KEEP = 256 * 1024 * 1024  # bytes of idle blocks that are kept at most
 class Memory:
     """Hands out writable, 64-byte aligned memory, and recycles the large blocks."""
 
-    def __init__(self, keep: int = KEEP) -> None:
+    def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget(2**62)  # how much may be asked for; those who ask observe it
         self._keep = keep
         self._used = False  # since the last `age`
         self._idle: deque[mmap.mmap] = deque()  # the longest idle first

@@ -46,6 +46,8 @@ class ConnectionOptions:
     queue_size:        messages that may wait for one peer; one more gets QueueFull in its future.
     message_size:      the largest message taken; the peer is told, and does not send a larger one.
     window:            bytes that a peer may have here, unread, on each lane; a larger message comes alone.
+    memory:            bytes that all peers together may have here, unread; but half of it and one message at least.
+                       Every lane's first 256 KiB (see netq/budget.py) come beside it.
     heartbeat, misses: a peer says something at least every `heartbeat`; silent for `misses` times that, it is lost.
     handshake_timeout: a link that has not said who it is by then is cut.
     session_timeout:   how long a session outlives its last link; then it is over, and what it held fails with Closed.
@@ -59,6 +61,7 @@ class ConnectionOptions:
     queue_size: int = 2**30
     message_size: int = 2**40
     window: int = 64 * MIB
+    memory: int = 1024 * MIB
     heartbeat: float = 10.0
     misses: int = 3
     handshake_timeout: float = 10.0
@@ -74,6 +77,7 @@ class ConnectionOptions:
         _check_whole(self, "queue_size", 1, 2**63)
         _check_whole(self, "message_size", 1, 2**62)
         _check_whole(self, "window", 1, 2**62)
+        _check_whole(self, "memory", 1, 2**62)
         _check_whole(self, "misses", 1, 1000)
         _check_seconds(self, "heartbeat", 0.001, 3600.0)  # milliseconds on the wire
         _check_seconds(self, "handshake_timeout", 0.001)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from netq.budget import CREDIT
 from netq.delivery import Delivery
 from netq.errors import Closed, MessageTooLarge, NetqError, QueueFull
 from netq.events import Acked, Event, Failed, Finished, Lost, Opened, Received
@@ -84,6 +85,7 @@ class Peer:
         self._address = ""
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
         self._round_trip: float | None = None
+        session.wake = self._flush_soon
 
     @property
     def id(self) -> uuid.UUID | None:
@@ -178,6 +180,7 @@ class Peer:
         self.over = True
         self._absent_since = time.monotonic()
         lost = [message for message in self.session.abandon() if message.claim()]
+        self._settle_rooms()
         if self._patience is not None:
             self._patience.cancel()
         self._stop_clock()
@@ -225,7 +228,7 @@ class Peer:
             self._patience = None
         self._tick(link)  # from now on by the heartbeat
         if not resumed:
-            self._rooms.clear()
+            self._settle_rooms()
             if self._known is not None:
                 self._house.forgotten(self, self._known)
         self._known = self.id
@@ -298,8 +301,14 @@ class Peer:
         room = self._rooms.get(event.receiver)
         if room is None:
             freed = functools.partial(self.loop.call, self.freed, event.receiver)
-            room = self._rooms[event.receiver] = Room(freed, self._options.window // 8)
+            room = self._rooms[event.receiver] = Room(freed, min(self._options.window // 8, CREDIT // 4))
         return Item(event.session.peer, event.stream, room, size + OVERHEAD)
+
+    def _settle_rooms(self) -> None:
+        """The receivers are retired: what is taken from now on goes back to the budget message by message."""
+        for receiver, room in self._rooms.items():
+            receiver.taken(self._inbox.settle(room))
+        self._rooms.clear()
 
     def _deliver(self, items: list[Item]) -> None:
         if items:

@@ -10,8 +10,9 @@ comes out of `acks` and `chunks`; what the peer owes it comes in by `place`, `re
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from netq.budget import CREDIT
 from netq.errors import MessageTooLarge, NetqError, ProtocolError, QueueFull
 from netq.lane import Outgoing, Receiver, Sender
 from netq.memory import Buffer, Memory
@@ -35,12 +36,13 @@ class Session:
         self.peer_closed = False  # the peer has said FIN
         self.begun = False  # the peer has known it
         self.epoch = 0  # how often it has begun: a server that forgot it begins it again
+        self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
         self._options = options
         self._memory = memory
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._peer_size = 2**62  # what the peer takes, until it says
-        self._peer_window = 0
+        self._peer_credit = 0
         self._acks: dict[int, Receiver] = {}  # whose peer is owed an ACK
         self._turn = 0  # the lane that sent last
 
@@ -74,9 +76,13 @@ class Session:
             yield chunk
 
     def abandon(self) -> list[Outgoing]:
-        """Forget all that is not acknowledged, and return it."""
+        """Forget all that is not acknowledged, and return it; and what has begun to come."""
         gone = [message for sender in self._senders.values() for message in sender]
+        for receiver in self._receivers.values():
+            receiver.retire()
         self._senders.clear()
+        self._receivers.clear()
+        self._acks.clear()
         return gone
 
     def withdraw(self, message: Outgoing) -> None:
@@ -120,6 +126,11 @@ class Session:
         self._acks[frame.lane] = receiver
         return receiver, stream
 
+    def pause(self) -> None:
+        """The link is lost: what it was allowed to bring is not awaited any more."""
+        for receiver in self._receivers.values():
+            receiver.pause()
+
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the bytes of a body that came before its link was lost."""
         self._receivers[frame.lane].interrupted(length)
@@ -155,17 +166,19 @@ class Session:
     def greeting(self, id: uuid.UUID, *, resume: bool) -> Greeting:
         """Return what our INI says."""
         options = self._options
+        for receiver in self._receivers.values():
+            receiver.resume()
         cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
         self._acks.clear()
-        heartbeat = int(options.heartbeat * 1000)
-        return Greeting(id, self.token, options.message_size, options.window, heartbeat, cursors, resume, self.epoch)
+        credit, heartbeat = min(options.window, CREDIT), int(options.heartbeat * 1000)
+        return Greeting(id, self.token, options.message_size, credit, heartbeat, cursors, resume, self.epoch)
 
     def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:
         """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
         self._hear(greeting)
         self.epoch = epoch
         for sender in self._senders.values():
-            sender.limit = greeting.window
+            sender.limit = greeting.credit
         return self._reject()
 
     def heard(self, greeting: Greeting) -> bool:
@@ -186,7 +199,7 @@ class Session:
         if self.peer not in (None, greeting.id) or greeting.epoch != self.epoch:
             theirs, ours = (greeting.id, greeting.epoch), (self.peer, self.epoch)
             raise ProtocolError("{}, epoch {}, goes on with a session of {}, epoch {}".format(*theirs, *ours))
-        stands = {lane: Cursor(lane, 0, 0, greeting.window) for lane in self._senders}
+        stands = {lane: Cursor(lane, 0, 0, greeting.credit) for lane in self._senders}
         stands |= {cursor.lane: cursor for cursor in greeting.cursors}
         for lane, cursor in stands.items():  # all, before anything is believed
             self._sender(lane).check(cursor)
@@ -200,8 +213,6 @@ class Session:
         unsent = [message for sender in self._senders.values() for message in sender.unsent()]
         kept = set(unsent)
         lost = [message for message in self.abandon() if message not in kept]
-        self._receivers.clear()
-        self._acks.clear()
         self.begun = self.peer_closed = False
         self._peer_size = 2**62
         for message in unsent:
@@ -212,7 +223,7 @@ class Session:
         self.peer = greeting.id
         self.begun = True
         self._peer_size = greeting.message_size
-        self._peer_window = greeting.window
+        self._peer_credit = greeting.credit
 
     def _reject(self) -> list[tuple[Outgoing, NetqError]]:
         rejected: list[tuple[Outgoing, NetqError]] = []
@@ -224,17 +235,21 @@ class Session:
 
     def _sender(self, lane: int) -> Sender:
         sender = self._senders.get(lane)
-        return Sender(lane, self._peer_window) if sender is None else sender
+        return Sender(lane, self._peer_credit) if sender is None else sender
 
     def _receiver(self, lane: int) -> Receiver:
         receiver = self._receivers.get(lane)
         if receiver is None:
             options = self._options
-            receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge)
+            receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge, grown=self._grown)
             self._receivers[lane] = receiver
             if self.closing:
                 receiver.drain()
         return receiver
+
+    def _grown(self, receiver: Receiver) -> None:
+        self._acks[receiver.lane] = receiver
+        self.wake()
 
     def _due_cursors(self) -> list[Cursor]:
         return [receiver.cursor for receiver in self._acks.values()]

@@ -25,7 +25,7 @@ REASON = 256  # bytes of text in a FIN, at most
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
 _GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, and as in Greeting
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
-_SCRATCH = 64 * 1024  # bytes of frames that are received at once: some thousand small messages
+_LEAST, _MOST = 1024, 64 * 1024  # bytes of frames that are received at once: of an idle peer, of a busy one
 
 _NOTHING = memoryview(b"")
 
@@ -98,7 +98,7 @@ class Greeting:
     id: uuid.UUID
     token: bytes
     message_size: int
-    window: int
+    credit: int
     heartbeat: int
     cursors: tuple[Cursor, ...] = ()
     resume: bool = False
@@ -107,7 +107,7 @@ class Greeting:
     def frame(self) -> Frame:
         """Return the INI that says this."""
         head = (MAGIC, VERSION, len(self.cursors), self.id.bytes, self.token)
-        body = _GREETING.pack(*head, self.message_size, self.window, self.heartbeat, self.epoch)
+        body = _GREETING.pack(*head, self.message_size, self.credit, self.heartbeat, self.epoch)
         body += b"".join([_CURSOR.pack(lane, 0, 0, *rest) for lane, *rest in self.cursors])
         return Frame(Kind.INI, RESUME if self.resume else 0, length=len(body), body=body)
 
@@ -121,11 +121,11 @@ class Greeting:
             raise ProtocolError(f"the peer speaks version {version} of the protocol, this side version {VERSION}")
         if frame.length < GREETING_SIZE:
             raise ProtocolError(f"an INI of {frame.length} bytes; it has at least {GREETING_SIZE}")
-        _, _, count, id, token, message_size, window, heartbeat, epoch = _GREETING.unpack_from(frame.body)
-        if frame.length != GREETING_SIZE + count * _CURSOR.size or not (message_size and window and heartbeat):
+        _, _, count, id, token, message_size, credit, heartbeat, epoch = _GREETING.unpack_from(frame.body)
+        if frame.length != GREETING_SIZE + count * _CURSOR.size or not (message_size and credit and heartbeat):
             raise ProtocolError(f"an INI of {frame.length} bytes with {count} cursors, or with a 0 where none may be")
         cursors = _cursors(frame.body)
-        return cls(uuid.UUID(bytes=id), token, message_size, window, heartbeat, cursors, bool(frame.flags), epoch)
+        return cls(uuid.UUID(bytes=id), token, message_size, credit, heartbeat, cursors, bool(frame.flags), epoch)
 
 
 GREETING_SIZE = _GREETING.size
@@ -157,7 +157,7 @@ class Reader:
 
     def __init__(self, place: Callable[[Frame], memoryview]) -> None:
         self._place = place
-        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._scratch = memoryview(bytearray(_LEAST))
         self._low = self._high = 0  # the part of the scratch that is received and not yet parsed
         self._frame: Frame | None = None  # the frame whose body is arriving
         self._body = _NOTHING
@@ -202,8 +202,10 @@ class Reader:
         return frame
 
     def _tidy(self) -> None:
-        """Move the tail, always less than a header, to the front."""
-        tail = self._high - self._low
-        if tail and self._low:
-            self._scratch[:tail] = bytes(self._scratch[self._low : self._high])
-        self._low, self._high = 0, tail
+        """Move the tail, always less than a header, to the front; of a larger scratch, if more came than it takes."""
+        tail = self._scratch[self._low : self._high]
+        if self._high == len(self._scratch) < _MOST:
+            self._scratch = memoryview(bytearray(8 * len(self._scratch)))
+        if tail and (self._low or tail.obj is not self._scratch.obj):
+            self._scratch[: len(tail)] = bytes(tail)
+        self._low, self._high = 0, len(tail)

@@ -11,6 +11,7 @@ import uuid
 
 import pytest
 
+from netq.budget import CREDIT
 from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
 from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
@@ -265,11 +266,11 @@ def test_a_ping_is_answered_and_measured() -> None:
     one.tick(110.0)
     other.feed(memoryview(sent(one, 110.0)), 110.2)
     answer = sent(other, 110.2)
-    assert answer == Frame(Kind.ACK, ANSWER, value=OPTIONS.window).whole()
+    assert answer == Frame(Kind.ACK, ANSWER, value=CREDIT).whole()
     assert one.round_trip is None
     one.feed(memoryview(answer), 110.5)
     assert one.round_trip == pytest.approx(0.5)
-    feed(one, Frame(Kind.ACK, ANSWER, value=OPTIONS.window), now=200.0)  # nobody asked
+    feed(one, Frame(Kind.ACK, ANSWER, value=CREDIT), now=200.0)  # nobody asked
     assert one.round_trip == pytest.approx(0.5)
 
 

@@ -26,6 +26,7 @@ WHOLE = {  # the lowest and the highest
     "queue_size": (1, 2**63),
     "message_size": (1, 2**62),
     "window": (1, 2**62),
+    "memory": (1, 2**62),
     "misses": (1, 1000),
 }
 SECONDS = {  # the least and the most, and the next that are refused
@@ -55,6 +56,7 @@ def test_defaults() -> None:
         "queue_size": 2**30,
         "message_size": 2**40,
         "window": 64 * 1024**2,
+        "memory": 1024**3,
         "heartbeat": 10.0,
         "misses": 3,
         "handshake_timeout": 10.0,

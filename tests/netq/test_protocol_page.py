@@ -31,11 +31,11 @@ FRAMES = {
     "ACK": Frame(Kind.ACK, lane=1, number=2, value=67109376),
     "DROP": Frame(Kind.DROP, number=3, value=72),
     "PING": Frame(Kind.PING),
-    "ANSWER": Frame(Kind.ACK, wire.ANSWER, value=64 * MIB),
+    "ANSWER": Frame(Kind.ACK, wire.ANSWER, value=MIB // 4),
     "FIN": Frame(Kind.FIN),
     "REFUSED": Frame(Kind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
     "INI": Greeting(
-        CLIENT, TOKEN, 2**40, 64 * MIB, 10_000, (Cursor(2, 3, 8, 64 * MIB + 1024),), resume=True, epoch=1
+        CLIENT, TOKEN, 2**40, MIB // 4, 10_000, (Cursor(2, 3, 8, 64 * MIB + 1024),), resume=True, epoch=1
     ).frame(),
 }
 

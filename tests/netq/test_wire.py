@@ -29,7 +29,7 @@ from netq.wire import (
 ID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 TOKEN = bytes(range(16))
 GREETING = Greeting(ID, TOKEN, 2**40, 2**26, 10_000, (Cursor(0, 1, 2, 3), Cursor(15, 4, 5, 6)), resume=True, epoch=7)
-SCRATCH = 64 * 1024
+IDLE, SCRATCH = 1024, 64 * 1024  # bytes that are received at once, of an idle and of a busy peer
 
 FRAMES = {
     "INI": Greeting(ID, TOKEN, 1, 1, 1).frame(),
@@ -108,6 +108,17 @@ def test_more_small_frames_than_are_received_at_once() -> None:
     assert list(feed(reader(), data)) == frames
 
 
+def test_a_busy_peer_may_send_more_at_once_than_an_idle_one() -> None:
+    one = reader()
+    ping = Frame(Kind.PING).header()
+    assert len(list(feed(one, 3 * ping, step=HEADER_SIZE))) == 3
+    assert one.buffer().nbytes == IDLE
+    assert len(list(feed(one, 1000 * ping))) == 1000
+    assert one.buffer().nbytes > 8 * IDLE - HEADER_SIZE
+    assert len(list(feed(one, 10_000 * ping))) == 10_000
+    assert one.buffer().nbytes > SCRATCH - HEADER_SIZE
+
+
 def test_message_header_is_what_frame_packs() -> None:
     frame = FRAMES["MSG"]
     assert message_header(frame.lane, frame.length, frame.number, frame.value) == frame.header()
@@ -161,7 +172,7 @@ def test_a_body_that_came_with_its_header_lands_in_the_same_memory() -> None:
     (got,) = half.advance(len(data))
     assert bytes(memory) == b"hello"
     assert half.partial is None
-    assert half.buffer().nbytes == SCRATCH - 3
+    assert half.buffer().nbytes == IDLE - 3
     assert got.body == b"hello"
 
 
