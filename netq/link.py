@@ -27,6 +27,9 @@ class Link(Protocol):
     def flush(self) -> None:
         """Send what the connection has to send, as far as that goes without waiting, and the rest later."""
 
+    def keep(self) -> None:
+        """Copy what has been taken from the connection and not been sent: its owner wants the memory back."""
+
     def close(self) -> None:
         """Send what has been taken from the connection, then end. `lost` is not called any more."""
 

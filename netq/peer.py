@@ -113,6 +113,8 @@ class Peer:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
         if not message.claim():
             self.session.withdraw(message)
+            if self.link is not None:
+                self.link.keep()
         self._flush_soon()
 
     def freed(self, receiver: Receiver, cost: int) -> None:
@@ -184,14 +186,14 @@ class Peer:
         if self._patience is not None:
             self._patience.cancel()
         self._stop_clock()
-        if self.link is not None:
-            link, self.link = self.link, None
-            link.close()
-            if not self.session.closing:
-                self._house.detached(self, error)
+        link, self.link = self.link, None
+        if link is not None and not self.session.closing:
+            self._house.detached(self, error)
         self._house.ended(self, error, len(lost))
-        for message in lost:  # last: whoever learns of it finds the house in order, and may put again
+        for message in lost:  # whoever learns of it finds the house in order, and may put again
             _delivery(message).settle(error)
+        if link is not None:
+            link.close()
 
     def statistics(self) -> Statistics:
         """Return the figures."""

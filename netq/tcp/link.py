@@ -12,9 +12,9 @@ from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
+from netq.tcp.pace import MOST, Pace
 from netq.tcp.pipe import Pipe
 
-_BATCH = 1024 * 1024  # bytes taken from the connection at once
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
 _READS = 16  # reads before the other sockets have their turn
 _PARTING = 1.0  # seconds to wait for the peer's end after ours
@@ -32,17 +32,24 @@ class Link:
         self._pipe = pipe
         self._merge = owner.options.connection.put_merge
         self._unsent: list[memoryview] = []
+        self._pace = Pace()
+        self._limit = 0  # bytes that may wait in the system
         self._interest = 0
         self._closing = self._gone = False
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
         pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._limit_queue()
         self._watch(READ)
 
     def flush(self) -> None:
         """Send until there is nothing to send, or the socket is full."""
         if not self._gone and not self._interest & WRITE:
             self._guarded(self._send)
+
+    def keep(self) -> None:
+        """Go on with a copy, of one batch at most."""
+        self._unsent = [memoryview(bytes(buffer)) for buffer in self._unsent]
 
     def close(self) -> None:
         """Send what the connection has left to say, then part: the peer must not lose it to a reset."""
@@ -88,13 +95,25 @@ class Link:
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
+            self._pace.sent(sent)
             self._unsent = _skip(self._unsent, sent)
-        if pipe.blocked:
-            self._watch(READ | WRITE)
+        if not pipe.blocked:
+            self._pace.drained()
+            return
+        self._watch(READ | WRITE)
+        self._pace.full(time.monotonic())
+        self._limit_queue()
 
     def _fill(self) -> bool:
-        self._unsent = _join(self.connection.to_send(_BATCH, time.monotonic()), self._merge)
+        self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)
         return bool(self._unsent)
+
+    def _limit_queue(self) -> None:
+        """Let no more wait in the system than one batch; on a fast link, as much as the system likes."""
+        limit = self._pace.batch if self._pace.batch < MOST else 2**30
+        if not limit // 2 < self._limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            self._limit = limit
+            self._pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit)
 
     def _part(self) -> None:
         if not self._unsent and not self._pipe.blocked:

@@ -93,7 +93,10 @@ class Secure:
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Encrypt as much as the socket will soon take."""
-        taken = self._tls.write(buffers) if self.push() else 0
+        try:
+            taken = self._tls.write(buffers) if self.push() else 0
+        except EOFError as error:  # its end came right behind its last bytes: nobody hears what we have to say
+            raise ConnectionResetError(str(error)) from error
         self.push()
         return taken
 

@@ -39,6 +39,9 @@ class Link:
         while self.other and (buffers := self.connection.to_send(_BATCH, time.monotonic())):
             self.other._call(self.other._receive, buffers)
 
+    def keep(self) -> None:
+        """Nothing is kept here."""
+
     def close(self) -> None:
         """Hand over the rest, and hang up."""
         self.flush()

@@ -60,6 +60,23 @@ def check_cancel_begun(make: Make) -> None:
         assert large.cancelled() is cancelled
 
 
+def check_cancel_frees(make: Make) -> None:
+    """The memory of a cancelled message is the caller's again at once, here and there, queued or in mid-send."""
+    with Stage(make) as stage:
+        server, client = stage.pair(window=NARROW, memory=1)
+        client.put("fills").result(LIMIT)
+        begun, queued = bytearray(8 * 2**20), bytearray(8 * 2**20)
+        futures = [client.put(begun, lane=1), client.put(queued, lane=1)]
+        client.put("passes", lane=2)
+        _pass_by(server, client)
+        assert all(future.cancel() for future in futures)
+        client.statistics()  # asks the loop: it has heard of it
+        begun.clear()  # raises BufferError while anybody has a view of it
+        queued.clear()
+        client.put("next", lane=1)
+        assert sorted(server.get(timeout=LIMIT).data for _ in range(3)) == ["fills", "next", "passes"]
+
+
 def check_cancel_too_late(make: Make) -> None:
     """What the peer holds cannot be cancelled."""
     with Stage(make) as stage:
@@ -186,6 +203,7 @@ CHECKS = (
     check_done_means_held,
     check_cancel_queued,
     check_cancel_begun,
+    check_cancel_frees,
     check_cancel_too_late,
     check_cancel_broadcast,
     check_cancel_all,

@@ -1,49 +1,21 @@
-"""What other processes do to us, and we to them: they die, run out of descriptors, forget to close."""
+"""A server process that runs out of descriptors. What else becomes of processes is in tests/faults."""
 
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from subprocess import PIPE
 
 import pytest
 
-from netq import Closed, NetworkLocation
-from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq import NetworkLocation
+from netq.testing.stage import LIMIT, Stage
 
 Start = Callable[..., "subprocess.Popen[str]"]
-
-CLIENT = """
-import sys, uuid
-import netq
-host, port, id = sys.argv[1], int(sys.argv[2]), uuid.UUID(sys.argv[3])
-client = netq.new(options=netq.CommunicatorOptions(id=id, netloc=netq.NetworkLocation(host, port)))
-"""
-
-SENDER = (
-    CLIENT
-    + """
-client.put("whole").result(30)
-print("ready", flush=True)
-input()
-client.put(bytearray(8 * 2**20)).result(30)
-"""
-)
-
-FORGETFUL = (
-    CLIENT
-    + """
-for number in range(100):
-    client.put((number, bytearray(100_000)))
-"""
-)
 
 EXHAUSTED = """
 import json, resource, socket, sys
@@ -77,47 +49,6 @@ def start() -> Iterator[Start]:
 def finish(process: subprocess.Popen[str]) -> None:
     out, errors = process.communicate(timeout=LIMIT)
     assert (process.returncode, out, errors) == (0, "", "")
-
-
-@pytest.mark.parametrize("offset", [1, 23, 100_000, 4 * 2**20 + 1, 8 * 2**20 - 1])
-def test_a_client_killed_in_the_middle_of_a_message_delivers_no_part_of_it(
-    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], start: Start, offset: int
-) -> None:
-    server = stage.server()
-    proxy = proxies(server.netloc)
-    id = uuid.uuid4()
-    process = start(SENDER, *proxy.netloc, id)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    assert server.get(timeout=0) == (id, "whole")
-    before = proxy.passed
-    proxy.hold(after=offset)
-    process.stdin.write("go\n")
-    process.stdin.flush()
-    proxy.wait(before + offset, LIMIT)
-    process.send_signal(signal.SIGKILL)
-    process.wait(LIMIT)
-    assert proxy.passed == before + offset
-    proxy.cut()
-    proxy.release()
-    while server.statistics()[id].connected:
-        pass
-    with pytest.raises(TimeoutError):
-        server.get(id, timeout=0)
-    successor = stage.client(server.netloc, id=id)
-    introduce(server, successor)
-
-
-def test_a_process_that_ends_without_close_delivers_what_it_has_put(stage: Stage, start: Start) -> None:
-    server = stage.server()
-    id = uuid.uuid4()
-    process = start(FORGETFUL, *server.netloc, id)
-    for number in range(100):
-        assert server.get(timeout=LIMIT).data[0] == number
-    with pytest.raises(Closed):
-        server.get(id, timeout=LIMIT)
-    finish(process)
 
 
 def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(stage: Stage, start: Start) -> None:

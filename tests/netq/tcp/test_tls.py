@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import uuid
 from pathlib import Path
 
 import pytest
 
 from netq import CommunicatorOptions, NetworkLocation, Purpose, SecurityError, SecurityOptions, new
 from netq.security import certificates
+from netq.security.tls import client_side
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
+from netq.wire import Frame, Greeting, Kind
 
 
 def of_server(files: certificates.Files) -> SecurityOptions:
@@ -77,3 +81,26 @@ def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(tmp_path: 
     options = CommunicatorOptions(security=SecurityOptions(certificate=bad))
     with pytest.raises(SecurityError, match=r"bad\.pem"):
         new(options=options)
+
+
+def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
+    stage: Stage, files: certificates.Files, log: Log
+) -> None:
+    server = stage.server(security=of_server(files))
+    good = stage.client(server.netloc, security=of_client(files))
+    introduce(server, good)
+    tls = client_side(of_client(files), "127.0.0.1")()
+    words = Greeting(uuid.uuid4(), bytes(16), 2**40, 2**18, 10_000).frame().whole()
+    with socket.create_connection(server.netloc, LIMIT) as sock:
+        while not tls.handshaken:
+            sock.sendall(tls.to_send())
+            tls.received(sock.recv(65536))
+        tls.write([memoryview(words)])
+        sock.sendall(tls.to_send())
+        tls.received(sock.recv(65536))  # the server's INI
+        tls.write([memoryview(Frame(Kind.PING).header())])  # which wants an answer
+        tls.close()
+        sock.sendall(tls.to_send())  # both in one segment
+        log.wait("ended the connection")
+    good.put("still here").result(LIMIT)
+    assert server.get(timeout=LIMIT) == (good.id, "still here")

@@ -1,0 +1,54 @@
+"""Cancelling while the socket is full: what was handed to the link is not the caller's memory any more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from netq import NetworkLocation
+from netq.testing.proxy import Proxy
+from netq.testing.stage import LIMIT, Stage, introduce
+
+SIZE = 64 * 2**20
+
+
+def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    server = stage.server()
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    passed = proxy.passed
+    proxy.hold(after=16 * 2**20)
+    data = bytearray(SIZE)
+    future = client.put(data)
+    proxy.wait(passed + 16 * 2**20, LIMIT)
+    assert future.cancel()
+    client.statistics()  # asks the loop: it has heard of it
+    data.clear()  # raises BufferError while anybody has a view of it
+    proxy.release()
+    client.put("next").result(LIMIT)
+    assert server.get(timeout=0).data == "next"
+    assert proxy.passed - passed < SIZE
+
+
+def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    server = stage.server()
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    passed = proxy.passed
+    proxy.hold(after=16 * 2**20)
+    future = client.put(bytearray(SIZE))
+    proxy.wait(passed + 16 * 2**20, LIMIT)
+    (peer,) = server._hub.peers.values()
+    used = peer.loop.ask(lambda: peer.session._memory.budget.used)
+    assert used > SIZE // 2, "it is not on its way"
+    assert future.cancel()
+    proxy.release()
+    client.put("next", lane=1).result(LIMIT)
+    client.put("last").result(LIMIT)  # behind it: so the server has heard
+    assert peer.loop.ask(lambda: peer.session._memory.idle) >= SIZE, "its block is here, and not idle"
+    assert {server.get(timeout=0).data for _ in range(2)} == {"next", "last"}
