@@ -1,10 +1,14 @@
-"""`kill -9` of an edge client in the middle of a federation, and again with a restart: the run finishes."""
+"""`kill -9` of an edge client or of the aggregator in the middle of a federation, with and without a restart: the run
+finishes, or the one that begins anew. And an agent that is told to end says goodbye.
+"""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,15 +16,22 @@ from typing import Any
 
 import pytest
 
+from netq.security import certificates
+
 ROOT = Path(__file__).parents[2]
 ROUNDS = 60
 CLIENTS = 4
+SECOND = 10  # rounds of the aggregator that is started again
+BACK = 10.0  # seconds until a round with all has ended, with retry_max of 5 s
+GOODBYE = 5.0  # seconds
 
-# Training that takes its time, so that there is a middle to be killed in, and rounds left after the restart.
+# Training that takes its time, so that there is a middle to be killed in, and rounds left after the restart. It says
+# when it begins.
 SLOW_TRAINING = """
 from examples.digits import model
 
 def train(weights, config):
+    print(config["round"], flush=True)
     for _ in range(16):
         update = model.train(weights, config)
     return update
@@ -32,28 +43,46 @@ Facts = dict[str, Any]
 class Federation:
     """The aggregator and its clients as processes; `rounds` are its lines as they come."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, files: certificates.Files | None = None) -> None:
         self._folder = folder
         self._stack = stack
+        self._files = files
         (folder / "slow_training.py").write_text(SLOW_TRAINING)
-        self.aggregator = self._start("examples.digits.aggregator", f"--clients={CLIENTS}", f"--rounds={ROUNDS}")
-        self.rounds = self._lines()
-        self._port = next(self.rounds)["port"]
+        self.start_aggregator()
         self.clients = [self.start_client(number) for number in range(CLIENTS)]
+
+    def start_aggregator(self, port: int = 0, rounds: int = ROUNDS) -> None:
+        options = [f"--clients={CLIENTS}", f"--rounds={rounds}", f"--port={port}"]
+        if self._files is not None:
+            options += [f"--key={self._files.key}", f"--certificate={self._files.certificate}"]
+        self.aggregator = self._start("examples.digits.aggregator", *options)
+        self.rounds = self._lines()
+        self.port = next(self.rounds)["port"]
 
     def start_client(self, number: int) -> subprocess.Popen[str]:
         config = self._folder / f"client-{number}.toml"
         config.write_text(f"""\
 [server]
 host = "127.0.0.1"
-port = {self._port}
+port = {self.port}
 [client]
 train = "slow_training:train"
+[connection]
+retry_max = 5.0
 [settings]
 partition = {number}
 partitions = {CLIENTS}
 """)
+        if self._files is not None:
+            with config.open("a") as file:
+                file.write(f'[security]\ncertificate = "{self._files.authority}"\n')
         return self._start("edge", str(config))
+
+    def until_training(self, number: int, round: int) -> None:
+        """Wait until a client trains in that round."""
+        output = self.clients[number].stdout
+        assert output is not None
+        assert any(int(line) == round for line in output), f"it has ended, and there was no round {round}"
 
     def kill(self, number: int) -> None:
         self.clients[number].kill()
@@ -121,3 +150,31 @@ def test_a_client_that_is_killed_and_restarted_takes_part_again(federation: Fede
     assert last["clients"] == 4
     assert last["accuracy"] >= 0.93
     assert [client.wait(30) for client in federation.clients] == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
+def test_the_clients_come_back_to_an_aggregator_that_is_killed_and_started_again(tmp_path: Path, secure: bool) -> None:
+    with ExitStack() as stack:
+        federation = Federation(tmp_path, stack, certificates.make(tmp_path) if secure else None)
+        federation.until_training(0, federation.until(clients=4)["round"] + 1)
+        start = time.monotonic()
+        federation.aggregator.kill()
+        federation.aggregator.wait()
+        federation.start_aggregator(federation.port, rounds=SECOND)
+        assert next(federation.rounds)["clients"] == 4
+        assert time.monotonic() - start < BACK
+        last = federation.finish()
+        assert (last["round"], last["clients"]) == (SECOND, 4)
+        assert [client.wait(30) for client in federation.clients] == [0, 0, 0, 0]
+
+
+@pytest.mark.slow
+def test_an_agent_that_is_told_to_end_in_mid_round_says_goodbye(federation: Federation) -> None:
+    """The round that it was in goes on without it at once, and does not wait as for one that is lost (grace)."""
+    round = federation.until(clients=4)["round"] + 1
+    federation.until_training(2, round)
+    federation.clients[2].send_signal(signal.SIGTERM)
+    assert federation.clients[2].wait(GOODBYE) == 0
+    facts = federation.until(clients=3)
+    assert (facts["round"], facts["failures"]) == (round, ["it has gone"])
