@@ -208,6 +208,7 @@ class Connection:
             if self.open and frame is not None and frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
             self.session.pause()
+        self._reader.reset()
         self.state = State.CLOSED
 
     # Frames.

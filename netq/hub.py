@@ -146,7 +146,7 @@ class Hub:
             link.peer.detach(link, error)
         else:
             self._known(link)
-            log.warning("%s: %s; the connection was closed", link.address, error)
+            log.warning("%s: %s; the connection was closed", link.address, str(error))
 
     # For peers (netq/peer.py, House), in a peer's loop.
 
@@ -178,7 +178,9 @@ class Hub:
         if not self.is_server:
             self.home.call(self._retry, error)
         elif not peer.session.closing:
-            log.info("%s: lost (%s); its session waits for it", peer.id, error)
+            log.info(
+                "%s: lost (%s); its session waits for it", peer.id, str(error)
+            )  # not with the frames of its traceback
 
     def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
         """Forget the peer."""

@@ -168,6 +168,11 @@ class Reader:
         """The frame whose body is arriving, and how many of its bytes are there."""
         return None if self._frame is None else (self._frame, self._got)
 
+    def reset(self) -> None:
+        """Forget what was received: above all the memory of a body that will not be completed."""
+        self._low = self._high = self._got = 0
+        self._frame, self._body = None, _NOTHING
+
     def buffer(self) -> memoryview:
         """Return where the next bytes go: at least one byte."""
         if self._frame is not None:

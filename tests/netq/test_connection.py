@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import math
 import struct
@@ -540,3 +541,23 @@ def test_a_message_and_a_fin_after_it_in_every_division() -> None:
         )
         assert [type(event) for event in events] == [Received, Finished]
         assert connection.state is State.ENDING
+
+
+def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() -> None:
+    connection = Connection(SERVER, OPTIONS, 0.0)
+    (hello,) = feed(connection, VALID[Kind.INI])
+    assert isinstance(hello, Hello)
+    memory = Memory()
+    connection.accept(Session(TOKEN, OPTIONS, memory), hello.greeting, resumed=False, now=0.0)
+    size = 2**20
+    feed(connection, Frame(Kind.MSG, length=1000, number=1, value=size, body=bytes(1000)))
+    connection.feed(memoryview(Frame(Kind.MSG, length=1000, number=1, value=size).header() + b"a part"), 0.0)
+    gc.disable()
+    try:
+        connection.detach()
+        assert memory.idle == 0, "the session goes on with it"
+        assert connection.session is not None
+        connection.session.abandon()
+        assert memory.idle >= size
+    finally:
+        gc.enable()

@@ -1,0 +1,91 @@
+"""A server or a client that forks; the child says what has become of its copy of the communicator.
+
+Echoes one message, forks, and echoes another: through the same communicator, when the child has ended; or, told that
+the child outlives it, through a successor at the same address, while the child lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from netq import Closed
+from netq.core import Communicator
+from tests.faults.programs.told import communicator, say, told
+
+
+def main() -> None:
+    with communicator() as queue:
+        say(netloc=queue.netloc)
+        if told()["purpose"] == "client":
+            queue.put("hello")
+        echo(queue)
+        ours, childs = os.pipe()  # the child ends when we close `childs`
+        pid = fork() or child(queue, ours, childs)
+        if not told()["outlived"]:
+            end(pid, childs)
+            echo(queue)
+            with contextlib.suppress(Closed):
+                queue.get()
+            return
+        netloc = queue.netloc
+        queue.close()
+    with communicator(netloc=netloc, id=uuid.uuid4()) as successor:
+        say(netloc=successor.netloc)
+        echo(successor)
+    end(pid, childs)
+
+
+def echo(queue: Communicator) -> None:
+    peer, data = queue.get()
+    queue.put(data, peer)
+
+
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, for a process with threads: the case
+        return os.fork()
+
+
+def end(pid: int, childs: int) -> None:
+    os.close(childs)
+    start = time.monotonic()
+    _, status = os.waitpid(pid, 0)
+    say(status=os.waitstatus_to_exitcode(status), seconds=time.monotonic() - start)
+
+
+def child(queue: Communicator, ours: int, childs: int) -> NoReturn:
+    refusals = {
+        "put": refusal(lambda: queue.put("of the child")),
+        "get": refusal(lambda: queue.get(timeout=0)),
+        "statistics": refusal(queue.statistics),
+    }
+    say(refusals=refusals, closed=queue.close(), sockets=sockets())
+    os.close(childs)
+    os.read(ours, 1)
+    sys.exit(0)  # as a process ends: with all that atexit does
+
+
+def refusal(call: Callable[[], object]) -> str:
+    try:
+        return f"no error, but {call()!r}"
+    except RuntimeError as error:
+        return str(error)
+
+
+def sockets() -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of iterdir itself
+            found.append(os.readlink(link))
+    return [target for target in found if target.startswith("socket:")]
+
+
+main()

@@ -1,0 +1,111 @@
+"""A server whose memory the system bounds: ten clients send it more at once than there is.
+
+Case 25 of docs/reliability.md. Makes a memory cgroup within the one it runs in, which needs root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from netq import NetworkLocation, Purpose
+from netq.testing.stage import LIMIT, Stage
+from tests.faults.programs.child import Children
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Figure, Wire
+
+MIB = 1024**2
+MOST = 256 * MIB  # bytes that the server may have
+CLIENTS = 10
+SIZE = 64 * MIB  # bytes of each one's message
+
+
+class Cgroup:
+    """A memory cgroup, of version 1 or 2, below the one that this process is in."""
+
+    def __init__(self, limit: int) -> None:
+        parent, self._limit, self._peak = _own()
+        self.path = parent / f"netq-{uuid.uuid4().hex[:8]}"
+        self.path.mkdir()
+        (self.path / self._limit).write_text(str(limit))
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that were in use."""
+        return int((self.path / self._peak).read_text())
+
+    def remove(self) -> None:
+        """Remove it; its last process has ended, and the system may take a moment to see that."""
+        deadline = time.monotonic() + LIMIT
+        while self.path.exists():
+            try:
+                self.path.rmdir()
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+
+
+def _own() -> tuple[Path, str, str]:
+    """The folder of this process's memory cgroup, and the names of the limit and of the peak there."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            return Path(f"/sys/fs/cgroup/memory{path}"), "memory.limit_in_bytes", "memory.max_usage_in_bytes"
+    return Path(f"/sys/fs/cgroup{path}"), "memory.max", "memory.peak"
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Cgroup]:
+    try:
+        cgroup = Cgroup(MOST)
+    except OSError as error:
+        if os.environ.get("NETQ_FAULTS") == "must":
+            raise
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        yield cgroup
+    finally:
+        cgroup.remove()
+
+
+@pytest.mark.slow
+def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
+    cgroup: Cgroup, stage: Stage, wire: Wire, figure: Figure
+) -> None:
+    content = np.frombuffer(os.urandom(SIZE), np.uint8)
+    memory = {"memory": 64 * MIB}
+    with Children() as children:
+        server = children.start(
+            "taker", wire, Purpose.SERVER, connection=memory, cgroup=str(cgroup.path), count=CLIENTS
+        )
+        netloc = NetworkLocation(*server.hear()["netloc"])
+        clients = [stage.client(netloc, linger=0.5) for _ in range(CLIENTS)]  # if it dies, they do not wait
+        start = time.monotonic()
+        futures = [client.put((number, content)) for number, client in enumerate(clients)]
+        taken = [server.hear(2 * LIMIT) for _ in range(CLIENTS)]
+        seconds = time.monotonic() - start
+        for future in futures:
+            future.result(LIMIT)
+        assert sorted(facts["number"] for facts in taken) == list(range(CLIENTS))
+        assert {(facts["size"], facts["crc"]) for facts in taken} == {(SIZE, zlib.crc32(content.data))}
+        with contextlib.ExitStack() as leaving:
+            for client in clients:
+                stage.forget(client)
+                leaving.callback(client.close, LIMIT)
+        server.finish()
+        figure(
+            "25 cgroup of 256 MiB",
+            f"{wire.kind}: 10 messages of 64 MiB arrived within {seconds:.1f} s, the server's peak was "
+            f"{cgroup.peak / MIB:.0f} MiB",
+        )
+    assert cgroup.peak <= MOST

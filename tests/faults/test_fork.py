@@ -1,0 +1,158 @@
+"""A process that forks, and one that ends in the middle: what its peer sees, and what becomes of the copy.
+
+Cases 26 and 28 of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from signal import SIGTERM
+from typing import TYPE_CHECKING
+
+import pytest
+
+from netq import Closed, NetworkLocation, Purpose
+from netq.testing.log import Log
+from netq.testing.proxy import Proxy
+from netq.testing.stage import LIMIT, Stage
+from tests.faults.programs.child import Children
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Figure, Wire
+
+Proxies = Callable[[NetworkLocation], Proxy]
+COUNT = 100  # messages of 100 kB: more than sockets hold
+SLACK = 1.0  # seconds for what is to be done at once
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    with Children() as children:
+        yield children
+
+
+def check_child(facts: dict[str, object]) -> None:
+    refusals = facts["refusals"]
+    assert isinstance(refusals, dict)
+    for name in ("put", "get", "statistics"):
+        assert refusals[name].startswith(f"{name}(): ")
+        assert "make a new one after the fork" in refusals[name]
+    assert facts["closed"] == 0
+    assert facts["sockets"] == []
+
+
+def test_the_fork_of_a_client_does_not_touch_its_session(
+    stage: Stage, children: Children, wire: Wire, log: Log, figure: Figure
+) -> None:
+    server, id = stage.server(), uuid.uuid4()
+    program = children.start("forker", wire, Purpose.CLIENT, server.netloc, id=id, outlived=False)
+    program.hear()
+    assert server.get(timeout=LIMIT) == (id, "hello")
+    address = server.statistics()[id].address
+    server.put("before", id)
+    check_child(program.hear())
+    ended = program.hear()
+    assert ended["status"] == 0
+    assert ended["seconds"] < SLACK
+    server.put("after", id)
+    assert [server.get(id, timeout=LIMIT).data for _ in range(2)] == ["before", "after"]
+    assert server.statistics()[id].address == address, "it had to connect again"
+    server.close()
+    program.finish()
+    assert not log.having(f"{id}: lost")
+    figure("26 fork", f"{wire.kind}: a client's child ended after {ended['seconds']:.3f} s, limit {SLACK:g} s")
+
+
+def test_the_fork_of_a_server_does_not_touch_its_sessions(
+    stage: Stage, children: Children, wire: Wire, log: Log, figure: Figure
+) -> None:
+    program = children.start("forker", wire, Purpose.SERVER, outlived=False)
+    client = stage.client(NetworkLocation(*program.hear()["netloc"]))
+    client.put("before")
+    assert client.get(timeout=LIMIT).data == "before"
+    check_child(program.hear())
+    ended = program.hear()
+    assert ended["status"] == 0
+    assert ended["seconds"] < SLACK
+    client.put("after")
+    assert client.get(timeout=LIMIT).data == "after"
+    assert len(log.having("connected")) == 1, "it had to connect again"
+    client.put("enough")
+    program.finish()
+    figure("26 fork", f"{wire.kind}: a server's child ended after {ended['seconds']:.3f} s, limit {SLACK:g} s")
+
+
+def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
+    stage: Stage, children: Children, wire: Wire
+) -> None:
+    program = children.start("forker", wire, Purpose.SERVER, outlived=True)
+    netloc = NetworkLocation(*program.hear()["netloc"])
+    first = stage.client(netloc)
+    first.put("before")
+    assert first.get(timeout=LIMIT).data == "before"
+    check_child(program.hear())
+    with pytest.raises(Closed):  # not held open by the child's copy
+        first.get(timeout=LIMIT)
+    assert program.hear()["netloc"] == list(netloc)
+    second = stage.client(netloc)
+    second.put("after")
+    assert second.get(timeout=LIMIT).data == "after"
+    second.close()
+    assert program.hear()["status"] == 0
+    program.finish()
+
+
+def test_a_process_that_ends_without_close_delivers_what_it_has_put(
+    stage: Stage, children: Children, wire: Wire, figure: Figure
+) -> None:
+    server, id = stage.server(), uuid.uuid4()
+    program = children.start("forgetful", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
+    for number in range(COUNT):
+        assert server.get(timeout=LIMIT).data[0] == number
+    with pytest.raises(Closed):
+        server.get(id, timeout=LIMIT)
+    ends = program.hear()["ends"]
+    program.finish()
+    seconds = time.monotonic() - ends
+    figure(
+        "26 exit with unsent data", f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {seconds:.2f} s after its end"
+    )
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_says(
+    stage: Stage, children: Children, wire: Wire, figure: Figure
+) -> None:
+    linger = 1.5
+    connection = {"linger": linger}
+    program = children.start("forgetful", wire, Purpose.CLIENT, stage.vacant(), connection=connection, count=COUNT)
+    ends = program.hear()["ends"]
+    program.finish()
+    seconds = time.monotonic() - ends
+    assert linger <= seconds < linger + 1.0
+    assert f"closing waits up to {linger:g} s (linger) to deliver what is due" in program.errors()
+    figure("26 exit without a server", f"{wire.kind}: ended after {seconds:.2f} s, limit {linger + 1:g} s")
+
+
+def test_sigterm_drains(stage: Stage, children: Children, proxies: Proxies, wire: Wire, figure: Figure) -> None:
+    server, id = stage.server(), uuid.uuid4()
+    proxy = proxies(server.netloc)
+    program = children.start("drained", wire, Purpose.CLIENT, proxy.netloc, id=id, count=COUNT)
+    assert program.hear() == {"ready": True}
+    assert server.get(timeout=LIMIT) == (id, "hello")
+    proxy.hold(after=250_000)  # when it is told to end, most has not arrived
+    program.say("go")
+    assert program.hear() == {"put": True}
+    program.signal(SIGTERM)
+    told = program.hear()["told"]
+    proxy.release()
+    for number in range(COUNT):
+        assert server.get(timeout=LIMIT).data[0] == number
+    with pytest.raises(Closed):
+        server.get(id, timeout=LIMIT)
+    program.finish()
+    seconds = time.monotonic() - told
+    assert seconds < LIMIT
+    figure("28 SIGTERM drains", f"{wire.kind}: {COUNT} of {COUNT} delivered, ended after {seconds:.2f} s")

@@ -1,0 +1,202 @@
+"""What is done to the time of a process: it is stopped for a while, or told another time of day.
+
+Cases 19 and 20 of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from netq import NetworkLocation, Purpose
+from netq.core import Communicator
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage
+from tests.faults.programs.child import Children
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Figure, Wire
+
+MUST = os.environ.get("NETQ_FAULTS") == "must"  # what cannot be tried is a failure
+FAKETIME = next(Path("/usr").glob("lib*/**/faketime/libfaketime.so.1"), None)
+DAY = 86400.0
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    with Children() as children:
+        yield children
+
+
+# 19: a client is stopped
+
+BEAT: dict[str, Any] = {"heartbeat": 2.0, "misses": 3}
+NOTICED = BEAT["heartbeat"] * BEAT["misses"] + 1.0
+LONG, SHORT = 30.0, 4.0  # seconds
+
+
+class Counted:
+    """A server here and a client process that counts aloud to it; each tells the other a hundred numbers meanwhile."""
+
+    def __init__(self, stage: Stage, children: Children, wire: Wire) -> None:
+        self.server = stage.server(**BEAT)
+        self.id = uuid.uuid4()
+        netloc = self.server.netloc
+        self.program = children.start("counter", wire, Purpose.CLIENT, netloc, id=self.id, connection=BEAT)
+        self._numbers = [self.server.get(timeout=LIMIT).data for _ in range(100)]
+
+    @property
+    def address(self) -> str:
+        return self.server.statistics()[self.id].address
+
+    def stop(self) -> float:
+        """Stop the client; return when."""
+        self.program.signal(signal.SIGSTOP)
+        self._told = [self.server.put(number, self.id) for number in range(100)]
+        return time.monotonic()
+
+    def listen(self, until: float) -> None:
+        """Take what comes, up to a time: what was on its way, and then nothing."""
+        with contextlib.suppress(TimeoutError):
+            while True:
+                self._numbers.append(self.server.get(timeout=max(until - time.monotonic(), 0.0)).data)
+
+    def resume(self) -> float:
+        """Let the client go on; return how long it took until it had all that it was told."""
+        start = time.monotonic()
+        self.program.signal(signal.SIGCONT)
+        for future in self._told:
+            future.result(LIMIT)
+        return time.monotonic() - start
+
+    def finish(self) -> int:
+        """End it; nothing was lost, nothing came twice, in neither direction. Return how often it had to connect."""
+        self.server.put("enough", self.id)
+        while isinstance(number := self.server.get(timeout=LIMIT).data, int):
+            self._numbers.append(number)
+        assert number == ("last", len(self._numbers) - 1)
+        assert self._numbers == list(range(len(self._numbers)))
+        facts = self.program.hear()
+        assert facts["heard"] == [*range(100), "enough"]
+        self.program.finish()
+        return int(facts["connected"])
+
+
+def on_both(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> None:
+    """Run it on both wires at the same time, each with a stage of its own."""
+
+    def run(wire: Wire) -> None:
+        with Stage(wire.make) as stage:
+            scenario(wire, stage)
+
+    with ThreadPoolExecutor(len(wires)) as pool:
+        for future in [pool.submit(run, wire) for wire in wires.values()]:
+            future.result()
+
+
+@pytest.mark.slow
+def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
+    wires: dict[str, Wire], children: Children, log: Log, figure: Figure
+) -> None:
+    def scenario(wire: Wire, stage: Stage) -> None:
+        counted = Counted(stage, children, wire)
+        start = counted.stop()
+        log.wait(f"{counted.id}: lost (nothing heard")
+        noticed = time.monotonic() - start
+        counted.listen(until=start + LONG)
+        resumed = counted.resume()
+        assert counted.finish() == 2
+        assert noticed < NOTICED
+        text = f"{wire.kind}: noticed after {noticed:.2f} s, limit {NOTICED:g} s; resumed {resumed:.2f} s after SIGCONT"
+        figure("19 client stopped 30 s", text)
+
+    on_both(wires, scenario)
+
+
+@pytest.mark.slow
+def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
+    wires: dict[str, Wire], children: Children, log: Log, figure: Figure
+) -> None:
+    def scenario(wire: Wire, stage: Stage) -> None:
+        counted = Counted(stage, children, wire)
+        address = counted.address
+        counted.listen(until=counted.stop() + SHORT)
+        resumed = counted.resume()
+        assert counted.address == address
+        assert counted.finish() == 1
+        assert not log.having(f"{counted.id}: lost")
+        figure("19 client stopped 4 s", f"{wire.kind}: the link stays, all held {resumed:.3f} s after SIGCONT")
+
+    on_both(wires, scenario)
+
+
+# 20: the wall clock jumps
+
+QUICK: dict[str, Any] = {"heartbeat": 0.3, "misses": 3}
+SILENCE = 1.5  # seconds, longer than either side bears without a heartbeat
+
+
+@pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
+@pytest.mark.slow
+def test_a_wall_clock_that_jumps_a_day_changes_nothing(
+    stage: Stage, children: Children, wire: Wire, tmp_path: Path, log: Log, figure: Figure
+) -> None:
+    clock, id = Clock(tmp_path / "clock"), uuid.uuid4()
+    server = stage.server(**QUICK)
+    far_client = children.start("echo", wire, Purpose.CLIENT, server.netloc, clock.environment, id=id, connection=QUICK)
+    far_server = children.start("echo", wire, Purpose.SERVER, environment=clock.environment, connection=QUICK)
+    assert far_client.hear()["netloc"] == list(server.netloc)
+    client = stage.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
+    assert server.get(timeout=LIMIT) == (id, "hello")
+    for jump in (DAY, -DAY):
+        clock.set(jump)
+        for queue in (server, client):
+            assert wall_clock(queue) == pytest.approx(time.time() + jump, abs=60)
+            with pytest.raises(TimeoutError):
+                queue.get(timeout=SILENCE)
+            assert wall_clock(queue) == pytest.approx(time.time() + jump, abs=60)
+    for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
+        queue.put("enough").result(LIMIT)
+        assert program.hear() == {"connected": connected, "lost": []}
+        program.finish()
+    assert len(log.having("connected")) == 1
+    assert not log.having("lost")
+    figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
+
+
+class Clock:
+    """The wall clock of processes, as libfaketime shows it to them. Their monotonic clock stays."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.set(0.0)
+        self.environment = {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # its newer name
+        }
+
+    def set(self, offset: float) -> None:
+        """Change it in processes that run."""
+        new = self._file.with_suffix(".new")
+        new.write_text(f"{offset:+.0f}")
+        new.replace(self._file)
+
+
+def wall_clock(queue: Communicator) -> float:
+    """What the echo at the other end says."""
+    queue.put("what time is it?").result(LIMIT)
+    data, wall = queue.get(timeout=LIMIT).data
+    assert data == "what time is it?"
+    return float(wall)
