@@ -6,9 +6,12 @@ and is done when all of them are.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+
+log = logging.getLogger("netq")
 
 
 class Delivery(Future[None]):
@@ -48,10 +51,15 @@ class Delivery(Future[None]):
     def settle(self, error: Exception | None = None) -> None:
         """Be done. Only the communicator calls this, once, unless it was cancelled."""
         self.withdraw = None  # it holds the message, and its memory
-        if error is None:
-            self.set_result(None)
-        else:
-            self.set_exception(error)
+        try:
+            if error is None:
+                self.set_result(None)
+            else:
+                self.set_exception(error)
+        except Exception:
+            raise
+        except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
+            log.exception("a callback of a delivery failed")
 
 
 def gather(futures: Sequence[Delivery]) -> Delivery:

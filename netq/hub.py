@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import secrets
 import threading
 import time
@@ -32,6 +33,7 @@ from netq.wire import Code, Greeting
 
 log = logging.getLogger("netq")
 
+_STEADY = 1.0  # seconds that a link has to last, for the next pause to be a short one again
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 TransportFactory = Callable[[Owner, Loop], Transport]
 
@@ -56,6 +58,7 @@ class Hub:
         self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
         self.closing = False  # the user has closed
         self._attempt = 0
+        self._up_since = math.inf  # when a client's session was last taken up
         self._trouble = ""  # what the log has been told of
         if not self.is_server:
             self.peers = {None: self._new_peer(secrets.token_bytes(16))}
@@ -251,7 +254,7 @@ class Hub:
         link.close()
 
     def _reached(self, peer: Peer) -> None:
-        self._attempt = 0
+        self._up_since = time.monotonic()
         log.log(logging.WARNING if self._trouble else logging.INFO, "%s: connected", self._where)
         self._trouble = ""
 
@@ -261,9 +264,12 @@ class Hub:
         if (trouble := str(error)) != self._trouble:
             log.warning("%s: %s; trying again until it answers", self._where, trouble)
             self._trouble = trouble
-        pause = backoff(self._attempt, self.options.connection)
+        now = time.monotonic()
+        if now - self._up_since >= _STEADY:
+            self._attempt = 0
+        self._up_since = math.inf
+        self.home.at(now + backoff(self._attempt, self.options.connection), self._try)
         self._attempt += 1
-        self.home.at(time.monotonic() + pause, self._try)
 
     def _try(self) -> None:
         if None in self.peers:

@@ -33,6 +33,7 @@ class Listener:
         self._loop = loop
         self._tls = None if security is None else server_side(security)
         self._sock: socket.socket | None = None
+        self._starved = False  # and the log has been told
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -63,12 +64,15 @@ class Listener:
             self._attach(sock, "{}:{}".format(*address[:2]))
 
     def _attach(self, sock: socket.socket, address: str) -> None:
+        self._starved = False
         pipe: Pipe = Plain(sock) if self._tls is None else Secure(sock, self._tls())
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 
     def _pause(self, error: OSError) -> None:
         """The system has no descriptor or memory for another: those who knock wait in its queue."""
-        log.warning("%s:%s: no connection can be accepted for now: %s", *self.netloc, error)
+        if not self._starved:
+            log.warning("%s:%s: no connection can be accepted for now: %s", *self.netloc, error)
+        self._starved = True
         if self._sock is not None:
             self._loop.forget(self._sock)
         self._loop.at(time.monotonic() + _PAUSE, self._resume)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import uuid
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 
 from netq.delivery import Delivery, gather
 from netq.errors import Closed
+from netq.testing.log import Log
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
 LIMIT = 20.0
@@ -128,3 +130,12 @@ def test_the_last_two_may_be_done_at_once_in_two_threads() -> None:
                 assert future.exception(LIMIT) is None
             assert whole.done()
             assert whole.cancelled() is bool(number % 2)
+
+
+def test_a_callback_that_ends_the_thread_ends_only_itself(log: Log) -> None:
+    (part,) = deliveries()[:1]
+    part.set_running_or_notify_cancel()
+    part.add_done_callback(lambda future: sys.exit("out"))
+    part.settle()
+    assert part.done()
+    log.wait("a callback of a delivery failed")

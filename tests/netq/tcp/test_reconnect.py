@@ -129,3 +129,15 @@ def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Stage, proxies
     assert len(server.get(timeout=LIMIT).data) == 5 * MIB
     with pytest.raises(Closed):
         server.get(client.id, timeout=LIMIT)
+
+
+def test_links_that_are_lost_at_once_make_the_pauses_longer(stage: Stage, proxies: Proxies, log: Log) -> None:
+    server = stage.server()
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    for number in range(1, 7):
+        log.wait("connected", number)
+        proxy.cut()
+    log.wait("connected", 7)
+    assert client._hub._attempt >= 5
+    introduce(server, client)
