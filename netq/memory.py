@@ -32,13 +32,13 @@ class Memory:
     def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
         self.budget = budget or Budget(2**62)  # how much may be asked for; those who ask observe it
         self._keep = keep
-        self._used = False  # since the last `age`
-        self._idle: deque[mmap.mmap] = deque()  # the longest idle first
+        self._era = 0  # how often `age` was called
+        self._idle: deque[tuple[int, mmap.mmap]] = deque()  # since which era; the longest idle first
 
     @property
     def idle(self) -> int:
         """Bytes of idle blocks that wait to be used again."""
-        return sum([len(block) for block in list(self._idle)])
+        return sum([len(block) for _, block in list(self._idle)])
 
     def take(self, size: int) -> memoryview:
         """Return a writable view of `size` bytes, of undefined content.
@@ -47,7 +47,6 @@ class Memory:
         """
         if size < LARGE:
             return _small(size)
-        self._used = True
         size_class = _size_class(size)
         block = self._find(size_class) or _map(size_class)
         loan = _array_type(len(block)).from_buffer(block)  # every view keeps it alive: its end is their end
@@ -63,22 +62,25 @@ class Memory:
                 return
 
     def age(self) -> None:
-        """Let all idle blocks go if no large block was taken since the last call."""
-        if not self._used:
-            self.trim()
-        self._used = False
+        """Let the blocks go that have been idle since before the last call."""
+        while self._idle and self._idle[0][0] < self._era:
+            try:
+                self._idle.popleft()
+            except IndexError:  # another thread was faster
+                break
+        self._era += 1
 
     def _find(self, size: int) -> mmap.mmap | None:
         """The block used last, of those that `size` fills by half at least."""
-        for block in reversed(list(self._idle)):
-            if size <= len(block) <= 2 * size:
+        for entry in reversed(list(self._idle)):
+            if size <= len(entry[1]) <= 2 * size:
                 with contextlib.suppress(ValueError):  # another thread may just have let it go
-                    self._idle.remove(block)
-                    return block
+                    self._idle.remove(entry)
+                    return entry[1]
         return None
 
     def _give_back(self, block: mmap.mmap) -> None:
-        self._idle.append(block)
+        self._idle.append((self._era, block))
         self.trim(self._keep)
 
 

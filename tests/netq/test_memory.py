@@ -150,12 +150,16 @@ def test_trim_lets_idle_blocks_go() -> None:
     assert memory.idle == MIB
 
 
-def test_age_lets_blocks_go_that_nobody_asked_for_since() -> None:
+def test_age_lets_blocks_go_that_nobody_used_since_the_last_time() -> None:
     memory = Memory()
-    view = memory.take(MIB)
-    del view
+    small, large = memory.take(MIB), memory.take(4 * MIB)
+    del small, large
     memory.age()
-    assert memory.idle == MIB
+    assert memory.idle == 5 * MIB
+    large = memory.take(4 * MIB)
+    del large
+    memory.age()
+    assert memory.idle == 4 * MIB, "the small one was not used"
     memory.take(100)
     memory.age()
     assert memory.idle == 0

@@ -1,0 +1,163 @@
+"""One run: a server and its clients in this process, each client behind a proxy of its own, and the nemesis.
+
+Called by tests/soak/__main__.py and by the test. Owns all that a run opens, and closes it: first everything heals, then
+all that is on its way settles, then all close, and only then the history is read and judged.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import netq
+from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions
+from netq.security import certificates
+from netq.testing.proxy import Proxy
+from tests.soak.history import check, read
+from tests.soak.life import LIMIT, Life, Side, client_id, server_id
+from tests.soak.nemesis import Nemesis
+from tests.soak.recorder import Recorder
+from tests.soak.report import Report, Sample
+from tests.soak.schedule import HEARTBEAT, MISSES, RATE, schedule, steps
+from tests.soak.traffic import Traffic
+
+WIRES = ("tcp", "tls")
+# Not 127.0.0.1, from which all connect: while the server is away, a socket on its way out must not get its port.
+_HOST = "127.0.0.2"
+_CONNECTION = ConnectionOptions(
+    heartbeat=HEARTBEAT,
+    misses=MISSES,
+    handshake_timeout=3.0,
+    retry_min=0.02,
+    retry_max=0.5,
+    window=256 * 1024,  # smaller than the largest messages: both ways to wait for room are gone
+    transport_size=64 * 1024,
+)
+_WARM_UP = 5.0  # seconds
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run. With the same seed the faults are the same; what they hit is up to the system."""
+
+    wire: str
+    seconds: float
+    seed: int
+    clients: int = 20
+    rate: float = RATE
+
+
+def run(plan: Plan, files: certificates.Files, history: Path) -> Report:
+    """Run it, and return what came of it; the history is left in its file."""
+    faults = steps(schedule(plan.seed, plan.seconds, plan.clients, plan.rate))
+    with Recorder(history) as recorder, _opened(plan, files, recorder) as (sides, proxies, pool):
+        traffic = Traffic(sides[0], {number: side for number, side in sides.items() if number}, plan.seed)
+        nemesis = Nemesis(sides, proxies, traffic, recorder, pool)
+        stop, memory = threading.Event(), list[Sample]()
+        work = [pool.submit(traffic.run, stop), pool.submit(nemesis.run, faults, stop)]
+        work.append(pool.submit(_sample, memory, recorder, stop))
+        try:
+            stop.wait(plan.seconds)
+        finally:  # Ctrl-C too: threads wait for it
+            stop.set()
+        for each in work:
+            each.result(LIMIT)
+        nemesis.heal()
+        healed = recorder.time
+        recorder.settle(LIMIT)
+        settling = recorder.time - healed
+        _close(sides, recorder, pool)
+    with history.open(encoding="utf-8") as lines:
+        violations = check(read(lines))
+    counts = recorder.counts, recorder.bytes, nemesis.done
+    return Report(
+        plan.wire, plan.seconds, plan.seed, plan.clients, *counts, settling, violations, recorder.troubles, memory
+    )
+
+
+Opened = tuple[dict[int, Side], dict[int, Proxy], ThreadPoolExecutor]
+
+
+@contextmanager
+def _opened(plan: Plan, files: certificates.Files, recorder: Recorder) -> Iterator[Opened]:
+    """The server, 0, the clients from 1 on, the proxies between, and threads for all of them."""
+    with ThreadPoolExecutor(2 * plan.clients + 8) as pool, ExitStack() as stack:
+        sides: dict[int, Side] = {}
+        stack.callback(_end, sides)
+
+        def side(number: int, netloc: NetworkLocation) -> Side:
+            return Side(netloc, functools.partial(_live, plan.wire, files, recorder, pool, number))
+
+        sides[0] = side(0, NetworkLocation(_HOST, 0))
+        netloc = sides[0].life.communicator.netloc
+        proxies = {number: stack.enter_context(Proxy(netloc)) for number in range(1, plan.clients + 1)}
+        sides |= {number: side(number, proxy.netloc) for number, proxy in proxies.items()}
+        yield sides, proxies, pool
+
+
+def _live(
+    wire: str,
+    files: certificates.Files,
+    recorder: Recorder,
+    pool: ThreadPoolExecutor,
+    number: int,
+    netloc: NetworkLocation,
+    life: int,
+) -> Life:
+    """Begin a life of one side."""
+    purpose = Purpose.CLIENT if number else Purpose.SERVER
+    options = CommunicatorOptions(
+        id=client_id(number) if number else server_id(life),
+        netloc=netloc,
+        connection=_CONNECTION,
+        security=_security(wire, files, purpose),
+        workers=1 if number else 2,
+    )
+    communicator = netq.new(purpose=purpose, options=options)
+    return Life(communicator, life, "up" if number else "down", recorder, pool)
+
+
+def _security(wire: str, files: certificates.Files, purpose: Purpose) -> SecurityOptions | None:
+    if wire == "tcp":
+        return None
+    if purpose is Purpose.SERVER:
+        return SecurityOptions(files.key, files.certificate)
+    return SecurityOptions(certificate=files.authority)
+
+
+def _close(sides: dict[int, Side], recorder: Recorder, pool: ThreadPoolExecutor) -> None:
+    """Close politely, the clients first and all at once: now nothing may be left undelivered."""
+    clients = {number: pool.submit(side.life.close, LIMIT) for number, side in sides.items() if number}
+    left = {number: future.result(2 * LIMIT) for number, future in clients.items()}
+    left[0] = sides[0].life.close(LIMIT)
+    for number, count in left.items():
+        if count:
+            recorder.trouble(f"{number}: closing lost {count} messages")
+
+
+def _end(sides: dict[int, Side]) -> None:
+    """After an error: whoever is still there ends, so that no thread is left."""
+    for side in reversed(sides.values()):
+        if not side.life.over:
+            side.life.close(timeout=0)
+
+
+def _sample(memory: list[Sample], recorder: Recorder, stop: threading.Event) -> None:
+    """Look at the resident memory once a second, after the warm-up."""
+    if stop.wait(_WARM_UP):
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while not stop.wait(1.0):
+        if trim is not None:
+            trim(0)  # what glibc keeps of a hundred threads' freed memory grows for minutes, and would hide a leak
+        size = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
+        memory.append((recorder.time, size))
+        recorder.note("memory", f"{size} bytes")

@@ -1,0 +1,75 @@
+"""The faults of a run are decided by its seed, and there are enough of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.soak.schedule import QUIET, Kind, schedule, steps
+
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_same_seed_gives_the_same_faults(seed: int) -> None:
+    assert schedule(seed, 60, 20) == schedule(seed, 60, 20)
+
+
+def test_another_seed_gives_others() -> None:
+    assert schedule(1, 60, 20) != schedule(2, 60, 20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_five_minutes_have_hundreds_of_faults_of_every_kind(seed: int) -> None:
+    faults = schedule(seed, 300, 20)
+    counts = Counter(fault.kind for fault in faults)
+    assert 400 <= len(faults) <= 800
+    assert set(counts) == set(Kind)
+    assert min(counts.values()) >= 10
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_come_in_order_of_time_within_the_run_to_clients_that_exist(seed: int) -> None:
+    faults = schedule(seed, 60, 5)
+    assert [fault.time for fault in faults] == sorted(fault.time for fault in faults)
+    assert faults[0].time >= QUIET
+    assert faults[-1].time < 60
+    assert {fault.client for fault in faults if fault.kind is not Kind.SERVER} == {1, 2, 3, 4, 5}
+    assert {fault.client for fault in faults if fault.kind is Kind.SERVER} == {0}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_two_faults_of_one_kind_are_on_one_client_at_once(seed: int) -> None:
+    until: dict[tuple[Kind, int], float] = {}
+    for fault in schedule(seed, 300, 2, rate=20):
+        kind = Kind.HOLE if fault.kind is Kind.LONG_HOLE else fault.kind
+        assert until.get((kind, fault.client), 0.0) <= fault.time
+        until[kind, fault.client] = fault.time + fault.seconds
+
+
+def test_different_faults_are_on_one_client_at_once() -> None:
+    lasting = [fault for fault in schedule(1, 300, 2) if fault.seconds]
+    overlaps = [
+        (one.kind, other.kind)
+        for one in lasting
+        for other in lasting
+        if one.client == other.client and one.time < other.time < one.time + one.seconds
+    ]
+    assert len(set(overlaps)) > 10
+
+
+def test_each_lasting_fault_begins_and_ends_once_and_each_instant_one_begins() -> None:
+    faults = schedule(1, 60, 20)
+    timeline = steps(faults)
+    assert [step.time for step in timeline] == sorted(step.time for step in timeline)
+    assert [step.fault for step in timeline if step.begins] == faults
+    ended = [step for step in timeline if not step.begins]
+    assert sorted(step.time for step in ended) == sorted(f.time + f.seconds for f in faults if f.seconds)
+    assert all(step.fault.seconds for step in ended)
+
+
+def test_holes_are_on_both_sides_of_what_a_heartbeat_notices() -> None:
+    faults = schedule(1, 300, 20)
+    assert max(fault.seconds for fault in faults if fault.kind is Kind.HOLE) < 1.5
+    assert min(fault.seconds for fault in faults if fault.kind is Kind.LONG_HOLE) > 1.5
