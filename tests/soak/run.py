@@ -38,6 +38,7 @@ _CONNECTION = ConnectionOptions(
     retry_min=0.02,
     retry_max=0.5,
     window=256 * 1024,  # smaller than the largest messages: both ways to wait for room are gone
+    memory=8 * 1024 * 1024,  # two of the largest: the others wait, and what an absent client had begun is forgotten
     transport_size=64 * 1024,
 )
 _WARM_UP = 5.0  # seconds
