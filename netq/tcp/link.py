@@ -12,7 +12,7 @@ from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
-from netq.tcp.pace import MOST, Pace
+from netq.tcp.pace import Pace
 from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
@@ -109,8 +109,8 @@ class Link:
         return bool(self._unsent)
 
     def _limit_queue(self) -> None:
-        """Let no more wait in the system than one batch; on a fast link, as much as the system likes."""
-        limit = self._pace.batch if self._pace.batch < MOST else 2**30
+        """Let no more wait in the system than one batch: more would only be late, and leave the cache."""
+        limit = self._pace.batch
         if not limit // 2 < self._limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._limit = limit
             self._pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit)
