@@ -9,6 +9,7 @@ message. `take` is for threads; netq/aio.py waits in its own way with `enter`, `
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -66,13 +67,14 @@ class Waiter:
     `wake` is called once, when `served`: in any thread, under the inbox's lock, so it must neither wait nor raise.
     """
 
-    __slots__ = ("among", "error", "item", "peers", "wake")
+    __slots__ = ("among", "error", "item", "number", "peers", "wake")
 
     def __init__(self, peers: tuple[uuid.UUID, ...], wake: Callable[[], object]) -> None:
         self.peers = peers
         self.among = frozenset(peers)
         self.wake = wake
         self.item: Item | None = None
+        self.number = 0  # of the item
         self.error: Closed | None = None
 
     @property
@@ -87,7 +89,8 @@ class Inbox:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may close us in the middle of anything
         self._waiting: list[Waiter] = []  # the longest waiting first
-        self._queues: dict[uuid.UUID, deque[Item]] = {}  # those with messages, the next to serve first
+        self._queues: dict[uuid.UUID, deque[tuple[int, Item]]] = {}  # those with messages, the next to serve first
+        self._numbers = itertools.count()  # so that what several give back comes in order again
         self._over: OrderedDict[uuid.UUID, Closed] = OrderedDict()
         self._closed: Closed | None = None
 
@@ -98,7 +101,7 @@ class Inbox:
                 queue = self._queues.get(item.peer)
                 if queue is None:
                     queue = self._queues[item.peer] = deque()
-                queue.append(item)
+                queue.append((next(self._numbers), item))
             self._serve()
 
     def take(self, *peers: uuid.UUID, timeout: float | None = None) -> Item:
@@ -141,14 +144,15 @@ class Inbox:
         return item
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait no more; what was given and not accepted goes back to the front. Harmless afterwards."""
+        """Wait no more; what was given and not accepted goes back to its place. Harmless afterwards."""
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             item, waiter.item = waiter.item, None
             if item is not None:
                 queue = self._queues.pop(item.peer, None) or deque()
-                queue.appendleft(item)
+                place = next((place for place, (number, _) in enumerate(queue) if number > waiter.number), len(queue))
+                queue.insert(place, (waiter.number, item))
                 self._queues = {item.peer: queue, **self._queues}
                 self._serve()
 
@@ -180,23 +184,22 @@ class Inbox:
         """Give to those who wait what there is for them."""
         for waiter in tuple(self._waiting):
             if not waiter.served:
-                waiter.item = self._next(waiter)
-                waiter.error = None if waiter.item is not None else self._hopeless(waiter.peers)
+                self._give(waiter)
             if waiter.served:
                 self._waiting.remove(waiter)
                 waiter.wake()
 
-    def _next(self, waiter: Waiter) -> Item | None:
+    def _give(self, waiter: Waiter) -> None:
         for peer in self._queues:
             if not waiter.among or peer in waiter.among:
                 break
         else:
-            return None
+            waiter.error = self._hopeless(waiter.peers)
+            return
         queue = self._queues.pop(peer)
-        item = queue.popleft()
+        waiter.number, waiter.item = queue.popleft()
         if queue:
             self._queues[peer] = queue  # again, behind the others
-        return item
 
     def _hopeless(self, peers: tuple[uuid.UUID, ...]) -> Closed | None:
         over = [self._over.get(peer) for peer in peers]

@@ -50,18 +50,20 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
 
 
 def test_all_blocks_of_code_are_run() -> None:
-    assert set(BLOCKS) == {"server.py", "client.py", "aggregator.py", "device.py"}
+    assert set(BLOCKS) == {"server.py", "client.py", "awaiting.py", "aggregator.py", "device.py"}
     assert README.count("```python") == len(BLOCKS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", [("server.py", "client.py"), ("client.py", "server.py")])
-def test_server_and_client_greet_in_either_order(scripts: Scripts, order: tuple[str, str]) -> None:
+@pytest.mark.parametrize("server", ["server.py", "awaiting.py"])
+@pytest.mark.parametrize("first", ["server", "client"])
+def test_server_and_client_greet_in_either_order(scripts: Scripts, server: str, first: str) -> None:
+    order = (server, "client.py") if first == "server" else ("client.py", server)
     processes = {name: scripts.start(name) for name in order}
     out, _ = processes["client.py"].communicate(timeout=30)
     assert out == "Hello, server! Hello, client!\n"
     assert processes["client.py"].returncode == 0
-    assert processes["server.py"].wait(30) == 0
+    assert processes[server].wait(30) == 0
 
 
 @pytest.mark.slow

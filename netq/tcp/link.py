@@ -16,7 +16,8 @@ from netq.tcp.pace import Pace
 from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
-_READS = 16  # reads before the other sockets have their turn
+_READ, _READS = 512 * 1024, 8  # bytes at once, and how often before the others have their turn
+_WRITES = 4  # batches sent before the others have their turn
 _PARTING = 1.0  # seconds to wait for the peer's end after ours
 
 
@@ -79,7 +80,7 @@ class Link:
 
     def _receive(self) -> None:
         for _ in range(_READS):
-            buffer = self.connection.buffer()
+            buffer = self.connection.buffer()[:_READ]
             n = self._pipe.recv_into(buffer)
             if n == 0:
                 raise ConnectionResetError("the peer hung up")
@@ -91,18 +92,22 @@ class Link:
 
     def _send(self) -> None:
         pipe = self._pipe
-        while pipe.push() and (self._unsent or self._fill()):
+        for _ in range(_WRITES):
+            if not (pipe.push() and (self._unsent or self._fill())):
+                break
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
             self._pace.sent(sent)
             self._unsent = _skip(self._unsent, sent)
-        if not pipe.blocked:
+        else:
+            self._loop.call(self.flush)
+        if pipe.blocked:
+            self._watch(READ | WRITE)
+            self._pace.full(time.monotonic())
+            self._limit_queue()
+        elif not self._unsent:
             self._pace.drained()
-            return
-        self._watch(READ | WRITE)
-        self._pace.full(time.monotonic())
-        self._limit_queue()
 
     def _fill(self) -> bool:
         self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)

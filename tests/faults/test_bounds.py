@@ -1,18 +1,24 @@
-"""18: a peer that does not read. Who sends to it stops at a bound, and the other peers do not notice."""
+"""What a slow reader, or a large message, may hold up: its own sender, its own lane, and nothing else.
+
+Case 18 of docs/reliability.md, and lanes on loopback.
+"""
 
 from __future__ import annotations
 
 import statistics
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pickle import PickleBuffer
 
 import pytest
 
-from netq import Closed, Communicator, QueueFull
+from netq import Closed, Communicator, NetworkLocation, Purpose, QueueFull
 from netq.testing.stage import LIMIT, Stage, introduce
 from tests.faults.conftest import Figure, Wire
+from tests.faults.programs.child import Children
 
 MIB = 2**20
 WINDOW = 8 * MIB
@@ -77,3 +83,36 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Stage, wire: 
     assert len(refused) >= 100 - 50 - WINDOW // MIB - 2
     assert all(isinstance(future.exception(), QueueFull) for future in refused)
     assert beside < max(2 * alone, 0.02)
+
+
+@pytest.mark.slow
+def test_small_messages_pass_a_gibibyte_on_another_lane(stage: Stage, wire: Wire, figure: Figure) -> None:
+    with Children() as children:
+        server = children.start("clerk", wire, Purpose.SERVER)
+        client = stage.client(NetworkLocation(*server.hear()["netloc"]))
+        assert lateness(client) is not None
+        begin = time.monotonic()
+        future = client.put(PickleBuffer(bytearray(1024 * MIB)))
+        late = []
+        while (seconds := lateness(client)) is not None:
+            late.append(seconds)
+        future.result(LIMIT)
+        whole = time.monotonic() - begin
+        assert client.get(timeout=LIMIT).data is not None, "the last small one"
+        client.put("enough").result(LIMIT)
+        server.finish()
+    median, worst = statistics.median(late) * 1e3, max(late) * 1e3
+    behind = f"behind 1 GiB on lane 0, which took {whole:.1f} s"
+    figure(
+        "lanes on loopback",
+        f"{wire.kind}: {len(late)} of 64 bytes: median {median:.1f} ms, worst {worst:.1f} ms, {behind}",
+    )
+    assert len(late) >= 10
+    assert median < 100, "on a busy machine too"
+
+
+def lateness(client: Communicator) -> float | None:
+    """Send a small message; return after how many seconds it came. None: a large one had come before it."""
+    client.put(struct.pack("<d56x", time.monotonic()), lane=1)
+    seconds: float | None = client.get(timeout=LIMIT).data
+    return seconds

@@ -218,3 +218,14 @@ def test_room_is_reported_in_strides_and_nothing_is_forgotten() -> None:
     for _ in range(7):
         inbox.take(timeout=0)
     assert reported == [12, 12], "28 were taken, 4 are below the stride"
+
+
+def test_what_several_give_back_comes_in_order_again() -> None:
+    inbox = Inbox()
+    waiters = [Waiter((A,), lambda: None) for _ in range(3)]
+    for waiter in waiters:
+        inbox.enter(waiter)
+    inbox.deliver([item(A, str(number)) for number in range(4)])
+    for number in (1, 0, 2):
+        inbox.leave(waiters[number])
+    assert [take(inbox)[1] for _ in range(4)] == ["0", "1", "2", "3"]

@@ -1,0 +1,251 @@
+"""The asyncio front: the communicator of netq/core.py, awaited in one event loop instead of waited for in threads.
+
+    async with netq.aio.new() as queue:
+        await queue.put("Hello, server!")
+        print((await queue.get()).data)
+
+Owns no bytes and no session: those are the core communicator's, whose loops run on in threads of their own. It owns
+what waits in the event loop: a Delivery for each put, a Waiter of netq/inbox.py for each get. Everything belongs to
+the event loop's thread but `_soon`, by which the other threads come here. It never blocks the event loop: what waits
+in core (close, statistics) runs in a thread, which ends before the call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import threading
+import uuid
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import netq
+from netq.core import Message
+from netq.errors import Closed
+from netq.inbox import Waiter
+from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
+from netq.peer import Statistics
+
+_T = TypeVar("_T")
+
+
+def new(
+    protocol: Protocol = Protocol.TCP, purpose: Purpose = Purpose.CLIENT, options: CommunicatorOptions | None = None
+) -> Communicator:
+    """Return a communicator for the running event loop, as netq.new does for threads. Never waits."""
+    return Communicator(protocol, purpose, options)
+
+
+class Delivery(asyncio.Future[None]):
+    """What `put` returns: an asyncio future, done when the peer (when each of several) holds the message.
+
+    Fails as netq.Delivery does; awaited by nobody, it fails in silence. `delivery` is the netq.Delivery beneath.
+    """
+
+    def __init__(self, delivery: netq.Delivery, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self.delivery = delivery
+        several = [part for part in delivery.futures if part is not delivery]
+        self._parts = tuple(Delivery(part, loop) for part in several)
+        self._settle()
+        if not self.done():
+            delivery.add_done_callback(lambda _: _soon(loop, self._settle))
+
+    @property
+    def peer(self) -> uuid.UUID | None:
+        """The peer that it is for; None for several, and for a server not reached yet."""
+        return self.delivery.peer
+
+    @property
+    def futures(self) -> tuple[Delivery, ...]:
+        """One for each peer; for a message to one peer, this."""
+        return self._parts or (self,)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Take the message back; True if the peer (if all of them) will never see it.
+
+        Whoever awaits this, cancelled, does so too. He waits no more even if the last byte has left and no answer
+        has come: then this is cancelled, False is returned, and `delivery` goes on and tells how it ends.
+        """
+        if self.done():
+            return False
+        taken_back = self.delivery.cancel()
+        for part in self._parts:
+            part._settle()
+        if not taken_back:
+            self._settle()  # perhaps all is known: it is there, or some hold it and the others never will
+        super().cancel(msg)
+        return taken_back
+
+    def _settle(self) -> None:
+        """Become what the delivery is, if that is done; the parts first."""
+        if self.done() or not self.delivery.done():
+            return
+        for part in self._parts:
+            part._settle()
+        if self.delivery.cancelled():
+            super().cancel()
+        elif error := self.delivery.exception():
+            self.set_exception(error)
+            self.exception()  # seen: nobody needs to await a put, and asyncio would log each that fails
+        else:
+            self.set_result(None)
+
+
+class Communicator:
+    """Moves Python objects between one server and many clients; for the one event loop that it was made in.
+
+    An asynchronous context manager, and an iterator over the messages. Events are called in the event loop, in
+    order, each before a `get` returns what came after it. What raises in netq.Communicator raises the same here;
+    a call from another event loop, or from none, raises RuntimeError. Objects are pickled in the event loop.
+    """
+
+    def __init__(self, protocol: Protocol, purpose: Purpose, options: CommunicatorOptions | None) -> None:
+        self._loop = _running_loop("new")
+        self.options = options = CommunicatorOptions() if options is None else options
+        if isinstance(options, CommunicatorOptions):  # if not, netq.new says what is wrong
+            events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
+            options = dataclasses.replace(options, events=events)
+        self._core = netq.new(protocol, purpose, options)
+
+    @property
+    def id(self) -> uuid.UUID:
+        """This communicator's id, by which its peers know it."""
+        return self._core.id
+
+    @property
+    def netloc(self) -> NetworkLocation:
+        """Where a server listens, or a client connects; with the port that the system chose for port 0."""
+        return self._core.netloc
+
+    def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
+        """Send `data`, as netq.Communicator.put does. Never waits; await what it returns to know that it is there."""
+        self._check_loop("put")
+        return Delivery(self._core.put(data, *peers, lane=lane), self._loop)
+
+    async def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
+        """Wait for the next message of any of `peers`, or of anybody, and return it.
+
+        Raises TimeoutError, Closed and Unreadable as netq.Communicator.get does. Cancelled at any moment it has
+        taken nothing. Gives way to the event loop once, at least: a flood of messages does not starve other tasks.
+        """
+        self._check_loop("get")
+        woken: asyncio.Future[None] = self._loop.create_future()
+        waiter = Waiter(peers, functools.partial(_soon, self._loop, _wake, woken))
+        timer = None if timeout is None else self._loop.call_later(timeout, _wake, woken)
+        try:
+            self._core.inbox.enter(waiter)
+            await woken
+            if not waiter.served:
+                raise TimeoutError(f"no message within {timeout:g} s")
+            item = self._core.inbox.accept(waiter)
+        except BaseException:
+            self._core.inbox.leave(waiter)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return self._core.unpack(item)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message; end when nothing can come any more.
+
+        Raises Unreadable for a message that cannot be loaded, because to skip it is not ours to decide: a new
+        `async for` goes on with the next one.
+        """
+        try:
+            return await self.get()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    async def close(self, timeout: float | None = None) -> int:
+        """Deliver what has been put, say goodbye, and end; return the number of messages not delivered.
+
+        As netq.Communicator.close. Cancelled, it ends all at once, as `close(timeout=0)` does, and then raises.
+        """
+        self._check_loop("close")
+        closing = self._aside(self._core.close, timeout)
+        try:
+            return await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await _end_of(closing, self._aside(self._core.close, 0))
+            raise
+
+    async def statistics(self) -> dict[uuid.UUID, Statistics]:
+        """Return the figures of each peer that has a session."""
+        self._check_loop("statistics")
+        asking = self._aside(self._core.statistics)
+        try:
+            return await asyncio.shield(asking)
+        finally:
+            await _end_of(asking)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close(timeout=None if error is None else self.options.connection.linger)
+
+    def _check_loop(self, name: str) -> None:
+        if _running_loop(name) is not self._loop:
+            raise RuntimeError(
+                f"{name}(): this communicator belongs to the event loop that it was made in, and this is another; "
+                "make one in each event loop, or use netq.new, which any thread may use"
+            )
+
+    def _in_loop(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
+        """Return what has an event function called in the event loop, whose exception handler hears if it fails."""
+        return None if event is None else functools.partial(_soon, self._loop, event)
+
+    def _aside(self, function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+        """Run what waits in a thread of its own; the future is done when that has ended. Not to be cancelled."""
+        done: asyncio.Future[_T] = self._loop.create_future()
+
+        def run() -> None:
+            try:
+                settle = functools.partial(done.set_result, function(*args))
+            except BaseException as error:
+                settle = functools.partial(done.set_exception, error)
+            _soon(self._loop, _end, thread, settle)
+
+        thread = threading.Thread(target=run, name="netq-aside", daemon=True)
+        thread.start()
+        return done
+
+
+def _running_loop(name: str) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise RuntimeError(f"{name}(): netq.aio is for coroutines, and here no event loop runs; see netq.new") from None
+
+
+def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+    """Run `function(*args)` in the event loop, in the order of the calls. In any thread; never waits nor raises."""
+    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits there any more
+        loop.call_soon_threadsafe(function, *args)
+
+
+def _wake(woken: asyncio.Future[None]) -> None:
+    if not woken.done():
+        woken.set_result(None)
+
+
+def _end(thread: threading.Thread, settle: Callable[[], object]) -> None:
+    thread.join()  # it has done its work: nothing is left of it when its future is done
+    settle()
+
+
+async def _end_of(*futures: asyncio.Future[Any]) -> None:
+    """Wait until all are done, however often it is cancelled: that is soon."""
+    while not all(future.done() for future in futures):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(futures)
