@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test unit check bench clean
+.PHONY: setup tools demo test unit faults check bench clean
 
 setup: .venv/dev
 
@@ -13,14 +13,24 @@ setup: .venv/dev
 .venv/dev: .venv/demo
 	$(PIP) --editable '.[dev]' && touch $@
 
+# What the tests of faults need from Debian. Without it, or without root, those that need it are skipped and say so.
+TOOLS = nft ip tc ss ethtool faketime
+
+tools:
+	-@which $(TOOLS) > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nftables iproute2 ethtool faketime; }
+
 demo: .venv/demo
 	$(RUN) -m examples.digits
 
-test: .venv/dev
+test: .venv/dev tools
 	$(RUN) -m pytest
 
 unit: .venv/dev
 	$(RUN) -m pytest -m 'not slow'
+
+faults: .venv/dev tools
+	$(RUN) -m pytest tests/faults
 
 bench: .venv/dev
 	$(RUN) -m benchmarks

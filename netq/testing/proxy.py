@@ -1,12 +1,13 @@
-"""A TCP proxy that fails on demand, for tests of what happens to a link on its way. Its words are toxiproxy's.
+"""A TCP proxy that fails on demand, for tests of what happens to a link on its way. The words are toxiproxy's.
 
-    proxy = Proxy(server.netloc)    # clients connect to proxy.netloc
-    proxy.latency = 0.2             # for what comes from now on
-    proxy.cut()                     # hang up on both ends of every link
-    proxy.hold()                    # a black hole: links stay up, new ones are accepted, no byte passes
+Owns one thread, with an asyncio loop in which all links live, so that hundreds of them cost little. Tests make it,
+set its attributes from any thread at any time, and give its `netloc` to clients. It never looks into what it passes,
+and never reads more from a link than a few pieces that it cannot yet deliver: whoever sends feels a slow receiver.
 
-Owns one thread, in which asyncio carries all links; any thread may call it, and set what it has no underscore for. A
-link that cannot deliver is read no further. Never changes a byte, or the order of bytes.
+proxy = Proxy(server.netloc)    # clients connect to proxy.netloc
+proxy.latency = 0.2             # toxics are attributes: they count for what is read from then on
+proxy.cut()                     # hang up on both ends of every link
+proxy.hold()                    # a black hole: links stay up, new ones are accepted, no byte passes
 """
 
 from __future__ import annotations
@@ -20,71 +21,68 @@ import struct
 import threading
 from collections.abc import Coroutine
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from netq.options import NetworkLocation
 
-_CONNECT = 10.0  # seconds
-_PIECE = 64 * 1024  # bytes
-_PIECES = 64  # of a direction on their way, at most
-_TICK = 0.02  # seconds of the bandwidth that are one piece
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a RST
+_PIECE = 64 * 1024  # bytes read at once
+_PIECES = 64  # of them on their way, in each direction of a link; then nothing more is read
+_BURST = 0.05  # seconds' worth of bandwidth that passes at once
+_BACKLOG = 1024  # clients that come at one instant
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close throws away what is unsent, and says RST
 
-_Queue = asyncio.Queue[tuple[float, bytes]]  # when it is due, and what; b"" is the end
+_Pieces = asyncio.Queue[tuple[float, bytes]]  # when it is due, and what; no bytes: the end
 
 
 class Proxy:
     """Passes bytes between whoever connects and `upstream`, which may be changed: it counts for new links."""
 
-    def __init__(self, upstream: NetworkLocation, *, seed: int = 0) -> None:
+    def __init__(self, upstream: NetworkLocation, seed: int = 0) -> None:
         self.upstream = upstream
         self.refusing = False  # hang up on whoever connects
         self.latency = 0.0  # seconds
-        self.jitter = 0.0  # seconds by which the latency is more or less
-        self.slice = _PIECE  # bytes passed at once, at most
+        self.jitter = 0.0  # seconds by which the latency is more or less; bytes keep their order
+        self.slice = math.inf  # bytes that pass at once
         self.bandwidth = math.inf  # bytes a second, of each direction of each link
         self.slow_close = 0.0  # seconds by which the end of a link is passed on late
         self.passed = 0  # bytes, both ways, of all links
         self._random = random.Random(seed)
-        self._hold_at = self._cut_at = math.inf
-        self._cut_by_reset = False
-        self._changed = threading.Condition()  # guards the four above
-        self._gate = asyncio.Event()  # set when something may pass again
-        self._links: set[_Link] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._hold_at = self._cut_at = math.inf  # counts of bytes passed
+        self._cut_resets = False
+        self._changed = threading.Condition()  # `passed` has
+        self._released = asyncio.Event()
+        self._links: dict[asyncio.Task[None], _Link] = {}  # by what carries it
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.netloc = NetworkLocation(*self._listener.getsockname())
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="netq-proxy", daemon=True)
+        self._serving = self._loop.create_task(self._serve())
+        self._thread = threading.Thread(target=self._run, name="netq-proxy", daemon=True)
         self._thread.start()
-        self._acceptor = asyncio.run_coroutine_threadsafe(self._accept(), self._loop)
 
     def cut(self) -> None:
-        """Hang up on both ends of every link; what has passed still arrives."""
-        self._wait_for(self._sever(by_reset=False))
-
-    def reset(self) -> None:
-        """Send both ends of every link a RST."""
-        self._wait_for(self._sever(by_reset=True))
+        """Hang up on both ends of every link."""
+        self._ask(self._end(resets=False))
 
     def cut_after(self, count: int) -> None:
-        """Cut when `count` more bytes have passed: one at least."""
-        self._cut_after(count, by_reset=False)
+        """Do so when `count` more bytes have passed."""
+        self._ask(self._arm(count, resets=False))
+
+    def reset(self) -> None:
+        """Reset both ends of every link, as a router does that has forgotten them: what is on its way is lost."""
+        self._ask(self._end(resets=True))
 
     def reset_after(self, count: int) -> None:
-        """Reset when `count` more bytes have passed: one at least."""
-        self._cut_after(count, by_reset=True)
+        """Do so when `count` more bytes have passed."""
+        self._ask(self._arm(count, resets=True))
 
     def hold(self, after: int = 0) -> None:
         """Pass nothing any more, not even the end of a link, when `after` more bytes have passed."""
-        with self._changed:
-            self._hold_at = self.passed + after
+        self._ask(self._hold(after))
 
     def release(self) -> None:
         """Pass again, and first what was held."""
-        with self._changed:
-            self._hold_at = math.inf
-        self._loop.call_soon_threadsafe(self._gate.set)
+        self._ask(self._release())
 
     def wait(self, count: int, timeout: float) -> None:
         """Wait until `count` bytes have passed in all; raises TimeoutError."""
@@ -93,15 +91,11 @@ class Proxy:
                 raise TimeoutError(f"{self.passed} bytes have passed, expected {count}")
 
     def close(self) -> None:
-        """Cut all, and end the thread."""
-        if self._loop.is_closed():
-            return
-        self._acceptor.cancel()
-        self.cut()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """Cut all, and end the thread. Closing again is harmless."""
+        if self._thread.is_alive():
+            self.cut()
+            self._loop.call_soon_threadsafe(self._serving.cancel)
         self._thread.join()
-        self._loop.close()
-        self._listener.close()
 
     def __enter__(self) -> Self:
         return self
@@ -111,157 +105,144 @@ class Proxy:
     ) -> None:
         self.close()
 
-    def _wait_for(self, step: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(step, self._loop).result()
+    def _ask(self, verb: Coroutine[None, None, None]) -> None:
+        asyncio.run_coroutine_threadsafe(verb, self._loop).result()
 
-    def _cut_after(self, count: int, *, by_reset: bool) -> None:
-        with self._changed:
-            self._cut_at, self._cut_by_reset = self.passed + count, by_reset
-        self._loop.call_soon_threadsafe(self._gate.set)
+    # In the loop's thread.
 
-    # In the thread: links.
+    def _run(self) -> None:
+        with contextlib.closing(self._loop), self._listener, contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(self._serving)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
+    async def _serve(self) -> None:
+        async with asyncio.TaskGroup() as tasks:  # a bug in one link ends the proxy, loudly
+            while True:
                 near, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # whoever it was has gone, or there is no descriptor left for now
-                await asyncio.sleep(_TICK)
-                continue
-            if self.refusing:
-                near.close()
-            else:
-                self._begin(_Link(near))
+                link = _Link(self, near)
+                task = tasks.create_task(link.carry(self.upstream))
+                self._links[task] = link
+                task.add_done_callback(self._links.pop)
 
-    def _begin(self, link: _Link) -> None:
-        link.task = self._loop.create_task(self._carry(link))
-        link.task.add_done_callback(lambda _: self._end(link))
-        self._links.add(link)
+    async def _end(self, *, resets: bool) -> None:
+        if tasks := self._hang_up(resets):
+            await asyncio.wait(tasks)
 
-    def _end(self, link: _Link) -> None:
-        self._links.discard(link)
-        link.close()
+    async def _arm(self, count: int, *, resets: bool) -> None:
+        self._cut_at, self._cut_resets = self.passed + count, resets
 
-    async def _sever(self, *, by_reset: bool) -> None:
-        links = self._condemn(by_reset=by_reset)
-        await asyncio.gather(*(link.task for link in links if link.task), return_exceptions=True)
+    async def _hold(self, after: int) -> None:
+        self._hold_at = self.passed + after
+        self._released.clear()
 
-    def _condemn(self, *, by_reset: bool) -> list[_Link]:
-        """Let no byte of the present links pass any more, and end them."""
-        links = list(self._links)
-        for link in links:
-            link.cancel(by_reset=by_reset)
-        return links
+    async def _release(self) -> None:
+        self._hold_at = math.inf
+        self._released.set()
 
-    async def _carry(self, link: _Link) -> None:
-        try:
-            near, far = link.near, link.far
-            async with asyncio.timeout(_CONNECT):
-                await self._loop.sock_connect(far, self.upstream)
-            there, back = _Queue(_PIECES), _Queue(_PIECES)
-            async with asyncio.TaskGroup() as group:
-                for step in (self._read(near, there), self._write(link, there, far)):
-                    group.create_task(step)
-                for step in (self._read(far, back), self._write(link, back, near)):
-                    group.create_task(step)
-        except* OSError:  # it is not there, or an end that is to be written to has gone
-            pass
+    def _hang_up(self, resets: bool) -> list[asyncio.Task[None]]:
+        for task, link in self._links.items():
+            link.hang_up(resets)
+            task.cancel()
+        return list(self._links)
 
-    # In the thread: bytes.
+    # For links.
 
-    async def _read(self, source: socket.socket, queue: _Queue) -> None:
-        due, data = 0.0, b"-"
-        while data:
-            try:
-                data = await self._loop.sock_recv(source, self._size)
-            except OSError:  # a reset is an end too
-                data = b""
-            delay = self.latency + self._random.uniform(-self.jitter, self.jitter)
-            due = max(due, self._loop.time() + delay)
-            await queue.put((due, data))
-            await asyncio.sleep(len(data) / self.bandwidth)
+    def delay(self) -> float:
+        """Return the seconds by which what is read now comes late."""
+        return self.latency + self._random.uniform(-self.jitter, self.jitter)
 
-    @property
-    def _size(self) -> int:
-        return max(1, int(min(self.slice, self.bandwidth * _TICK)))
+    async def held(self) -> None:
+        """Wait until something may pass."""
+        while self.passed >= self._hold_at:
+            await self._released.wait()
 
-    async def _write(self, link: _Link, queue: _Queue, target: socket.socket) -> None:
-        data = b"-"
-        while data:
-            due, data = await queue.get()
-            if (seconds := due - self._loop.time()) > 0:
-                await asyncio.sleep(seconds)
-            await self._pass(link, data, target)
-        await asyncio.sleep(self.slow_close)
-        await self._admit(link, 0)
-        target.shutdown(socket.SHUT_WR)
-
-    async def _pass(self, link: _Link, data: bytes, target: socket.socket) -> None:
-        rest = memoryview(data)
-        while rest:
-            count = await self._admit(link, len(rest))
-            await self._loop.sock_sendall(target, rest[:count])
-            rest = rest[count:]
-            self._cut_if_due()
-
-    async def _admit(self, link: _Link, count: int) -> int:
-        """Wait until something may pass; return how many of `count` bytes may, which have passed then."""
-        while not link.condemned:
-            with self._changed:
-                room = min(self._hold_at, self._cut_at) - self.passed
-                if room > 0:
-                    count = int(min(count, room))
-                    self.passed += count
-                    self._changed.notify_all()
-                    return count
-            self._gate.clear()
-            await self._gate.wait()
-        raise ConnectionAbortedError
-
-    def _cut_if_due(self) -> None:
+    def admit(self, size: int) -> int:
+        """Count, and return, how many of `size` bytes pass now: one at least, as nothing is held or to be cut."""
+        count = min(size, self.slice, max(1, self.bandwidth * _BURST), self._hold_at - self.passed)
+        count = int(min(count, self._cut_at - self.passed))
         with self._changed:
-            if self.passed < self._cut_at:
-                return
+            self.passed += count
+            self._changed.notify_all()
+        return count
+
+    def cut_if_due(self) -> None:
+        """Cut, if `cut_after` or `reset_after` has said so."""
+        if self.passed >= self._cut_at:
             self._cut_at = math.inf
-            by_reset = self._cut_by_reset
-        self._condemn(by_reset=by_reset)
-        self._gate.set()
+            self._hang_up(self._cut_resets)
 
 
 class _Link:
-    """The two sockets of a link, and the task that carries it."""
+    """Two sockets, and what passes between them. Carried by one task, which closes both."""
 
-    def __init__(self, near: socket.socket) -> None:
-        self.near = near
-        self.far = socket.socket()
-        self.task: asyncio.Task[None] | None = None
-        self.condemned = False
-        self._by_reset = False
-        for sock in (self.near, self.far):
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # a slice is a segment
+    def __init__(self, proxy: Proxy, near: socket.socket) -> None:
+        self._proxy = proxy
+        self._ends = (near, socket.socket())
+        self._over = False  # hung up: what is on its way is dropped
+        for end in self._ends:
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def cancel(self, *, by_reset: bool) -> None:
-        """End the task; the end of the task closes the link."""
-        self.condemned, self._by_reset = True, by_reset
-        if self.task is not None:
-            self.task.cancel()
+    async def carry(self, upstream: NetworkLocation) -> None:
+        near, far = self._ends
+        with near, far, contextlib.suppress(OSError):  # upstream is not there
+            if self._proxy.refusing:
+                return
+            await asyncio.get_running_loop().sock_connect(far, upstream)
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._way(near, far))
+                ways.create_task(self._way(far, near))
 
-    def close(self) -> None:
-        """Close both sockets."""
-        for sock in (self.near, self.far):
-            with contextlib.suppress(OSError):
-                _reset(sock) if self._by_reset else _drain(sock)
-            sock.close()
+    def hang_up(self, resets: bool) -> None:
+        self._over = True
+        for end in self._ends:
+            if resets:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            else:
+                _shut(end, socket.SHUT_RDWR)
+
+    async def _way(self, source: socket.socket, target: socket.socket) -> None:
+        pieces = _Pieces(_PIECES)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read(source, pieces))
+            with contextlib.suppress(OSError):  # the target is gone, and will tell the source on the way back
+                await self._write(pieces, target)
+            reading.cancel()
+
+    async def _read(self, source: socket.socket, pieces: _Pieces) -> None:
+        loop = asyncio.get_running_loop()
+        due, data = 0.0, b"?"
+        while data:
+            try:
+                data = await loop.sock_recv(source, _PIECE)
+            except OSError:
+                data = b""
+            due = max(due, loop.time() + self._proxy.delay())
+            await pieces.put((due, data))
+
+    async def _write(self, pieces: _Pieces, target: socket.socket) -> None:
+        data = b"?"
+        while data:
+            due, data = await pieces.get()
+            await asyncio.sleep(due - asyncio.get_running_loop().time())
+            await self._pass(memoryview(data), target)
+        await asyncio.sleep(self._proxy.slow_close)
+        await self._proxy.held()
+        _shut(target, socket.SHUT_WR)
+
+    async def _pass(self, data: memoryview, target: socket.socket) -> None:
+        proxy = self._proxy
+        while data:
+            await proxy.held()
+            proxy.cut_if_due()
+            if self._over:
+                raise ConnectionAbortedError
+            count = proxy.admit(len(data))
+            await asyncio.get_running_loop().sock_sendall(target, data[:count])
+            data = data[count:]
+            proxy.cut_if_due()
+            await asyncio.sleep(count / proxy.bandwidth)
 
 
-def _reset(sock: socket.socket) -> None:
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-
-
-def _drain(sock: socket.socket) -> None:
-    """Say that it is the end, and read what is there: unread bytes would make the system send a RST instead."""
-    sock.shutdown(socket.SHUT_WR)
-    for _ in range(_PIECES):
-        if not sock.recv(_PIECE):
-            return
+def _shut(sock: socket.socket, how: int) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(how)

@@ -1,0 +1,93 @@
+"""Sites for the network tests: a server and clients of one wire at the two ends of a cable of their own.
+
+What takes long is tried on both wires at the same time. Without root, or without the tools, all of it is skipped; with
+NETQ_FAULTS=must it fails instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from netq import NetworkLocation
+from netq.core import Communicator
+from netq.security import certificates
+from netq.testing.stage import Stage, introduce
+from tests.faults import hosts
+from tests.faults.hosts import Cable
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Wire
+
+MOST = 4  # cables of one test
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a scenario has: the kind of wire, a cable, and a stage for what is at its ends."""
+
+    kind: str
+    cable: Cable
+    stage: Stage
+
+    def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
+        """Return a server and a client at the ends of the cable, that know each other; the options are for both."""
+        with self.cable.server.inside():
+            server = self.stage.server(NetworkLocation(self.cable.server.address, 0), **options)
+        with self.cable.client.inside():
+            client = self.stage.client(server.netloc, **options)
+        introduce(server, client)
+        return server, client
+
+
+Scenario = Callable[[Site], None]
+OnBoth = Callable[..., None]
+
+
+@pytest.fixture(scope="session")
+def possible() -> None:
+    """Skip, or fail, where there can be no hosts."""
+    hosts.sweep()
+    if reason := hosts.missing():
+        (pytest.fail if os.environ.get("NETQ_FAULTS") == "must" else pytest.skip)(f"no hosts can be made: {reason}")
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
+    """In place of those for this machine: for the servers of all cables."""
+    servers = [f"10.77.{number}.2" for number in range(1, MOST + 1)]
+    return certificates.make(tmp_path_factory.mktemp("certificates"), servers)
+
+
+@pytest.fixture
+def cable(possible: None) -> Iterator[Cable]:
+    with Cable(1) as cable:
+        yield cable
+    assert not hosts.left(os.getpid())
+
+
+@pytest.fixture
+def on_both(possible: None, wires: dict[str, Wire]) -> Iterator[OnBoth]:
+    """Act scenarios on both wires, all at the same time, each at a site of its own."""
+
+    def act(*scenarios: Scenario) -> None:
+        plays = [(scenario, wire) for scenario in scenarios for wire in wires.values()]
+        with ExitStack() as stack, ThreadPoolExecutor(len(plays)) as pool:
+            cables = [stack.enter_context(Cable(number)) for number in range(1, len(plays) + 1)]
+            acts = [pool.submit(_act, *play, cable) for play, cable in zip(plays, cables, strict=True)]
+        for done in acts:
+            done.result()
+
+    yield act
+    assert not hosts.left(os.getpid())
+
+
+def _act(scenario: Scenario, wire: Wire, cable: Cable) -> None:
+    with Stage(wire.make) as stage:
+        scenario(Site(wire.kind, cable, stage))

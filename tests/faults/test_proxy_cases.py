@@ -1,0 +1,221 @@
+"""What the way does to a link: it is slow and uneven, takes bytes one by one, cuts, resets, ends late, or is a hole.
+
+Case 16 of docs/reliability.md, and two neighbours: half-open, and a message of 1 GiB that is cut near its end.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from netq import Closed, NetworkLocation
+from netq.core import Communicator
+from netq.delivery import Delivery
+from netq.testing.log import Log
+from netq.testing.proxy import Proxy
+from netq.testing.stage import LIMIT, Stage, introduce
+
+if TYPE_CHECKING:
+    from tests.faults.conftest import Figure, Wire
+
+Proxies = Callable[[NetworkLocation], Proxy]
+
+MIB = 1024**2
+LONG = 60.0  # seconds, for 1 GiB on a busy machine
+CUTS = 10
+BEATS: dict[str, Any] = {"heartbeat": 0.5, "misses": 3, "handshake_timeout": 2.0}
+IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence is noticed
+
+
+class Traffic:
+    """Messages put at both ends of a session, and what has become of them."""
+
+    def __init__(self, server: Communicator, client: Communicator) -> None:
+        self.server = server
+        self.client = client
+        self._messages: list[tuple[int, bytes]] = []
+        self._futures: list[Delivery] = []
+
+    def put(self, sizes: Sequence[int]) -> None:
+        """Put a message of each of so many bytes, no two of them the same, at both ends."""
+        for size in sizes:
+            number = len(self._messages)
+            message = (number, random.Random(number).randbytes(size))
+            self._messages.append(message)
+            self._futures += [self.client.put(message), self.server.put(message, self.client.id)]
+
+    def check(self) -> str:
+        """All has come, once and in order, and is acknowledged; forget it. Say how much it was, for a figure."""
+        for end in (self.server, self.client):
+            assert [end.get(timeout=LIMIT).data for _ in self._messages] == self._messages
+        for future in self._futures:
+            future.result(LIMIT)
+        for end in (self.server, self.client):
+            with pytest.raises(TimeoutError):
+                end.get(timeout=0)
+        text = f"{len(self._messages)} messages each way, {sum(len(data) for _, data in self._messages):,} bytes"
+        self._messages, self._futures = [], []
+        return text
+
+
+@pytest.fixture
+def connect(stage: Stage, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
+    """Give a server and a client, that know each other, and the proxy between them."""
+
+    def connect(**options: Any) -> tuple[Proxy, Traffic]:
+        server = stage.server(**options)
+        proxy = proxies(server.netloc)
+        client = stage.client(proxy.netloc, **options)
+        introduce(server, client)
+        return proxy, Traffic(server, client)
+
+    return connect
+
+
+Connect = Callable[..., tuple[Proxy, Traffic]]
+
+
+@pytest.mark.slow
+def test_all_arrives_on_a_way_that_is_slow_and_uneven(connect: Connect, wire: Wire, figure: Figure) -> None:
+    proxy, traffic = connect()
+    proxy.latency, proxy.jitter = 0.2, 0.1
+    start = time.monotonic()
+    traffic.put([100] * 100 + [MIB] + [0] * 100)
+    text = traffic.check()
+    seconds = time.monotonic() - start
+    figure("16 latency 200 ± 100 ms", f"{wire.kind}: {text} in {seconds:.2f} s")
+    assert seconds >= 0.2, "there and back, at the least"
+
+
+@pytest.mark.slow
+def test_all_arrives_byte_by_byte(connect: Connect, wire: Wire, figure: Figure) -> None:
+    proxy, traffic = connect()
+    proxy.slice = 1
+    start, before = time.monotonic(), proxy.passed
+    traffic.put([0, 1, 2, 7, 8, 9, 22, 23, 24] * 20 + [20_000])
+    text = traffic.check()
+    seconds = time.monotonic() - start
+    figure("16 slices of 1 byte", f"{wire.kind}: {text} in {seconds:.2f} s, in {proxy.passed - before:,} slices")
+
+
+@pytest.mark.parametrize("count", [1, 8, 9, 4096])
+def test_all_arrives_though_each_link_is_cut_after_so_many_bytes(
+    connect: Connect, wire: Wire, figure: Figure, count: int
+) -> None:
+    cut_each(connect, wire, figure, f"16 cut after {count} bytes", Proxy.cut_after, count)
+
+
+@pytest.mark.parametrize("count", [1, 4096])
+def test_all_arrives_though_each_link_is_reset_after_so_many_bytes(
+    connect: Connect, wire: Wire, figure: Figure, count: int
+) -> None:
+    cut_each(connect, wire, figure, f"16 reset after {count} bytes", Proxy.reset_after, count)
+
+
+def cut_each(
+    connect: Connect, wire: Wire, figure: Figure, case: str, cut_after: Callable[[Proxy, int], None], count: int
+) -> None:
+    """Cut the link, and each that follows, while more and more is put; then let one be."""
+    proxy, traffic = connect()
+    start, before = time.monotonic(), proxy.passed
+    for _ in range(CUTS):
+        seen = proxy.passed
+        cut_after(proxy, count)
+        traffic.put([0, 1, 100, 20_000])
+        proxy.wait(seen + count, LIMIT)
+    text = traffic.check()
+    seconds, passed = time.monotonic() - start, proxy.passed - before
+    figure(case, f"{wire.kind}: {text} in {seconds:.2f} s, {CUTS} links lost, {passed:,} bytes on the wire")
+
+
+@pytest.mark.slow
+def test_all_arrives_though_connections_are_reset_under_load(
+    connect: Connect, wire: Wire, figure: Figure, log: Log
+) -> None:
+    proxy, traffic = connect()
+    start = time.monotonic()
+    for lost in range(1, CUTS + 1):
+        seen = proxy.passed
+        traffic.put([1000] * 20 + [MIB])
+        proxy.wait(seen + MIB, LIMIT)
+        proxy.reset()
+        log.wait(f"{traffic.client.id}: lost", lost)
+        text = traffic.check()
+    figure("16 reset", f"{wire.kind}: {CUTS} x {text} in {time.monotonic() - start:.2f} s, {CUTS} links lost")
+
+
+@pytest.mark.slow
+def test_all_arrives_and_closing_ends_though_the_way_closes_late(connect: Connect, wire: Wire, figure: Figure) -> None:
+    """Later than a link waits for the other end's, so that it has to go without."""
+    proxy, traffic = connect()
+    proxy.slow_close = 1.5
+    traffic.put([0, 1, 100, MIB])
+    text = traffic.check()
+    last = traffic.client.put("last words")
+    start = time.monotonic()
+    assert traffic.client.close(LIMIT) == 0
+    seconds = time.monotonic() - start
+    last.result(0)
+    assert traffic.server.get(timeout=LIMIT).data == "last words"
+    with pytest.raises(Closed):
+        traffic.server.get(traffic.client.id, timeout=LIMIT)
+    figure("16 ends 1.5 s late", f"{wire.kind}: {text}; the client closes in {seconds:.2f} s")
+    assert seconds < 5.0, "linger is 10 s"
+
+
+@pytest.mark.slow
+def test_both_ends_notice_a_hole_in_the_way(connect: Connect, wire: Wire, figure: Figure, log: Log) -> None:
+    proxy, traffic = connect(**BEATS)
+    ends = (traffic.server, traffic.client.id), (traffic.client, traffic.server.id)
+    start = time.monotonic()
+    proxy.hold()
+    traffic.put([100, 20_000])
+    log.wait(f"{traffic.client.id}: lost (nothing heard")
+    log.wait(f":{proxy.netloc.port}: nothing heard")
+    seconds = [time.monotonic() - start - end.statistics()[peer].absent for end, peer in ends]
+    figure("12 half-open, by a proxy", "{}: server {:.2f} s, client {:.2f} s, limit 2.5 s".format(wire.kind, *seconds))
+    assert max(seconds) < IN_TIME
+    proxy.release()
+    traffic.put([100, 20_000])
+    traffic.check()
+
+
+@pytest.mark.slow
+def test_a_lost_link_takes_no_window_from_a_reader_who_is_behind(connect: Connect) -> None:
+    """1 MiB is unread, of a window of 64: one more byte may come, as it might have before."""
+    proxy, traffic = connect()
+    server, client = traffic.server, traffic.client
+    client.put(bytes(MIB)).result(LIMIT)
+    client.put("before the cut").result(LIMIT)
+    proxy.cut()
+    future = client.put("after the cut")
+    acknowledged = wait([future], 5.0).done
+    assert len(server.get(timeout=LIMIT).data) == MIB
+    assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["before the cut", "after the cut"]
+    assert acknowledged, "it came only when the reader had read"
+
+
+@pytest.mark.slow
+def test_a_message_of_1_gib_that_is_cut_near_its_end_goes_on_there(
+    connect: Connect, wire: Wire, figure: Figure, log: Log
+) -> None:
+    proxy, traffic = connect()
+    data = bytearray(random.Random(0).randbytes(MIB) * 1024)
+    for number in range(1024):
+        data[number * MIB : number * MIB + 2] = number.to_bytes(2)  # no two pieces of it are the same
+    before, start = proxy.passed, time.monotonic()
+    proxy.cut_after(len(data) * 9 // 10)
+    future = traffic.client.put(pickle.PickleBuffer(data))
+    received = traffic.server.get(timeout=LONG).data
+    future.result(LIMIT)
+    seconds, ratio = time.monotonic() - start, (proxy.passed - before) / len(data)
+    figure("1 GiB, cut at 90 %", f"{wire.kind}: {seconds:.1f} s, on the wire {ratio:.5f} x, limit 1.05 x")
+    assert received == data
+    assert len(log.having(f"{traffic.client.id}: lost")) == 1
+    assert ratio <= 1.05
