@@ -276,9 +276,9 @@ class Receiver:
         self._recharge()
 
     def resume(self) -> None:
-        """There is a link again: let a message that has begun be completed."""
+        """There is a link again: let a message that has begun be completed, and others come, as before."""
         self._memory.budget.come_back(self)
-        if self._parts:
+        if not self._drained:
             self._ask()
 
     def retire(self) -> None:

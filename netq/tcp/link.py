@@ -93,8 +93,10 @@ class Link:
     def _send(self) -> None:
         pipe = self._pipe
         for _ in range(_WRITES):
-            if not (pipe.push() and (self._unsent or self._fill())):
+            if not pipe.push():
                 break
+            if not (self._unsent or self._fill()):
+                return self._pace.drained()
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
@@ -106,8 +108,7 @@ class Link:
             self._watch(READ | WRITE)
             self._pace.full(time.monotonic())
             self._limit_queue()
-        elif not self._unsent:
-            self._pace.drained()
+        return None
 
     def _fill(self) -> bool:
         self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)

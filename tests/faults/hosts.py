@@ -43,6 +43,7 @@ class Host:
         self.run("ip", "address", "add", f"{self.address}/24", "dev", DEVICE)
         self.run("ethtool", "-K", DEVICE, *itertools.chain.from_iterable((name, "off") for name in OFFLOADS))
         self.run("nft", "add table ip faults; add chain ip faults input { type filter hook input priority 0; }")
+        self.run("ip", "link", "set", DEVICE, "addrgenmode", "none")  # or IPv6 would speak of itself, and be counted
         self.link("up")
 
     def remove(self) -> None:

@@ -100,7 +100,7 @@ def test_a_message_comes_through_a_network_that_comes_and_goes(on_both: OnBoth, 
 
     def play(case: str, site: Site, down: Callable[[], None], up: Callable[[], None]) -> None:
         server, client = site.pair(**BEATS)
-        site.cable.rate(12_000)
+        site.cable.rate(15_000)
         before, start = site.cable.client.bytes_sent, time.monotonic()
         future = client.put(pickle.PickleBuffer(data))
         while not wait([future], BREAK).done:
