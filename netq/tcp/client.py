@@ -39,12 +39,18 @@ class Connector:
         try:
             self._connect(_look_up(*self.netloc, numeric=True))
         except socket.gaierror:  # a name: asking for it may take seconds
-            threading.Thread(target=self._resolve, name="netq-resolve", daemon=True).start()
+            self._resolve_aside()
 
     def close(self) -> None:
         """Connect no more."""
         self._closed = True
         self._abandon()
+
+    def _resolve_aside(self) -> None:
+        try:
+            threading.Thread(target=self._resolve, name="netq-resolve", daemon=True).start()
+        except RuntimeError as error:  # the interpreter is ending
+            self._loop.call(self._failed, [], OSError(f"the name cannot be resolved: {error}"))
 
     def _resolve(self) -> None:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -12,12 +14,13 @@ from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
-from netq.tcp.pace import Pace
+from netq.tcp.pace import MOST, Pace
 from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
 _READ, _READS = 512 * 1024, 8  # bytes at once, and how often before the others have their turn
 _WRITES = 4  # batches sent before the others have their turn
+_SIOCOUTQNSD = 0x894B  # linux/sockios.h
 _PARTING = 1.0  # seconds to wait for the peer's end after ours
 
 
@@ -35,6 +38,8 @@ class Link:
         self._unsent: list[memoryview] = []
         self._pace = Pace()
         self._limit = 0  # bytes that may wait in the system
+        self._queued = False  # more do
+        self._kept = False  # what is unsent is a copy
         self._interest = 0
         self._closing = self._gone = False
         self._parting: Timer | None = None
@@ -50,7 +55,9 @@ class Link:
 
     def keep(self) -> None:
         """Go on with a copy, of one batch at most."""
-        self._unsent = [memoryview(bytes(buffer)) for buffer in self._unsent]
+        if not self._kept:
+            self._unsent = [memoryview(bytes(buffer)) for buffer in self._unsent]
+            self._kept = True
 
     def close(self) -> None:
         """Send what the connection has left to say, then part: the peer must not lose it to a reset."""
@@ -93,7 +100,7 @@ class Link:
     def _send(self) -> None:
         pipe = self._pipe
         for _ in range(_WRITES):
-            if not pipe.push():
+            if not pipe.push() or self._enough_queued():
                 break
             if not (self._unsent or self._fill()):
                 return self._pace.drained()
@@ -104,15 +111,21 @@ class Link:
             self._unsent = _skip(self._unsent, sent)
         else:
             self._loop.call(self.flush)
-        if pipe.blocked:
+        if pipe.blocked or self._queued:
             self._watch(READ | WRITE)
             self._pace.full(time.monotonic())
             self._limit_queue()
         return None
 
     def _fill(self) -> bool:
+        self._kept = False
         self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)
         return bool(self._unsent)
+
+    def _enough_queued(self) -> bool:
+        """Whether more than a batch waits in the system, which goes by its limit roughly: some 64 KiB more or less."""
+        self._queued = self._pace.batch < MOST and _unsent_bytes(self._pipe.sock) >= self._pace.batch
+        return self._queued
 
     def _limit_queue(self) -> None:
         """Let no more wait in the system than one batch: more would only be late, and leave the cache."""
@@ -161,6 +174,13 @@ class Link:
         if events != self._interest:
             self._interest = events
             self._loop.watch(self._pipe.sock, events, self._ready)
+
+
+def _unsent_bytes(sock: socket.socket) -> int:
+    """Return what the socket has taken and not sent once; 0 where the system does not tell."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
 
 
 def _join(buffers: list[Buffer], merge: bool) -> list[memoryview]:
