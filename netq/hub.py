@@ -52,6 +52,7 @@ class Hub:
         self.gone = threading.Event()  # closing, and no peer is left
         self.undelivered = 0  # messages that failed because of closing
         self._inbox = inbox
+        inbox.call = self.home.call
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
@@ -229,6 +230,8 @@ class Hub:
             return self._refuse(link, "the server is closing")
         if peer is not None and not same and peer.link is not None:
             return self._refuse(link, f"the id {greeting.id} is in use by another client; give each its own options")
+        if not same and any(memory.budget.exceeded for memory in self._memories.values()):
+            return self._refuse(link, "no room: too much of sessions that are over has not been taken; come again")
         if peer is None or not same:
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id

@@ -9,6 +9,7 @@ message. `take` is for threads; netq/aio.py waits in its own way with `enter`, `
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import threading
@@ -22,6 +23,7 @@ from netq.errors import Closed
 from netq.utils.stream import Stream
 
 _LONGEST = 1.0  # seconds of one wait: a signal that comes just before it is handled after it only
+_BUSY = 0.05  # seconds in which the lock is always free again, but for an interrupted thread
 _REMEMBERED = 4096  # peers that are over, of which get(peer) still knows it
 
 
@@ -46,10 +48,11 @@ class Room:
         due, self._taken = self._taken, 0
         return due
 
-    def settle(self) -> int:
-        """Return what was not reported, and report all from now on. Under the inbox's lock."""
+    def settle(self) -> None:
+        """Report what was not reported, and all from now on. Under the inbox's lock."""
         due, self._taken, self._stride = self._taken, 0, 0
-        return due
+        if due:
+            self.freed(due)
 
 
 class Item(NamedTuple):
@@ -67,42 +70,67 @@ class Waiter:
     `wake` is called once, when `served`: in any thread, under the inbox's lock, so it must neither wait nor raise.
     """
 
-    __slots__ = ("among", "error", "item", "number", "peers", "wake")
+    __slots__ = ("among", "entry", "error", "peers", "wake")
 
     def __init__(self, peers: tuple[uuid.UUID, ...], wake: Callable[[], object]) -> None:
         self.peers = peers
-        self.among = frozenset(peers)
+        self.among = frozenset([peer.int for peer in peers])
         self.wake = wake
-        self.item: Item | None = None
-        self.number = 0  # of the item
+        self.entry: Entry | None = None
         self.error: Closed | None = None
 
     @property
     def served(self) -> bool:
         """Whether there is a message for it, or nothing can come."""
-        return self.item is not None or self.error is not None
+        return self.entry is not None or self.error is not None
+
+
+Entry = tuple[int, Item]  # numbered, so that what several give back comes in order again
 
 
 class Inbox:
-    """What has come and nobody has taken. Any thread may call anything."""
+    """What has come and nobody has taken. Any thread may call anything.
+
+    A signal handler may interrupt the main thread anywhere, within the lock too; it may raise there, or close the
+    communicator. So a loop never waits for the lock for long: what it cannot do it leaves in `_work`, and who has had
+    the lock asks for it by `call`, which runs a function in a loop. And each step that a user's thread does leaves the
+    queues such that the next one mends what is half done: an entry is given before it is taken out, and only once. (The
+    keys are numbers because the hash of a UUID is Python, and an OrderedDict that is interrupted there is broken.)
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # reentrant: a signal handler may close us in the middle of anything
+        self.call: Callable[[Callable[[], object]], object] = lambda function: function()
+        self._lock = threading.RLock()
+        self._work: deque[Callable[[], object]] = deque()  # of the loops
         self._waiting: list[Waiter] = []  # the longest waiting first
-        self._queues: dict[uuid.UUID, deque[tuple[int, Item]]] = {}  # those with messages, the next to serve first
-        self._numbers = itertools.count()  # so that what several give back comes in order again
+        self._queues: OrderedDict[int, deque[Entry]] = OrderedDict()  # by UUID.int; the next to serve first
+        self._numbers = itertools.count()
         self._over: OrderedDict[uuid.UUID, Closed] = OrderedDict()
         self._closed: Closed | None = None
 
+    # For the loops.
+
     def deliver(self, items: Iterable[Item]) -> None:
         """Leave messages, in order."""
-        with self._lock:
-            for item in items:
-                queue = self._queues.get(item.peer)
-                if queue is None:
-                    queue = self._queues[item.peer] = deque()
-                queue.append((next(self._numbers), item))
-            self._serve()
+        self._do(functools.partial(self._deliver, tuple(items)))
+
+    def settle(self, room: Room) -> None:
+        """Report what was taken and not yet reported; from now on all is, at once."""
+        self._do(room.settle)
+
+    def begin(self, peer: uuid.UUID) -> None:
+        """Expect messages of a peer (again)."""
+        self._do(functools.partial(self._over.pop, peer, None))
+
+    def finish(self, peer: uuid.UUID, error: Closed) -> None:
+        """Nothing more will come from a peer: whoever waits for it alone gets `error` after the last message."""
+        self._do(functools.partial(self._finish, peer, error))
+
+    def close(self, error: Closed) -> None:
+        """Nothing more will come from anybody. Only the first call counts."""
+        self._do(functools.partial(self._close, error))
+
+    # For users.
 
     def take(self, *peers: uuid.UUID, timeout: float | None = None) -> Item:
         """Return the next message of any of `peers` (none: of anybody); wait for one.
@@ -120,6 +148,7 @@ class Inbox:
                 if left <= 0:
                     raise TimeoutError(f"no message within {timeout:g} s")
                 served.acquire(timeout=min(left, _LONGEST))
+                self._done()
             return self.accept(waiter)
         except BaseException:
             self.leave(waiter)
@@ -130,15 +159,19 @@ class Inbox:
         with self._lock:
             self._waiting.append(waiter)
             self._serve()
+        self._done()
 
     def accept(self, waiter: Waiter) -> Item:
         """Take for good what a served waiter was given; raises Closed if nothing can come."""
         if waiter.error is not None:
             raise Closed(waiter.error.peer, waiter.error.why) from waiter.error.__cause__
-        assert waiter.item is not None
+        assert waiter.entry is not None
         with self._lock:
-            item, waiter.item = waiter.item, None
+            self._take_out(waiter.entry)
+            item = waiter.entry[1]
             due = item.room.count(item.cost)
+            waiter.entry = None
+        self._done()
         if due:
             item.room.freed(due)
         return item
@@ -148,40 +181,51 @@ class Inbox:
         with self._lock:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
-            item, waiter.item = waiter.item, None
-            if item is not None:
-                queue = self._queues.pop(item.peer, None) or deque()
-                place = next((place for place, (number, _) in enumerate(queue) if number > waiter.number), len(queue))
-                queue.insert(place, (waiter.number, item))
-                self._queues = {item.peer: queue, **self._queues}
+            if waiter.entry is not None:
+                self._put_back(waiter.entry)
+                waiter.entry = None
+            self._serve()
+        self._done()
+
+    def _do(self, work: Callable[[], object]) -> None:
+        self._work.append(work)
+        self._catch_up()
+
+    def _done(self) -> None:
+        """The lock is free again: let a loop do what was left meanwhile."""
+        if self._work:
+            self.call(self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Do what is to be done; in a loop's thread, which no signal interrupts."""
+        while self._work and self._lock.acquire(timeout=_BUSY):
+            try:
+                while self._work:
+                    self._work.popleft()()
                 self._serve()
+            finally:
+                self._lock.release()
 
-    def settle(self, room: Room) -> int:
-        """Return what was taken and not yet reported; from now on all is, at once."""
-        with self._lock:
-            return room.settle()
+    def _deliver(self, items: tuple[Item, ...]) -> None:
+        for item in items:
+            queue = self._queues.get(item.peer.int)
+            if queue is None:
+                queue = self._queues[item.peer.int] = deque()
+            queue.append((next(self._numbers), item))
 
-    def begin(self, peer: uuid.UUID) -> None:
-        """Expect messages of a peer (again)."""
-        with self._lock:
-            self._over.pop(peer, None)
+    def _finish(self, peer: uuid.UUID, error: Closed) -> None:
+        self._over[peer] = error
+        if len(self._over) > _REMEMBERED:
+            self._over.popitem(last=False)
 
-    def finish(self, peer: uuid.UUID, error: Closed) -> None:
-        """Nothing more will come from a peer: whoever waits for it alone gets `error` after the last message."""
-        with self._lock:
-            self._over[peer] = error
-            if len(self._over) > _REMEMBERED:
-                self._over.popitem(last=False)
-            self._serve()
-
-    def close(self, error: Closed) -> None:
-        """Nothing more will come from anybody. Only the first call counts."""
-        with self._lock:
-            self._closed = self._closed or error
-            self._serve()
+    def _close(self, error: Closed) -> None:
+        self._closed = self._closed or error
 
     def _serve(self) -> None:
         """Give to those who wait what there is for them."""
+        for waiter in tuple(self._waiting):
+            if waiter.entry is not None:  # given by one who was interrupted then
+                self._take_out(waiter.entry)
         for waiter in tuple(self._waiting):
             if not waiter.served:
                 self._give(waiter)
@@ -190,16 +234,34 @@ class Inbox:
                 waiter.wake()
 
     def _give(self, waiter: Waiter) -> None:
-        for peer in self._queues:
-            if not waiter.among or peer in waiter.among:
-                break
-        else:
-            waiter.error = self._hopeless(waiter.peers)
+        for peer, queue in self._queues.items():
+            if queue and (not waiter.among or peer in waiter.among):
+                waiter.entry = queue[0]
+                self._take_out(waiter.entry)
+                return
+        waiter.error = self._hopeless(waiter.peers)
+
+    def _take_out(self, entry: Entry) -> None:
+        """Let its peer's queue be the last to be served next; harmless if it is out."""
+        peer = entry[1].peer.int
+        queue = self._queues.get(peer)
+        if queue is None:
             return
-        queue = self._queues.pop(peer)
-        waiter.number, waiter.item = queue.popleft()
-        if queue:
-            self._queues[peer] = queue  # again, behind the others
+        if queue and queue[0] is entry:
+            queue.popleft()
+            self._queues.move_to_end(peer)
+        if not queue:
+            del self._queues[peer]
+
+    def _put_back(self, entry: Entry) -> None:
+        peer = entry[1].peer.int
+        queue = self._queues.get(peer)
+        if queue is None:
+            queue = self._queues[peer] = deque()
+        if entry not in itertools.islice(queue, 1):
+            place = next((place for place, (number, _) in enumerate(queue) if number > entry[0]), len(queue))
+            queue.insert(place, entry)
+        self._queues.move_to_end(peer, last=False)
 
     def _hopeless(self, peers: tuple[uuid.UUID, ...]) -> Closed | None:
         over = [self._over.get(peer) for peer in peers]

@@ -73,9 +73,10 @@ class Sender:
         self._next = 1  # number of the next message put
         self._position = 0  # where it will start
         self._number, self._offset = 1, 0  # the next byte to send
+        self._removed = 0  # messages that are not to be sent, and still there
 
     def __len__(self) -> int:
-        return len(self._unacked)
+        return len(self._unacked) - self._removed
 
     def __iter__(self) -> Iterator[Outgoing]:
         return iter(tuple(self._unacked))
@@ -88,20 +89,28 @@ class Sender:
         self._unacked.append(message)
 
     def remove(self, message: Outgoing) -> None:
-        """Take out a message of which no byte has left; those behind it move up."""
-        first = self._next - len(self._unacked)
-        index = message.number - first
+        """Take out a cancelled message of which no byte has left; those behind it move up, when next one is sent."""
+        index = message.number - self._first
         unsent = message.number >= self._number + (self._offset > 0)
-        if not unsent or not 0 <= index < len(self._unacked) or self._unacked[index] is not message:
-            return
-        behind = [self._unacked.pop() for _ in range(len(self._unacked) - index)]
-        self._next, self._position = message.number, message.start
-        for each in reversed(behind[:-1]):
-            self.put(each)
+        if unsent and 0 <= index < len(self._unacked) and self._unacked[index] is message:
+            self._removed += 1
+
+    def _compact(self) -> None:
+        """Number those that are to be sent anew: all at once, for somebody may cancel thousands."""
+        first = self._number + (self._offset > 0)
+        unsent = [self._unacked.pop() for _ in range(self._next - max(first, self._first))]
+        if unsent:
+            self._next, self._position = unsent[-1].number, unsent[-1].start
+        self._removed = 0
+        for message in reversed(unsent):
+            if not message.cancelled:
+                self.put(message)
 
     @property
     def ready(self) -> bool:
         """Whether something could be sent now."""
+        if self._removed:
+            self._compact()
         message = self._current()
         return message is not None and (message.cancelled or message.start + self._offset < self.limit)
 
@@ -152,9 +161,14 @@ class Sender:
         self._number, self._offset = self._next - len(self._unacked), 0
 
     def unsent(self) -> list[Outgoing]:
-        """The messages of which no byte has left."""
+        """The messages of which no byte has left, and that somebody still wants delivered."""
         first = self._number + (self._offset > 0)
-        return [message for message in self._unacked if message.number >= first]
+        return [message for message in self._unacked if message.number >= first and not message.cancelled]
+
+    @property
+    def _first(self) -> int:
+        """The number of the first that is not acknowledged."""
+        return self._next - len(self._unacked)
 
     def _current(self) -> Outgoing | None:
         if self._number >= self._next:
@@ -165,8 +179,8 @@ class Sender:
 class Receiver:
     """The receiving half: puts messages together in the memory that they stay in.
 
-    The limit that it grants is the end of what the user has taken, and the credit; and beyond that what the budget
-    allows. `grown` is called when the budget has allowed more, with nothing having come from the peer.
+    The limit that it grants is the end of what the user has taken, the credit, and what the budget has lent; and beyond
+    that the end of a message that has begun, once the budget has granted it. `grown` is called when it has.
     """
 
     def __init__(
@@ -187,9 +201,11 @@ class Receiver:
         self._memory = memory
         self._merge = merge
         self._grown = grown
-        self._charge = 0  # of the budget: what may be here beyond the credit
+        self._lent = self._claimed = 0  # of the budget: to widen the window, and for messages that go beyond it
         self._claim: Claim | None = None  # waits, for the rest of message held + 1
         self._drained = False
+        self.retired = False
+        self._orphaned = 0
         self._start = 0  # position of message held + 1
         self._taken = 0  # positions whose messages the user has taken
         self._size = 0
@@ -247,6 +263,7 @@ class Receiver:
         if self._start + frame.value >= POSITIONS:  # these bytes never came: a peer may say any number
             raise ProtocolError(f"lane {self.lane}: a cancelled message of {frame.value} bytes ends beyond {POSITIONS}")
         self._end(frame.value)
+        self.limit = max(self.limit, self._start)  # what lies before it untaken is here all the same
         self.taken(frame.value + OVERHEAD)
 
     # The limit.
@@ -254,42 +271,47 @@ class Receiver:
     def taken(self, cost: int) -> None:
         """Give the room of messages that the user has taken, their sizes and OVERHEAD each, back to the peer."""
         self._taken += cost
-        self.limit = max(self.limit, self._taken + self._credit)
-        self._recharge()
         self._widen()
+        self._recharge()
 
     def drain(self) -> None:
         """Let the peer send all that it still has: the user has closed, and may read no more to make room."""
-        self._withdraw()
+        self._give_back()
         self._drained = True
         self.limit = POSITIONS - 1
         self._recharge()
 
     def pause(self) -> None:
-        """The link is lost: allow no more than what is here, until there is another."""
-        if self._drained:
-            return
+        """The link is lost, perhaps for a moment: what was granted is kept, and nothing more asked for."""
         self._withdraw()
-        self.limit = max(self._taken + self._credit, self._start + self.partial)
+        if not self.partial:  # then the peer may cancel the message without a word
+            self._size = 0
+            self._parts = []
+
+    def leave(self) -> None:
+        """The link has been lost for a while: allow no more than what is here, and that only while there is room."""
+        self._give_back()
+        if not self._drained:
+            self.limit = max(self._taken + self._credit, self._start + self.partial)
+            self._recharge()
         if self._parts:
             self._memory.budget.leave(self, self._forget)
-        self._recharge()
 
     def resume(self) -> None:
         """There is a link again: let a message that has begun be completed, and others come, as before."""
         self._memory.budget.come_back(self)
-        if not self._drained:
-            self._ask()
+        self._ask()
 
     def retire(self) -> None:
         """The session is over: nothing comes any more, and what is here and not taken still counts."""
-        self._withdraw()
-        self._memory.budget.come_back(self)
+        self._give_back()
+        self.partial = self._size = 0
         self._parts = []
-        if not self._drained:
-            self._credit = self._window = 0
-            self.limit = self._start
-            self._recharge()
+        self.retired = True
+        self._drained = False
+        self._credit = self._window = 0
+        self.limit = self._start
+        self._recharge()
 
     def _begin(self, size: int) -> None:
         self._size = size
@@ -304,30 +326,33 @@ class Receiver:
         self._start += size + OVERHEAD
 
     def _ask(self) -> None:
-        """Ask for the rest of a message that has begun, and for a window for those behind it."""
+        """Ask for a window, and for the rest of a message that goes beyond it."""
+        self._widen()
         rest = self._start + self._size - self.limit
         if rest > 0 and self._claim is None:
-            self._claim = Claim(rest, self._granted)
+            self._claim = Claim(rest, self._granted, lambda: self._claimed)
             self._memory.budget.claim(self._claim)
-        self._widen()
 
     def _granted(self) -> None:
         claim, self._claim = self._claim, None
         assert claim is not None
-        self._charge += claim.amount
+        self._claimed += claim.amount
         self.limit = max(self.limit, self._start + self._size)
         self._recharge()
         self._grown(self)
 
     def _widen(self) -> None:
-        lent = self._memory.budget.lend(self._taken + self._window - self.limit)
-        self.limit += lent
-        self._charge += lent
+        if not self._drained:
+            self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
+            self.limit = max(self.limit, self._taken + self._credit + self._lent)
 
     def _recharge(self) -> None:
-        """Free what is not needed any more."""
-        charge = 0 if self._drained else max(0, self.limit - self._taken - self._credit)
-        freed, self._charge = self._charge - charge, charge
+        """Free what was claimed and is not needed any more."""
+        needed = 0 if self._drained else max(0, self.limit - self._taken - self._credit - self._lent)
+        freed, self._claimed = self._claimed - needed, needed
+        if self.retired:
+            self._memory.budget.orphaned += needed - self._orphaned
+            self._orphaned = needed
         if freed:
             self._memory.budget.free(freed)
 
@@ -336,9 +361,16 @@ class Receiver:
             claim, self._claim = self._claim, None
             self._memory.budget.withdraw(claim)
 
+    def _give_back(self) -> None:
+        self._withdraw()
+        self._memory.budget.come_back(self)
+        lent, self._lent = self._lent, 0
+        self._memory.budget.give_back(lent)
+
     def _forget(self) -> None:
         """Let the peer begin its message again: somebody else needs the room."""
         self.partial = self._size = 0
         self._parts = []
-        self.limit = max(self._taken + self._credit, self._start)
-        self._recharge()
+        if not self._drained:
+            self.limit = max(self._taken + self._credit, self._start)
+            self._recharge()

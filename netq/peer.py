@@ -28,6 +28,7 @@ from netq.wire import OVERHEAD, Code, Greeting
 
 log = logging.getLogger("netq")
 
+_GRACE = 10.0  # seconds for which a lost link may be a short one
 _EXPLAIN = 1.0  # seconds after which a close that waits says why
 
 
@@ -80,6 +81,7 @@ class Peer:
         self._flushing = False
         self._absent_since = time.monotonic()
         self._patience: Timer | None = None  # runs while no link is open
+        self._grace: Timer | None = None  # so does this: how long its room is kept for it
         self._clock: Timer | None = None  # of the link
         self._known: uuid.UUID | None = None  # the id that the user has been told of
         self._address = ""
@@ -171,6 +173,7 @@ class Peer:
             self._stop_clock()
             if self._patience is None:  # it was open; if not, the time runs on
                 self._absent_since = time.monotonic()
+                self._grace = self.loop.at(self._absent_since + _GRACE, self.session.leave)
                 self._wait()
             if not self.over:
                 self._house.detached(self, error)
@@ -183,8 +186,7 @@ class Peer:
         self._absent_since = time.monotonic()
         lost = [message for message in self.session.abandon() if message.claim()]
         self._settle_rooms()
-        if self._patience is not None:
-            self._patience.cancel()
+        self._stop_waiting()
         self._stop_clock()
         link, self.link = self.link, None
         if link is not None and not self.session.closing:
@@ -225,14 +227,11 @@ class Peer:
                 self._lost(link, error, code)
 
     def _opened(self, link: Link, *, resumed: bool) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        self._stop_waiting()
         self._tick(link)  # from now on by the heartbeat
-        if not resumed:
-            self._settle_rooms()
-            if self._known is not None:
-                self._house.forgotten(self, self._known)
+        self._settle_rooms()
+        if not resumed and self._known is not None:
+            self._house.forgotten(self, self._known)
         self._known = self.id
         self._house.opened(self, resumed=resumed)
 
@@ -290,6 +289,12 @@ class Peer:
             self._stop_clock()
             self._clock = self.loop.at(link.connection.deadline(), self._tick, link)
 
+    def _stop_waiting(self) -> None:
+        for timer in (self._patience, self._grace):
+            if timer is not None:
+                timer.cancel()
+        self._patience = self._grace = None
+
     def _stop_clock(self) -> None:
         """Let the timer keep nothing of the link."""
         if self._clock is not None:
@@ -307,10 +312,11 @@ class Peer:
         return Item(event.session.peer, event.stream, room, size + OVERHEAD)
 
     def _settle_rooms(self) -> None:
-        """The receivers are retired: what is taken from now on goes back to the budget message by message."""
-        for receiver, room in self._rooms.items():
-            receiver.taken(self._inbox.settle(room))
-        self._rooms.clear()
+        """What is taken from now on of receivers that are retired goes back to the budget message by message."""
+        for receiver, room in tuple(self._rooms.items()):
+            if receiver.retired:
+                self._inbox.settle(room)
+                del self._rooms[receiver]
 
     def _deliver(self, items: list[Item]) -> None:
         if items:

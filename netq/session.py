@@ -127,9 +127,14 @@ class Session:
         return receiver, stream
 
     def pause(self) -> None:
-        """The link is lost: what it was allowed to bring is not awaited any more."""
+        """The link is lost."""
         for receiver in self._receivers.values():
             receiver.pause()
+
+    def leave(self) -> None:
+        """It has been lost for a while: what it was allowed to bring is for others."""
+        for receiver in self._receivers.values():
+            receiver.leave()
 
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the bytes of a body that came before its link was lost."""
@@ -212,7 +217,7 @@ class Session:
         """
         unsent = [message for sender in self._senders.values() for message in sender.unsent()]
         kept = set(unsent)
-        lost = [message for message in self.abandon() if message not in kept]
+        lost = [message for message in self.abandon() if message not in kept and not message.cancelled]
         self.begun = self.peer_closed = False
         self._peer_size = 2**62
         for message in unsent:

@@ -10,6 +10,7 @@ from netq.memory import Memory
 from netq.wire import OVERHEAD, Frame, Kind
 
 SIZE = 10 * CREDIT
+LARGE = 5 * CREDIT  # bytes of a message: only one of them fits beside another's credit
 
 
 class Lane:
@@ -20,12 +21,16 @@ class Lane:
         self.receiver = Receiver(0, window, Memory(budget=budget), merge=True, grown=self._grow)
 
     def begin(self, size: int) -> None:
+        """Let the first byte come."""
         self.come(1, size)
 
     def come(self, length: int, size: int) -> None:
-        """Let the next `length` bytes of a message of `size` bytes come."""
-        self.receiver.place(Frame(Kind.MSG, length=length, number=self.receiver.held + 1, value=size))
-        self.receiver.received(length)
+        """Let the next `length` bytes of a message of `size` bytes come, the first byte alone: it asks for room."""
+        number = self.receiver.held + 1
+        for part in (length,) if self.receiver.partial else (1, length - 1):
+            if part:
+                self.receiver.place(Frame(Kind.MSG, length=part, number=number, value=size))
+                self.receiver.received(part)
 
     def may_end(self, size: int) -> bool:
         """Whether the message that has begun, of `size` bytes, may be completed."""
@@ -36,47 +41,65 @@ class Lane:
         self.grown += 1
 
 
+def waiting(budget: Budget, name: str, amount: int, granted: list[str], held: int = 0) -> Claim:
+    claim = Claim(amount, lambda: granted.append(name), lambda: held)
+    budget.claim(claim)
+    return claim
+
+
 def test_claims_are_granted_in_the_order_of_asking() -> None:
-    budget, granted = Budget(100), list[str]()
+    budget, granted = Budget(200), list[str]()
     for name, amount in (("a", 60), ("b", 50), ("c", 10)):
-        budget.claim(Claim(amount, lambda name=name: granted.append(name)))  # type: ignore[misc]
+        waiting(budget, name, amount, granted)
     assert granted == ["a"], "b does not fit, and c came later"
     budget.free(20)
-    assert (granted, budget.used) == (["a", "b", "c"], 100)
+    assert (granted, budget.claimed) == (["a", "b", "c"], 100)
 
 
-def test_the_largest_message_comes_while_half_is_free() -> None:
-    budget, granted = Budget(100), list[int]()
-    budget.claim(Claim(50, lambda: granted.append(50)))
-    budget.claim(Claim(1000, lambda: granted.append(1000)))
-    assert (granted, budget.used) == ([50, 1000], 1050)
-    budget.claim(Claim(1, lambda: granted.append(1)))
+def test_the_largest_message_comes_when_nothing_else_is_under_way() -> None:
+    budget, granted = Budget(200), list[str]()
+    waiting(budget, "small", 1, granted)
+    waiting(budget, "large", 1000, granted)
+    assert granted == ["small"]
+    budget.free(1)
+    assert granted == ["small", "large"]
+    waiting(budget, "next", 1, granted)
     budget.free(1000)
-    assert granted == [50, 1000, 1]
+    assert granted == ["small", "large", "next"]
 
 
-def test_half_is_lent_and_only_when_nobody_waits() -> None:
-    budget = Budget(100)
-    assert [budget.lend(wish) for wish in (30, -5, 30, 30)] == [30, 0, 20, 0]
-    budget.claim(Claim(51, lambda: None))
-    assert budget.used == 101
-    waits = Claim(20, lambda: None)
-    budget.claim(waits)
-    budget.free(101)
-    assert budget.used == 20
-    budget.withdraw(waits)
-    assert budget.used == 20, "it had been granted: what it got is to be freed"
+def test_who_wants_the_rest_of_what_it_has_does_not_wait_for_itself_nor_for_others_who_wait() -> None:
+    budget, granted = Budget(200), list[str]()
+    waiting(budget, "running", 70, granted)
+    budget.free(-50)  # 20 of one that comes back, 30 of another
+    waiting(budget, "first", 90, granted, held=20)
+    waiting(budget, "second", 60, granted, held=30)
+    assert granted == ["running"]
+    budget.free(70)
+    assert granted == ["running", "first"]
+    budget.free(20 + 90)
+    assert granted == ["running", "first", "second"]
+
+
+def test_half_is_lent_whoever_waits() -> None:
+    budget = Budget(200)
+    assert [budget.lend(wish) for wish in (30, -5, 60, 30)] == [30, 0, 60, 10]
+    budget.give_back(50)
+    waiting(budget, "a", 1000, [])
+    waiting(budget, "b", 1000, [])
+    assert budget.lend(60) == 50
+    assert (budget.lent, budget.claimed, budget.used) == (100, 1000, 1100)
 
 
 def test_a_claim_that_is_withdrawn_lets_the_next_pass() -> None:
-    budget, granted = Budget(100), list[str]()
-    budget.claim(Claim(90, lambda: None))
-    large = Claim(90, lambda: granted.append("large"))
-    budget.claim(large)
-    budget.claim(Claim(10, lambda: granted.append("small")))
-    assert granted == []
+    budget, granted = Budget(200), list[str]()
+    waiting(budget, "running", 90, granted)
+    large = waiting(budget, "large", 90, granted)
+    waiting(budget, "small", 10, granted)
     budget.withdraw(large)
-    assert granted == ["small"]
+    assert granted == ["running", "small"]
+    budget.withdraw(large)
+    assert budget.claimed == 100
 
 
 def test_a_small_message_waits_for_nobody() -> None:
@@ -90,91 +113,142 @@ def test_a_small_message_waits_for_nobody() -> None:
 
 
 def test_who_waits_goes_on_when_the_user_has_taken() -> None:
-    budget, size = Budget(SIZE), SIZE - CREDIT
+    budget = Budget(SIZE)
     first, second = Lane(budget), Lane(budget)
-    first.begin(size)
-    second.begin(size)
-    assert (first.may_end(size), second.may_end(size)) == (True, False)
-    first.come(size - 1, size)
+    first.begin(LARGE)
+    second.begin(LARGE)
+    assert (first.may_end(LARGE), second.may_end(LARGE)) == (True, False)
+    first.come(LARGE - 1, LARGE)
     assert first.receiver.held == 1
-    assert not second.may_end(size), "it is here and not taken"
-    first.receiver.taken(size + OVERHEAD)
-    assert second.may_end(size)
+    assert not second.may_end(LARGE), "it is here and not taken"
+    first.receiver.taken(LARGE + OVERHEAD)
+    assert second.may_end(LARGE)
     assert second.grown == 1
     assert second.receiver.grant_due
-    second.come(size - 1, size)
-    second.receiver.taken(size + OVERHEAD)
+    second.come(LARGE - 1, LARGE)
+    second.receiver.taken(LARGE + OVERHEAD)
     assert budget.used == 0
 
 
-def test_a_lane_in_use_gets_its_window_while_half_is_free() -> None:
+def test_a_lane_in_use_gets_its_window_while_there_is_some() -> None:
     budget = Budget(SIZE)
     lanes = [Lane(budget, window=4 * CREDIT) for _ in range(3)]
     for lane in lanes:
         lane.begin(100)
     assert [lane.receiver.limit for lane in lanes] == [4 * CREDIT, 3 * CREDIT, CREDIT]
-    assert budget.used == SIZE // 2
+    assert budget.lent == SIZE // 2
+    lanes[0].receiver.leave()
+    lanes[2].receiver.resume()
+    assert [lane.receiver.limit for lane in lanes] == [CREDIT, 3 * CREDIT, 4 * CREDIT]
+
+
+def test_a_lost_link_takes_nothing_for_a_while() -> None:
+    budget = Budget(SIZE)
+    lane, other = Lane(budget, window=2 * CREDIT), Lane(budget)
+    lane.come(1000, LARGE)
+    limit, used = lane.receiver.limit, budget.used
+    lane.receiver.pause()
+    other.begin(LARGE)
+    assert not other.may_end(LARGE)
+    lane.receiver.resume()
+    assert (lane.receiver.limit, lane.receiver.partial, budget.used) == (limit, 1000, used)
 
 
 def test_an_absent_peer_keeps_what_it_has_while_nobody_needs_the_room() -> None:
-    budget, size = Budget(SIZE), SIZE - CREDIT
+    budget = Budget(SIZE)
     absent, other = Lane(budget), Lane(budget)
-    absent.begin(size)
-    absent.come(SIZE // 2 + CREDIT, size)
+    absent.come(3 * CREDIT, LARGE)
     absent.receiver.pause()
-    assert budget.used == SIZE // 2 + 1, "what was granted and has not come is free"
-    assert absent.receiver.cursor.partial == SIZE // 2 + CREDIT + 1
-    other.begin(size)
-    assert other.may_end(size)
+    absent.receiver.leave()
+    assert budget.used == 2 * CREDIT, "what was granted and has not come is free"
+    assert absent.receiver.cursor.partial == 3 * CREDIT
+    other.begin(LARGE)
+    assert other.may_end(LARGE)
     assert (absent.receiver.cursor.partial, absent.receiver.cursor.limit) == (0, CREDIT)
     absent.receiver.resume()
-    absent.begin(size)
-    assert not absent.may_end(size)
+    absent.begin(LARGE)
+    assert not absent.may_end(LARGE)
     other.receiver.retire()
-    assert absent.may_end(size)
+    assert absent.may_end(LARGE)
 
 
-def test_a_peer_that_comes_back_goes_on_where_it_was() -> None:
-    budget, size = Budget(SIZE), SIZE - CREDIT
+def test_a_peer_that_comes_back_goes_on_where_it_was_though_it_has_more_than_half() -> None:
+    budget = Budget(SIZE)
     lane = Lane(budget)
-    lane.begin(size)
-    lane.come(SIZE // 2, size)
-    lane.receiver.pause()
+    for _ in range(3):
+        lane.come(3 * CREDIT, 10 * SIZE)
+        lane.receiver.pause()
+        lane.receiver.leave()
+        lane.receiver.resume()
+        assert lane.may_end(10 * SIZE)
+    assert lane.receiver.cursor.partial == 9 * CREDIT
+    Lane(budget).begin(LARGE)
+    assert lane.receiver.partial == 9 * CREDIT, "it is not absent any more"
+
+
+def test_a_message_of_which_only_the_header_came_is_forgotten_with_its_link() -> None:
+    """Its sender does not know that it has begun, and may put another in its place."""
+    lane = Lane(Budget(SIZE))
+    lane.receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
+    lane.receiver.interrupted(0)
     lane.receiver.pause()
     lane.receiver.resume()
-    assert lane.receiver.cursor.partial == SIZE // 2 + 1
-    assert lane.may_end(size)
-    assert budget.used == size - CREDIT
-    Lane(budget).begin(size)
-    assert lane.receiver.partial == SIZE // 2 + 1, "it is not absent any more"
+    lane.come(5, 5)
+    assert lane.receiver.held == 1
+
+
+@pytest.mark.parametrize("size", [10, SIZE, 2**40])
+def test_a_cancelled_message_frees_nothing_that_is_untaken(size: int) -> None:
+    budget = Budget(SIZE)
+    lane = Lane(budget)
+    lane.come(LARGE, LARGE)
+    used = budget.used
+    lane.receiver.dropped(Frame(Kind.DROP, number=2, value=size))
+    assert budget.used >= used - CREDIT
+    assert lane.receiver.limit - lane.receiver._taken >= LARGE
+    lane.receiver.taken(LARGE + OVERHEAD)
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_session_that_is_over_gives_back_all_but_what_is_untaken(waits: bool) -> None:
-    budget, size = Budget(SIZE), SIZE - CREDIT
+    budget = Budget(SIZE)
     lane, other = Lane(budget), Lane(budget)
     if waits:
-        other.begin(size)
+        other.begin(LARGE)
     lane.come(1000, 1000)
-    lane.begin(size)
+    lane.begin(LARGE)
     used = budget.used
     lane.receiver.retire()
+    assert budget.orphaned == 1000 + OVERHEAD
     assert budget.used == (used if waits else 0) + 1000 + OVERHEAD
     lane.receiver.taken(1000 + OVERHEAD)
-    assert budget.used == (used if waits else 0)
+    assert (budget.used, budget.orphaned) == (used if waits else 0, 0)
     other.receiver.retire()
     assert budget.used == 0
 
 
 def test_who_has_closed_takes_all_and_counts_nothing() -> None:
-    budget, size = Budget(SIZE), SIZE - CREDIT
-    lane = Lane(budget)
-    lane.begin(size)
+    budget = Budget(SIZE)
+    lane = Lane(budget, window=2 * CREDIT)
+    lane.begin(LARGE)
     lane.receiver.drain()
     assert budget.used == 0
-    assert lane.may_end(100 * SIZE)
-    lane.receiver.pause()
-    lane.receiver.resume()
+    for step in (lane.receiver.pause, lane.receiver.leave, lane.receiver.resume):
+        step()
+        assert lane.may_end(100 * SIZE)
+        assert budget.used == 0
     lane.receiver.retire()
-    lane.receiver.taken(size + OVERHEAD)
     assert budget.used == 0
+
+
+def test_no_new_session_begins_while_too_much_of_old_ones_is_untaken() -> None:
+    budget = Budget(SIZE)
+    lanes = [Lane(budget) for _ in range(SIZE // CREDIT)]
+    for number, lane in enumerate(lanes):
+        assert budget.exceeded is (number * (CREDIT + OVERHEAD) > SIZE // 2)
+        lane.come(CREDIT, CREDIT)
+        lane.receiver.retire()
+    for lane in lanes:
+        lane.receiver.taken(CREDIT + OVERHEAD)
+    assert not budget.exceeded
