@@ -3,7 +3,9 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools demo test unit faults check bench clean
+.PHONY: setup tools demo test unit faults soak check bench clean
+
+SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
 
 setup: .venv/dev
 
@@ -31,6 +33,9 @@ unit: .venv/dev
 
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults
+
+soak: .venv/dev
+	$(RUN) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 bench: .venv/dev
 	$(RUN) -m benchmarks
