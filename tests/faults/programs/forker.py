@@ -28,7 +28,9 @@ def main() -> None:
             queue.put("hello")
         echo(queue)
         ours, childs = os.pipe()  # the child ends when we close `childs`
-        pid = fork() or child(queue, ours, childs)
+        looked, looking = os.pipe()  # and says here that it has begun: until then it has our sockets
+        pid = fork() or child(queue, ours, childs, looking)
+        os.read(looked, 1)
         if not told()["outlived"]:
             end(pid, childs)
             echo(queue)
@@ -61,7 +63,8 @@ def end(pid: int, childs: int) -> None:
     say(status=os.waitstatus_to_exitcode(status), seconds=time.monotonic() - start)
 
 
-def child(queue: Communicator, ours: int, childs: int) -> NoReturn:
+def child(queue: Communicator, ours: int, childs: int, looking: int) -> NoReturn:
+    os.write(looking, b"!")
     refusals = {
         "put": refusal(lambda: queue.put("of the child")),
         "get": refusal(lambda: queue.get(timeout=0)),
