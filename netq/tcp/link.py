@@ -38,7 +38,6 @@ class Link:
         self._unsent: list[memoryview] = []
         self._pace = Pace()
         self._limit = 0  # bytes that may wait in the system
-        self._queued = False  # more do
         self._kept = False  # what is unsent is a copy
         self._interest = 0
         self._closing = self._gone = False
@@ -98,20 +97,21 @@ class Link:
         self._loop.call(self._ready, READ)
 
     def _send(self) -> None:
-        pipe = self._pipe
+        pipe, enough = self._pipe, False
         for _ in range(_WRITES):
-            if not pipe.push() or self._enough_queued():
+            if enough or not pipe.push():
                 break
             if not (self._unsent or self._fill()):
                 return self._pace.drained()
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
-            self._pace.sent(sent)
             self._unsent = _skip(self._unsent, sent)
+            enough = sent >= self._pace.batch and self._enough_queued()
+            self._pace.sent(sent)
         else:
             self._loop.call(self.flush)
-        if pipe.blocked or self._queued:
+        if pipe.blocked or enough:
             self._watch(READ | WRITE)
             self._pace.full(time.monotonic())
             self._limit_queue()
@@ -123,12 +123,11 @@ class Link:
         return bool(self._unsent)
 
     def _enough_queued(self) -> bool:
-        """Whether more than a batch waits in the system, which goes by its limit roughly: some 64 KiB more or less."""
-        self._queued = self._pace.batch < MOST and _unsent_bytes(self._pipe.sock) >= self._pace.batch
-        return self._queued
+        """Whether a batch or more waits in the system, which keeps its own limit roughly: give or take some 64 KiB."""
+        return self._pace.batch < MOST and _unsent_bytes(self._pipe.sock) >= self._pace.batch
 
     def _limit_queue(self) -> None:
-        """Let no more wait in the system than one batch: more would only be late, and leave the cache."""
+        """Let no more wait in the system than one batch: more would only be late."""
         limit = self._pace.batch
         if not limit // 2 < self._limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._limit = limit

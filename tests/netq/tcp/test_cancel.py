@@ -4,45 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from netq import NetworkLocation
+from netq import Communicator, NetworkLocation
 from netq.testing.proxy import Proxy
 from netq.testing.stage import LIMIT, Stage, introduce
 
-SIZE = 64 * 2**20
+SIZE, HELD = 64 * 2**20, 16 * 2**20  # bytes of a message, and of it that pass
+
+
+def holding(stage: Stage, proxies: Callable[[NetworkLocation], Proxy]) -> tuple[Communicator, Communicator, Proxy, int]:
+    """Return a server and a client that know each other, the proxy between them, and when that will stand still."""
+    server = stage.server()
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    held = proxy.passed + HELD
+    proxy.hold(after=HELD)
+    return server, client, proxy, held
 
 
 def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
     stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server = stage.server()
-    proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
-    introduce(server, client)
-    passed = proxy.passed
-    proxy.hold(after=16 * 2**20)
+    server, client, proxy, held = holding(stage, proxies)
     data = bytearray(SIZE)
     future = client.put(data)
-    proxy.wait(passed + 16 * 2**20, LIMIT)
+    proxy.wait(held, LIMIT)
     assert future.cancel()
     client.statistics()  # asks the loop: it has heard of it
     data.clear()  # raises BufferError while anybody has a view of it
     proxy.release()
     client.put("next").result(LIMIT)
     assert server.get(timeout=0).data == "next"
-    assert proxy.passed - passed < SIZE
+    assert proxy.passed - held < SIZE - HELD
 
 
 def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
     stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server = stage.server()
-    proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
-    introduce(server, client)
-    passed = proxy.passed
-    proxy.hold(after=16 * 2**20)
+    server, client, proxy, held = holding(stage, proxies)
     future = client.put(bytearray(SIZE))
-    proxy.wait(passed + 16 * 2**20, LIMIT)
+    proxy.wait(held, LIMIT)
     (peer,) = server._hub.peers.values()
     assert peer.loop.ask(lambda: peer.session._memory.idle) < SIZE, "it is not on its way"
     assert future.cancel()
