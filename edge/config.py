@@ -9,6 +9,7 @@ connection and starts nothing; but it imports the modules that `train` and `eval
               train, evaluate    "module:function", as in "farm.training:train"
 [security]    certificate        PEM file of the certificates it trusts, seen from this file; default: the system's.
                                  The table turns TLS on, even an empty one
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt"
 [connection]  any field of netq.ConnectionOptions
 [settings]    anything; added to the config that train and evaluate get. Where the server names the same key,
               the device's value holds
@@ -27,7 +28,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from netq.errors import InvalidOption
-from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation, Protocol, SecurityOptions
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    MqttOptions,
+    NetworkLocation,
+    Protocol,
+    SecurityOptions,
+)
 
 if TYPE_CHECKING:
     import fl
@@ -40,6 +48,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate"),
     "security": ("certificate",),
+    "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "settings": None,  # any
 }
@@ -55,6 +64,7 @@ class Config:
     train: Train | None = None
     evaluate: Evaluate | None = None
     security: SecurityOptions | None = None
+    mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -73,13 +83,16 @@ class Config:
             train=file.function("train"),
             evaluate=file.function("evaluate"),
             security=file.security(),
+            mqtt=file.options("mqtt", MqttOptions, file.table("mqtt")),
             connection=file.options("connection", ConnectionOptions, file.table("connection")),
             settings=file.table("settings"),
         )
 
     def options(self) -> CommunicatorOptions:
         """Return what a communicator is told of all this."""
-        return CommunicatorOptions(id=self.id, netloc=self.netloc, connection=self.connection, security=self.security)
+        return CommunicatorOptions(
+            id=self.id, netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
+        )
 
 
 class _File:

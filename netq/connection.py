@@ -26,7 +26,8 @@ import uuid
 
 from netq.errors import ProtocolError
 from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
-from netq.memory import Buffer
+from netq.lane import Part
+from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session, following
 from netq.wire import (
@@ -78,6 +79,7 @@ class Connection:
     def __init__(self, id: uuid.UUID, options: ConnectionOptions, now: float, session: Session | None = None) -> None:
         self.state = State.OPENING
         self.session = session
+        self.source: Memory | None = None  # of the link's own memory, if it wants bodies to begin there
         self.round_trip: float | None = None  # seconds, of the last PING
         self._id = id
         self._options = options
@@ -136,15 +138,27 @@ class Connection:
 
     def to_send(self, limit: int, now: float) -> list[Buffer]:
         """Return what goes out next, of some `limit` bytes; nothing when there is nothing."""
-        out: list[Buffer] = list(self._control)
+        out: list[Buffer] = []
+        for piece in self.take(limit, now):
+            if isinstance(piece, Part):
+                out += piece.buffers()
+            else:
+                out.append(piece)
+        return out
+
+    def take(self, limit: int, now: float) -> list[Buffer | Part]:
+        """The same with the bodies of messages as Parts, for links that send once what goes to several peers."""
+        out: list[Buffer | Part] = list(self._control)
         self._control.clear()
         if self.session is not None and self.open:
             if self._answer_due:
                 out.append(self.session.said(ANSWER).header())
                 self._answer_due = False
             out += [ack.header() for ack in self.session.acks()]
-            for chunk in self.session.chunks(limit):
-                out += chunk
+            for header, body in self.session.chunks(limit):
+                out.append(header)
+                if body is not None:
+                    out.append(body)
         if out:
             self._spoke = now
         return out
@@ -223,7 +237,7 @@ class Connection:
             return memoryview(bytearray(frame.length))
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
-        return self._session.place(frame)
+        return self._session.place(frame, self.source)
 
     def _on_ini(self, frame: Frame, events: list[Event]) -> None:
         greeting = Greeting.read(frame)

@@ -69,7 +69,9 @@ class Communicator:
             raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
         self._check_not_forked("put")
         stream = self.options.serialization.dump(data)
-        return gather([self._put(stream, lane, id, peer) for id, peer in self._targets(peers)])
+        targets = self._targets(peers)
+        audience = tuple(id for id, _ in targets if id is not None) if len(targets) > 1 else ()
+        return gather([self._put(stream, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
         """Wait for the next message of any of `peers`, or of anybody, and return it.
@@ -148,13 +150,15 @@ class Communicator:
         by_id = table if is_server else {peer.id: peer for peer in table.values()}
         return [(id, by_id.get(id)) for id in peers]
 
-    def _put(self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None) -> Delivery:
+    def _put(
+        self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
+    ) -> Delivery:
         delivery = Delivery(id)
         if peer is None:
             ours = Closed(self.id, "this communicator is closed")
             delivery.settle(ours if self._hub.closing else Closed(id, "there is no session with this peer"))
             return delivery
-        message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel)
+        message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel, audience)
         delivery.withdraw = functools.partial(peer.loop.call, peer.withdraw, message)
         peer.loop.call(peer.send, message)
         return delivery

@@ -8,12 +8,14 @@ where to go on after a lost link, in the middle of a message too. How far the li
 
 from __future__ import annotations
 
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from netq.budget import CREDIT, Claim
 from netq.errors import ProtocolError
-from netq.memory import Buffer, Memory
+from netq.memory import Memory
 from netq.utils.stream import Stream
 from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
@@ -28,15 +30,22 @@ class Outgoing:
     """One message on its way to one peer.
 
     `claim` is asked once, before the last byte leaves: False if the message has been cancelled meanwhile.
-    `owner` is whatever the one who puts it wants back with the acknowledgement.
+    `owner` is whatever the one who puts it wants back with the acknowledgement. `audience`: the peers that the very
+    same stream goes to; none if it goes to this one alone.
     """
 
-    __slots__ = ("_claim", "cancelled", "lane", "number", "owner", "size", "start", "stream")
+    __slots__ = ("_claim", "audience", "cancelled", "lane", "number", "owner", "size", "start", "stream")
 
     def __init__(
-        self, stream: Stream, lane: int = 0, owner: object = None, claim: Callable[[], bool] = _always
+        self,
+        stream: Stream,
+        lane: int = 0,
+        owner: object = None,
+        claim: Callable[[], bool] = _always,
+        audience: tuple[uuid.UUID, ...] = (),
     ) -> None:
         self.stream = stream
+        self.audience = audience
         self.size = stream.nbytes
         self.lane = lane
         self.owner = owner
@@ -61,6 +70,24 @@ class Outgoing:
             return False
         self._claim = _always
         return True
+
+
+class Part(NamedTuple):
+    """Some bytes of a message, still in the memory of whoever put it; and the message's audience."""
+
+    stream: Stream
+    start: int
+    stop: int
+    audience: tuple[uuid.UUID, ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes."""
+        return self.stop - self.start
+
+    def buffers(self) -> list[memoryview]:
+        """Return them."""
+        return self.stream.slices(self.start, self.stop)
 
 
 class Sender:
@@ -114,17 +141,21 @@ class Sender:
         message = self._current()
         return message is not None and (message.cancelled or message.start + self._offset < self.limit)
 
-    def chunk(self, size: int) -> list[Buffer]:
-        """Return the next frame, its body of `size` bytes at most, as buffers; only if `ready`."""
+    def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
+        """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a
+        message for several ends at a multiple of `grid`, if there is one, so that the senders of all cut it alike.
+        """
         message = self._unacked[self._number - self._unacked[0].number]
         start = self._offset
+        if grid and message.audience:
+            size = grid - start % grid
         stop = min(start + size, message.size, self.limit - message.start)
         if message.cancelled or (stop == message.size and not message.claim()):
             self._number, self._offset = message.number + 1, 0
-            return [Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header()]
+            return Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header(), None
         self._number, self._offset = (message.number, stop) if stop < message.size else (message.number + 1, 0)
         header = message_header(self.lane, stop - start, message.number, message.size)
-        return [header, *message.stream.slices(start, stop)]
+        return header, Part(message.stream, start, stop, message.audience)
 
     def acked(self, number: int) -> list[Outgoing]:
         """Return the messages up to `number`, which the peer holds: they leave."""
@@ -223,8 +254,10 @@ class Receiver:
         grown = self.limit - self.told
         return grown > 0 and (grown >= (self.limit - self._taken) // 4 or self._start + self._size > self.told)
 
-    def place(self, frame: Frame) -> memoryview:
-        """Return the memory of a MSG's body; raises ProtocolError unless it is just the next."""
+    def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
+        """Return the memory of a MSG's body, from `source` if that is given; raises ProtocolError unless it is just
+        the next.
+        """
         if frame.number != self.held + 1 or self.partial + frame.length > frame.value:
             raise ProtocolError(
                 f"lane {self.lane}: bytes {frame.length} of message {frame.number} of {frame.value} bytes; "
@@ -235,10 +268,10 @@ class Receiver:
         if self._start >= self.limit or self._start + self.partial + frame.length > self.limit:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
         if not self._parts:
-            self._begin(frame.value)
+            self._begin(frame.value, source or self._memory)
         if self._merge:
             return self._parts[0][self.partial : self.partial + frame.length]
-        self._parts.append(self._memory.take(frame.length))
+        self._parts.append((source or self._memory).take(frame.length))
         return self._parts[-1]
 
     def received(self, length: int) -> Stream | None:
@@ -313,9 +346,9 @@ class Receiver:
         self.limit = self._start
         self._recharge()
 
-    def _begin(self, size: int) -> None:
+    def _begin(self, size: int, memory: Memory) -> None:
         self._size = size
-        self._parts = [self._memory.take(size)] if self._merge else []
+        self._parts = [memory.take(size)] if self._merge else []
         self._ask()
 
     def _end(self, size: int) -> None:

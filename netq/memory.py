@@ -15,6 +15,7 @@ import functools
 import mmap
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TypeAlias
 
 from netq.budget import Budget
@@ -29,9 +30,12 @@ KEEP = 256 * 1024 * 1024  # bytes of idle blocks that are kept at most
 class Memory:
     """Hands out writable, 64-byte aligned memory, and recycles the large blocks."""
 
-    def __init__(self, keep: int = KEEP, budget: Budget | None = None) -> None:
+    def __init__(
+        self, keep: int = KEEP, budget: Budget | None = None, mapping: Callable[[int], mmap.mmap] | None = None
+    ) -> None:
         self.budget = budget or Budget(2**62)  # how much may be asked for; those who ask observe it
         self._keep = keep
+        self._map = mapping or _map  # makes a large block; raises MemoryError
         self._era = 0  # how often `age` was called
         self._idle: deque[tuple[int, mmap.mmap]] = deque()  # since which era; the longest idle first
 
@@ -48,7 +52,7 @@ class Memory:
         if size < LARGE:
             return _small(size)
         size_class = _size_class(size)
-        block = self._find(size_class) or _map(size_class)
+        block = self._find(size_class) or self._map(size_class)
         loan = _array_type(len(block)).from_buffer(block)  # every view keeps it alive: its end is their end
         weakref.finalize(loan, self._give_back, block).atexit = False
         return memoryview(loan).cast("B")[:size]

@@ -20,6 +20,9 @@ class Protocol(enum.Enum):
     """What carries the bytes."""
 
     TCP = "tcp"
+    MQTT = "mqtt"
+    GRPC = "grpc"
+    SHM = "shm"
 
 
 class Purpose(enum.Enum):
@@ -121,6 +124,30 @@ class SecurityOptions:
 
 
 @dataclass(frozen=True)
+class MqttOptions:
+    """How a broker is used, by Protocol.MQTT; `netloc` is the broker's.
+
+    prefix:         what all topics begin with. A server and its clients have the same, and two servers on one broker
+                    different ones: a server that comes takes a prefix over.
+    user, password: by which the broker knows us.
+    packet_size:    the largest publication in bytes, without its header; brokers refuse what is above their own limit.
+    """
+
+    prefix: str = "netq"
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    packet_size: int = 256 * 1024
+
+    def __post_init__(self) -> None:
+        _check(self, "prefix", _is_prefix(self.prefix), "1 to 128 characters, none of + # and NUL, first no $ or /")
+        _check(self, "user", self.user is None or isinstance(self.user, str), "a string or None")
+        if not (self.password is None or isinstance(self.password, str)):  # its value is not to be seen
+            raise InvalidOption(f"MqttOptions.password: a {type(self.password).__name__}; expected a string or None")
+        _check(self, "user", self.user is not None or self.password is None, "a user, as there is a password")
+        _check_whole(self, "packet_size", 1024, 128 * MIB)
+
+
+@dataclass(frozen=True)
 class EventOptions:
     """Called with a peer's id when its session begins (`ini`) and when it is over (`fin`).
 
@@ -152,6 +179,7 @@ class CommunicatorOptions:
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     serialization: SerializationOptions = field(default_factory=SerializationOptions)
     security: SecurityOptions | None = None
+    mqtt: MqttOptions = field(default_factory=MqttOptions)
     workers: int = 1
     events: EventOptions = field(default_factory=EventOptions)
 
@@ -162,6 +190,7 @@ class CommunicatorOptions:
         _check_instance(self, "connection", ConnectionOptions)
         _check_instance(self, "serialization", SerializationOptions)
         _check(self, "security", self.security is None or isinstance(self.security, SecurityOptions), "SecurityOptions")
+        _check_instance(self, "mqtt", MqttOptions)
         _check_whole(self, "workers", 1, 256)
         _check_instance(self, "events", EventOptions)
 
@@ -185,6 +214,12 @@ def _check_seconds(options: object, name: str, least: float, most: float = math.
     value = getattr(options, name)
     right = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
     _check(options, name, right, f"seconds, from {least:g} to {most:g}")
+
+
+def _is_prefix(value: object) -> bool:
+    if not isinstance(value, str) or not 1 <= len(value) <= 128 or value[0] in "$/":
+        return False
+    return value.isprintable() and not any(character in value for character in "+#")
 
 
 def _is_netloc(value: object) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 
 from netq.budget import CREDIT
 from netq.errors import MessageTooLarge, NetqError, ProtocolError, QueueFull
-from netq.lane import Outgoing, Receiver, Sender
-from netq.memory import Buffer, Memory
+from netq.lane import Outgoing, Part, Receiver, Sender
+from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.utils.stream import Stream
-from netq.wire import LANES, Cursor, Frame, Greeting, Kind
+from netq.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting, Kind
 
 
 def following(epoch: int) -> int:
@@ -67,13 +67,14 @@ class Session:
         """Whether a message waits that somebody still wants delivered."""
         return any(not message.cancelled for sender in self._senders.values() for message in sender)
 
-    def chunks(self, limit: int) -> Iterator[list[Buffer]]:
-        """Yield frames of messages, of some `limit` bytes in all; the lanes take turns."""
+    def chunks(self, limit: int) -> Iterator[tuple[bytes, Part | None]]:
+        """Yield frames of messages, header and body, of some `limit` bytes in all; the lanes take turns."""
+        grid = min(limit, self._options.transport_size)
         while limit > 0 and (sender := self._whose_turn()):
             self._turn = sender.lane
-            chunk = sender.chunk(min(limit, self._options.transport_size))
-            limit -= sum([len(buffer) for buffer in chunk])
-            yield chunk
+            header, body = sender.chunk(min(limit, grid), grid)
+            limit -= HEADER_SIZE + (body.size if body else 0)
+            yield header, body
 
     def abandon(self) -> list[Outgoing]:
         """Forget all that is not acknowledged, and return it; and what has begun to come."""
@@ -109,10 +110,10 @@ class Session:
 
     # What the peer sends.
 
-    def place(self, frame: Frame) -> memoryview:
-        """Return the memory for the body of a MSG; raises ProtocolError."""
+    def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
+        """Return the memory for the body of a MSG, which may begin in the link's own; raises ProtocolError."""
         receiver = self._receiver(frame.lane)
-        body = receiver.place(frame)
+        body = receiver.place(frame, source)
         if receiver.grant_due:
             self._acks[frame.lane] = receiver
         return body

@@ -31,7 +31,11 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
 PLACES = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = ["budget", "wire", "lane", "session", "events", "connection", "memory", "utils.stream", "shm.ring"]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
-THIRD_PARTY = {"netq.security.certificates": {"cryptography"}}  # netq else has the standard library only
+THIRD_PARTY = {  # by module or folder; netq else has the standard library only
+    "netq.security.certificates": {"cryptography"},
+    "netq.mqtt": {"paho"},
+    "netq.grpc": {"grpc"},
+}
 
 
 def place(module: str) -> str | None:
@@ -73,7 +77,8 @@ def wrong(module: str, imported: str) -> str | None:
     if module in {f"netq.{name}" for name in PURE} and top in IMPURE:
         return "it is pure"
     if top not in ("netq", "fl", "edge"):
-        allowed = sys.stdlib_module_names | THIRD_PARTY.get(module, set())
+        folder = module.rpartition(".")[0]
+        allowed = sys.stdlib_module_names.union(*[THIRD_PARTY.get(name, set()) for name in (module, folder)])
         return "not in the standard library" if module.startswith("netq") and top not in allowed else None
     here, there = place(module), place(imported)
     if here is None or there is None or here == there or PLACES[there] < PLACES[here]:

@@ -16,7 +16,7 @@ import pytest
 import edge
 from edge.config import KEYS
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, NetworkLocation, Protocol
+from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
 ID = uuid.UUID("7a9c1f0e-52a4-4c1b-9d55-0a4f6a1d2b3c")
@@ -49,6 +49,10 @@ def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
         evaluate = "numpy:linalg.norm"
         [security]
         certificate = "trusted.pem"
+        [mqtt]
+        prefix = "farm"
+        user = "board"
+        password = "secret"
         [connection]
         heartbeat = 5
         put_merge = false
@@ -66,6 +70,7 @@ def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
     assert options.id == ID
     assert options.netloc == NetworkLocation("aggregator.local", 4433)
     assert options.connection == ConnectionOptions(heartbeat=5, put_merge=False)
+    assert options.mqtt == MqttOptions("farm", "board", "secret")
     assert options.security is not None
     assert options.security.key is None
     assert options.security.certificate == tmp_path / "trusted.pem"
@@ -111,7 +116,7 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         ('[server]\nhost = "a"\nport = "1"\n', "server.port: '1'", "a whole number from 1 to 65535"),
         ('[server]\nhost = "a"\nport = true\n', "server.port: True", "a whole number from 1 to 65535"),
         ('[server]\nhost = "a"\nport = 65536\n', "server.port: 65536", "a whole number from 1 to 65535"),
-        (SERVER + 'protocol = "pigeon"\n', "server.protocol: 'pigeon'", 'expected "tcp"'),
+        (SERVER + 'protocol = "pigeon"\n', "server.protocol: 'pigeon'", 'expected "tcp" or "mqtt" or "grpc" or "shm"'),
         (SERVER + "protocol = [1]\n", "server.protocol: [1]", 'expected "tcp"'),
         (SERVER + '[client]\nid = "7a9c"\n', "client.id: '7a9c'", "expected a UUID"),
         (SERVER + "[client]\nid = 7\n", "client.id: 7", "expected a UUID"),
@@ -127,6 +132,8 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         (SERVER + "[connection]\nheartbeat = -1\n", "connection.heartbeat: -1", "expected seconds, from 0.001"),
         (SERVER + '[connection]\nwindow = "big"\n', "connection.window: 'big'", "expected a whole number"),
         (SERVER + "[connection]\nretry_max = 0.01\n", "connection.retry_max: 0.01", "at least retry_min"),
+        (SERVER + '[mqtt]\nprefix = "a#"\n', "mqtt.prefix: 'a#'", "none of + # and NUL"),
+        (SERVER + '[mqtt]\nprefx = "a"\n', "mqtt.prefx", "did you mean mqtt.prefix?"),
         (SERVER + "[connection]\nheartbeet = 1\n", "connection.heartbeet", "did you mean connection.heartbeat?"),
     ],
 )

@@ -16,8 +16,8 @@ from netq.budget import CREDIT
 from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
 from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
-from netq.lane import Outgoing
-from netq.memory import Memory
+from netq.lane import Outgoing, Part
+from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
 from netq.testing.pair import LossyPair
@@ -561,3 +561,24 @@ def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() ->
         assert memory.idle >= size
     finally:
         gc.enable()
+
+
+def test_take_is_what_to_send_is_with_the_bodies_of_messages_as_parts() -> None:
+    several = (uuid.UUID(int=8), uuid.UUID(int=9))
+    sent: list[list[Buffer | Part]] = []
+    for pieces in (Connection.to_send, Connection.take):
+        connection = in_state(State.OPEN)
+        assert connection.session is not None
+        connection.session.put(Outgoing(Stream([bytes(60), bytes(90)]), audience=several))
+        connection.session.put(Outgoing(Stream([b"for one"])))
+        sent.append([*pieces(connection, 100, 0.0), *pieces(connection, 100, 0.0)])
+    plain, taken = sent
+    bodies = [piece for piece in taken if isinstance(piece, Part)]
+    assert [(part.start, part.stop, part.audience) for part in bodies] == [
+        (0, 100, several),
+        (100, 150, several),
+        (0, 7, ()),
+    ]
+    assert b"".join(plain) == b"".join(  # type: ignore[arg-type]
+        b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in taken
+    )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import uuid
+
 import pytest
 
 from netq.errors import ProtocolError
 from netq.lane import Outgoing, Receiver, Sender
-from netq.memory import Memory
+from netq.memory import LARGE, Memory
 from netq.utils.stream import Stream
 from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, Reader
 
@@ -30,7 +33,8 @@ def receiver(window: int = WINDOW, *, merge: bool = True) -> Receiver:
 
 def next_frame(sender: Sender, size: int = 100) -> Frame:
     """Let it send, and parse that."""
-    data = b"".join(sender.chunk(size))
+    header, body = sender.chunk(size)
+    data = b"".join([header, *(body.buffers() if body else ())])
     reader = Reader(lambda frame: memoryview(bytearray(frame.length)))
     reader.buffer()[: len(data)] = data
     (frame,) = reader.advance(len(data))
@@ -366,3 +370,69 @@ def test_unsent_are_those_of_which_no_byte_has_left() -> None:
     assert one.unsent() == messages[2:]
     one.rewind()
     assert one.unsent() == messages
+
+
+# Messages for several.
+
+SEVERAL = (uuid.UUID(int=1), uuid.UUID(int=2))
+
+
+def for_several(size: int) -> Outgoing:
+    return Outgoing(Stream([bytes(n % 251 for n in range(size))]), audience=SEVERAL)
+
+
+def parts(sender: Sender, size: int, grid: int) -> list[tuple[int, int]]:
+    """Let it send all it may; return which bytes went in each frame."""
+    found = []
+    while sender.ready:
+        _, part = sender.chunk(size, grid)
+        assert part is not None
+        assert part.audience == SEVERAL
+        found.append((part.start, part.stop))
+    return found
+
+
+def test_senders_of_the_same_message_cut_it_alike_again_after_their_windows_have_not() -> None:
+    one, other = Sender(3, 10_000), Sender(3, 130)
+    one.put(for_several(450))
+    other.put(for_several(450))
+    assert parts(one, 100, 100) == [(0, 100), (100, 200), (200, 300), (300, 400), (400, 450)]
+    assert parts(other, 100, 100) == [(0, 100), (100, 130)]
+    other.limit = 10_000
+    assert parts(other, 100, 100) == [(130, 200), (200, 300), (300, 400), (400, 450)]
+
+
+def test_what_else_is_in_a_batch_does_not_move_the_cuts() -> None:
+    one = Sender(3, 10_000)
+    one.put(for_several(250))
+    assert parts(one, 37, 100) == [(0, 100), (100, 200), (200, 250)]
+
+
+def test_a_part_keeps_its_bytes_when_its_message_is_cancelled() -> None:
+    one = Sender(3, 10_000)
+    message = for_several(250)
+    one.put(message)
+    _, part = one.chunk(100, 100)
+    message.cancel()
+    assert part is not None
+    assert b"".join(part.buffers()) == bytes(range(100))
+    assert part.size == 100
+    assert one.chunk(100, 100) == (Frame(Kind.DROP, lane=3, number=1, value=250).header(), None)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_link_may_bring_the_memory_of_a_body_and_what_began_there_stays_there(merge: bool) -> None:
+    one, own = receiver(2**30, merge=merge), Memory()
+    view = own.take(2 * LARGE)  # the only idle block that any memory has
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    del view
+    first = one.place(Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE), own)
+    assert ctypes.addressof(ctypes.c_char.from_buffer(first)) == address
+    one.received(LARGE)
+    second = one.place(
+        Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE)
+    )  # by another link, that has none
+    assert (second.obj is first.obj) is merge
+    got = one.received(LARGE)
+    assert got is not None
+    assert got.nbytes == 2 * LARGE

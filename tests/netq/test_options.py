@@ -13,13 +13,21 @@ from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
     EventOptions,
+    MqttOptions,
     NetworkLocation,
     SecurityOptions,
     SerializationOptions,
 )
 from netq.utils.stream import BytesSerializer, Stream
 
-CLASSES = (ConnectionOptions, SerializationOptions, SecurityOptions, EventOptions, CommunicatorOptions)
+CLASSES = (
+    ConnectionOptions,
+    SerializationOptions,
+    SecurityOptions,
+    MqttOptions,
+    EventOptions,
+    CommunicatorOptions,
+)
 
 WHOLE = {  # the lowest and the highest
     "transport_size": (1, 2**32 - 1),
@@ -43,9 +51,10 @@ def refused(kind: type, name: str, value: Any) -> None:
     """The error names class, option, value, and what was expected."""
     with pytest.raises(InvalidOption) as caught:
         kind(**{name: value})
-    text = str(caught.value)
-    assert text.startswith(f"{kind.__name__}.{name}: {value!r}; expected ")
-    assert len(text) > len(f"{kind.__name__}.{name}: {value!r}; expected ")
+    shown = f"a {type(value).__name__}" if name == "password" else repr(value)
+    head = f"{kind.__name__}.{name}: {shown}; expected "
+    assert str(caught.value).startswith(head)
+    assert len(str(caught.value)) > len(head)
 
 
 def test_defaults() -> None:
@@ -69,6 +78,7 @@ def test_defaults() -> None:
     assert options.netloc == NetworkLocation() == ("127.0.0.1", 51966)
     assert options.connection == ConnectionOptions()
     assert options.security is None
+    assert options.mqtt == MqttOptions("netq", None, None, 256 * 1024)
     assert options.workers == 1
     assert options.events == EventOptions(None, None)
     assert SecurityOptions() == SecurityOptions(None, None)
@@ -98,7 +108,7 @@ def test_every_option_refuses_what_it_cannot_be(kind: Any) -> None:
         refused(kind, field.name, -1)
 
 
-@pytest.mark.parametrize("kind", [ConnectionOptions, SerializationOptions, SecurityOptions, EventOptions])
+@pytest.mark.parametrize("kind", CLASSES[:-1])
 def test_every_option_is_explained(kind: Any) -> None:
     assert [field.name for field in dataclasses.fields(kind) if field.name not in kind.__doc__] == []
 
@@ -157,6 +167,30 @@ def test_files(name: str, tmp_path: Path) -> None:
     refused(SecurityOptions, name, b"file.pem")
 
 
+@pytest.mark.parametrize("prefix", ["", "$SYS", "/farm", "a+b", "a#", "a\0b", "a\nb", "x" * 129, b"farm", None])
+def test_prefixes_that_are_refused(prefix: Any) -> None:
+    refused(MqttOptions, "prefix", prefix)
+
+
+@pytest.mark.parametrize("prefix", ["netq", "farm/north", "été", "x" * 128, "a b", "a$"])
+def test_prefixes_that_are_taken(prefix: str) -> None:
+    assert MqttOptions(prefix).prefix == prefix
+
+
+def test_a_broker_needs_a_user_for_a_password_and_nobody_sees_it() -> None:
+    with pytest.raises(InvalidOption, match=r"MqttOptions\.user: None; expected a user, as there is a password"):
+        MqttOptions(password="secret")
+    with pytest.raises(InvalidOption) as caught:
+        MqttOptions(user="board", password=b"secret")  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(MqttOptions(user="board", password="secret"))
+
+
+@pytest.mark.parametrize("size", [1023, 128 * 1024**2 + 1, 1024.0, True, None])
+def test_packet_sizes_that_are_refused(size: Any) -> None:
+    refused(MqttOptions, "packet_size", size)
+
+
 @pytest.mark.parametrize("name", ["ini", "fin"])
 def test_events(name: str) -> None:
     assert getattr(EventOptions(**{name: print}), name) is print
@@ -200,6 +234,8 @@ def test_a_plain_pair_is_a_netloc(netloc: Any) -> None:
         ("serialization", None),
         ("serialization", EventOptions()),
         ("security", "key.pem"),
+        ("mqtt", "netq"),
+        ("mqtt", None),
         ("events", None),
         ("events", print),
         ("workers", 0),

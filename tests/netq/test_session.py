@@ -41,8 +41,8 @@ def put(session: Session, size: int, lane: int = 0) -> Outgoing:
 def sent(session: Session, limit: int = PLENTY) -> list[Frame]:
     """What it sends now, parsed."""
     frames: list[Frame] = []
-    for chunk in session.chunks(limit):
-        data = b"".join(chunk)
+    for header, body in session.chunks(limit):
+        data = b"".join([header, *(body.buffers() if body else ())])
         reader = Reader(lambda frame: memoryview(bytearray(frame.length)))
         reader.buffer()[: len(data)] = data
         frames += reader.advance(len(data))
