@@ -13,11 +13,11 @@ import itertools
 import logging
 import math
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from netq.bell import Bell
 from netq.budget import Budget
 from netq.connection import Connection
 from netq.errors import Closed
@@ -49,7 +49,8 @@ class Hub:
         self.loops = [Loop(f"netq-{options.id.hex[:8]}-{n}", self._crashed) for n in range(options.workers)]
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
-        self.gone = threading.Event()  # closing, and no peer is left
+        self.gone = False  # closing, and no peer is left
+        self._bell = Bell()  # rings when all are gone
         self.undelivered = 0  # messages that failed because of closing
         self._inbox = inbox
         inbox.call = self.home.call
@@ -75,7 +76,7 @@ class Hub:
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self._close, timeout != 0)
-        if not self.gone.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX)):
+        if not self._bell.wait(lambda: self.gone, timeout):
             for peer in self.peers.values():
                 peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
         self.home.ask(self._shut)
@@ -103,7 +104,11 @@ class Hub:
         for peer in self.peers.values() if politely else ():
             peer.loop.call(peer.finish)
         if not self.peers:
-            self.gone.set()
+            self._all_gone()
+
+    def _all_gone(self) -> None:
+        self.gone = True
+        self._bell.ring()
 
     def _shut(self) -> None:
         self._transport.close()
@@ -297,7 +302,7 @@ class Hub:
         if not self.is_server:
             self._inbox.close(error)
         if self.closing and not self.peers:
-            self.gone.set()
+            self._all_gone()
 
     def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:
@@ -316,4 +321,4 @@ class Hub:
         self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
-        self.gone.set()
+        self._all_gone()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import heapq
 import itertools
 import math
@@ -22,8 +23,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
+
+from netq.bell import LONGEST, Bell
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
@@ -78,7 +80,8 @@ class Loop:
 
     def join(self) -> None:
         """Wait for the end of the thread."""
-        self._thread.join()
+        while self._thread.is_alive():
+            self._thread.join(LONGEST)
 
     @property
     def is_current(self) -> bool:
@@ -90,17 +93,18 @@ class Loop:
         self._calls.append((function, args))
         if self._over:
             self._run_calls()  # nobody else will: what is called after the end runs here, and finds all ended
-        elif self._asleep:
-            self._asleep = False
+        elif self._asleep:  # it clears that itself: between that and waking it a signal handler might call
             self._wake()
 
     def ask(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function(*args)` in the loop's thread and return what it returns, or raise what it raises."""
         if self.is_current:
             return function(*args)
-        answer: Future[_T] = Future()
-        self.call(_answer, answer, function, *args)
-        return answer.result()
+        answer: list[Callable[[], _T]] = []
+        bell = Bell()
+        self.call(_answer, answer, bell, function, *args)
+        bell.wait(lambda: bool(answer))
+        return answer[0]()
 
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
         """Run `function(*args)` when time.monotonic() has reached `when`."""
@@ -200,11 +204,17 @@ class Loop:
             self._wakee.recv(4096)
 
 
-def _answer(answer: Future[_T], function: Callable[..., _T], *args: Any) -> None:
+def _answer(answer: list[Callable[[], _T]], bell: Bell, function: Callable[..., _T], *args: Any) -> None:
     try:
-        answer.set_result(function(*args))
+        result = function(*args)
+        answer.append(lambda: result)
     except Exception as error:
-        answer.set_exception(error)
+        answer.append(functools.partial(_raise, error))
+    bell.ring()
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
 _loops: weakref.WeakSet[Loop] = weakref.WeakSet()

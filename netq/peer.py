@@ -193,7 +193,9 @@ class Peer:
             self._house.detached(self, error)
         self._house.ended(self, error, len(lost))
         for message in lost:  # whoever learns of it finds the house in order, and may put again
-            _delivery(message).settle(error)
+            own = Closed(error.peer, error.why)  # each its own: whoever raises it adds a traceback to it
+            own.__cause__ = error.__cause__
+            _delivery(message).settle(own)
         if link is not None:
             link.close()
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
-    ["netq.budget"],
+    ["netq.budget", "netq.bell"],
     ["netq.errors", "netq.memory", "netq.loop", "netq.delivery", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.utils.stream"],
     ["netq.lane", "netq.options", "netq.inbox"],
     ["netq.session", "netq.security*"],
     ["netq.events"],
     ["netq.connection"],
-    ["netq.link"],
+    ["netq.link", "netq.dial"],
     ["netq.peer"],
     ["netq.hub"],
     ["netq.core"],
