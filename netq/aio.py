@@ -50,9 +50,10 @@ class Delivery(asyncio.Future[None]):
         self.delivery = delivery
         several = [part for part in delivery.futures if part is not delivery]
         self._parts = tuple(Delivery(part, loop) for part in several)
+        self._heard = [self]  # by the delivery's callback, until this is done: it is to hold nothing then
         self._settle()
         if not self.done():
-            delivery.add_done_callback(lambda _: _soon(loop, self._settle))
+            delivery.add_done_callback(functools.partial(_hear, loop, self._heard))
 
     @property
     def peer(self) -> uuid.UUID | None:
@@ -78,6 +79,7 @@ class Delivery(asyncio.Future[None]):
         if not taken_back:
             self._settle()  # perhaps all is known: it is there, or some hold it and the others never will
         super().cancel(msg)
+        self._heard.clear()
         return taken_back
 
     def _settle(self) -> None:
@@ -86,6 +88,7 @@ class Delivery(asyncio.Future[None]):
             return
         for part in self._parts:
             part._settle()
+        self._heard.clear()
         if self.delivery.cancelled():
             super().cancel()
         elif error := self.delivery.exception():
@@ -133,6 +136,7 @@ class Communicator:
         taken nothing. Gives way to the event loop once, at least: a flood of messages does not starve other tasks.
         """
         self._check_loop("get")
+        self._core.check_get(peers, timeout)
         woken: asyncio.Future[None] = self._loop.create_future()
         waiter = Waiter(peers, functools.partial(_soon, self._loop, _wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, _wake, woken)
@@ -167,20 +171,22 @@ class Communicator:
     async def close(self, timeout: float | None = None) -> int:
         """Deliver what has been put, say goodbye, and end; return the number of messages not delivered.
 
-        As netq.Communicator.close. Cancelled, it ends all at once, as `close(timeout=0)` does, and then raises.
+        As netq.Communicator.close. Cancelled, it ends all at once, as `close(timeout=0)` does, and then raises. When
+        the event loop that this was made in is closed, any other may close it.
         """
-        self._check_loop("close")
-        closing = self._aside(self._core.close, timeout)
+        if not self._loop.is_closed():
+            self._check_loop("close")
+        closing = _aside(self._core.close, timeout)
         try:
             return await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await _end_of(closing, self._aside(self._core.close, 0))
+            await _end_of(closing, _aside(self._core.close, 0))
             raise
 
     async def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
         self._check_loop("statistics")
-        asking = self._aside(self._core.statistics)
+        asking = _aside(self._core.statistics)
         try:
             return await asyncio.shield(asking)
         finally:
@@ -205,21 +211,6 @@ class Communicator:
         """Return what has an event function called in the event loop, whose exception handler hears if it fails."""
         return None if event is None else functools.partial(_soon, self._loop, event)
 
-    def _aside(self, function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
-        """Run what waits in a thread of its own; the future is done when that has ended. Not to be cancelled."""
-        done: asyncio.Future[_T] = self._loop.create_future()
-
-        def run() -> None:
-            try:
-                settle = functools.partial(done.set_result, function(*args))
-            except BaseException as error:
-                settle = functools.partial(done.set_exception, error)
-            _soon(self._loop, _end, thread, settle)
-
-        thread = threading.Thread(target=run, name="netq-aside", daemon=True)
-        thread.start()
-        return done
-
 
 def _running_loop(name: str) -> asyncio.AbstractEventLoop:
     try:
@@ -239,9 +230,34 @@ def _wake(woken: asyncio.Future[None]) -> None:
         woken.set_result(None)
 
 
+def _hear(loop: asyncio.AbstractEventLoop, hearing: list[Delivery], _: object) -> None:
+    """Let those who hear of a delivery's end know it, in the event loop."""
+    for delivery in tuple(hearing):
+        _soon(loop, delivery._settle)
+
+
+def _aside(function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+    """Run what waits in a thread of its own; the future is done when that has ended. Not to be cancelled."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            settle = functools.partial(done.set_result, function(*args))
+        except BaseException as error:
+            settle = functools.partial(done.set_exception, error)
+        _soon(loop, _end, thread, settle)
+
+    thread = threading.Thread(target=run, name="netq-aside", daemon=True)
+    thread.start()
+    return done
+
+
 def _end(thread: threading.Thread, settle: Callable[[], object]) -> None:
-    thread.join()  # it has done its work: nothing is left of it when its future is done
-    settle()
+    try:
+        thread.join()  # it has done its work: nothing is left of it when its future is done
+    finally:  # Ctrl-C comes here too
+        settle()
 
 
 async def _end_of(*futures: asyncio.Future[Any]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import uuid
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -80,9 +81,16 @@ class Communicator:
         the peers or this communicator are closed; Unreadable (or NotAllowed), with `.peer`, for a message that
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
-        self._check_not_forked("get")
+        self.check_get(peers, timeout)
         self._check_not_in_loop("get")
         return self.unpack(self.inbox.take(*peers, timeout=timeout))
+
+    def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
+        """Refuse what no `get` can do, here and in netq/aio.py."""
+        self._check_not_forked("get")
+        _check_ids("get", peers)
+        if not (timeout is None or (isinstance(timeout, (int, float)) and not math.isnan(timeout))):
+            raise TypeError(f"get: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
 
     def unpack(self, item: Item) -> Message:
         """Load what the inbox gave: the second half of `get`, and of netq/aio.py's. Raises Unreadable."""
@@ -142,11 +150,7 @@ class Communicator:
         if not peers:
             found: list[tuple[uuid.UUID | None, Peer | None]] = [(p.id, p) for p in table.values() if p.open]
             return found if found or (is_server and not self._hub.closing) else [(None, None)]
-        for id in peers:
-            if not isinstance(id, uuid.UUID):
-                raise TypeError(
-                    f"put: the peer {id!r} is a {type(id).__name__}; expected a uuid.UUID, as in Message.peer"
-                )
+        _check_ids("put", peers)
         by_id = table if is_server else {peer.id: peer for peer in table.values()}
         return [(id, by_id.get(id)) for id in peers]
 
@@ -156,9 +160,21 @@ class Communicator:
         delivery = Delivery(id)
         if peer is None:
             ours = Closed(self.id, "this communicator is closed")
-            delivery.settle(ours if self._hub.closing else Closed(id, "there is no session with this peer"))
+            delivery.settle(
+                ours
+                if self._hub.closing
+                else Closed(id, "there is no session with this peer: it has closed, or never came")
+            )
             return delivery
         message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel, audience)
         delivery.withdraw = functools.partial(peer.loop.call, peer.withdraw, message)
         peer.loop.call(peer.send, message)
         return delivery
+
+
+def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:
+    for id in peers:
+        if not isinstance(id, uuid.UUID):
+            raise TypeError(
+                f"{name}: the peer {id!r} is a {type(id).__name__}; expected a uuid.UUID, as in Message.peer"
+            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import math
 import uuid
 from collections.abc import Callable
@@ -161,7 +162,8 @@ class EventOptions:
     def __post_init__(self) -> None:
         for name in ("ini", "fin"):
             value = getattr(self, name)
-            _check(self, name, value is None or callable(value), "a callable or None")
+            right = value is None or (callable(value) and not inspect.iscoroutinefunction(value))
+            _check(self, name, right, "a callable that is no coroutine function, or None")
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import gc
+import math
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 import uvloop
@@ -223,6 +226,11 @@ def test_errors_are_those_of_the_synchronous_one(run: Run[None]) -> None:
             await waits
             with pytest.raises(TimeoutError, match=r"no message within 0\.01 s"):
                 await server.get(timeout=0.01)
+            with pytest.raises(TypeError, match=r"get: the peer 0\.2 is a float; expected a uuid\.UUID"):
+                await server.get(0.2)  # type: ignore[arg-type]
+            for wrong in (math.nan, "1"):
+                with pytest.raises(TypeError, match=rf"get: timeout={wrong!r}; expected seconds, or None"):
+                    await server.get(timeout=wrong)  # type: ignore[arg-type]
 
     run(main())
 
@@ -706,6 +714,70 @@ def test_an_event_that_fails_is_told_to_the_loop_s_exception_handler(
         assert isinstance(complaints.pop()["exception"], LookupError)
 
     run(main())
+
+
+def test_a_fork_may_not_get(run: Run[Any]) -> None:
+    async def make() -> Communicator:
+        return new(Purpose.SERVER)
+
+    async def close() -> None:
+        await server.close()
+
+    server = run(make())
+    ours, childs = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, for a process with threads
+        pid = os.fork()
+    if pid == 0:
+        tell_refusal(run, server, childs)
+    os.waitpid(pid, 0)
+    os.close(childs)
+    with open(ours) as words:
+        assert words.read().startswith("RuntimeError get(): this process is a fork")
+    run(close())
+
+
+def tell_refusal(run: Run[Any], server: Communicator, file: int) -> NoReturn:
+    """In the child: say what comes of a get, and end."""
+    try:
+        run(server.get())
+    except BaseException as error:
+        os.write(file, f"{type(error).__name__} {error}".encode())
+    os._exit(0)
+
+
+def test_close_may_be_awaited_elsewhere_when_the_event_loop_is_closed() -> None:
+    async def make() -> Communicator:
+        return new(Purpose.SERVER)
+
+    async def close(server: Communicator) -> int:
+        with pytest.raises(RuntimeError, match="belongs to the event loop"):
+            server.put("x")
+        return await server.close()
+
+    server = asyncio.run(make())
+    assert asyncio.run(close(server)) == 0
+
+
+def test_an_interrupted_close_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = threading.Thread.join
+
+    def interrupted(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name != "netq-aside":
+            return join(thread, timeout)
+        monkeypatch.setattr(threading.Thread, "join", join)
+        join(thread, LIMIT)
+        raise ZeroDivisionError  # as KeyboardInterrupt would, which ends pytest
+
+    async def main(complaints: list[object]) -> int:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context["exception"]))
+        server = new(Purpose.SERVER)
+        monkeypatch.setattr(threading.Thread, "join", interrupted)
+        return await asyncio.wait_for(server.close(), LIMIT)
+
+    complaints: list[object] = []
+    assert asyncio.run(main(complaints)) == 0
+    assert [type(error) for error in complaints] == [ZeroDivisionError]
 
 
 def test_another_event_loop_is_refused_by_name(run: Run[Any]) -> None:

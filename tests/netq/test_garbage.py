@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import netq
+import netq.aio
 
 
 @pytest.fixture
@@ -63,6 +65,21 @@ def test_what_was_cancelled_is_let_go() -> None:
         assert future.cancel()
         del future
         assert freed.wait(10)
+
+
+@pytest.mark.usefixtures("no_collector")
+def test_the_futures_of_asyncio_are_let_go_too(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
+    server, _ = pair
+
+    async def main() -> list[weakref.ref[object]]:
+        async with netq.aio.new(options=netq.CommunicatorOptions(netloc=server.netloc)) as client:
+            acknowledged = client.put("one")
+            await acknowledged
+            cancelled = client.put("another")
+            cancelled.cancel()
+            return [weakref.ref(each) for each in (acknowledged, acknowledged.delivery, cancelled, cancelled.delivery)]
+
+    assert [each() for each in asyncio.run(main())] == [None] * 4
 
 
 @pytest.mark.usefixtures("no_collector")

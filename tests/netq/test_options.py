@@ -193,8 +193,12 @@ def test_packet_sizes_that_are_refused(size: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ini", "fin"])
 def test_events(name: str) -> None:
+    async def event(peer: uuid.UUID) -> None:
+        """Nobody would await it."""
+
     assert getattr(EventOptions(**{name: print}), name) is print
     refused(EventOptions, name, "print")
+    refused(EventOptions, name, event)
 
 
 @pytest.mark.parametrize(

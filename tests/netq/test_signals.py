@@ -5,20 +5,24 @@ from __future__ import annotations
 import contextlib
 import random
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 import pytest
 
+import netq
 from netq.errors import Closed
 from netq.inbox import Inbox, Item, Room
-from netq.options import CommunicatorOptions
+from netq.loop import Loop
+from netq.options import CommunicatorOptions, NetworkLocation
 from netq.testing import loopback
 from netq.utils.stream import Stream
 
 PEERS = [uuid.UUID(int=number) for number in range(3)]
 EACH = 500
+LIMIT = 20.0
 
 Handle = Callable[[Callable[[], object]], None]
 
@@ -89,3 +93,54 @@ def test_a_handler_that_closes_does_not_wait_for_the_thread_that_it_interrupts(h
             with contextlib.suppress(TimeoutError, Closed):
                 server.get(timeout=0)
         assert closed == [0]
+
+
+OPERATIONS: dict[str, Callable[[netq.Communicator], object]] = {
+    "result": lambda client: client.put(b"").result(),
+    "exception": lambda client: client.put(b"").exception(),
+    "statistics": lambda client: client.statistics(),
+    "put": lambda client: client.put(b""),
+    "close": lambda client: client.close(),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_handler_that_closes_may_interrupt_whatever_the_main_thread_waits_for(handle: Handle, name: str) -> None:
+    chance = random.Random(0)
+    for _ in range(20):
+        with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+            client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
+            client.put("here").result(LIMIT)
+            closed: list[int] = []
+            handle(lambda client=client, closed=closed: closed.append(client.close(0)))  # type: ignore[misc]
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.003))
+            while not closed:
+                with contextlib.suppress(Closed):
+                    OPERATIONS[name](client)
+
+
+@pytest.mark.parametrize("then", ["raise", "close"])
+def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_asleep(
+    handle: Handle, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
+        client.put("here").result(LIMIT)
+        wake = Loop._wake
+
+        def interrupted(loop: Loop) -> None:
+            monkeypatch.setattr(Loop, "_wake", wake)
+            signal.raise_signal(signal.SIGALRM)
+            wake(loop)
+
+        handle(raise_alarm if then == "raise" else lambda: client.close(0))
+        began = time.monotonic()
+        monkeypatch.setattr(Loop, "_wake", interrupted)
+        with contextlib.suppress(Alarm):
+            client.put("interrupted")
+        while Loop._wake is not wake:  # the loop was awake: nobody needed to wake it
+            with contextlib.suppress(Alarm):
+                client.put("again")
+        client.put("next").exception(LIMIT)
+        client.close()
+    assert time.monotonic() - began < 8.0, "only the loop's own timer, each 10 s, has woken it"

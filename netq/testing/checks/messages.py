@@ -141,7 +141,7 @@ def check_put_to_some(make: Make) -> None:
 def check_put_to_nobody(make: Make) -> None:
     """A server without clients has put as soon as it puts."""
     with Stage(make) as stage:
-        assert stage.server().put("nobody hears it").result(LIMIT) is None
+        stage.server().put("nobody hears it").result(LIMIT)
 
 
 def check_unreadable(make: Make) -> None:
