@@ -1,0 +1,1 @@
+"""One gRPC stream of bytes for each connection: for networks that let HTTP/2 through and little else."""

@@ -1,0 +1,118 @@
+"""The connecting side of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+
+from netq import core
+from netq.grpc.channel import METHOD, of_client
+from netq.grpc.library import grpc
+from netq.grpc.names import addresses
+from netq.grpc.outpost import Outpost
+from netq.grpc.reason import reason
+from netq.grpc.stream import Ends
+from netq.grpc.tls import Trusted
+from netq.link import Owner
+from netq.loop import Loop
+from netq.options import CommunicatorOptions, Purpose
+
+
+class Connector:
+    """A transport: each `open` is one attempt, with a channel of its own."""
+
+    def __init__(self, owner: Owner, loop: Loop) -> None:
+        security = owner.options.security
+        self.netloc = owner.options.netloc
+        self._owner = owner
+        self._loop = loop
+        self._address = "{}:{}".format(*self.netloc)
+        self._trusted = None if security is None else Trusted(security, self.netloc.host)
+        self._outpost = Outpost(owner, loop)
+        self._tasks: set[asyncio.Task[None]] = set()  # in the engine
+        self._attempt: asyncio.Task[None] | None = None  # that of them which has no link yet
+
+    def open(self) -> None:
+        """Begin an attempt."""
+        self._outpost.engine.call(self._begin)
+
+    def close(self) -> None:
+        """Connect no more; the last link may have something to say still."""
+        if not self._outpost.closed:
+            self._outpost.closed = True
+            self._outpost.engine.call(self._end)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._outpost.closed:
+            self._owner.lost(None, error)
+
+    # In the engine.
+
+    def _begin(self) -> None:
+        self._attempt = task = asyncio.create_task(self._connect())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _end(self) -> None:
+        attempt, self._attempt = self._attempt, None  # a cancelled task would keep the channel
+        if attempt is not None:
+            attempt.cancel()
+        asyncio.gather(*self._tasks, return_exceptions=True).add_done_callback(self._left)
+
+    def _left(self, done: asyncio.Future[list[BaseException | None]]) -> None:
+        self._loop.call(self._outpost.leave)
+
+    async def _connect(self) -> None:
+        error: Exception | None = None
+        try:
+            for target in await addresses(self._outpost.engine, *self.netloc):
+                error = await self._try(target)
+                if error is None:
+                    return
+        except OSError as unknown:
+            error = unknown.with_traceback(None)  # whose frames are this one
+        self._attempt = None
+        self._loop.call(self._failed, error)
+
+    async def _try(self, target: str) -> Exception | None:
+        """Carry a link, if somebody is there; return what is wrong if not."""
+        async with self._channel(target) as channel:
+            call = channel.stream_stream(METHOD)()
+            try:
+                async with asyncio.timeout(self._owner.options.connection.handshake_timeout):
+                    error = await self._refusal(channel, call)
+                if error is None:
+                    await self._carry(call)
+            except TimeoutError:
+                error = TimeoutError("it does not answer")
+            finally:
+                call.cancel()
+        return error
+
+    async def _refusal(self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall) -> Exception | None:
+        """Wait until the channel is up. Not for the server's headers: a proxy may keep them until there is more."""
+        state = channel.get_state()
+        while state is not grpc.ChannelConnectivity.READY:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                return reason(await call.details() or "", self.netloc.host)
+            await channel.wait_for_state_change(state)
+            state = channel.get_state()
+        return None
+
+    async def _carry(self, call: grpc.aio.StreamStreamCall) -> None:
+        link = await self._outpost.introduce(self._address)
+        self._attempt = None
+        if link is not None:
+            await link.stream.carry(Ends(call.read, call.write, call.done_writing))
+
+    def _channel(self, target: str) -> grpc.aio.Channel:
+        options = of_client(self.netloc)
+        if self._trusted is None:
+            return grpc.aio.insecure_channel(target, options)
+        return grpc.aio.secure_channel(target, self._trusted.credentials(), options)
+
+
+class Communicator(core.Communicator):
+    """A client on gRPC. Raises SecurityError."""
+
+    def __init__(self, options: CommunicatorOptions | None = None) -> None:
+        super().__init__(options, Purpose.CLIENT, Connector)

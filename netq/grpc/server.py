@@ -1,0 +1,125 @@
+"""The listening side of gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator
+from urllib.parse import unquote
+
+from netq import core
+from netq.errors import AddressError
+from netq.grpc.channel import CONNECT, SERVICE, of_server
+from netq.grpc.library import grpc
+from netq.grpc.outpost import Outpost
+from netq.grpc.stream import Ends
+from netq.grpc.tls import ServerFiles
+from netq.link import Owner
+from netq.loop import Loop
+from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+
+_GRACE = 0.9  # seconds for the last words of all streams
+
+
+class Listener:
+    """A transport: makes a link of each stream that a client opens."""
+
+    def __init__(self, owner: Owner, loop: Loop) -> None:
+        security = owner.options.security
+        self.netloc = owner.options.netloc
+        self._owner = owner
+        self._loop = loop
+        self._files = None if security is None else ServerFiles(security)
+        self._outpost: Outpost | None = None
+        self._server: grpc.aio.Server | None = None  # in the engine
+        self._stopping: asyncio.Task[None] | None = None  # so is this
+
+    def open(self) -> None:
+        """Listen; raises AddressError."""
+        host, port = _check(self.netloc)
+        self._outpost = Outpost(self._owner, self._loop)
+        bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+        if not bound:
+            self._outpost.leave()
+            raise _address_error(self.netloc, "grpc does not say why", _TAKEN)
+        self.netloc = NetworkLocation(self.netloc.host, bound)
+
+    def close(self) -> None:
+        """Listen no more; the streams may have something to say still."""
+        if self._outpost is not None and not self._outpost.closed:
+            self._outpost.closed = True
+            self._outpost.engine.call(self._end)
+
+    # In the engine.
+
+    async def _start(self, address: str) -> int:
+        """Return the port; 0 if the address cannot be had."""
+        server = grpc.aio.server(options=of_server(self._owner.options.connection))
+        methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+        try:
+            if self._files is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._files.credentials())
+        except RuntimeError:
+            return 0
+        await server.start()
+        self._server = server
+        return int(port)
+
+    def _end(self) -> None:
+        self._stopping = asyncio.create_task(self._stop())
+        self._stopping.add_done_callback(self._left)
+
+    async def _stop(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            await server.stop(_GRACE)
+
+    def _left(self, done: asyncio.Future[None]) -> None:
+        if self._outpost is not None:
+            self._loop.call(self._outpost.leave)
+
+    async def _serve(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        assert self._outpost is not None
+        await context.send_initial_metadata(())
+        link = await self._outpost.introduce(unquote(context.peer().partition(":")[2]))
+        if link is not None:
+            await link.stream.carry(Ends(context.read, context.write, _nothing))
+
+
+class Communicator(core.Communicator):
+    """A server on gRPC. Raises AddressError, SecurityError."""
+
+    def __init__(self, options: CommunicatorOptions | None = None) -> None:
+        super().__init__(options, Purpose.SERVER, Listener)
+
+
+async def _nothing() -> None:
+    """A server has said all when it returns."""
+
+
+_TAKEN = "choose another port, or 0 for a free one"
+_NOT_OURS = "choose an address of this machine, or 0.0.0.0 for all"
+
+
+def _check(netloc: NetworkLocation) -> tuple[str, int]:
+    """Return the address to listen at; raises AddressError, with what the system says of it. grpc itself does not."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        with socket.socket(family, kind) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as error:
+        foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        why = error.strerror or str(error)
+        raise _address_error(netloc, why, _NOT_OURS if foreign else _TAKEN) from error
+    return str(address[0]), int(address[1])
+
+
+def _address_error(netloc: NetworkLocation, why: str, advice: str) -> AddressError:
+    return AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}")

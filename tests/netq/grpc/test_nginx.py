@@ -1,0 +1,173 @@
+"""Through a real nginx: the same as without, and what becomes of a link when it is restarted or set too tightly."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netq
+from netq import CommunicatorOptions, NetworkLocation, Protocol, Purpose, SecurityOptions
+from netq.core import Communicator
+from netq.security import certificates
+from netq.testing.checks import closing, messages
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Make, Stage, introduce
+from tests.servers.nginx import Nginx
+
+MIB = 1024**2
+Behind = Callable[..., Nginx]
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[Behind]:
+    """Start an nginx in front of a server."""
+    with ExitStack() as stack:
+        numbers = iter(range(100))
+        yield lambda upstream, files=None, **settings: stack.enter_context(
+            Nginx(tmp_path / str(next(numbers)), upstream, files, **settings)
+        )
+
+
+@pytest.fixture
+def stage(behind: Behind) -> Iterator[Stage]:
+    """It closes before nginx does: the last words go through it."""
+    with Stage(lambda purpose, options: netq.new(Protocol.GRPC, purpose, options)) as stage:
+        yield stage
+
+
+@pytest.fixture(params=["plain", "tls"])
+def front(request: pytest.FixtureRequest, files: certificates.Files) -> certificates.Files | None:
+    return files if request.param == "tls" else None
+
+
+@pytest.fixture
+def make_behind(behind: Behind, front: certificates.Files | None) -> Make:
+    """As a check wants it: each server gets an nginx, and its clients connect to that."""
+    proxies: dict[NetworkLocation, Nginx] = {}
+
+    def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+        if purpose is Purpose.CLIENT:
+            if options.netloc not in proxies:
+                proxies[options.netloc] = behind(options.netloc, front)
+            security = SecurityOptions(certificate=front.authority) if front else None
+            options = dataclasses.replace(options, netloc=proxies[options.netloc].netloc, security=security)
+        return netq.new(Protocol.GRPC, purpose, options)
+
+    return make
+
+
+def to(nginx: Nginx, stage: Stage, front: certificates.Files | None = None, **options: Any) -> Communicator:
+    security = SecurityOptions(certificate=front.authority) if front else None
+    return stage.client(nginx.netloc, security=security, **options)
+
+
+CHECKS = [*messages.CHECKS, *closing.CHECKS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_conformance(check: Callable[[Make], None], make_behind: Make) -> None:
+    check(make_behind)
+
+
+@pytest.mark.slow
+def test_100_mib_each_way_on_one_link(stage: Stage, behind: Behind, front: certificates.Files | None, log: Log) -> None:
+    server = stage.server()
+    client = to(behind(server.netloc, front), stage, front)
+    introduce(server, client)
+    data = bytearray(range(256)) * (100 * MIB // 256)
+    for sender, receiver, peer in ((client, server, server), (server, client, client)):
+        future = sender.put(pickle.PickleBuffer(data), peer.id)
+        assert receiver.get(timeout=LIMIT).data == data
+        future.result(LIMIT)
+    assert not log.having("trying again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["restart", "reload"])
+def test_a_link_that_nginx_drops_is_resumed(
+    stage: Stage, behind: Behind, front: certificates.Files | None, log: Log, how: str
+) -> None:
+    server = stage.server()
+    nginx = behind(server.netloc, front)
+    client = to(nginx, stage, front)
+    introduce(server, client)
+    for number in range(1000):
+        client.put(number)
+        server.put(-number, client.id)
+        if number == 500:
+            if how == "restart":
+                nginx.stop()
+                nginx.start()
+            else:
+                nginx.reload()
+                log.wait("lost (")
+    assert [server.get(timeout=LIMIT).data for _ in range(1000)] == list(range(1000))
+    assert [client.get(timeout=LIMIT).data for _ in range(1000)] == [-number for number in range(1000)]
+    assert log.having("lost (")
+    assert not log.having("began anew")
+
+
+def test_nobody_behind_nginx_is_named_once_and_waited_for(stage: Stage, behind: Behind, log: Log) -> None:
+    nginx = behind(stage.vacant())
+    client = to(nginx, stage, linger=0.0)
+    future = client.put("early")
+    assert "proxy" in log.wait("trying again")  # 502, if that is there before the reset
+    assert "connect() failed (111: Connection refused) while connecting to upstream" in nginx.log
+    server = stage.server(nginx.upstream)
+    assert server.get(timeout=LIMIT).data == "early"
+    future.result(LIMIT)
+
+
+def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
+    stage: Stage, behind: Behind, log: Log
+) -> None:
+    """Default: 1 MiB in all, however many messages it is; then another link is needed, and goes on."""
+    server = stage.server()
+    client = to(behind(server.netloc, client_max_body_size="1m"), stage)
+    introduce(server, client)
+    data = bytes(3 * MIB)
+    client.put(data).result(LIMIT)
+    assert server.get(timeout=LIMIT).data == data
+    assert len(log.having(": connected")) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", ["client_body_timeout", "grpc_read_timeout"])
+def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_heartbeat(
+    stage: Stage, behind: Behind, log: Log, setting: str
+) -> None:
+    server = stage.server(heartbeat=0.3)
+    nginx = behind(server.netloc, **{setting: "1s"})
+    beating = to(nginx, stage, heartbeat=0.3)
+    introduce(server, beating)
+    with pytest.raises(TimeoutError):
+        server.get(timeout=2.5)
+    assert not log.having("lost (")
+    quiet_server = stage.server()
+    quiet = to(behind(quiet_server.netloc, **{setting: "1s"}), stage)
+    introduce(quiet_server, quiet)
+    log.wait(f"{quiet.id}: lost (")
+    quiet.put("and back again").result(LIMIT)
+    assert quiet_server.get(timeout=0).data == "and back again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting", ["grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout"]
+)
+def test_other_timeouts_of_nginx_do_not_matter(stage: Stage, behind: Behind, log: Log, setting: str) -> None:
+    """docs/transport.md names those that do; for those here the default is as good as any."""
+    server = stage.server()
+    client = to(behind(server.netloc, **{setting: "1s"}), stage)
+    introduce(server, client)
+    with pytest.raises(TimeoutError):
+        server.get(timeout=2.5)
+    client.put("still there").result(LIMIT)
+    assert not log.having("lost (")

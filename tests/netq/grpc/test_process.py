@@ -1,0 +1,196 @@
+"""Processes with gRPC: how many threads they have, how they end, die and fork; nothing is printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from netq import NetworkLocation
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+BEGINNING = """
+import json, os, sys, threading
+import netq
+GRPC, SERVER, CLIENT = netq.Protocol.GRPC, netq.Purpose.SERVER, netq.Purpose.CLIENT
+def options(port):
+    return netq.CommunicatorOptions(netloc=("127.0.0.1", int(port)))
+def tell(*what):
+    print(json.dumps(what), flush=True)
+"""
+
+ECHO = """
+server = netq.new(GRPC, SERVER, options(0))
+tell(*server.netloc)
+while True:
+    peer, data = server.get()
+    server.put(len(os.listdir("/proc/self/task")) if data == "threads?" else data, peer)
+"""
+
+CALLER = """
+client = netq.new(GRPC, CLIENT, options(sys.argv[1]))
+client.put(client.id.hex).result(30)
+tell("there")
+client.get()
+"""
+
+LEAVES = """
+client = netq.new(GRPC, CLIENT, options(sys.argv[1]))
+client.put("not waited for")
+"""
+
+FORKS = """
+client = netq.new(GRPC, CLIENT, options(sys.argv[1]))
+client.put("before").result(30)
+child = os.fork()
+if child == 0:
+    try:
+        client.put("from the child")
+    except RuntimeError:
+        try:
+            netq.new(GRPC, CLIENT, options(sys.argv[1]))
+        except RuntimeError as error:
+            tell(str(error))
+    sys.exit(7)
+tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+client.put("after").result(30)
+client.close()
+child = os.fork()
+if child == 0:
+    with netq.new(GRPC, CLIENT, options(sys.argv[1])) as own:
+        own.put("from a child of one that had closed")
+    sys.exit(8)
+tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def start(code: str, *args: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-W", "error", "-c", BEGINNING + code, *map(str, args)]
+            process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def told(process: subprocess.Popen[str]) -> list[object]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, process.stderr.read() if process.stderr else ""
+    return list(json.loads(line))
+
+
+def where(process: subprocess.Popen[str]) -> NetworkLocation:
+    host, port = told(process)
+    return NetworkLocation(str(host), int(str(port)))
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    out, errors = process.communicate(timeout=LIMIT)
+    assert (process.returncode, out, errors) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
+def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Stage, start: Start) -> None:
+    netloc = where(start(ECHO))
+    clients = [stage.client(netloc) for _ in range(200)]
+    futures = [client.put("threads?") for client in clients]
+    for future in futures:
+        future.result(LIMIT)
+    counts = [client.get(timeout=LIMIT).data for client in clients]
+    print("threads of a server of 200 clients:", max(counts))
+    assert max(counts) <= 16
+    for client in clients:
+        stage.cut(client)
+
+
+def test_a_server_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Start, log: Log) -> None:
+    server = start(ECHO)
+    client = stage.client(where(server))
+    client.put("hello").result(LIMIT)
+    begin = time.monotonic()
+    server.kill()
+    log.wait("trying again")
+    print(f"server killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
+    assert time.monotonic() - begin < 1.0
+    stage.cut(client)
+
+
+def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Start, log: Log) -> None:
+    server = stage.server()
+    client = start(CALLER, server.netloc.port)
+    assert told(client) == ["there"]
+    peer = server.get(timeout=LIMIT).data
+    begin = time.monotonic()
+    client.kill()
+    log.wait(": lost (")
+    print(f"client killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
+    assert time.monotonic() - begin < 1.0
+    assert [id.hex for id in server.statistics()] == [peer]
+    stage.cut(server)
+
+
+def test_a_process_that_ends_with_an_open_communicator_delivers_and_prints_nothing(stage: Stage, start: Start) -> None:
+    server = stage.server()
+    process = start(LEAVES, server.netloc.port)
+    assert server.get(timeout=LIMIT).data == "not waited for"
+    finish(process)
+
+
+def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Stage, start: Start) -> None:
+    code = LEAVES.replace(
+        "options(sys.argv[1])",
+        "netq.CommunicatorOptions(netloc=('127.0.0.1', int(sys.argv[1])), "
+        "connection=netq.ConnectionOptions(linger=0.1))",
+    )
+    process = start(code, stage.vacant().port)
+    _, errors = process.communicate(timeout=LIMIT)
+    assert process.returncode == 0
+    assert all("Connection refused" in line for line in errors.splitlines()), errors
+
+
+def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Stage, start: Start) -> None:
+    server = stage.server()
+    process = start(FORKS, server.netloc.port)
+    assert "fork before the first gRPC communicator is made" in str(told(process)[0])
+    assert told(process) == [7]
+    assert told(process) == [8]
+    finish(process)
+    data = {server.get(timeout=LIMIT).data for _ in range(3)}
+    assert data == {"before", "after", "from a child of one that had closed"}
+
+
+def test_a_server_prints_nothing_of_grpc_s(stage: Stage, start: Start) -> None:
+    process = start(ECHO)
+    netloc = where(process)
+    client = stage.client(netloc)
+    client.put("hello").result(LIMIT)
+    assert client.get(timeout=LIMIT).data == "hello"
+    stage.cut(client)
+    process.kill()
+    assert process.communicate(timeout=LIMIT) == ("", "")
+
+
+def test_the_library_that_is_not_there_is_named(start: Start) -> None:
+    process = start(
+        "sys.modules['grpc'] = None\n"
+        "try:\n    netq.new(GRPC)\nexcept ImportError as error:\n    tell(str(error), 'GRPC_VERBOSITY' in os.environ)"
+    )
+    assert told(process) == ["netq.Protocol.GRPC needs grpcio: pip install 'netq[grpc]'", False]
+    finish(process)

@@ -1,0 +1,169 @@
+"""Whoever else may knock: cut in time, and those who belong here do not notice."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from netq.core import Communicator
+from netq.grpc.channel import LIMIT as LARGEST
+from netq.grpc.channel import METHOD
+from netq.grpc.library import grpc
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from netq.wire import Frame, Greeting, Kind
+
+INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex(
+    "000000040000000000"
+)  # and SETTINGS: HTTP/2, and no stream
+
+
+@pytest.fixture
+def sockets() -> Iterator[list[socket.socket]]:
+    sockets: list[socket.socket] = []
+    yield sockets
+    for sock in sockets:
+        sock.close()
+
+
+def knock(server: Communicator, sockets: list[socket.socket], data: bytes) -> None:
+    sock = socket.create_connection(server.netloc, LIMIT)
+    sockets.append(sock)
+    sock.sendall(data)
+
+
+@contextmanager
+def kept_open(packets: list[bytes]) -> Iterator[Iterator[bytes]]:
+    """What grpc is to send, and nothing of an end."""
+    over = threading.Event()
+
+    def sending() -> Iterator[bytes]:
+        yield from packets
+        over.wait(LIMIT)
+
+    try:
+        yield sending()
+    finally:
+        over.set()
+
+
+def is_cut(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes.fromhex("16030100c8010000c40303") + bytes(192),  # how a TLS client begins
+        b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n",
+        random.Random(1).randbytes(200_000),
+        PREFACE,
+        PREFACE[:10],
+        INI,
+    ],
+    ids=["nothing", "http", "tls", "ssh", "noise", "http2", "half a preface", "netq over tcp"],
+)
+def test_who_opens_no_stream_is_cut_in_time_and_others_are_served_meanwhile(
+    stage: Stage, sockets: list[socket.socket], data: bytes
+) -> None:
+    server = stage.server(handshake_timeout=0.3)
+    start = time.monotonic()
+    knock(server, sockets, data)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    assert is_cut(sockets[0])
+    assert time.monotonic() - start < 0.3 + 3.0
+    client.put("still here").result(LIMIT)
+    assert server.get(timeout=0) == (client.id, "still here")
+    assert set(server.statistics()) == {client.id}
+
+
+@pytest.mark.parametrize(
+    ("packets", "complaint"),
+    [
+        pytest.param([], "no greeting within 0.3 s", marks=pytest.mark.slow),
+        pytest.param([INI[:50]], "no greeting within 0.3 s", marks=pytest.mark.slow),
+        pytest.param([b""] * 3, "no greeting within 0.3 s", marks=pytest.mark.slow),
+        ([b"hello, is this the weather service?"], "no frame of netq, it begins with"),
+        ([bytes(LARGEST)], "no frame of netq, it begins with"),
+        ([Frame(Kind.PING).whole()], "PING in state OPENING"),
+        ([Frame(Kind.MSG, length=2**31, number=1, value=2**62).whole()], "MSG in state OPENING"),
+        ([INI + INI], "INI in state GREETED"),
+    ],
+    ids=["nothing", "half a greeting", "empty", "text", "zeros", "ping", "bomb", "two greetings"],
+)
+def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
+    stage: Stage, log: Log, packets: list[bytes], complaint: str
+) -> None:
+    server = stage.server(handshake_timeout=0.3)
+    with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
+        with kept_open(packets) as sending:
+            answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)
+            line = log.wait(complaint)
+            assert line.startswith("127.0.0.1:")
+            heard = b"".join(answers)  # to the end of the stream, which is in order
+        assert answers.code() is grpc.StatusCode.OK
+        assert complaint.encode() in heard, "it is told why"
+    introduce(server, stage.client(server.netloc))
+    assert len(log.having(line.split()[0])) == 1
+
+
+def test_a_packet_beyond_the_limit_is_refused_by_grpc(stage: Stage, log: Log) -> None:
+    server = stage.server()
+    with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
+        answers = channel.stream_stream(METHOD)(iter([bytes(LARGEST + 1)]), timeout=LIMIT)
+        with pytest.raises(grpc.RpcError):
+            list(answers)
+    assert "larger than any of netq" in log.wait("the connection was closed") or log.having("the peer hung up")
+    introduce(server, stage.client(server.netloc))
+
+
+def test_another_method_is_not_there(stage: Stage) -> None:
+    server = stage.server()
+    with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
+        answers = channel.stream_stream("/netq.Queue/Other")(iter([]), timeout=LIMIT)
+        with pytest.raises(grpc.RpcError):
+            list(answers)
+        assert answers.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.slow
+def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
+    stage: Stage, sockets: list[socket.socket]
+) -> None:
+    server = stage.server(handshake_timeout=1.0)
+    for number in range(200):
+        knock(server, sockets, PREFACE if number % 2 else b"")
+    start = time.monotonic()
+    introduce(server, stage.client(server.netloc))
+    assert time.monotonic() - start < 1.0
+    assert all(is_cut(sock) for sock in sockets)
+
+
+def test_close_does_not_wait_for_strangers(stage: Stage, log: Log) -> None:
+    server = stage.server()
+    with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel, kept_open([INI[:10]]) as sending:
+        answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)
+        next(iter(answers.initial_metadata()), None)  # it is there
+        introduce(server, client := stage.client(server.netloc))
+        client.close(LIMIT)
+        start = time.monotonic()
+        assert server.close(LIMIT) == 0
+        assert time.monotonic() - start < 5.0
+        assert log.wait("the server is closing")
+        assert b"the server is closing" in b"".join(answers)

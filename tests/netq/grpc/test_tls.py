@@ -1,0 +1,95 @@
+"""Both sides must agree on TLS, and on whom to trust; the client's log says what is wrong, once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from netq import CommunicatorOptions, NetworkLocation, Protocol, Purpose, SecurityError, SecurityOptions, new
+from netq.security import certificates
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+
+AGAIN = 4  # attempts
+
+
+def of_server(files: certificates.Files) -> SecurityOptions:
+    return SecurityOptions(files.key, files.certificate)
+
+
+def of_client(files: certificates.Files) -> SecurityOptions:
+    return SecurityOptions(certificate=files.authority)
+
+
+def trouble(
+    stage: Stage, log: Log, server: SecurityOptions | None, client: SecurityOptions | None, host: str = "127.0.0.1"
+) -> str:
+    """Return what the client's log says; nothing is delivered, it is said once, and one who does it right is served."""
+    listener = stage.server(security=server)
+    wrong = stage.client(NetworkLocation(host, listener.netloc.port), security=client, linger=0.0)
+    future = wrong.put("never")
+    line = log.wait("trying again")
+    while wrong._hub._attempt < AGAIN:
+        with pytest.raises(TimeoutError):
+            wrong.get(timeout=0.01)
+    assert len(log.having("trying again")) == 1
+    assert not future.done()
+    assert listener.statistics() == {}
+    assert wrong.close(LIMIT) == 1
+    stage.forget(wrong)
+    return line
+
+
+def test_tls_at_the_client_alone(stage: Stage, files: certificates.Files, log: Log) -> None:
+    assert "is not TLS; set SecurityOptions on both sides, or on neither" in trouble(stage, log, None, of_client(files))
+
+
+def test_tls_at_the_server_alone(stage: Stage, files: certificates.Files, log: Log) -> None:
+    assert "SecurityOptions on both or on neither?" in trouble(stage, log, of_server(files), None)
+
+
+def test_a_server_that_is_not_trusted(stage: Stage, files: certificates.Files, log: Log, tmp_path: Path) -> None:
+    line = trouble(stage, log, of_server(files), of_client(certificates.make(tmp_path)))
+    assert "the certificate of the server 127.0.0.1 is refused: " in line
+    assert "SecurityOptions.certificate" in line
+
+
+def test_the_system_s_authorities_do_not_vouch_for_ours(stage: Stage, files: certificates.Files, log: Log) -> None:
+    assert "is refused: " in trouble(stage, log, of_server(files), SecurityOptions())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_that_goes_by_another_name(stage: Stage, log: Log, tmp_path: Path, host: str) -> None:
+    elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
+    line = trouble(stage, log, of_server(elsewhere), of_client(elsewhere), host)
+    assert f"the certificate of the server {host} is refused: it is for another name" in line
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
+def test_a_server_that_is_who_it_should_be(stage: Stage, files: certificates.Files, host: str) -> None:
+    server = stage.server(NetworkLocation(host, 0), security=of_server(files))
+    introduce(server, stage.client(server.netloc, security=of_client(files)))
+
+
+def test_a_file_that_trusts_the_server_s_own_certificate_is_enough(stage: Stage, files: certificates.Files) -> None:
+    server = stage.server(security=of_server(files))
+    introduce(server, stage.client(server.netloc, security=SecurityOptions(certificate=files.certificate)))
+
+
+def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(
+    files: certificates.Files, tmp_path: Path
+) -> None:
+    """The fixture sees the descriptors."""
+    bad = tmp_path / "bad.pem"
+    bad.write_text("no key")
+    other = certificates.make(tmp_path / "other")
+    here = NetworkLocation("127.0.0.1", 0)
+    for purpose, security, text in (
+        (Purpose.SERVER, SecurityOptions(bad, bad), r"bad\.pem"),
+        (Purpose.SERVER, SecurityOptions(other.key, files.certificate), "not the key of the certificate"),
+        (Purpose.CLIENT, SecurityOptions(certificate=bad), r"bad\.pem"),
+        (Purpose.CLIENT, of_server(files), "a client has none"),
+    ):
+        with pytest.raises(SecurityError, match=text):
+            new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=here, security=security, workers=2))
