@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar, cast
 
-from netq.bell import LONGEST, Bell
+from netq.bell import Bell
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
@@ -63,7 +63,9 @@ class Loop:
         self._waker, self._wakee = socket.socketpair()
         self._asleep = False
         self._stop_by: float | None = None
-        self._over = False
+        self._over = False  # who calls now runs it
+        self._done = False
+        self._bell = Bell()  # rings then
         for end in (self._waker, self._wakee):
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain)
@@ -79,9 +81,8 @@ class Loop:
         self.call(self._stop, within)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
-        while self._thread.is_alive():
-            self._thread.join(LONGEST)
+        """Wait until nothing is run or watched any more; not by Thread.join, which a signal handler could deadlock."""
+        self._bell.wait(lambda: self._done)
 
     @property
     def is_current(self) -> bool:
@@ -148,6 +149,8 @@ class Loop:
                 cast(socket.socket, key.fileobj).close()  # nobody else will
             self._selector.close()
             self._waker.close()
+            self._done = True
+            self._bell.ring()
 
     def _turn(self) -> None:
         self._asleep = True  # from here on, whoever calls wakes us; what was called before is seen below

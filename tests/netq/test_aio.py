@@ -298,6 +298,54 @@ def test_messages_that_several_cancelled_gets_give_back_come_in_order(run: Run[N
     run(main())
 
 
+def test_a_get_that_follows_a_cancelled_one_at_once_gets_its_message(run: Run[None]) -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+            getting = asyncio.create_task(server.get())
+            await turns(1)
+            arrive(*[client.put(number) for number in range(4)])
+            getting.cancel()
+            assert [(await server.get()).data for _ in range(4)] == list(range(4))
+
+    run(main())
+
+
+def test_when_one_of_two_consumers_is_cancelled_the_other_sees_all_in_order(run: Run[None]) -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+            got: list[int] = []
+
+            async def consume() -> None:
+                while len(got) < 4:
+                    got.append((await server.get()).data)
+
+            one, other = (asyncio.create_task(consume()) for _ in range(2))
+            await turns(1)
+            arrive(*[client.put(number) for number in range(4)])
+            one.cancel()
+            await other
+            assert got == list(range(4))
+
+    run(main())
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_get_is_not_told_the_end_while_the_last_message_may_be_given_back(run: Run[None], named: bool) -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+            peers = (client.id,) if named else ()
+            one, other = (asyncio.create_task(server.get(*peers)) for _ in range(2))
+            await turns(1)
+            arrive(client.put("the last"))
+            client._core.close() if named else server._core.close(0)
+            one.cancel()
+            assert (await other).data == "the last"
+            with pytest.raises(Closed):
+                await server.get(*peers)
+
+    run(main())
+
+
 async def one_get(server: Communicator, chance: random.Random) -> Message | None:
     """Get, and be cancelled or not at some moment or other."""
     moment = chance.uniform(0, 0.0005)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
 
+import netq.inbox
 from netq.errors import Closed
 from netq.inbox import Inbox, Item, Room, Waiter
 from netq.utils.stream import Stream
@@ -28,11 +35,41 @@ def take(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
     return taken.peer, bytes(taken.stream).decode()
 
 
+@contextmanager
+def each_step(function: Callable[[], object]) -> Iterator[None]:
+    """Call a function before each bytecode of netq/inbox.py in this thread."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != netq.inbox.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            function()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def enter(inbox: Inbox, *peers: uuid.UUID) -> Waiter:
+    waiter = Waiter(peers, lambda: None)
+    inbox.enter(waiter)
+    return waiter
+
+
+def waiters(inbox: Inbox) -> set[Waiter]:
+    return {waiter for line in tuple(inbox._lines.values()) for waiter in tuple(line.values())}
+
+
 def waiting(threads: ThreadPoolExecutor, inbox: Inbox, *peers: uuid.UUID) -> Future[Item]:
     """Start to take, and return when it waits."""
-    before = len(inbox._waiting)
+    before = len(waiters(inbox))
     future = threads.submit(inbox.take, *peers, timeout=LIMIT)
-    while len(inbox._waiting) == before and not future.done():
+    while len(waiters(inbox)) == before and not future.done():
         threading.Event().wait(0.001)
     return future
 
@@ -68,9 +105,10 @@ def test_those_who_wait_are_served_in_the_order_of_their_coming() -> None:
     inbox = Inbox()
     with ThreadPoolExecutor() as threads:
         waits = [waiting(threads, inbox, *peers) for peers in ((A,), (), (A, B), (B,))]
-        for number, peer in enumerate((A, B, A, B)):
+        for number, (wait, peer) in enumerate(zip(waits, (A, B, A, B), strict=True)):
             inbox.deliver([item(peer, str(number))])
-        assert [bytes(wait.result(LIMIT).stream) for wait in waits] == [b"0", b"1", b"2", b"3"]
+            assert len(waiters(inbox)) == len(waits) - number - 1
+            assert bytes(wait.result(LIMIT).stream) == str(number).encode()
 
 
 def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts() -> None:
@@ -229,3 +267,172 @@ def test_what_several_give_back_comes_in_order_again() -> None:
     for number in (1, 0, 2):
         inbox.leave(waiters[number])
     assert [take(inbox)[1] for _ in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_who_takes_after_another_has_left_takes_in_order() -> None:
+    inbox = Inbox()
+    first, second, third = (enter(inbox, *peers) for peers in ((), (A,), (A, B)))
+    inbox.deliver([item(A, str(number)) for number in range(4)])
+    inbox.leave(first)
+    assert [bytes(inbox.accept(waiter).stream) for waiter in (second, third)] == [b"0", b"1"]
+    assert [take(inbox)[1] for _ in range(2)] == ["2", "3"]
+
+
+def test_who_is_slow_to_accept_does_not_upset_the_order() -> None:
+    inbox = Inbox()
+    slow, fast = (enter(inbox) for _ in range(2))
+    inbox.deliver([item(A, str(number)) for number in range(3)])
+    assert bytes(inbox.accept(fast).stream) == b"0"
+    inbox.leave(slow)
+    assert [take(inbox)[1] for _ in range(2)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("peers", [(), (A,), (A, B)])
+def test_nobody_is_told_the_end_while_a_message_may_be_given_back(peers: tuple[uuid.UUID, ...]) -> None:
+    inbox = Inbox()
+    served, waits = enter(inbox, A), enter(inbox, *peers)
+    inbox.deliver([item(A, "last")])
+    inbox.finish(A, Closed(A))
+    inbox.close(Closed(None))
+    late = enter(inbox, *peers)
+    assert not waits.served
+    assert not late.served
+    inbox.leave(served)
+    assert bytes(inbox.accept(waits).stream) == b"last"
+    assert late.served
+    with pytest.raises(Closed):
+        inbox.accept(late)
+
+
+def test_the_end_is_told_when_the_last_message_is_taken() -> None:
+    inbox = Inbox()
+    first, second = enter(inbox, A), enter(inbox, B)
+    of_a, of_both, of_any = enter(inbox, A), enter(inbox, A, B), enter(inbox)
+    inbox.deliver([item(A), item(B)])
+    for peer in (A, B):
+        inbox.finish(peer, Closed(peer, "it has closed"))
+    inbox.accept(first)
+    assert (of_a.served, of_both.served, of_any.served) == (True, False, False)
+    inbox.accept(second)
+    assert (of_both.served, of_any.served) == (True, False)
+    assert of_both.error is not None
+    assert of_both.error.peer == A
+    inbox.close(Closed(None))
+    assert of_any.served
+
+
+def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
+    """How many bytecodes each call runs while so many others wait for somebody else."""
+    inbox, counts = Inbox(), dict[str, int]()
+    for number in range(others):
+        enter(inbox, *(uuid.UUID(int=1000 + number + more) for more in range(3)))
+    waiter, leaver = (Waiter(peers, lambda: None) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {
+        "enter": partial(inbox.enter, waiter),
+        "enter behind": partial(inbox.enter, leaver),
+        "deliver": partial(inbox.deliver, [item(A), item(A)]),
+        "accept": partial(inbox.accept, waiter),
+        "leave": partial(inbox.leave, leaver),
+        "take": partial(inbox.take, *peers),
+        "finish": partial(inbox.finish, B, Closed(B)),
+    }
+    for name, call in calls.items():
+        counted = list[None]()
+        with each_step(partial(counted.append, None)):
+            call()
+        counts[name] = len(counted)
+    assert len(waiters(inbox)) == others
+    return counts
+
+
+@pytest.mark.parametrize("peers", [(), (A,), (A, B)])
+def test_what_an_event_costs_does_not_depend_on_how_many_wait_for_others(peers: tuple[uuid.UUID, ...]) -> None:
+    few = steps(1, *peers)
+    assert min(few.values()) > 10, "nothing was counted"
+    assert steps(200, *peers) == few
+
+
+def test_what_an_event_costs_does_not_depend_on_how_many_wait_behind() -> None:
+    def count(others: int) -> int:
+        inbox, counted = Inbox(), list[None]()
+        first, *_, last = (enter(inbox) for _ in range(others))
+        with each_step(partial(counted.append, None)):
+            inbox.deliver([item(A)])
+            inbox.accept(first)
+            inbox.leave(last)
+        return len(counted)
+
+    assert count(200) == count(3)
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+def interrupt(step: int, call: Callable[[], object]) -> bool:
+    """Call, and raise at this step; return whether it came to that."""
+    left = itertools.count(step, -1)
+
+    def count() -> None:
+        if next(left) == 0:
+            raise Interrupted
+
+    try:
+        with each_step(count):
+            call()
+    except Interrupted:
+        return True
+    return False
+
+
+def test_leave_that_is_interrupted_at_any_step_is_carried_on_by_whoever_comes_next() -> None:
+    for step in itertools.count():
+        inbox = Inbox()
+        first, second, third = enter(inbox), enter(inbox, A), enter(inbox, A, B)
+        inbox.deliver([item(A, "0"), item(A, "1")])
+        interrupted = interrupt(step, partial(inbox.leave, first))
+        inbox.begin(C)  # whoever comes next
+        assert (first.served, second.served, third.served) in ((True, True, False), (False, True, True)), f"step {step}"
+        assert len(waiters(inbox)) == (not third.served)
+        assert interrupted or third.served
+        served = [waiter for waiter in (first, second, third) if waiter.served]
+        assert [bytes(inbox.accept(waiter).stream) for waiter in served] == [b"0", b"1"], f"step {step}"
+        if not interrupted:
+            assert step > 100, "hardly a step was interrupted"
+            return
+
+
+def test_take_that_is_interrupted_at_any_step_loses_at_most_what_it_was_returning() -> None:
+    for step in itertools.count():
+        inbox = Inbox()
+        first = enter(inbox)
+        inbox.deliver([item(A, str(number)) for number in range(4)])
+        interrupted = interrupt(step, partial(inbox.take, A))
+        got = [bytes(inbox.accept(first).stream)] + [bytes(inbox.take(timeout=0).stream) for _ in range(2)]
+        with suppress(TimeoutError):
+            got.append(bytes(inbox.take(timeout=0).stream))
+        assert got in ([b"0", b"1", b"2", b"3"], [b"1", b"2", b"3"]), f"step {step}"
+        assert not inbox._queues
+        if not interrupted:
+            assert len(got) == 3
+            assert step > 100, "hardly a step was interrupted"
+            return
+
+
+def test_the_last_take_that_is_interrupted_at_any_step_tells_the_others_the_end() -> None:
+    for step in itertools.count():
+        inbox = Inbox()
+        first, second = enter(inbox, A), enter(inbox, A)
+        inbox.deliver([item(A)])
+        inbox.finish(A, Closed(A))
+
+        def accept(inbox: Inbox = inbox, first: Waiter = first) -> None:
+            inbox.accept(first)
+
+        interrupted = interrupt(step, accept)
+        inbox.leave(first)  # as everybody does whom an exception ends
+        assert second.served, f"step {step}"
+        assert (second.promised is None) == (second.error is not None)
+        if not interrupted:
+            assert step > 50, "hardly a step was interrupted"
+            return
