@@ -12,11 +12,11 @@ import pytest
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Purpose, new
 from netq.connection import Connection
 from netq.core import Communicator
+from netq.dial import is_own_end
 from netq.events import Event, Lost
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
-from netq.tcp.client import _is_own_end
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 
@@ -94,14 +94,14 @@ def test_a_socket_that_reached_itself_is_known() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        assert _is_own_end(sock)
+        assert is_own_end(sock)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()) as near,
         listener.accept()[0] as far,
     ):
-        assert not _is_own_end(near)
-        assert not _is_own_end(far)
+        assert not is_own_end(near)
+        assert not is_own_end(far)
 
 
 def take_over(client: Communicator, server: Communicator) -> None:

@@ -1,0 +1,198 @@
+"""The links that share one connection to the broker: who publishes next, and whose a publication is.
+
+Owned by a transport (netq/mqtt/server.py, client.py), in the first loop. What is published waits in the links until the
+system has taken all there was, and then they have their turns: so nothing piles up in front of the socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+
+from netq.errors import ProtocolError
+from netq.link import Owner
+from netq.loop import Loop, Timer
+from netq.mqtt import packet
+from netq.mqtt.broker import Broker
+from netq.mqtt.group import Groups, Member
+from netq.mqtt.link import PREFIX, Link
+from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.port import Port
+from netq.mqtt.shelf import Shelf
+from netq.mqtt.topic import Topics, Way
+from netq.mqtt.window import share
+
+log = logging.getLogger("netq")
+
+_RESETS = 100  # a second: packets for links that there are not
+
+
+class Exchange:
+    """The ports of one communicator, by the way that leads to us. `broker` is set by the transport."""
+
+    broker: Broker
+
+    def __init__(self, owner: Owner, loop: Loop, *, is_server: bool) -> None:
+        self.loop = loop
+        self.options = owner.options
+        self.topics = Topics(owner.options.mqtt.prefix)
+        self.groups = Groups(self._members) if is_server else None
+        self.ports: dict[Way, Port] = {}
+        self.size = owner.options.mqtt.packet_size  # of what we publish, without header
+        self._owner = owner
+        self._waiting: dict[Port, None] = {}  # in the order of their turns
+        self._pumping = False
+        self._share = share(1)  # packets that each link may have on its way
+        self._shelves: dict[str, tuple[Shelf, Port]] = {}
+        self._ticking: Timer | None = None
+        self._resets: deque[float] = deque(maxlen=_RESETS)
+        self._complained = False
+
+    @property
+    def where(self) -> str:
+        """The broker, for people."""
+        return "{}:{}".format(*self.options.netloc)
+
+    def limit(self, size: int) -> None:
+        """The broker takes publications of so many bytes, topic and all."""
+        room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(Way("s", "0" * 16, "0" * 16)).encode()) - 16
+        self.size = max(1, min(self.options.mqtt.packet_size, room))
+
+    def new_port(self, came: Way) -> Port:
+        """Return the port of a new link, whose packets come on `came`."""
+        back = Way("c" if came.to == "s" else "s", came.client, came.link)
+        self.ports[came] = port = Port(self, came, self.topics.link(back), self._share)
+        self._divide()
+        return port
+
+    def attach(self, port: Port, address: str, size: int) -> Link:
+        """Let a port carry a link; return it."""
+        link = Link(self._owner, port, self.loop, self._owner.connect(), address, min(size, self.size))
+        self._owner.attach(link)
+        return link
+
+    def lose(self, error: Exception) -> None:
+        """The connection to the broker is lost, and all links with it."""
+        for port in list(self.ports.values()):
+            port.fail(error, tell=False)
+        self._waiting.clear()
+        self._shelves.clear()
+
+    # What the broker brings.
+
+    def packet_came(self, way: Way, came: Packet) -> None:
+        """Give a packet to its link; if there is none, say so."""
+        port = self.ports.get(way)
+        if port is None:
+            if came.kind not in (Kind.RESET, Kind.CLOSE):
+                self.refuse(way, "there is no such link")
+        elif came.kind is Kind.RESET:
+            port.fail(ConnectionResetError(f"the peer says: {packet.read_reason(came)}"), tell=False)
+        else:
+            self._try(port, lambda: port.arrived(came))
+
+    def block_came(self, group: str, payload: bytes | bytearray) -> None:
+        """Keep a block for the link that will refer to it."""
+        if group in self._shelves:
+            shelf, port = self._shelves[group]
+            shelf.put(*packet.read_block(payload))
+            self._try(port, port.block_came)
+
+    def refuse(self, way: Way, reason: str) -> None:
+        """Tell a peer that its link is not there; not often, for nobody knows who asks."""
+        now = time.monotonic()
+        if len(self._resets) < _RESETS or now - self._resets[0] >= 1.0:
+            self._resets.append(now)
+            back = Way("c" if way.to == "s" else "s", way.client, way.link)
+            self.publish(self.topics.link(back), packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON])
+
+    def complain(self, topic: str, error: object) -> None:
+        """Note, once, that somebody publishes here what is not ours."""
+        level = logging.DEBUG if self._complained else logging.INFO
+        self._complained = True
+        log.log(level, "%s: a publication on %s is ignored: %s", self.where, topic, error)
+
+    # For ports (netq/mqtt/port.py, Carrier).
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Publish now."""
+        if self.broker.connected:
+            self.broker.publish(topic, payload)
+
+    def publish_block(self, group: str, payload: bytes) -> None:
+        """The same, on a group's topic."""
+        self.publish(self.topics.group(group), payload)
+
+    def wants(self, port: Port) -> None:
+        """Give a port a turn, after all that wait already."""
+        if not port.gone:
+            self._waiting.setdefault(port)
+            self.drained()
+
+    def join(self, group: str, shelf: Shelf, port: Port) -> None:
+        """Subscribe to a group's topic; the link says JOINED when the broker has."""
+        self._shelves[group] = (shelf, port)
+        self.broker.subscribe([self.topics.group(group)], lambda granted: self._joined(group, port, granted=granted))
+
+    def leave(self, group: str) -> None:
+        """Subscribe no more."""
+        if self._shelves.pop(group, None) is not None:
+            self.broker.unsubscribe(self.topics.group(group))
+
+    def ended(self, port: Port) -> None:
+        """Forget a port."""
+        self._waiting.pop(port, None)
+        self.ports.pop(port.way, None)
+        self._divide()
+        if self.groups is not None:
+            self.groups.lost(port)
+
+    def drained(self) -> None:
+        """Go round, soon: whoever calls is at work."""
+        if self._waiting and not self._pumping:
+            self._pumping = True
+            self.loop.call(self._pump)
+
+    def _divide(self) -> None:
+        """Share the room anew; what has been granted stays so."""
+        if self._share != share(len(self.ports)):
+            self._share = share(len(self.ports))
+            for port in self.ports.values():
+                port.window.share = self._share
+
+    def _pump(self) -> None:
+        self._pumping = False
+        while self._waiting and self.broker.ready:
+            port = next(iter(self._waiting))
+            del self._waiting[port]
+            if port.turn():
+                self._waiting.setdefault(port)
+        self._tick_soon()
+
+    def _try(self, port: Port, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except ProtocolError as error:
+            port.fail(error)
+
+    def _joined(self, group: str, port: Port, *, granted: bool) -> None:
+        if granted and not port.gone:
+            port.command(Kind.JOINED, group)
+
+    def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Member]:
+        """The ports of these peers whose links both ends have agreed on, and that take blocks of our size."""
+        wanted = set(audience)
+        return [port for port in self.ports.values() if port.far and port.far.listener(self.size) in wanted]
+
+    def _tick_soon(self) -> None:
+        if self.groups is not None and self._ticking is None and (pause := self.groups.deadline()) < 3600.0:
+            self._ticking = self.loop.at(time.monotonic() + pause, self._tick)
+
+    def _tick(self) -> None:
+        self._ticking = None
+        if self.groups is not None:
+            self.groups.tick(time.monotonic())
+        self._tick_soon()

@@ -1,0 +1,166 @@
+"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/protocol.md). Pure.
+
+byte 0       kind
+bytes 1-8    number: of this packet in its direction, counted from 1; of a kind that is not numbered: of the last
+bytes 9-16   received: how many numbered packets of the other direction have been used up
+bytes 17-18  room: how many more than these may be sent
+
+kind      numbered  from     body
+OPEN      no        client   "netq", version, the largest publication it takes
+WELCOME   no        server   "netq", version, the largest publication it takes, the server's instance
+DATA      yes       both     bytes of the session
+BLOCK     yes       server   group, number of a block; bytes of the session, which that block follows
+JOIN      yes       server   group
+JOINED    yes       client   group
+LEAVE     yes       server   group
+ACK       no        both     -
+PROBE     no        both     -; asks for an ACK
+CLOSE     no        both     -; the link is over, as it should be
+RESET     no        both     why there is no such link; never answered
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from netq.errors import ProtocolError
+
+VERSION = 1
+REASON = 200  # bytes of a reason
+_HEADER = struct.Struct(">BQQH")
+_MAGIC = b"netq"
+_OPENING = struct.Struct(">4sBI")
+_BLOCK = struct.Struct(">8sQ")
+_NUMBER = struct.Struct(">Q")
+HEADER_SIZE = _HEADER.size
+OVERHEAD = HEADER_SIZE + _BLOCK.size  # bytes that a link adds to those of the session, at most
+INSTANCE_SIZE = GROUP_SIZE = 8
+
+
+class Kind(enum.IntEnum):
+    """See the table above."""
+
+    OPEN = 1
+    WELCOME = 2
+    DATA = 3
+    BLOCK = 4
+    JOIN = 5
+    JOINED = 6
+    LEAVE = 7
+    ACK = 8
+    PROBE = 9
+    CLOSE = 10
+    RESET = 11
+
+
+NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})
+FROM_CLIENT = frozenset({Kind.DATA, Kind.JOINED, Kind.ACK, Kind.PROBE, Kind.CLOSE, Kind.RESET})
+FROM_SERVER = FROM_CLIENT - {Kind.JOINED} | {Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
+
+
+class Packet(NamedTuple):
+    """One publication of a link."""
+
+    kind: Kind
+    number: int
+    received: int
+    room: int
+    body: memoryview
+
+
+class Opening(NamedTuple):
+    """What OPEN and WELCOME say; a client's instance is empty."""
+
+    size: int
+    instance: bytes = b""
+
+
+def header(kind: Kind, number: int, received: int, room: int) -> bytes:
+    """Return what a publication begins with."""
+    return _HEADER.pack(kind, number, received, room)
+
+
+def decode(payload: bytes | bytearray) -> Packet:
+    """Read a publication; raises ProtocolError."""
+    if len(payload) < HEADER_SIZE:
+        raise ProtocolError(f"a publication of {len(payload)} bytes; a header has {HEADER_SIZE}")
+    code, number, received, room = _HEADER.unpack_from(payload)
+    try:
+        kind = Kind(code)
+    except ValueError:
+        raise ProtocolError(f"a packet of the unknown kind {code}") from None
+    body = memoryview(payload).toreadonly()[HEADER_SIZE:]
+    if kind in (Kind.ACK, Kind.PROBE, Kind.CLOSE) and body:
+        raise ProtocolError(f"{kind.name} with {len(body)} bytes")
+    return Packet(kind, number, received, room, body)
+
+
+def opening(size: int, instance: bytes = b"") -> bytes:
+    """Return the body of OPEN, or with an instance that of WELCOME."""
+    return _OPENING.pack(_MAGIC, VERSION, size) + instance
+
+
+def read_opening(packet: Packet) -> Opening:
+    """Read OPEN or WELCOME; raises ProtocolError, which names both versions if they differ."""
+    expected = _OPENING.size + (INSTANCE_SIZE if packet.kind is Kind.WELCOME else 0)
+    if bytes(packet.body[:4]) == _MAGIC and len(packet.body) > 4 and packet.body[4] != VERSION:
+        raise ProtocolError(f"the peer speaks version {packet.body[4]} of netq over MQTT, this side version {VERSION}")
+    if len(packet.body) != expected or bytes(packet.body[:4]) != _MAGIC:
+        raise ProtocolError(f"{packet.kind.name} with {len(packet.body)} bytes, or not of netq; expected {expected}")
+    if packet.number or packet.received:
+        raise ProtocolError(f"{packet.kind.name} after {packet.number} packets; it is the first")
+    _, _, size = _OPENING.unpack_from(packet.body)
+    if not size:
+        raise ProtocolError(f"{packet.kind.name}: the peer takes no publication of any size")
+    return Opening(size, bytes(packet.body[_OPENING.size :]))
+
+
+def reference(group: str, number: int) -> bytes:
+    """Return what the body of BLOCK begins with."""
+    return _BLOCK.pack(bytes.fromhex(group), number)
+
+
+def read_reference(packet: Packet) -> tuple[str, int, memoryview]:
+    """Read BLOCK: the group, the number of the block, and the bytes that come before it; raises ProtocolError."""
+    if len(packet.body) < _BLOCK.size:
+        raise ProtocolError(f"BLOCK with {len(packet.body)} bytes")
+    group, number = _BLOCK.unpack_from(packet.body)
+    return group.hex(), number, packet.body[_BLOCK.size :]
+
+
+def read_group(packet: Packet) -> str:
+    """Read JOIN, JOINED or LEAVE; raises ProtocolError."""
+    if len(packet.body) != GROUP_SIZE:
+        raise ProtocolError(f"{packet.kind.name} with {len(packet.body)} bytes; a group's id has {GROUP_SIZE}")
+    return bytes(packet.body).hex()
+
+
+def read_reason(packet: Packet) -> str:
+    """Read RESET."""
+    return bytes(packet.body[:REASON]).decode(errors="replace")
+
+
+def block(number: int) -> bytes:
+    """Return what a publication of a group begins with; the bytes of the block follow."""
+    return _NUMBER.pack(number)
+
+
+def read_block(payload: bytes | bytearray) -> tuple[int, memoryview]:
+    """Read a publication of a group; raises ProtocolError."""
+    if len(payload) <= _NUMBER.size:
+        raise ProtocolError(f"a block of {len(payload)} bytes")
+    return _NUMBER.unpack_from(payload)[0], memoryview(payload).toreadonly()[_NUMBER.size :]
+
+
+def hello(instance: bytes, *, here: bool) -> bytes:
+    """Return what a server says of itself when it comes, and its will when it is gone."""
+    return bytes([here]) + instance
+
+
+def read_hello(payload: bytes | bytearray) -> tuple[bytes, bool]:
+    """Read it: the instance, and whether it is there; raises ProtocolError."""
+    if len(payload) != 1 + INSTANCE_SIZE or payload[0] > 1:
+        raise ProtocolError(f"a hello of {len(payload)} bytes")
+    return bytes(payload[1:]), bool(payload[0])

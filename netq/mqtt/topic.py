@@ -1,0 +1,81 @@
+"""The names of topics under one prefix, and back (docs/protocol.md). Pure.
+
+    {prefix}/hello                   a server has come, or is gone
+    {prefix}/s/{client}/{link}       towards the server      {prefix}/s/{client}/gone    the client is gone
+    {prefix}/s/{client}/who          whoever is the server is to say hello
+    {prefix}/c/{client}/{link}       towards the client      {prefix}/g/{group}          blocks for several clients
+
+`client` is a client's id at the broker, `link` and `group` are random: all of them 16 hexadecimal digits, so that no
+name of a user's gets into a topic but the prefix, which MqttOptions checks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from typing import NamedTuple
+
+GONE, WHO = "gone", "who"  # in the place of a link
+_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class Way(NamedTuple):
+    """One link, in one direction: to the server ("s") or to the client ("c")."""
+
+    to: str
+    client: str
+    link: str
+
+
+class Topics:
+    """The names under `prefix`."""
+
+    def __init__(self, prefix: str) -> None:
+        self.hello = f"{prefix}/hello"
+        self._prefix = prefix
+
+    def link(self, way: Way) -> str:
+        """The topic of one direction of a link."""
+        return "/".join((self._prefix, *way))
+
+    def group(self, id: str) -> str:
+        """The topic of a group's blocks."""
+        return f"{self._prefix}/g/{id}"
+
+    @property
+    def to_server(self) -> str:
+        """What a server subscribes to."""
+        return f"{self._prefix}/s/+/+"
+
+    def to_client(self, client: str) -> str:
+        """What a client subscribes to."""
+        return f"{self._prefix}/c/{client}/+"
+
+    def way(self, topic: str) -> Way | None:
+        """Whose link a topic is; None if it is not of this form."""
+        prefix, *parts = topic.rsplit("/", 3)
+        if prefix != self._prefix or len(parts) != 3 or parts[0] not in ("s", "c"):
+            return None
+        way = Way(*parts)
+        known = _ID.fullmatch(way.client) and (_ID.fullmatch(way.link) or (way.to == "s" and way.link in (GONE, WHO)))
+        return way if known else None
+
+    def group_of(self, topic: str) -> str | None:
+        """Whose blocks a topic brings; None if it is not of this form."""
+        prefix, *parts = topic.rsplit("/", 2)
+        right = prefix == self._prefix and len(parts) == 2 and parts[0] == "g" and _ID.fullmatch(parts[1])
+        return parts[1] if right else None
+
+
+def new_id() -> str:
+    """Return an id that nobody else has, nor can guess."""
+    return secrets.token_hex(8)
+
+
+def server_id(prefix: str) -> str:
+    """Return the id at the broker of the server of a prefix: one for all that come, so that the last takes over.
+
+    Of letters and digits only: brokers take no `/` in an id where access lists have patterns.
+    """
+    return "netq-server-" + hashlib.sha256(prefix.encode()).hexdigest()[:16]

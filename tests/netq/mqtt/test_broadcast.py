@@ -1,0 +1,216 @@
+"""What goes to several clients enters the broker once, and one that is slow or lost harms nobody else."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import uuid
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from netq import NetworkLocation
+from netq.core import Communicator
+from netq.mqtt import packet
+from netq.mqtt.packet import Kind
+from netq.mqtt.topic import new_id
+from netq.testing.log import Log
+from netq.testing.proxy import Proxy
+from netq.testing.stage import LIMIT, Stage, introduce
+from tests.netq.mqtt.conftest import NewBroker, maker
+from tests.netq.mqtt.stranger import Stranger
+from tests.servers.mosquitto import Mosquitto
+
+MIB = 1024**2
+CLIENTS, MANY = 8, 100
+Proxies = Callable[[NetworkLocation], Proxy]
+Array = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+def model(size: int) -> Array:
+    return np.random.default_rng(1).random(size // 4, dtype=np.float32)
+
+
+def assert_all_got(clients: list[Communicator], data: Array) -> None:
+    for client in clients:
+        assert np.array_equal(client.get(timeout=LIMIT).data, data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker, workers: int) -> None:
+    broker = new_broker()
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server(workers=workers)
+        clients = [stage.client(server.netloc) for _ in range(CLIENTS)]
+        introduce(server, *clients)
+        data = model(64 * MIB)
+        before = broker.counter("bytes/received")
+        future = server.put(data)
+        assert_all_got(clients, data)
+        future.result(LIMIT)
+        received = broker.counter("bytes/received") - before
+    print(f"{workers} workers: {received / data.nbytes:.3f} of the message entered the broker")
+    assert data.nbytes < received <= 1.1 * data.nbytes
+
+
+@pytest.mark.slow
+def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe(broker: Mosquitto) -> None:
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(MANY)]
+        introduce(server, *clients)
+        data = model(4 * MIB)
+        before, start = broker.counter("bytes/received"), time.monotonic()
+        future = server.put(data)
+        assert_all_got(clients, data)
+        future.result(LIMIT)
+        seconds = time.monotonic() - start
+        received = broker.counter("bytes/received") - before
+    print(f"{MANY} clients: {received / data.nbytes:.2f} of the message entered the broker, in {seconds:.1f} s")
+    assert received <= 1.5 * data.nbytes
+    assert seconds < 10.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 4])
+def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
+    new_broker: NewBroker, proxies: Proxies, count: int
+) -> None:
+    broker = new_broker()
+    proxy = proxies(broker.netloc)
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        stuck = stage.client(proxy.netloc)
+        others = [stage.client(server.netloc) for _ in range(count - 1)]
+        introduce(server, stuck, *others)
+        before = broker.memory()
+        data = model(64 * MIB)
+        proxy.hold()
+        start = time.monotonic()
+        future = server.put(data)
+        assert_all_got(others, data)
+        seconds = time.monotonic() - start
+        broker.counter("bytes/received")  # a second later: what goes to the one that stands still is there
+        grown = broker.memory("VmHWM") - before
+        print(f"{count} clients: the broker grew by {grown / MIB:.1f} MiB; the others had all after {seconds:.1f} s")
+        assert not future.done()
+        assert grown < 16 * MIB
+        assert seconds < 10.0
+        proxy.release()
+        assert_all_got([stuck], data)
+        future.result(LIMIT)
+
+
+@pytest.mark.slow
+def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker: Mosquitto, proxies: Proxies) -> None:
+    proxy = proxies(broker.netloc)
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        clients = [stage.client(proxy.netloc), *[stage.client(server.netloc) for _ in range(3)]]
+        introduce(server, *clients)
+        data = model(64 * MIB)
+        proxy.cut_after(20 * MIB)
+        future = server.put(data)
+        assert_all_got(clients, data)
+        future.result(LIMIT)
+        assert_all_got_again(server, clients)
+
+
+@pytest.mark.slow
+def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: Log) -> None:
+    prefix = f"test/{new_id()}"
+    stranger = Stranger(broker.netloc, prefix)
+    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        data = model(64 * MIB)
+        future = server.put(data)
+        _, join = stranger.wait(Kind.JOIN, "c")
+        stranger.say(f"g/{join[packet.HEADER_SIZE :].hex()}", packet.block(10**6) + b"of nobody's")
+        log.wait("of a group is lost")
+        assert_all_got(clients, data)
+        future.result(LIMIT)
+    stranger.close()
+
+
+def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> None:
+    prefix = f"test/{new_id()}"
+    stranger = Stranger(broker.netloc, prefix)
+    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        server.put(bytes(10_000)).result(LIMIT)
+        server.put(bytes(10**6), clients[0].id).result(LIMIT)
+        assert all(client.get(timeout=LIMIT).data == bytes(10_000) for client in clients)
+        assert clients[0].get(timeout=LIMIT).data == bytes(10**6)
+        assert stranger.count(Kind.JOIN, "c") == 0
+        assert_all_got_again(server, clients)
+        stranger.wait(Kind.JOIN, "c", 3)
+    stranger.close()
+
+
+def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto) -> None:
+    prefix = f"test/{new_id()}"
+    stranger = Stranger(broker.netloc, prefix)
+    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        for _ in range(5):
+            assert_all_got_again(server, clients)
+        assert stranger.count(Kind.JOIN, "c") == 3
+        assert stranger.count(Kind.LEAVE, "c") == 0
+        other = stage.client(server.netloc)
+        introduce(server, other)
+        assert_all_got_again(server, [*clients, other])
+        assert stranger.count(Kind.JOIN, "c") == 7
+    stranger.close()
+
+
+def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquitto) -> None:
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(4)]
+        introduce(server, *clients)
+        wanted: dict[uuid.UUID, list[bytes]] = {client.id: [] for client in clients}
+        futures = []
+        for number in range(24):
+            some = [client for index, client in enumerate(clients) if (number >> index) % 2 or number % 3 == index]
+            data = bytes([number]) * (300_000 + 100_000 * (number % 7))
+            if some:
+                futures.append(server.put(data, *[client.id for client in some], lane=number % 3))
+            for client in some:
+                wanted[client.id].append(data)
+        for client in clients:
+            got = [client.get(timeout=LIMIT).data for _ in wanted[client.id]]
+            assert sorted(got) == sorted(wanted[client.id])
+        for future in futures:
+            future.result(LIMIT)
+
+
+def test_a_broadcast_that_is_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        for _ in range(10):
+            data = bytearray(range(256)) * (2 * MIB // 256)
+            future = server.put(pickle.PickleBuffer(data))
+            if future.cancel():
+                data[:] = bytes(len(data))  # it is the caller's again
+        server.put("end").result(LIMIT)
+        whole = bytearray(range(256)) * (2 * MIB // 256)
+        for client in clients:
+            while (got := client.get(timeout=LIMIT).data) != "end":
+                assert got == whole
+
+
+def assert_all_got_again(server: Communicator, clients: list[Communicator]) -> None:
+    """The links are in order: another broadcast comes too."""
+    future = server.put(bytes(range(256)) * 4096)
+    assert [client.get(timeout=LIMIT).data for client in clients] == [bytes(range(256)) * 4096] * len(clients)
+    future.result(LIMIT)

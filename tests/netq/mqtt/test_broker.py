@@ -1,0 +1,211 @@
+"""The broker is not there, goes, comes back, or is none: netq waits, says so once, and loses nothing."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import netq
+from netq import NetworkLocation, Purpose, SecurityOptions
+from netq.core import Communicator
+from netq.security import certificates
+from netq.testing.log import Log
+from netq.testing.proxy import Proxy
+from netq.testing.stage import LIMIT, Stage, introduce
+from tests.netq.mqtt.conftest import NewBroker, maker
+from tests.servers.mosquitto import Mosquitto
+
+Proxies = Callable[[NetworkLocation], Proxy]
+MANY = 1000
+SIZE = 4096
+
+
+def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(new_broker: NewBroker, log: Log) -> None:
+    broker = new_broker()
+    broker.kill()
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        client = stage.client(server.netloc)
+        future = client.put("hello")
+        log.wait("Connection refused; trying again until it answers", 2)
+        broker.start()
+        assert server.get(timeout=LIMIT).data == "hello"
+        future.result(LIMIT)
+        assert len(log.having("Connection refused")) == 2  # the server's line and the client's
+        assert len(log.having("connected to the broker")) == 1
+
+
+def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: Log) -> None:
+    with Stage(maker(broker.netloc)) as stage:
+        client = stage.client(broker.netloc, retry_min=20.0, retry_max=60.0)
+        future = client.put("hello")
+        other = stage.client(broker.netloc)  # it came to the broker later, and knocks sooner
+        log.wait("no server of")
+        stage.cut(other)
+        server = stage.server()
+        assert server.get(timeout=5.0).data == "hello"  # not 20 s
+        future.result(LIMIT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
+def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_their_middle(
+    new_broker: NewBroker, log: Log, to_server: bool
+) -> None:
+    broker = new_broker()
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        client = stage.client(server.netloc)
+        introduce(server, client)
+        sender, receiver = (client, server) if to_server else (server, client)
+        futures = [sender.put((number, bytes(SIZE))) for number in range(MANY)]
+        got = [receiver.get(timeout=LIMIT).data[0] for _ in range(MANY // 5)]
+        broker.kill()
+        acknowledged = sum(future.done() for future in futures)
+        log.wait("trying again until it answers", 2)
+        broker.start()
+        got += [receiver.get(timeout=LIMIT).data[0] for _ in range(MANY - len(got))]
+        assert got == list(range(MANY))
+        for future in futures:
+            future.result(LIMIT)
+        assert acknowledged < MANY, "the broker was killed too late to prove anything"
+        with pytest.raises(TimeoutError):
+            receiver.get(timeout=0.2)
+
+
+def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
+    broker: Mosquitto, proxies: Proxies
+) -> None:
+    proxy = proxies(broker.netloc)
+    with Stage(maker(broker.netloc)) as stage:
+        server = stage.server()
+        client = stage.client(proxy.netloc)
+        introduce(server, client)
+        data = bytes(range(256)) * (20 * 1024 * 4)
+        before = proxy.passed
+        proxy.cut_after(10 * 1024**2)
+        client.put(data).result(LIMIT)
+        assert server.get(timeout=LIMIT).data == data
+        assert proxy.passed - before < 1.4 * len(data)
+
+
+def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: Log) -> None:
+    broker = new_broker(user="ada", password="right")
+    with Stage(maker(broker.netloc, user="ada", password="wrong")) as stage:
+        stage.cut(stage.client(broker.netloc))
+        client = stage.client(broker.netloc)
+        line = log.wait("the broker refuses")
+        assert "Not authorized" in line
+        assert "user 'ada'" in line
+        assert "wrong" not in line
+        stage.cut(client)
+    with Stage(maker(broker.netloc)) as stage:
+        stage.server()
+        log.wait("(user None)")
+    with Stage(maker(broker.netloc, user="ada", password="right")) as stage:
+        introduce(stage.server(), stage.client(broker.netloc))
+
+
+class Quiet(http.server.BaseHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web() -> Iterator[NetworkLocation]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield NetworkLocation("127.0.0.1", server.server_address[1])
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_web_server_that_waits_for_a_line_is_no_broker(web: NetworkLocation, log: Log, purpose: Purpose) -> None:
+    with Stage(maker(web)) as stage:
+        opened(stage, purpose, web, handshake_timeout=0.3)
+        assert "it does not answer as a broker" in log.wait("trying again until it answers")
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_one_who_says_something_else_first_is_no_broker(log: Log, purpose: Purpose) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as talker:
+        netloc = NetworkLocation(*talker.getsockname())
+        with Stage(maker(netloc)) as stage:
+            opened(stage, purpose, netloc)
+            with talker.accept()[0] as sock:
+                sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+                assert "is no MQTT broker: it said b'SSH-2.0" in log.wait("trying again until it answers")
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_tcp_server_of_netq_is_no_broker(log: Log, purpose: Purpose) -> None:
+    options = netq.CommunicatorOptions(netloc=NetworkLocation(port=0))
+    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Stage(maker(other.netloc)) as stage:
+        opened(stage, purpose, other.netloc)
+        line = log.wait("trying again until it answers")
+        assert "no MQTT broker" in line or "is it a broker" in line
+
+
+def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        Stage(maker(NetworkLocation(*silent.getsockname()))) as stage,
+    ):
+        stage.client(NetworkLocation(*silent.getsockname()), handshake_timeout=0.2)
+        for _ in range(2):
+            silent.accept()[0].close()
+        log.wait("trying again until it answers")
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_tls_at_one_end_only_is_said(
+    broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: Log, purpose: Purpose
+) -> None:
+    with Stage(maker(tls_broker.netloc)) as stage:
+        opened(stage, purpose, tls_broker.netloc)
+        assert "is there TLS at both ends" in log.wait("trying again until it answers")
+    with Stage(maker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
+        opened(stage, purpose, broker.netloc)
+        assert "is there TLS at both ends" in log.wait("trying again until it answers", 2)
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_broker_that_cannot_prove_who_it_is_is_refused(
+    tls_broker: Mosquitto, tmp_path: Path, log: Log, purpose: Purpose
+) -> None:
+    others = certificates.make(tmp_path / "others")
+    with Stage(maker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
+        opened(stage, purpose, tls_broker.netloc)
+        assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")
+
+
+def opened(stage: Stage, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
+    return stage.server(netloc, **options) if purpose is Purpose.SERVER else stage.client(netloc, **options)
+
+
+def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBroker) -> None:
+    broker = new_broker(config="max_packet_size 5000")
+    with Stage(maker(broker.netloc)) as stage:
+        server, client = stage.pair()
+        data = bytes(range(256)) * 4000
+        client.put(data).result(LIMIT)
+        assert server.get(timeout=LIMIT).data == data
+        server.put(data, client.id).result(LIMIT)
+        assert client.get(timeout=LIMIT).data == data
+        assert "too large" not in broker.log.lower()
+
+
+def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:
+    with Stage(maker(broker.netloc)) as one, Stage(maker(broker.netloc)) as two:
+        pairs = [stage.pair() for stage in (one, two)]
+        for number, (server, _) in enumerate(pairs):
+            server.put(number).result(LIMIT)
+        assert [client.get(timeout=LIMIT).data for _, client in pairs] == [0, 1]
+        assert all(len(server.statistics()) == 1 for server, _ in pairs)

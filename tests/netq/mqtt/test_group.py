@@ -1,0 +1,208 @@
+"""Groups and shelves, by plain calls: the time is a number, and members are lists of what they were told."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from netq import ProtocolError
+from netq.mqtt.group import ALONE, ALONE_NOW, JOIN, KEPT, LEAD, STALL, WAIT, Block, Groups, Member, Publication
+from netq.mqtt.packet import Kind
+from netq.mqtt.shelf import ROOM, Shelf
+from netq.utils.stream import Stream
+
+SIZE = 100
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.id = uuid.uuid4()
+        self.told: list[tuple[Kind, str]] = []
+        self.woken = 0
+
+    def command(self, kind: Kind, group: str) -> None:
+        self.told.append((kind, group))
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+class Hall:
+    """Members, their groups, and a message for all of them."""
+
+    def __init__(self, count: int) -> None:
+        self.members = [Listener() for _ in range(count)]
+        self.groups = Groups(self.find)
+        self.stream = Stream([bytes(100 * SIZE)])
+        self.now = 0.0
+
+    def find(self, audience: tuple[uuid.UUID, ...]) -> list[Member]:
+        return [member for member in self.members if member.id in audience]
+
+    def place(self, member: Listener, number: int, stream: Stream | None = None) -> Publication:
+        audience = tuple(member.id for member in self.members)
+        return self.groups.place(member, Block(stream or self.stream, number * SIZE, audience, []), self.now)
+
+    def joined(self) -> str:
+        """Let the first come with a block, and all join; return the group."""
+        assert self.place(self.members[0], 0) == WAIT
+        for member in self.members:
+            kind, group = member.told[-1]
+            assert kind is Kind.JOIN
+            self.groups.joined(member, group)
+        return group
+
+
+def test_a_block_is_published_once_and_referred_to_by_all() -> None:
+    hall = Hall(3)
+    group = hall.joined()
+    assert hall.members[0].woken == 1
+    assert [hall.place(member, 0) for member in hall.members] == [
+        Publication(group, 1, new=True),
+        Publication(group, 1, new=False),
+        Publication(group, 1, new=False),
+    ]
+    assert hall.place(hall.members[2], 1) == Publication(group, 2, new=True)
+
+
+def test_nobody_is_ahead_of_the_slowest_by_more_than_the_lead() -> None:
+    hall = Hall(2)
+    group = hall.joined()
+    fast, slow = hall.members
+    assert all(hall.place(fast, number).new for number in range(LEAD))
+    assert hall.place(fast, LEAD) == WAIT
+    hall.groups.passed(fast, group, LEAD, hall.now)
+    assert hall.place(fast, LEAD) == WAIT
+    assert hall.place(slow, 0) == Publication(group, 1, new=False)
+    woken = fast.woken
+    hall.groups.passed(slow, group, 1, hall.now)
+    assert fast.woken == woken + 1
+    assert hall.place(fast, LEAD) == Publication(group, LEAD + 1, new=True)
+
+
+def test_one_without_progress_is_left_behind_and_the_others_have_another_group() -> None:
+    hall = Hall(3)
+    group = hall.joined()
+    slow, *others = hall.members
+    for number in range(LEAD):
+        for member in others:
+            hall.place(member, number)
+            hall.groups.passed(member, group, number + 1, hall.now)
+    assert hall.place(others[0], LEAD) == WAIT
+    hall.now = STALL - 0.01
+    hall.groups.tick(hall.now)
+    assert slow.told[-1] == (Kind.JOIN, group)
+    hall.now = STALL
+    hall.groups.tick(hall.now)
+    assert all(member.told[-1] == (Kind.LEAVE, group) for member in hall.members)
+    assert hall.place(slow, 0) == ALONE_NOW
+    assert hall.place(others[0], LEAD) == WAIT
+    assert [member.told[-1][0] for member in hall.members] == [Kind.LEAVE, Kind.JOIN, Kind.JOIN]
+    hall.now += ALONE
+    other = Stream([bytes(100 * SIZE)])
+    assert hall.place(slow, 0, other) == WAIT  # it may try again
+    assert slow.told[-1][0] is Kind.JOIN
+
+
+def test_those_who_do_not_join_in_time_are_left_behind() -> None:
+    hall = Hall(3)
+    assert hall.place(hall.members[0], 0) == WAIT
+    group = hall.members[0].told[0][1]
+    for member in hall.members[:2]:
+        hall.groups.joined(member, group)
+    hall.now = JOIN
+    hall.groups.tick(hall.now)
+    assert hall.place(hall.members[2], 0) == ALONE_NOW
+    assert hall.place(hall.members[0], 0) == WAIT
+    for member in hall.members[:2]:
+        hall.groups.joined(member, member.told[-1][1])
+    assert hall.place(hall.members[0], 0).new
+    assert not hall.place(hall.members[1], 0).new
+
+
+def test_a_pause_between_two_messages_is_no_lack_of_progress() -> None:
+    hall = Hall(2)
+    group = hall.joined()
+    for member in hall.members:
+        hall.place(member, 0)
+        hall.groups.passed(member, group, 1, hall.now)
+    hall.now = 1000.0
+    assert hall.place(hall.members[0], 1).new
+    hall.groups.tick(hall.now + STALL / 2)
+    assert not hall.place(hall.members[1], 1).new
+
+
+def test_a_lost_member_ends_the_group_and_is_told_nothing() -> None:
+    hall = Hall(3)
+    group = hall.joined()
+    lost = hall.members.pop()
+    hall.groups.lost(lost)
+    assert lost.told == [(Kind.JOIN, group)]
+    assert [member.told[-1] for member in hall.members] == [(Kind.LEAVE, group)] * 2
+
+
+def test_lanes_that_take_turns_otherwise_do_not_refer_back() -> None:
+    hall = Hall(2)
+    hall.joined()
+    one, two = hall.members
+    other = Stream([bytes(100 * SIZE)])
+    assert hall.place(one, 0).new
+    assert hall.place(one, 0, other).new
+    assert hall.place(two, 0, other).number == 2
+    assert hall.place(two, 0) == ALONE_NOW
+
+
+def test_one_alone_has_no_group() -> None:
+    hall = Hall(1)
+    assert hall.place(hall.members[0], 0) == ALONE_NOW
+    assert hall.members[0].told == []
+
+
+def test_few_groups_are_kept_those_used_last() -> None:
+    hall = Hall(KEPT + 2)
+    first = hall.members[0]
+    for other in hall.members[1:]:
+        hall.groups.place(first, Block(Stream([bytes(SIZE)]), 0, (first.id, other.id), []), hall.now)
+    assert [kind for kind, _ in hall.members[1].told] == [Kind.JOIN, Kind.LEAVE]
+    assert all([kind for kind, _ in member.told] == [Kind.JOIN] for member in hall.members[2:])
+
+
+def test_there_is_nothing_to_wait_for_when_nothing_is_under_way() -> None:
+    hall = Hall(2)
+    assert hall.groups.deadline() == float("inf")
+    group = hall.joined()
+    for member in hall.members:
+        hall.place(member, 0)
+    assert hall.groups.deadline() < 1.0
+    for member in hall.members:
+        hall.groups.passed(member, group, 1, hall.now)
+    assert hall.groups.deadline() == float("inf")
+
+
+def test_a_block_waits_on_the_shelf_for_its_reference_and_a_reference_for_its_block() -> None:
+    shelf = Shelf()
+    assert shelf.take(1) is None
+    shelf.put(1, memoryview(b"one"))
+    shelf.put(2, memoryview(b"two"))
+    assert bytes(shelf.take(1) or b"") == b"one"
+    assert bytes(shelf.take(2) or b"") == b"two"
+
+
+def test_a_block_that_others_passed_is_lost() -> None:
+    shelf = Shelf()
+    shelf.put(2, memoryview(b"two"))
+    with pytest.raises(ProtocolError, match="block 1 of a group is lost, block 2 has come"):
+        shelf.take(1)
+
+
+def test_a_shelf_keeps_so_many_and_no_block_twice() -> None:
+    shelf = Shelf()
+    for number in range(1, ROOM + 2):
+        shelf.put(number, memoryview(b"x"))
+    shelf.put(3, memoryview(b"again"))
+    with pytest.raises(ProtocolError):
+        shelf.take(1)
+    assert bytes(shelf.take(3) or b"") == b"x"
+    with pytest.raises(ProtocolError):
+        shelf.take(2)

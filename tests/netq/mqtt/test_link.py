@@ -1,0 +1,41 @@
+"""No packet is larger than was agreed: a broker drops what is, without a word."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from netq.mqtt.link import _packets
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from tests.netq.mqtt.conftest import maker
+from tests.servers.mosquitto import Mosquitto
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_packets_hold_all_bytes_in_order_and_none_too_many(size: int) -> None:
+    chance = random.Random(size)
+    buffers = [chance.randbytes(chance.randint(0, 3 * size)) for _ in range(20)]
+    packets = _packets(list(buffers), size)
+    assert b"".join(b"".join(packet) for packet in packets) == b"".join(buffers)
+    assert all(sum(map(len, packet)) == size for packet in packets[:-1])
+    assert 0 < sum(map(len, packets[-1])) <= size
+    assert _packets([], size) == []
+
+
+def test_short_and_long_messages_for_some_and_for_all_at_once_lose_no_link(broker: Mosquitto, log: Log) -> None:
+    """A part for several ends where the others' end, so it may come on top of what is in a packet already."""
+    with Stage(maker(broker.netloc, packet_size=4096)) as stage:
+        server = stage.server()
+        clients = [stage.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        sizes = [3000, 200_000, 10, 4095, 100_000, 5000]
+        futures = [server.put(bytes(size)) for size in sizes]
+        futures += [server.put(bytes(size), clients[0].id, lane=1) for size in sizes]
+        for client in clients[1:]:
+            assert [len(client.get(timeout=LIMIT).data) for _ in sizes] == sizes
+        assert sorted(len(clients[0].get(timeout=LIMIT).data) for _ in sizes * 2) == sorted(sizes * 2)
+        for future in futures:
+            future.result(LIMIT)
+        assert not log.having("expected")

@@ -1,0 +1,142 @@
+"""Packets and topics: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+
+from netq import ProtocolError
+from netq.mqtt import packet
+from netq.mqtt.packet import Kind
+from netq.mqtt.topic import GONE, WHO, Topics, Way, new_id, server_id
+
+BODIES = {
+    Kind.OPEN: packet.opening(262144),
+    Kind.WELCOME: packet.opening(1024, b"instance"),
+    Kind.DATA: b"any bytes",
+    Kind.BLOCK: packet.reference("0123456789abcdef", 2**40) + b"before it",
+    Kind.JOIN: b"8 bytes.",
+    Kind.JOINED: b"8 bytes.",
+    Kind.LEAVE: b"8 bytes.",
+    Kind.ACK: b"",
+    Kind.PROBE: b"",
+    Kind.CLOSE: b"",
+    Kind.RESET: b"why",
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_packet_comes_back_as_it_was(kind: Kind) -> None:
+    came = packet.decode(packet.header(kind, 2**63, 7, 65535) + BODIES[kind])
+    assert (came.kind, came.number, came.received, came.room) == (kind, 2**63, 7, 65535)
+    assert came.body == BODIES[kind]
+
+
+def test_the_header_is_as_the_page_says() -> None:
+    assert packet.header(Kind.DATA, 1, 2, 3).hex() == "03" + "0000000000000001" + "0000000000000002" + "0003"
+    assert packet.opening(262144).hex() == "6e657471" + "01" + "00040000"
+
+
+@pytest.mark.parametrize("size", range(packet.HEADER_SIZE))
+def test_a_header_that_is_cut_short_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        packet.decode(packet.header(Kind.DATA, 1, 1, 1)[:size])
+
+
+@pytest.mark.parametrize("kind", set(range(256)) - set(Kind))
+def test_an_unknown_kind_is_refused(kind: int) -> None:
+    with pytest.raises(ProtocolError, match=f"unknown kind {kind}"):
+        packet.decode(bytes([kind]) + bytes(100))
+
+
+@pytest.mark.parametrize("kind", [Kind.ACK, Kind.PROBE, Kind.CLOSE])
+def test_what_has_no_body_is_refused_with_one(kind: Kind) -> None:
+    with pytest.raises(ProtocolError, match="with 1 bytes"):
+        packet.decode(packet.header(kind, 0, 0, 0) + b"x")
+
+
+@pytest.mark.parametrize("kind", [Kind.OPEN, Kind.WELCOME])
+def test_an_opening_of_any_other_length_is_refused(kind: Kind) -> None:
+    assert packet.read_opening(decoded(kind, BODIES[kind])).size in (262144, 1024)
+    for body in [BODIES[kind][:size] for size in range(len(BODIES[kind]))] + [BODIES[kind] + b"x"]:
+        with pytest.raises(ProtocolError):
+            packet.read_opening(decoded(kind, body))
+
+
+def test_another_version_is_named_with_ours() -> None:
+    with pytest.raises(ProtocolError, match=r"version 7 .* version 1"):
+        packet.read_opening(decoded(Kind.OPEN, b"netq\x07 and whatever it has"))
+
+
+def test_an_opening_that_is_not_the_first_is_refused() -> None:
+    late = packet.decode(packet.header(Kind.OPEN, 1, 0, 8) + BODIES[Kind.OPEN])
+    with pytest.raises(ProtocolError, match="it is the first"):
+        packet.read_opening(late)
+
+
+def test_groups_blocks_and_hellos_come_back() -> None:
+    group, number, before = packet.read_reference(decoded(Kind.BLOCK, BODIES[Kind.BLOCK]))
+    assert (group, number, bytes(before)) == ("0123456789abcdef", 2**40, b"before it")
+    assert packet.read_group(decoded(Kind.JOIN, bytes(range(8)))) == "0001020304050607"
+    number, data = packet.read_block(packet.block(9) + b"data")
+    assert (number, bytes(data)) == (9, b"data")
+    assert packet.read_hello(packet.hello(b"instance", here=True)) == (b"instance", True)
+    assert packet.read_hello(packet.hello(b"instance", here=False)) == (b"instance", False)
+    assert packet.read_reason(decoded(Kind.RESET, b"\xff" * 300)) == "�" * packet.REASON
+
+
+@pytest.mark.parametrize("size", [0, 7, 9])
+def test_groups_and_hellos_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        packet.read_group(decoded(Kind.LEAVE, bytes(size)))
+    with pytest.raises(ProtocolError):
+        packet.read_hello(bytes(size + (size == 9)))
+
+
+@pytest.mark.parametrize("size", range(9))
+def test_an_empty_block_is_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        packet.read_block(bytes(size))
+
+
+@pytest.mark.parametrize("prefix", ["netq", "site/1/netq", "ä b"])
+def test_a_topic_says_whose_link_it_is(prefix: str) -> None:
+    topics = Topics(prefix)
+    for way in (Way("s", new_id(), new_id()), Way("c", new_id(), new_id()), Way("s", new_id(), GONE)):
+        assert topics.way(topics.link(way)) == way
+    assert topics.way(topics.link(Way("s", new_id(), WHO))) is not None
+    group = new_id()
+    assert topics.group_of(topics.group(group)) == group
+    assert topics.to_server == f"{prefix}/s/+/+"
+    assert topics.to_client("c1") == f"{prefix}/c/c1/+"
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "netq",
+        "netq/hello",
+        "netq/s/0123456789abcdef",
+        "netq/s/0123456789abcdef/0123456789ABCDEF",
+        "netq/s/0123456789abcdef/0123456789abcdef\n",
+        "netq/x/0123456789abcdef/0123456789abcdef",
+        "netq/c/0123456789abcdef/gone",
+        "netq/s/gone/0123456789abcdef",
+        "other/s/0123456789abcdef/0123456789abcdef",
+        "more/netq/s/0123456789abcdef/0123456789abcdef",
+        "netq/s/0123456789abcdef/0123456789abcdef/0123456789abcdef",
+        "netq/g/0123456789abcdef",
+    ],
+)
+def test_a_foreign_topic_is_nobodys(topic: str) -> None:
+    assert Topics("netq").way(topic) is None
+    assert Topics("netq").group_of(topic) == ("0123456789abcdef" if topic.startswith("netq/g/") else None)
+
+
+def test_the_id_of_a_server_is_one_for_its_prefix() -> None:
+    assert server_id("a/b+c#") == server_id("a/b+c#") != server_id("a/b")
+    assert server_id("a/b+c#").replace("-", "").isalnum()
+
+
+def decoded(kind: Kind, body: bytes) -> packet.Packet:
+    return packet.decode(packet.header(kind, 0, 0, 8) + body)

@@ -1,0 +1,142 @@
+"""Who else publishes under the prefix: garbage is ignored, and what breaks a link breaks that link only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from netq import MqttOptions
+from netq.core import Communicator
+from netq.mqtt import packet
+from netq.mqtt.packet import Kind
+from netq.mqtt.topic import new_id
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from tests.netq.mqtt.conftest import maker
+from tests.netq.mqtt.stranger import Stranger
+from tests.servers.mosquitto import Mosquitto
+
+EMPTY = packet.header(Kind.ACK, 0, 0, 0)
+BAD = [b"", b"x", b"\0" * 19, b"\xff" * 19, b"\x63" + b"\0" * 18, EMPTY + b"more", EMPTY[:-1]]
+OPENS = [
+    packet.header(Kind.OPEN, 0, 0, 0),
+    packet.header(Kind.OPEN, 7, 0, 0) + packet.opening(100),
+    packet.header(Kind.OPEN, 0, 0, 9) + packet.opening(0),
+    packet.header(Kind.OPEN, 0, 0, 9) + b"netq\x09\0\0\0\1",
+    packet.header(Kind.OPEN, 0, 0, 9) + b"qten\x01\0\0\0\1",
+]
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test/{new_id()}"
+
+
+@pytest.fixture
+def stage(broker: Mosquitto, prefix: str) -> Iterator[Stage]:
+    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stranger(broker: Mosquitto, prefix: str) -> Iterator[Stranger]:
+    stranger = Stranger(broker.netloc, prefix)
+    yield stranger
+    stranger.close()
+
+
+def echoed(server: Communicator, client: Communicator) -> None:
+    introduce(server, client)
+    server.put("and back", client.id).result(LIMIT)
+    assert client.get(timeout=LIMIT).data == "and back"
+
+
+def test_retained_garbage_disturbs_nobody(stage: Stage, stranger: Stranger) -> None:
+    topics = ["hello", f"s/{new_id()}/{new_id()}", f"s/{new_id()}/gone", f"g/{new_id()}", "nothing/of/ours"]
+    for topic in topics:
+        stranger.say(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
+    echoed(*stage.pair())
+    for topic in topics:
+        stranger.say(topic, b"", 1, retain=True)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_what_makes_no_sense_is_ignored_and_said_once(stage: Stage, stranger: Stranger, log: Log, qos: int) -> None:
+    server, client = stage.pair()
+    mine = [f"s/{new_id()}/{new_id()}", "hello", "s/1/2", f"s/{new_id()}/GONE", f"c/{new_id()}/{new_id()}"]
+    for topic in mine:
+        for payload in (*BAD, *OPENS, bytes(70_000)):
+            stranger.say(topic, payload, qos)
+    echoed(server, client)
+    assert len(log.having("is ignored")) <= 2  # one of them the server's, one the client's
+    assert server.statistics()[client.id].connected
+
+
+def test_an_open_of_another_version_is_told_both(stage: Stage, stranger: Stranger, log: Log) -> None:
+    stage.server()
+    log.wait("connected to the broker")
+    stranger.say(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
+    _, answer = stranger.wait(Kind.RESET, "c")
+    assert b"version 9" in answer
+    assert b"version 1" in answer
+
+
+def test_a_reset_is_not_answered_by_a_reset(stage: Stage, stranger: Stranger) -> None:
+    server, client = stage.pair()
+    ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
+    for way in ways:
+        stranger.say(way, packet.header(Kind.RESET, 0, 0, 0), 1)
+        stranger.say(way, packet.header(Kind.CLOSE, 0, 0, 0), 1)
+    stranger.say(ways[0], packet.header(Kind.DATA, 5, 0, 0) + b"lost", 1)
+    stranger.wait(Kind.RESET, "c")
+    echoed(server, client)
+    assert stranger.count(Kind.RESET, "c") == 1
+
+
+@pytest.mark.parametrize("to", ["s", "c"])
+def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
+    stage: Stage, stranger: Stranger, log: Log, to: str
+) -> None:
+    server, client = stage.pair()
+    server.put("down", client.id).result(LIMIT)
+    assert client.get(timeout=LIMIT).data == "down"
+    topic, _ = stranger.wait(Kind.DATA, to)
+    stranger.say(topic, packet.header(Kind.DATA, 1000, 0, 8) + b"?")
+    stranger.wait(Kind.OPEN, "s", 2)
+    for number in range(100):
+        client.put(number)
+        server.put(number, client.id)
+    assert [server.get(timeout=LIMIT).data for _ in range(100)] == list(range(100))
+    assert [client.get(timeout=LIMIT).data for _ in range(100)] == list(range(100))
+    assert log.having("with number 1000 came, expected")
+
+
+def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(stage: Stage, stranger: Stranger) -> None:
+    server, client = stage.pair()
+    topic, first = stranger.wait(Kind.DATA, "s")
+    stranger.say(topic, first, 2)
+    stranger.wait(Kind.OPEN, "s", 2)
+    echoed(server, client)
+    with pytest.raises(TimeoutError):
+        server.get(timeout=0.1)
+
+
+def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(stage: Stage, stranger: Stranger) -> None:
+    """The server is told of packets that the client never sent: a probe says so, as it would of one that was lost."""
+    server, client = stage.pair()
+    topic, _ = stranger.wait(Kind.DATA, "s")
+    stranger.say(topic, packet.header(Kind.PROBE, 50, 0, 8))
+    stranger.wait(Kind.OPEN, "s", 2)
+    echoed(server, client)
+
+
+@pytest.mark.parametrize("prefix_", ["", "a+b", "a#", "a\0b", "$SYS", "/a"])
+def test_a_prefix_that_no_topic_may_begin_with_is_refused(prefix_: str) -> None:
+    with pytest.raises(ValueError, match=r"MqttOptions\.prefix"):
+        MqttOptions(prefix=prefix_)
+
+
+def test_a_prefix_of_several_words_is_one_name(broker: Mosquitto) -> None:
+    with Stage(maker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
+        echoed(*stage.pair())

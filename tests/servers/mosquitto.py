@@ -1,0 +1,152 @@
+"""A real mosquitto on a port of its own: started, killed and started again by a test, and asked for its figures.
+
+Owns one child process and a folder that the test gives it, with the configuration, the passwords and the log. Nothing
+is kept over a restart: the broker has no persistence.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import paho.mqtt.client as paho
+import pytest
+
+from netq import NetworkLocation
+
+_PROGRAM = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+_PASSWORDS = shutil.which("mosquitto_passwd")
+_LIMIT = 20.0  # seconds for what takes milliseconds
+
+
+class Mosquitto:
+    """A broker at `netloc`, TLS if it has a certificate; with a user, it lets nobody else in."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        certificate: Path | None = None,
+        key: Path | None = None,
+        user: str = "",
+        password: str = "",
+        config: str = "",
+    ) -> None:
+        if _PROGRAM is None:
+            reason = "no mosquitto here; `apt install mosquitto` brings it"
+            if os.environ.get("NETQ_FAULTS") == "must":
+                pytest.fail(reason)
+            pytest.skip(reason)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.netloc = NetworkLocation("127.0.0.1", _free_port())
+        self._folder = folder
+        self._log = folder / "mosquitto.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        lines = [
+            f"listener {self.netloc.port} {self.netloc.host}",
+            "persistence false",
+            "sys_interval 1",
+            "log_type all",
+            "user root" if os.geteuid() == 0 else "",
+        ]
+        if certificate is not None:
+            lines += [f"certfile {certificate}", f"keyfile {key}"]
+        lines += self._passwords(user, password) if user else ["allow_anonymous true"]
+        (folder / "mosquitto.conf").write_text("\n".join([*lines, config, ""]), encoding="utf-8")
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        """The process, for those who measure it."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What it has said."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def start(self) -> None:
+        """Start, and wait until it listens. Again after `kill`, at the same address."""
+        with self._log.open("ab") as log:
+            command = [str(_PROGRAM), "-c", str(self._folder / "mosquitto.conf")]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.monotonic() + _LIMIT
+        while not self._listens():
+            assert self._process.poll() is None, f"mosquitto ended: {self.log}"
+            assert time.monotonic() < deadline, f"mosquitto does not listen: {self.log}"
+            threading.Event().wait(0.01)
+
+    def kill(self) -> None:
+        """End it at once, as `kill -9` does; what it had in its queues is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """End it as it wishes to end."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(_LIMIT)
+            self._process = None
+
+    def memory(self, name: str = "VmRSS") -> int:
+        """Return the bytes that it has in memory; with VmHWM the most that it had."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) * 1024
+
+    def counter(self, name: str) -> int:
+        """Return a figure of $SYS/broker, as of now: it is asked until it has been told twice (each second)."""
+        values: list[int] = []
+        done = threading.Event()
+
+        def came(client: paho.Client, data: object, message: paho.MQTTMessage) -> None:
+            if not message.retain:
+                values.append(int(message.payload))
+                done.set()
+
+        asker = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)  # type: ignore[attr-defined]
+        asker.on_message = came
+        asker.connect(*self.netloc)
+        asker.subscribe(f"$SYS/broker/{name}")
+        asker.loop_start()
+        try:
+            assert done.wait(_LIMIT), f"$SYS/broker/{name} is not told"
+        finally:
+            asker.disconnect()
+            asker.loop_stop()
+        return values[-1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _passwords(self, user: str, password: str) -> list[str]:
+        path = self._folder / "passwords"
+        path.touch(mode=0o600)
+        subprocess.run([str(_PASSWORDS), "-b", str(path), user, password], check=True, capture_output=True)
+        return ["allow_anonymous false", f"password_file {path}"]
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self.netloc, timeout=_LIMIT).close()
+        except ConnectionRefusedError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
