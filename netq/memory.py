@@ -65,6 +65,11 @@ class Memory:
             except IndexError:  # another thread was faster
                 return
 
+    def retire(self) -> None:
+        """Keep no idle block any more, nor any that comes back."""
+        self._keep = 0
+        self.trim()
+
     def age(self) -> None:
         """Let the blocks go that have been idle since before the last call."""
         while self._idle and self._idle[0][0] < self._era:

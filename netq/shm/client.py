@@ -1,0 +1,56 @@
+"""The connecting side of shared memory."""
+
+from __future__ import annotations
+
+from netq import core
+from netq.link import Owner
+from netq.loop import Loop
+from netq.memory import KEEP
+from netq.options import CommunicatorOptions, Purpose
+from netq.shm import channel, rendezvous
+from netq.shm.control import Control
+from netq.shm.link import Link
+from netq.shm.segments import Pool
+
+
+class Connector:
+    """A transport: each `open` is one attempt."""
+
+    def __init__(self, owner: Owner, loop: Loop) -> None:
+        rendezvous.check(owner.options)
+        rendezvous.check_client(owner.options.netloc)
+        self.netloc = owner.options.netloc
+        self._owner = owner
+        self._loop = loop
+        self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
+        self._closed = False
+
+    def open(self) -> None:
+        """Connect, which succeeds at once or not at all."""
+        self._loop.call(self._connect)
+
+    def close(self) -> None:
+        """Connect no more."""
+        self._closed = True
+
+    def _connect(self) -> None:
+        if self._closed:
+            return None
+        try:
+            control = Control(rendezvous.connect(self.netloc))
+        except OSError as error:
+            return self._owner.lost(None, error)
+        try:
+            found = channel.bring(control)
+        except OSError as error:
+            control.sock.close()
+            return self._owner.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))
+        address = "{}:{}".format(*self.netloc)
+        return self._owner.attach(Link(self._owner, self._loop, control, found, self._pool, address))
+
+
+class Communicator(core.Communicator):
+    """A client on shared memory, of a server of the same user on this machine. Raises InvalidOption."""
+
+    def __init__(self, options: CommunicatorOptions | None = None) -> None:
+        super().__init__(options, Purpose.CLIENT, Connector)

@@ -1,0 +1,90 @@
+"""What a link receives: the stream's bytes, out of the ring to where the connection wants them, or beside it.
+
+Owned by a link; never waits. Raises ProtocolError or RingError for a peer that does what it must not: the link is lost
+then, and nothing else suffers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from netq.connection import Connection
+from netq.errors import ProtocolError
+from netq.events import Event
+from netq.shm import record
+from netq.shm.record import Kind, Record
+from netq.shm.ring import Reader
+from netq.shm.segments import Place, Segments
+
+
+class Inbound:
+    """Takes records out of the ring, and bytes of the stream into the connection."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        connection: Connection,
+        segments: Segments,
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> None:
+        self.deaf = False  # the link is closing: what comes is for nobody
+        self._reader = reader
+        self._connection = connection
+        self._segments = segments
+        self._deliver = deliver
+        self._header = memoryview(bytearray(record.SIZE))
+        self._granted = 0  # bytes that the peer writes beside
+
+    def next(self) -> Record | None:
+        """Return the next record, if there is one; the bytes of DATA are still in the ring."""
+        ready = self._reader.ready()
+        if not ready:
+            return None
+        if ready < record.SIZE:
+            raise ProtocolError(f"{ready} bytes of a record that has {record.SIZE}")
+        self._reader.read_into(self._header)
+        said = Record.unpack(self._header)
+        if said.kind == Kind.DATA and not 0 < said.size <= ready - record.SIZE:
+            raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")
+        return said
+
+    def data(self, said: Record) -> None:
+        """Take the bytes that follow in the ring."""
+        if self._granted:
+            raise ProtocolError(f"bytes in the ring before {self._granted} that come beside it")
+        left = said.size
+        while left and not self.deaf:
+            n = self._reader.read_into(self._connection.buffer()[:left])
+            left -= n
+            self._came(n)
+        self._reader.skip(left)
+
+    def offer(self, said: Record) -> tuple[int, Place] | None:
+        """Return how many of the announced bytes may be written where; None: let them come in the ring."""
+        if self._granted or not said.size:
+            raise ProtocolError(f"{said.size} bytes are announced before {self._granted} others have come")
+        view = self._connection.buffer()[: said.size]
+        place = self._segments.find(view)
+        if place is None:
+            return None
+        self._granted = len(view)
+        return len(view), place
+
+    def wrote(self, said: Record) -> None:
+        """Take bytes that the peer has written beside the ring."""
+        if not 0 < said.size <= self._granted:
+            raise ProtocolError(f"{said.size} bytes were written beside the ring, {self._granted} were allowed")
+        self._granted -= said.size
+        if not self.deaf:
+            self._came(said.size)
+
+    def stopped(self) -> None:
+        """The rest of what was granted comes in the ring."""
+        if not self._granted:
+            raise ProtocolError("the peer cannot write where it was not asked to")
+        self._granted = 0
+
+    def _came(self, n: int) -> None:
+        if events := self._connection.received(n, time.monotonic()):
+            self._deliver(events)

@@ -1,0 +1,269 @@
+"""Two rings, the socket that rings their bells, and the Connection whose bytes they carry. In a loop; never waits.
+
+    flush ──► Outbound.push ──► ring ──► the peer's Inbound ──► its connection          what is small
+                  └── ANNOUNCE ──► GRANT ──► pwritev into its segment ──► WROTE ──►     what is large
+
+A link looks into its rings when the peer rings the bell, until it finds nothing; then it says that it sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Sequence
+
+from netq.errors import ProtocolError
+from netq.events import Event
+from netq.link import Owner
+from netq.loop import READ, Loop, Timer
+from netq.memory import Buffer
+from netq.shm.channel import Channel
+from netq.shm.control import BELL, REFUSED, SEGMENT, Control, Packet
+from netq.shm.files import Files
+from netq.shm.inbound import Inbound
+from netq.shm.outbound import Outbound
+from netq.shm.record import Kind, Record
+from netq.shm.ring import RingError
+from netq.shm.segments import Pool, Segments
+
+_NUMBER = struct.Struct("<I")
+_READS, _WRITES = 64, 8  # records taken, and sent, before the others have their turn
+_AGE = 10.0  # seconds after which memory that nobody uses is given back
+_PARTING = 1.0  # seconds to wait for a peer that does not take the rest
+
+
+class Link:
+    """Moves bytes between two rings and a connection."""
+
+    def __init__(self, owner: Owner, loop: Loop, control: Control, channel: Channel, pool: Pool, address: str) -> None:
+        self.connection = owner.connect()
+        self.address = address
+        self.peer: object | None = None
+        self._owner = owner
+        self._loop = loop
+        self._control = control
+        self._channel = channel
+        self._writer, self._reader = channel.writer, channel.reader
+        self._segments = Segments(self.connection, pool, self._released)
+        self._in = Inbound(self._reader, self.connection, self._segments, self._deliver)
+        self._out = Outbound(self._writer, self._take)
+        self._files = Files()
+        self._aging: Timer | None = None
+        self._closing = self._gone = self._hung_up = False
+        self._parting: Timer | None = None
+        self._settle(loop)
+
+    def flush(self) -> None:
+        """Send until there is nothing to send, or the peer must make room."""
+        if not self._gone:
+            self._guarded(self._send)
+
+    def keep(self) -> None:
+        """Go on with copies, of one batch at most."""
+        self._out.keep()
+
+    def close(self) -> None:
+        """Send what the connection has left to say, then end: the peer finds it in the ring."""
+        if self._closing or self._gone:
+            return
+        self._closing = self._in.deaf = True
+        self._parting = self._loop.at(time.monotonic() + _PARTING, self._go)
+        self.flush()
+
+    def move(self, loop: Loop) -> None:
+        """Go on in another loop."""
+        self._loop.forget(self._control.sock)
+        self._loop = loop
+        loop.call(self._settle, loop)
+
+    def _settle(self, loop: Loop) -> None:
+        """Begin in a loop: something may have come before."""
+        if not self._gone:
+            loop.watch(self._control.sock, READ, self._rung)
+            loop.call(self._turn, loop)
+
+    def _rung(self, mask: int) -> None:
+        self._guarded(self._listen)
+        if not self._gone:
+            self._turn(self._loop)
+
+    def _listen(self) -> bool:
+        """Take one packet, if there is one: nearly always there is just one."""
+        try:
+            packet = self._control.receive()
+        except BlockingIOError:
+            return False
+        except ConnectionError:  # it ended without having read ours; what it said before counts all the same
+            packet = None
+        if packet is None:
+            self._hung_up = True
+        else:
+            self._heard(packet)
+        return packet is not None
+
+    def _heard(self, packet: Packet) -> None:
+        kind, body, fd = packet
+        if kind == SEGMENT and len(body) == _NUMBER.size:
+            self._files.add(_NUMBER.unpack(body)[0], fd)
+            return
+        if fd is not None:
+            os.close(fd)
+        if kind == REFUSED:
+            raise ConnectionRefusedError(f"the peer refuses: {body.decode(errors='replace')}")
+        if kind != BELL:
+            raise ProtocolError(f"a packet of kind {kind} and {len(body)} bytes")
+
+    def _turn(self, loop: Loop) -> None:
+        """Take what is there, send what is due, and sleep when there is nothing more; only in its own loop."""
+        if self._gone or loop is not self._loop:
+            return
+        self._reader.wake()
+        self._guarded(self._receive)
+        if not self._gone:
+            self._guarded(self._send)
+        if not self._gone:
+            self._guarded(self._rest)
+
+    def _rest(self) -> None:
+        if not self._reader.sleep():
+            self._loop.call(self._turn, self._loop)
+        elif self._hung_up:
+            raise ConnectionResetError("the peer hung up")
+
+    def _receive(self) -> None:
+        for _ in range(_READS):
+            said = self._in.next()
+            if said is None:
+                break
+            self._do(said)
+            if self._gone:
+                return
+        self._wake_peer()
+
+    def _do(self, said: Record) -> None:
+        match said.kind:
+            case Kind.DATA:
+                self._in.data(said)
+            case Kind.ANNOUNCE:
+                self._answer(said)
+            case Kind.GRANT:
+                self._await_file(said.segment)
+                fd = self._files.place(said.segment, said.offset, said.size)
+                self._out.granted(fd, said.offset, said.size)
+            case Kind.INLINE:
+                self._out.inline()
+            case Kind.WROTE:
+                self._in.wrote(said)
+            case Kind.STOPPED:
+                self._in.stopped()
+            case Kind.RELEASE:
+                self._await_file(said.segment)
+                self._files.close(said.segment)
+            case _:
+                raise ProtocolError(f"a record of kind {said.kind}")
+
+    def _answer(self, announced: Record) -> None:
+        """Say where the announced bytes may go. A link that is closing says nothing: it is about to end."""
+        if self._closing:
+            return
+        found = self._in.offer(announced)
+        if found is None:
+            self._out.say(Record(Kind.INLINE))
+            return
+        self._age_later()
+        size, place = found
+        if place.fd is None or self._hand_over(place.segment, place.fd):
+            self._out.say(Record(Kind.GRANT, place.segment, place.offset, size))
+        else:
+            self._in.stopped()
+            self._out.say(Record(Kind.INLINE))
+
+    def _hand_over(self, segment: int, fd: int) -> bool:
+        """Return whether the peer has the descriptor; not if its socket is full, or too many are under way."""
+        try:
+            self._control.send(SEGMENT, _NUMBER.pack(segment), fd)
+        except OSError:
+            return False
+        self._segments.sent(segment)
+        return True
+
+    def _await_file(self, number: int) -> None:
+        """The descriptor of a segment is in the socket before the first record that names it is in the ring."""
+        while number not in self._files:
+            if not self._listen():
+                raise ProtocolError(f"segment {number}, which was never sent")
+
+    def _age_later(self) -> None:
+        if self._aging is None:
+            self._aging = self._loop.at(time.monotonic() + _AGE, self._age, self._loop)
+
+    def _age(self, loop: Loop) -> None:
+        """Give segments back that no message has needed for a while."""
+        self._aging = None
+        if not self._gone and loop is self._loop:
+            self._segments.memory.age()
+            if self._segments.used:
+                self._age_later()
+
+    def _send(self) -> None:
+        for _ in range(_WRITES):
+            if not self._out.push():
+                break
+        else:
+            self._loop.call(self._more, self._loop)
+        self._wake_peer()
+        if self._out.blocked and not self._writer.sleep():
+            self._loop.call(self._more, self._loop)
+        if self._closing and self._out.empty:
+            self._go()
+
+    def _more(self, loop: Loop) -> None:
+        if loop is self._loop:
+            self.flush()
+
+    def _wake_peer(self) -> None:
+        if self._writer.bell() | self._reader.bell():
+            self._control.ring()
+
+    def _take(self, limit: int) -> list[Buffer]:
+        return self.connection.to_send(limit, time.monotonic())
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        self._owner.deliver(self, events)
+
+    def _released(self, number: int) -> None:
+        """A segment is gone, in whatever thread its last view died."""
+        self._loop.call(self._release, number)
+
+    def _release(self, number: int) -> None:
+        if not self._gone:
+            self._guarded(lambda: self._out.say(Record(Kind.RELEASE, number)))
+            self.flush()
+
+    def _guarded(self, step: Callable[[], object]) -> None:
+        """Run a step; what goes wrong is the end of the link."""
+        try:
+            step()
+        except (OSError, ProtocolError, RingError) as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        if not self._gone:
+            self._go()
+            if not self._closing:
+                self._owner.lost(self, error)
+
+    def _go(self) -> None:
+        if self._gone:
+            return
+        self._gone = True
+        for timer in (self._parting, self._aging):
+            if timer is not None:
+                timer.cancel()
+        self._out.clear()
+        self._loop.forget(self._control.sock)
+        self._control.sock.close()
+        self._segments.end()
+        self._loop.call(self._channel.close)  # not now: the step that has led here may still look into it
+        self._files.clear()

@@ -1,0 +1,69 @@
+"""Memory that two processes share: a descriptor without a name in any file system, whose size is sealed.
+
+The seals are why neither side can harm the other: memory that cannot shrink gives no SIGBUS to whoever has mapped it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import resource
+from pathlib import Path
+
+from netq.errors import ProtocolError
+
+_SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW (linux/fcntl.h)
+_ADD_SEALS, _GET_SEALS = 1033, 1034
+_CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 0x1, 0x2, 0x8  # linux/memfd.h
+
+
+def make(size: int) -> int:
+    """Return the descriptor of fresh memory, whose pages come as they are used; raises OSError."""
+    fd = _create()
+    try:
+        os.ftruncate(fd, size)
+        if strict():
+            os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def inspect(fd: int) -> int:
+    """Return the size of a peer's memory; raises ProtocolError unless it is memory and sealed.
+
+    Any other kind of file could make whoever writes to it wait, or die.
+    """
+    try:
+        seals = fcntl.fcntl(fd, _GET_SEALS)
+    except OSError as error:
+        raise ProtocolError("the descriptor that the peer sent is no shared memory") from error
+    if seals & _SEALS != _SEALS:
+        raise ProtocolError(f"the peer's shared memory has the seals {seals:#x}; expected {_SEALS:#x}")
+    return os.fstat(fd).st_size
+
+
+def scarce(fd: int) -> bool:
+    """Return whether this descriptor's number, the lowest that was free, says that half of all are in use."""
+    return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+
+
+def strict() -> bool:
+    """Return whether the system counts each page before it is used: then one that is not to be had kills its user."""
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:  # a container without /proc/sys: as most systems are
+        return False
+
+
+def _create() -> int:
+    flags = _CLOEXEC | _ALLOW_SEALING
+    try:
+        return os.memfd_create("netq", flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 6.3
+            raise
+        return os.memfd_create("netq", flags)

@@ -1,0 +1,210 @@
+"""What a link sends: the connection's bytes, in the ring or beside it, and the records of both sides' transfers.
+
+Small buffers are copied into the ring. The body of a frame that is large is announced, and written to where the
+peer wants it, by the system and straight from the user's buffers (pwritev: it does not map the peer's memory, and lets
+other threads run). One at a time, for all that follows must wait in its place.
+
+Owned by a link; never waits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from netq.errors import ProtocolError
+from netq.memory import Buffer
+from netq.shm import record
+from netq.shm.record import Kind, Record
+from netq.shm.ring import Writer
+
+BESIDE = 128 * 1024  # bytes from which a body goes beside the ring (measured: docs/design.md)
+BATCH = 8 * 1024 * 1024  # bytes taken from the connection at once, and announced at once at most
+_PIECE = 1024 * 1024  # bytes written beside before the others have their turn
+_RECORDS = 1024  # that may wait for room in the ring
+_VECTOR = 512  # buffers in one pwritev; Linux takes 1024 (IOV_MAX)
+
+
+@dataclass
+class _Run:
+    """Buffers that go one way."""
+
+    buffers: list[memoryview]
+    size: int
+    beside: bool
+    kept: bool = False  # the buffers are copies
+
+
+@dataclass
+class _Grant:
+    """Where the peer wants bytes."""
+
+    fd: int
+    offset: int
+    size: int
+
+
+class Outbound:
+    """Moves bytes on as far as the peer lets it."""
+
+    def __init__(self, writer: Writer, take: Callable[[int], list[Buffer]]) -> None:
+        self.blocked = False  # the ring is too full for what is next
+        self._writer = writer
+        self._take = take
+        self._records: deque[Record] = deque()
+        self._runs: deque[_Run] = deque()
+        self._announced = False  # the first run
+        self._grant: _Grant | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether all that was taken and said is gone."""
+        return not self._runs and not self._records
+
+    def say(self, said: Record) -> None:
+        """Send a record, before any more of the stream; raises ProtocolError if the peer has long read none."""
+        if len(self._records) >= _RECORDS:
+            raise ProtocolError(f"the peer has left {_RECORDS} records unread")
+        self._records.append(said)
+
+    def push(self) -> bool:
+        """Send some; return whether there may be more that can be sent now."""
+        self.blocked = False
+        if not self._push_records():
+            return False
+        if self._announced:
+            return self._grant is not None and self._write(self._grant)
+        if not self._runs and not self._fill():
+            return False
+        if self._runs[0].beside:
+            self._announced = True
+            self.say(Record(Kind.ANNOUNCE, size=self._runs[0].size))
+            return self._push_records()
+        return self._push_data()
+
+    def keep(self) -> None:
+        """Go on with copies."""
+        for run in self._runs:
+            if not run.kept:
+                run.buffers = [memoryview(bytes(buffer)) for buffer in run.buffers]
+                run.kept = True
+
+    def clear(self) -> None:
+        """The link is gone: hold nobody's memory any more."""
+        self._runs.clear()
+        self._records.clear()
+
+    def granted(self, fd: int | None, offset: int, size: int) -> None:
+        """The peer says where the announced bytes may go; raises ProtocolError."""
+        if not self._announced or self._grant is not None or not 0 < size <= self._runs[0].size:
+            raise ProtocolError(f"the peer grants {size} bytes that were not announced")
+        if fd is None:
+            self._stop(self._runs[0])
+        else:
+            self._grant = _Grant(fd, offset, size)
+
+    def inline(self) -> None:
+        """The peer wants the announced bytes in the ring."""
+        if not self._announced or self._grant is not None:
+            raise ProtocolError("the peer refuses bytes that were not announced")
+        self._end_beside()
+        self._runs[0].beside = False
+
+    def _fill(self) -> bool:
+        buffers = self._take(BATCH)
+        size = sum([len(buffer) for buffer in buffers])
+        if size >= BESIDE:
+            self._runs = deque(_group(buffers))
+        elif size:
+            self._runs.append(_Run([memoryview(buffer) for buffer in buffers], size, False))
+        return size > 0
+
+    def _push_records(self) -> bool:
+        while self._records:
+            if self._writer.room() < record.SIZE:
+                self.blocked = True
+                return False
+            self._writer.write([self._records.popleft().pack()])
+        return True
+
+    def _push_data(self) -> bool:
+        run = self._runs[0]
+        size = min(run.size, self._writer.room() - record.SIZE)
+        if size <= 0:
+            self.blocked = True
+            return False
+        head, run.buffers = (run.buffers, []) if size == run.size else _split(run.buffers, size)
+        self._writer.write([Record.data(size), *head])
+        self._count(run, size)
+        return True
+
+    def _write(self, grant: _Grant) -> bool:
+        run = self._runs[0]
+        piece, _ = _split(run.buffers[:_VECTOR], min(grant.size, _PIECE))
+        try:
+            size = os.pwritev(grant.fd, piece, grant.offset)
+        except OSError:  # no memory, or more than this process may write: the ring has room
+            size = 0
+        if not size:
+            self._stop(run)
+            return self._push_records()
+        _, run.buffers = _split(run.buffers, size)
+        grant.offset += size
+        grant.size -= size
+        if not grant.size:
+            self._end_beside()
+            run.beside = run.size - size >= BESIDE
+        self.say(Record(Kind.WROTE, size=size))
+        self._count(run, size)
+        return self._push_records()
+
+    def _stop(self, run: _Run) -> None:
+        self._end_beside()
+        run.beside = False
+        self.say(Record(Kind.STOPPED))
+
+    def _end_beside(self) -> None:
+        self._announced, self._grant = False, None
+
+    def _count(self, run: _Run, size: int) -> None:
+        run.size -= size
+        if not run.size:
+            self._runs.popleft()
+
+
+def _group(buffers: Iterable[Buffer]) -> list[_Run]:
+    """Join neighbours that go one way. Headers are bytes and bodies are views, so a large body is a run of its own."""
+    runs: list[_Run] = []
+    body: bool | None = None
+    for buffer in buffers:
+        if not len(buffer):
+            continue
+        if body is not isinstance(buffer, memoryview):
+            body = isinstance(buffer, memoryview)
+            runs.append(_Run([], 0, False))
+        runs[-1].buffers.append(memoryview(buffer))
+        runs[-1].size += len(buffer)
+        runs[-1].beside = body and runs[-1].size >= BESIDE
+    return _join(runs)
+
+
+def _join(runs: list[_Run]) -> list[_Run]:
+    joined: list[_Run] = []
+    for run in runs:
+        if joined and not run.beside and not joined[-1].beside:
+            joined[-1].buffers += run.buffers
+            joined[-1].size += run.size
+        else:
+            joined.append(run)
+    return joined
+
+
+def _split(buffers: list[memoryview], size: int) -> tuple[list[memoryview], list[memoryview]]:
+    """The first `size` bytes, and the rest; for one who knows that there are as many."""
+    for i, buffer in enumerate(buffers):
+        if size < len(buffer):
+            return [*buffers[:i], buffer[:size]] if size else buffers[:i], [buffer[size:], *buffers[i + 1 :]]
+        size -= len(buffer)
+    return buffers, []

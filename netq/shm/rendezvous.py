@@ -1,0 +1,227 @@
+"""Where peers on one host find each other: an abstract Unix socket for a port, or a socket at a path.
+
+Called by the transports; says in a sentence why an address will not do. Waits for nothing: names other than this
+machine's own are not looked up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import random
+import secrets
+import socket
+import stat
+import struct
+import sys
+
+from netq.errors import AddressError, InvalidOption
+from netq.options import CommunicatorOptions, NetworkLocation
+
+_BACKLOG = 1024
+_FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
+_LONGEST = 107  # bytes of a socket's path (unix(7))
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class Door:
+    """A listening socket, and the file that it has, if any."""
+
+    def __init__(self, sock: socket.socket, netloc: NetworkLocation, file: tuple[int, int] | None = None) -> None:
+        self.sock = sock
+        self.netloc = netloc
+        self._file = file  # device and inode
+
+    def close(self) -> None:
+        """Listen no more; remove the file, if it is still ours."""
+        with contextlib.suppress(OSError):
+            if self._file is not None and _identity(self.netloc.host) == self._file:
+                os.unlink(self.netloc.host)
+        self.sock.close()
+
+
+def check(options: CommunicatorOptions) -> None:
+    """Raise InvalidOption if this system has no such shared memory, or it needs what the options ask for."""
+    if not sys.platform.startswith("linux") or sys.maxsize < 2**32 or not hasattr(os, "memfd_create"):
+        raise InvalidOption("Protocol.SHM: shared memory needs Linux and a 64-bit Python; use Protocol.TCP here")
+    if options.security is not None:
+        raise InvalidOption(
+            "CommunicatorOptions.security: shared memory takes none: nothing leaves this machine, and the kernel says "
+            "who the peer is (only processes of one user are connected); expected None"
+        )
+
+
+def is_here(host: str) -> bool:
+    """Return whether a host's name or address is this machine's."""
+    if host.startswith("/") or host in ("localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified or _can_bind(address)
+
+
+def listen(netloc: NetworkLocation) -> Door:
+    """Listen; raises AddressError."""
+    if not is_here(netloc.host):
+        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {_elsewhere(netloc.host)}")
+    try:
+        return _listen_at_path(netloc) if netloc.host.startswith("/") else _listen_at_port(netloc)
+    except OSError as error:
+        where = netloc.host if netloc.host.startswith("/") else f"{netloc.host}:{netloc.port}"
+        advice = "choose another path" if netloc.host.startswith("/") else "choose another port, or 0 for a free one"
+        why = error.strerror or str(error)
+        raise AddressError(f"cannot listen at {where} (netloc): {why}; {advice}") from error
+
+
+def connect(netloc: NetworkLocation) -> socket.socket:
+    """Connect to a server of the same user; raises OSError. Unix sockets connect at once or not at all."""
+    sock = _socket()
+    try:
+        sock.connect(_name(netloc))
+        check_user(sock)
+    except BlockingIOError as error:
+        sock.close()
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "too many wait at its door") from error
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def check_client(netloc: NetworkLocation) -> None:
+    """Raise InvalidOption if no server can be there."""
+    if not is_here(netloc.host):
+        raise InvalidOption(f"CommunicatorOptions.netloc: {_elsewhere(netloc.host)}")
+
+
+def check_user(sock: socket.socket) -> None:
+    """Raise PermissionError if the peer is another user's process, the superuser's too."""
+    pid, uid = _peer(sock)
+    if uid != os.geteuid():
+        raise PermissionError(
+            errno.EPERM,
+            f"process {pid} is of user {uid}, this one of {os.geteuid()}; shared memory joins one user's own",
+        )
+
+
+def process(sock: socket.socket) -> int:
+    """Return the peer's process id, for people."""
+    return _peer(sock)[0]
+
+
+def _peer(sock: socket.socket) -> tuple[int, int]:
+    data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(data)
+    return pid, uid
+
+
+def _elsewhere(host: str) -> str:
+    return (
+        f"{host!r} is not this machine, and shared memory does not leave it; expected localhost, an address or the "
+        f"name of this machine ({socket.gethostname()}), or the path of a socket; use Protocol.TCP for other machines"
+    )
+
+
+def _name(netloc: NetworkLocation) -> str:
+    return netloc.host if netloc.host.startswith("/") else f"\0netq:{netloc.port}"
+
+
+def _socket() -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    return sock
+
+
+def _listen_at_port(netloc: NetworkLocation) -> Door:
+    for port in [netloc.port] if netloc.port else random.sample(_FREE, len(_FREE)):
+        found = NetworkLocation(netloc.host, port)
+        sock = _socket()
+        try:
+            sock.bind(_name(found))
+            sock.listen(_BACKLOG)
+            return Door(sock, found)
+        except OSError as error:
+            sock.close()
+            if netloc.port or error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, "no port is free")
+
+
+def _listen_at_path(netloc: NetworkLocation) -> Door:
+    """Listen under a name of its own first: so whoever finds the path finds a server, or what is left of one."""
+    path = netloc.host
+    if len(os.fsencode(path)) > _LONGEST:
+        raise OSError(errno.ENAMETOOLONG, f"the path is too long for a socket, which takes {_LONGEST} bytes")
+    own = _neighbour(path)
+    sock = _socket()
+    try:
+        sock.bind(own)
+        try:
+            os.chmod(own, 0o600)
+            sock.listen(_BACKLOG)
+            _link(own, path)
+        finally:
+            os.unlink(own)
+        return Door(sock, netloc, _identity(path))
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _link(own: str, path: str) -> None:
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        _remove_stale(path)
+        os.link(own, path)
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket of a dead server; raises FileExistsError if it lives, or is none."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+    if _is_alive(path):
+        raise FileExistsError(errno.EADDRINUSE, "a server listens there")
+    aside = _neighbour(path)
+    os.rename(path, aside)
+    try:
+        if _is_alive(aside):  # another has taken the place between our look and our grip
+            os.link(aside, path)
+            raise FileExistsError(errno.EADDRINUSE, "a server listens there")
+    finally:
+        os.unlink(aside)
+
+
+def _neighbour(path: str) -> str:
+    """A name of our own in the same directory."""
+    return f"{os.path.dirname(path).rstrip('/')}/.{secrets.token_hex(4)}"
+
+
+def _is_alive(path: str) -> bool:
+    with _socket() as sock:
+        try:
+            sock.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # it is full, or of another kind, or not for us
+            return True
+        return True
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _can_bind(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.bind((str(address), 0))
+    except OSError:
+        return False
+    return True

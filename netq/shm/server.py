@@ -1,0 +1,142 @@
+"""The listening side of shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+
+from netq import core
+from netq.errors import ProtocolError
+from netq.link import Owner
+from netq.loop import READ, Loop, Timer
+from netq.memory import KEEP
+from netq.options import CommunicatorOptions, Purpose
+from netq.shm import channel, rendezvous
+from netq.shm.control import REFUSED, Control
+from netq.shm.link import Link
+from netq.shm.segments import Pool
+
+log = logging.getLogger("netq")
+
+_ACCEPTS = 64  # connections accepted before the others have their turn
+_PAUSE = 1.0  # seconds, when the system has no descriptors left
+
+
+class Listener:
+    """A transport: accepts connections, and makes links of those that bring their rings."""
+
+    def __init__(self, owner: Owner, loop: Loop) -> None:
+        rendezvous.check(owner.options)
+        self.netloc = owner.options.netloc
+        self._owner = owner
+        self._loop = loop
+        self._door: rendezvous.Door | None = None
+        self._guests: dict[Control, Timer] = {}  # have not said HELLO; and what cuts them
+        self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
+        self._starved = False  # and the log has been told
+
+    def open(self) -> None:
+        """Listen; raises AddressError."""
+        self._door = rendezvous.listen(self.netloc)
+        self.netloc = self._door.netloc
+        self._loop.watch(self._door.sock, READ, self._accept)
+
+    def close(self) -> None:
+        """Listen no more."""
+        if self._door is not None:
+            self._loop.forget(self._door.sock)
+            self._door.close()
+            self._door = None
+        for guest in list(self._guests):
+            self._dismiss(guest)
+
+    def _accept(self, mask: int) -> None:
+        for _ in range(_ACCEPTS):
+            if self._door is None:
+                return
+            try:
+                sock, _ = self._door.sock.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue  # it was gone before we looked
+            except OSError as error:
+                self._pause(error)
+                return
+            self._starved = False
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        try:
+            rendezvous.check_user(sock)
+        except OSError as error:
+            log.warning("%s: %s; the connection was closed", self._where, error.strerror)
+            sock.close()
+            return
+        guest = Control(sock)
+        late = time.monotonic() + self._owner.options.connection.handshake_timeout
+        self._guests[guest] = self._loop.at(late, self._dismiss, guest)
+        self._loop.watch(sock, READ, lambda mask: self._greeted(guest))
+
+    def _greeted(self, guest: Control) -> None:
+        try:
+            packet = guest.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = None
+        if packet is None:
+            self._dismiss(guest)
+            return
+        try:
+            found = channel.take(packet)
+        except (OSError, ProtocolError) as error:
+            self._refuse(guest, str(error))
+        else:
+            self._forget(guest)
+            address = f"{self._where}, process {rendezvous.process(guest.sock)}"
+            self._owner.attach(Link(self._owner, self._loop, guest, found, self._pool, address))
+        finally:
+            if packet.fd is not None:
+                os.close(packet.fd)
+
+    def _refuse(self, guest: Control, reason: str) -> None:
+        log.warning("%s: %s; the connection was closed", self._where, reason)
+        with contextlib.suppress(OSError):
+            guest.send(REFUSED, reason.encode()[:256])
+        self._dismiss(guest)
+
+    def _dismiss(self, guest: Control) -> None:
+        self._forget(guest)
+        guest.sock.close()
+
+    def _forget(self, guest: Control) -> None:
+        self._guests.pop(guest).cancel()
+        self._loop.forget(guest.sock)
+
+    def _pause(self, error: OSError) -> None:
+        """The system has no descriptor or memory for another: those who knock wait in its queue."""
+        if not self._starved:
+            log.warning("%s: no connection can be accepted for now: %s", self._where, error)
+        self._starved = True
+        if self._door is not None:
+            self._loop.forget(self._door.sock)
+        self._loop.at(time.monotonic() + _PAUSE, self._resume)
+
+    def _resume(self) -> None:
+        if self._door is not None:
+            self._loop.watch(self._door.sock, READ, self._accept)
+
+    @property
+    def _where(self) -> str:
+        return "{}:{}".format(*self.netloc)
+
+
+class Communicator(core.Communicator):
+    """A server on shared memory, for clients of the same user on this machine. Raises AddressError, InvalidOption."""
+
+    def __init__(self, options: CommunicatorOptions | None = None) -> None:
+        super().__init__(options, Purpose.SERVER, Listener)

@@ -1,0 +1,45 @@
+"""A stage whose communicators share memory, and processes of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from subprocess import PIPE
+
+import pytest
+
+import netq
+from netq import CommunicatorOptions, Protocol, Purpose
+from netq.core import Communicator
+from netq.testing.stage import Stage
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+collect_ignore_glob = [] if sys.platform.startswith("linux") else ["test_*.py"]
+
+
+def make_shm(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+    return netq.new(Protocol.SHM, purpose, options)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage(make_shm) as stage:
+        yield stage
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start Python processes; they are ended with the test."""
+    with ExitStack() as stack:
+
+        def start(code: str, *args: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-W", "error", "-c", code, *map(str, args)]
+            process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start

@@ -1,0 +1,274 @@
+"""Large messages lie in segments: written once, used again, given back; and what happens when there can be none."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from netq.core import Communicator
+from netq.memory import LARGE, Memory
+from netq.shm import link, memfd
+from netq.shm.segments import MOST, Pool, Segments
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from tests.netq.shm.conftest import Start
+
+MIB = 2**20
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def lies_in(array: Array) -> str:
+    """The file that this process has mapped there."""
+    address = array.__array_interface__["data"][0]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, _, _, _, *path = line.split(maxsplit=5)
+        low, high = (int(end, 16) for end in span.split("-"))
+        if low <= address < high:
+            return path[0] if path else ""
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def send(sender: Communicator, receiver: Communicator, array: Array) -> Array:
+    future = sender.put(array)
+    got: Array = receiver.get(timeout=LIMIT).data
+    future.result(LIMIT)
+    return got
+
+
+def mapped() -> list[str]:
+    return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:netq" in line]
+
+
+def test_an_array_lies_where_the_peer_has_written_it(stage: Stage) -> None:
+    server, client = stage.pair()
+    sent = np.random.default_rng(1).random((300, 1000), dtype=np.float32)
+    got = send(client, server, sent)
+    assert lies_in(got).startswith("/memfd:netq")
+    assert np.array_equal(got, sent)
+    assert got.flags.writeable
+    assert lies_in(send(client, server, sent[:10])) == ""  # a small one does not
+    send(server, client, got)
+
+
+def test_a_message_of_many_arrays_of_all_sizes(stage: Stage) -> None:
+    server, client = stage.pair()
+    chance = np.random.default_rng(2)
+    sent = {f"layer {n}": chance.random(size, dtype=np.float32) for n, size in enumerate([1, 10, 5000, 40_000] * 300)}
+    for _ in range(3):
+        client.put(sent)
+        got = server.get(timeout=LIMIT).data
+        assert all(np.array_equal(got[name], array) for name, array in sent.items())
+
+
+def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Stage) -> None:
+    server, client = stage.pair()
+    sent = np.ones(MIB)
+    first = send(client, server, sent)
+    second = send(client, server, sent)
+    assert len({first.ctypes.data, second.ctypes.data}) == 2
+    address = first.ctypes.data
+    del first
+    third = send(client, server, sent * 3)
+    assert third.ctypes.data == address
+    assert second.sum() == MIB  # and nobody else has written there
+
+
+def test_segments_are_not_lent_to_another_peer(stage: Stage) -> None:
+    server, one = stage.pair()
+    other = stage.client(server.netloc)
+    introduce(server, other)
+    addresses = {name: send(client, server, np.ones(MIB)).ctypes.data for name, client in (("a", one), ("b", other))}
+    assert addresses["a"] != addresses["b"]
+    assert send(one, server, np.ones(MIB)).ctypes.data == addresses["a"]
+
+
+def test_idle_segments_are_given_back_by_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_AGE", 0.02)
+    server, client = stage.pair()
+    before = len(memfds())
+    send(client, server, np.ones(MIB))
+    assert len(memfds()) == before + 2  # that of the mapping, and the sender's
+    deadline = time.monotonic() + LIMIT
+    while len(memfds()) > before and time.monotonic() < deadline:
+        introduce(server, client)  # what passes between meanwhile
+    assert len(memfds()) == before
+    assert send(client, server, np.ones(MIB)).sum() == MIB
+
+
+def memfds() -> list[str]:
+    found = []
+    for file in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(os.readlink(file))
+        except OSError:
+            continue
+    return [target for target in found if "memfd:netq" in target]
+
+
+def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Stage) -> None:
+    before = len(mapped())
+    server, client = stage.pair()
+    kept, other = send(client, server, np.ones(MIB)), send(client, server, np.ones(MIB))
+    send(client, server, np.ones(2 * MIB))
+    stage.cut(client)
+    stage.cut(server)
+    gc.collect()
+    assert len(mapped()) == before + 2
+    del other
+    assert len(mapped()) == before + 1
+    assert kept.sum() == MIB
+    del kept
+    gc.collect()
+    assert len(mapped()) == before
+
+
+def test_more_arrays_than_there_may_be_segments(stage: Stage) -> None:
+    server, client = stage.pair()
+    got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MOST + 20)]
+    assert [int(array[0]) for array in got] == list(range(MOST + 20))
+    kinds = [lies_in(array).startswith("/memfd:netq") for array in got]
+    assert kinds == [True] * MOST + [False] * 20
+
+
+def test_nothing_has_a_name_in_a_file_system(stage: Stage) -> None:
+    before = sorted(Path("/dev/shm").iterdir())
+    server, client = stage.pair()
+    got = send(client, server, np.ones(MIB))
+    assert sorted(Path("/dev/shm").iterdir()) == before
+    assert all("(deleted)" in line for line in mapped())
+    assert got.sum() == MIB
+
+
+def test_both_directions_at_once(stage: Stage) -> None:
+    server, client = stage.pair()
+    sent = np.random.default_rng(3).random(3 * MIB, dtype=np.float32)
+    futures = [side.put(sent * n) for n in range(1, 6) for side in (server, client)]
+    for n in range(1, 6):
+        for side in (server, client):
+            assert np.array_equal(side.get(timeout=LIMIT).data, sent * n)
+    for future in futures:
+        future.result(LIMIT)
+
+
+def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(stage: Stage) -> None:
+    server, client = stage.pair(window=2**30)
+    client.put(np.ones(8 * MIB))
+    client.put("small", lane=1)
+    assert isinstance(server.get(timeout=LIMIT).data, str)
+    assert server.get(timeout=LIMIT).data.sum() == 8 * MIB
+
+
+def test_a_message_that_is_cancelled_in_the_middle(stage: Stage) -> None:
+    server, client = stage.pair()
+    for n in range(20):
+        data = np.full(2 * MIB, n)
+        future = client.put(data)
+        client.put(n)
+        if not future.cancel():
+            future.result(LIMIT)
+            assert server.get(timeout=LIMIT).data[-1] == n
+        data[:] = -1  # it is ours again
+        assert server.get(timeout=LIMIT).data == n
+
+
+def test_a_fork_keeps_what_it_saw(stage: Stage) -> None:
+    server, client = stage.pair()
+    got = send(client, server, np.ones(MIB))
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        os.read(read, 1)  # until the parent has written, or is no more
+        os._exit(0 if got.sum() == MIB else 1)
+    try:
+        del got
+        assert send(client, server, np.zeros(MIB)).sum() == 0
+    finally:
+        os.close(write)
+        os.close(read)
+        status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_idle_segments_of_all_links_together_are_bounded() -> None:
+    class Connection:
+        source: Memory | None = None
+
+    class Link:
+        def released(self, number: int) -> None:
+            pass
+
+    pool, owners = Pool(4 * MIB), [Link() for _ in range(5)]
+    members = [Segments(Connection(), pool, owner.released) for owner in owners]  # type: ignore[arg-type]
+    for member in members:
+        member.memory.take(2 * MIB)  # and gone at once
+    assert sum(member.memory.idle for member in members) <= 4 * MIB + 2 * (2 * MIB)
+    for member in members:
+        member.end()
+
+
+def test_a_descriptor_number_says_that_they_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (100, 100))
+    assert [memfd.scarce(fd) for fd in (3, 49, 50, 99)] == [False, False, True, True]
+
+
+LIMITED = """
+import json, resource, sys
+from pathlib import Path
+import numpy as np
+import netq, netq.shm.client
+which, when = sys.argv[3:5]
+def limit():
+    if which == "size":
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    else:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+if when == "before":
+    limit()
+options = netq.CommunicatorOptions(netloc=(sys.argv[1], int(sys.argv[2])))
+with netq.new(netq.Protocol.SHM, options=options) as client:
+    if when == "after":
+        client.put("hello").result(30)
+        limit()
+    client.put(np.arange(1_000_000)).result(30)
+    got = [client.get(timeout=30).data for _ in range(8)]
+    assert all(np.array_equal(array, np.arange(1_000_000)) for array in got)
+    print(json.dumps(Path("/proc/self/maps").read_text().count("memfd:netq")))
+"""
+
+
+@pytest.mark.parametrize("which", ["size", "descriptors"])
+def test_without_segments_the_ring_does(stage: Stage, start: Start, log: Log, which: str) -> None:
+    server = stage.server()
+    process = start(LIMITED, *server.netloc, which, "before")
+    peer, data = server.get(timeout=LIMIT)
+    assert np.array_equal(data, np.arange(1_000_000))
+    for _ in range(8):
+        server.put(data, peer)
+    out, errors = process.communicate(timeout=LIMIT)
+    assert (process.returncode, errors) == (0, "")
+    assert not log.having("lost (")  # no link had to be given up for it
+    assert json.loads(out) < 8  # the rings, and the few segments that were possible
+
+
+def test_without_memory_for_rings_a_client_says_so(stage: Stage, start: Start) -> None:
+    server = stage.server()
+    code = """
+import resource, sys, netq, netq.shm.client
+from netq.testing.log import Log
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+with Log() as log:
+    client = netq.new(netq.Protocol.SHM, options=netq.CommunicatorOptions(netloc=(sys.argv[1], int(sys.argv[2]))))
+    log.wait("no memory for the rings: File too large")
+    client.close(0)
+"""
+    _, errors = start(code, *server.netloc).communicate(timeout=LIMIT)
+    assert errors == ""
+    introduce(server, stage.client(server.netloc))

@@ -1,0 +1,400 @@
+"""A hostile process of the same user: its link is lost, in one line of the log, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from pickle import PickleBuffer
+
+import pytest
+
+from netq import Closed, Delivery, Unreadable, wire
+from netq.core import Communicator
+from netq.shm import channel, memfd, rendezvous
+from netq.shm.channel import RING, Channel
+from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control
+from netq.shm.record import Kind, Record
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage, introduce
+from netq.wire import Frame, Greeting, message_header
+
+GREETING = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
+MAGIC, VERSION = b"NETQ-SHM", struct.pack("<H", 1)
+
+
+class Stranger:
+    """The client's side of a link, in our hands."""
+
+    def __init__(self, server: Communicator) -> None:
+        self.control = Control(rendezvous.connect(server.netloc))
+        self.channel: Channel | None = None
+
+    def say(self, *parts: bytes) -> None:
+        """Put bytes into the ring and ring the bell."""
+        if self.channel is None:
+            self.channel = channel.bring(self.control)
+        self.channel.writer.write(parts)
+        self.control.ring()
+
+    def hears(self) -> Record:
+        """Wait for the next record that is no DATA."""
+        assert self.channel is not None
+        self.control.sock.settimeout(LIMIT)
+        reader = self.channel.reader
+        while True:
+            if not reader.ready():
+                self.wait()
+                continue
+            header = memoryview(bytearray(24))
+            reader.read_into(header)
+            said = Record.unpack(header)
+            if said.kind != Kind.DATA:
+                return said
+            reader.skip(said.size)
+
+    def wait(self) -> None:
+        """Wait for the bell, if there is nothing in the ring."""
+        assert self.channel is not None
+        if self.channel.reader.sleep():
+            packet = self.control.receive()
+            assert packet is not None
+            if packet.fd is not None:
+                os.close(packet.fd)
+        self.channel.reader.wake()
+
+    def is_cut(self) -> bool:
+        self.control.sock.settimeout(LIMIT)
+        try:
+            while packet := self.control.receive():
+                if packet.fd is not None:
+                    os.close(packet.fd)
+        except ConnectionResetError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.control.sock.close()
+        if self.channel is not None:
+            self.channel.close()
+
+
+Meet = Callable[[Communicator], Stranger]
+
+
+@pytest.fixture
+def meet() -> Iterator[Meet]:
+    with ExitStack() as stack:
+
+        def meet(server: Communicator) -> Stranger:
+            stranger = Stranger(server)
+            stack.callback(stranger.close)
+            return stranger
+
+        yield meet
+
+
+def data(*parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return Record.data(len(body)) + body
+
+
+def unharmed(stage: Stage, server: Communicator) -> None:
+    introduce(server, stage.client(server.netloc))
+
+
+@pytest.mark.parametrize(
+    ("packet", "complaint"),
+    [
+        (b"GET / HTTP/1.1", "the peer does not speak netq: its first packet is b'GET / HTTP/1.1'"),
+        (bytes([HELLO]) + b"NETQ-MEM" + VERSION, "it begins with b'NETQ-MEM', expected b'NETQ-SHM'"),
+        (bytes([HELLO]) + MAGIC + b"\2\0", "the peer speaks version 2 of shared memory, this side version 1"),
+        (bytes([HELLO]) + MAGIC + VERSION, "the peer's rings did not come"),
+        (bytes([HELLO]) + MAGIC + VERSION + b"more", "the peer does not speak netq"),
+        (bytes([BELL]), "the peer does not speak netq"),
+    ],
+    ids=str,
+)
+def test_a_first_packet_that_is_no_hello(stage: Stage, log: Log, meet: Meet, packet: bytes, complaint: str) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.control.sock.send(packet)
+    assert complaint in log.wait("the connection was closed")
+    stranger.control.sock.settimeout(LIMIT)
+    answer = stranger.control.receive()
+    assert answer is not None
+    assert (answer.kind, complaint.encode() in answer.body) == (REFUSED, True)
+    unharmed(stage, server)
+
+
+def sized(size: int) -> int:
+    return memfd.make(size)
+
+
+def unsealed(size: int) -> int:
+    fd = os.memfd_create("unsealed", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    return fd
+
+
+def pipe(size: int) -> int:
+    read, write = os.pipe()
+    os.close(write)
+    return read
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "complaint"),
+    [
+        (unsealed, 2 * RING, "has the seals 0x0; expected 0x7"),
+        (pipe, 0, "the descriptor that the peer sent is no shared memory"),
+        (lambda size: os.open("/dev/null", os.O_RDWR), 0, "is no shared memory"),
+        (sized, 4096, "two rings in 4096 bytes"),
+        (sized, 2 * RING + 4096, "two rings in"),
+        (sized, 2**40, "two rings in 1099511627776 bytes"),
+    ],
+)
+def test_rings_that_are_no_rings(
+    stage: Stage, log: Log, meet: Meet, make: Callable[[int], int], size: int, complaint: str
+) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    fd = make(size)
+    stranger.control.send(HELLO, MAGIC + VERSION, fd)
+    os.close(fd)
+    assert complaint in log.wait("the connection was closed")
+    assert stranger.is_cut()
+    unharmed(stage, server)
+
+
+@pytest.mark.parametrize(
+    ("records", "complaint"),
+    [
+        (b"x", "1 bytes of a record that has 24"),
+        (Record(0).pack(), "a record of kind 0"),
+        (Record(99).pack(), "a record of kind 99"),
+        (Record.data(0), "0 bytes are said to follow, 0 do"),
+        (Record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
+        (Record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
+        (data(b"HTTP" * 10), "no frame of netq"),
+        (Record(Kind.ANNOUNCE).pack(), "0 bytes are announced"),
+        (Record(Kind.GRANT, 1, 0, 100).pack(), "segment 1, which was never sent"),
+        (Record(Kind.INLINE).pack(), "refuses bytes that were not announced"),
+        (Record(Kind.WROTE, size=10).pack(), "10 bytes were written beside the ring, 0 were allowed"),
+        (Record(Kind.STOPPED).pack(), "cannot write where it was not asked to"),
+        (Record(Kind.RELEASE, 7).pack(), "segment 7, which was never sent"),
+    ],
+    ids=str,
+)
+def test_records_that_make_no_sense(stage: Stage, log: Log, meet: Meet, records: bytes, complaint: str) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say(records)
+    assert complaint in log.wait("the connection was closed")
+    assert stranger.is_cut()
+    unharmed(stage, server)
+
+
+def begin_message(stranger: Stranger, size: int) -> Record:
+    """Become known to the server, and announce the body of a message; return its answer."""
+    stranger.say(data(GREETING))
+    wait_for_greeting(stranger)
+    stranger.say(data(message_header(0, size, 1, size)) + Record(Kind.ANNOUNCE, size=size).pack())
+    return stranger.hears()
+
+
+def wait_for_greeting(stranger: Stranger) -> None:
+    assert stranger.channel is not None
+    stranger.control.sock.settimeout(LIMIT)
+    while not stranger.channel.reader.ready():
+        stranger.wait()
+
+
+SIZE = 256 * 1024  # all that may be sent unasked, and enough for a segment
+
+
+@pytest.mark.parametrize(
+    ("records", "complaint"),
+    [
+        (Record(Kind.WROTE, size=SIZE + 1).pack(), f"{SIZE + 1} bytes were written beside the ring, {SIZE} were"),
+        (Record(Kind.WROTE).pack(), "0 bytes were written beside"),
+        (data(b"x"), f"bytes in the ring before {SIZE} that come beside it"),
+        (Record(Kind.ANNOUNCE, size=10).pack(), f"10 bytes are announced before {SIZE} others"),
+    ],
+    ids=str,
+)
+def test_a_transfer_that_is_none(stage: Stage, log: Log, meet: Meet, records: bytes, complaint: str) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    answer = begin_message(stranger, SIZE)
+    assert (answer.kind, answer.offset, answer.size) == (Kind.GRANT, 0, SIZE)
+    stranger.say(records)
+    assert complaint in log.wait("lost (")
+    assert stranger.is_cut()
+    unharmed(stage, server)
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "complaint"),
+    [
+        (1, SIZE, f"{SIZE} bytes are granted at 1 of segment 1, which has {SIZE}"),
+        (2**64 - 1, 1, f"1 bytes are granted at {2**64 - 1}"),
+        (0, SIZE + 1, f"{SIZE + 1} bytes are granted at 0"),
+        (0, 0, "grants 0 bytes that were not announced"),
+    ],
+)
+def test_a_grant_of_what_is_not_there(
+    stage: Stage, log: Log, meet: Meet, offset: int, size: int, complaint: str
+) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    future = announced(server, stranger)
+    stranger.say(Record(Kind.GRANT, 1, offset, size).pack())
+    assert complaint in log.wait("lost (")
+    assert stranger.is_cut()
+    unharmed(stage, server)
+    stage.cut(server)
+    assert isinstance(future.exception(LIMIT), Closed)
+
+
+def test_a_peer_that_grants_and_vanishes_gets_nothing_and_harms_nobody(stage: Stage, log: Log, meet: Meet) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    future = announced(server, stranger)
+    stranger.say(Record(Kind.GRANT, 1, 0, 1000).pack(), Record(Kind.GRANT, 1, 0, 1000).pack())
+    log.wait("grants 1000 bytes that were not announced")
+    stage.cut(server)
+    assert isinstance(future.exception(LIMIT), Closed)
+
+
+def announced(server: Communicator, stranger: Stranger) -> Delivery:
+    """Let the server announce a message of SIZE bytes, and give it a segment."""
+    stranger.say(data(GREETING))
+    wait_for_greeting(stranger)
+    future = server.put(PickleBuffer(bytearray(SIZE)))
+    said = stranger.hears()
+    assert said.kind == Kind.ANNOUNCE
+    assert said.size > SIZE
+    fd = memfd.make(SIZE)
+    stranger.control.send(SEGMENT, struct.pack("<I", 1), fd)
+    os.close(fd)
+    return future
+
+
+def test_a_reader_that_never_reads_is_cut_before_its_answers_fill_our_memory(
+    stage: Stage, log: Log, meet: Meet
+) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.control.sock.settimeout(LIMIT)
+    stranger.say()
+    while not log.having("left 1024 records unread"):
+        assert stranger.channel is not None
+        if stranger.channel.writer.room() >= 2400:
+            stranger.say(Record(Kind.ANNOUNCE, size=1).pack() * 100)
+        elif stranger.channel.writer.sleep():
+            stranger.control.receive()
+    assert stranger.is_cut()
+    unharmed(stage, server)
+
+
+def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(stage: Stage, meet: Meet) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say(data(GREETING))
+    assert stranger.channel is not None
+    reader = stranger.channel.reader
+    for _ in range(1000):  # answers to PING, each with a bell that nobody hears
+        while not reader.ready():
+            pass
+        reader.skip(reader.ready())
+        reader.sleep()
+        stranger.say(data(Frame(wire.Kind.PING).header()))
+    while not reader.ready():
+        pass
+    reader.skip(reader.ready())
+    stranger.say(data(message_header(0, SIZE, 1, SIZE)) + Record(Kind.ANNOUNCE, size=SIZE).pack())
+    assert stranger.hears().kind == Kind.INLINE
+    for _ in range(4):
+        while stranger.channel.writer.room() < SIZE // 4 + 24:
+            pass
+        stranger.say(data(bytes(SIZE // 4)))
+    with pytest.raises(Unreadable):
+        server.get(timeout=LIMIT)  # zeros are no pickle, but they came
+
+
+@pytest.mark.parametrize("offset", [0, 64, 128, 192])
+def test_numbers_in_the_ring_at_random(stage: Stage, log: Log, meet: Meet, offset: int) -> None:
+    server = stage.server(heartbeat=0.1)
+    stranger = meet(server)
+    stranger.say(data(GREETING))
+    wait_for_greeting(stranger)
+    assert stranger.channel is not None
+    chance = random.Random(offset)
+    for half in (0, RING):
+        stranger.channel.memory[half + offset : half + offset + 8] = chance.randbytes(7) + b"\x7f"
+    stranger.control.ring()
+    unharmed(stage, server)
+    if offset in (0, 128):
+        assert "says" in log.wait("lost (")
+        assert stranger.is_cut()
+
+
+def test_a_second_hello_and_other_packets(stage: Stage, log: Log, meet: Meet) -> None:
+    server = stage.server()
+    for packet in (bytes([HELLO]) + MAGIC + VERSION, b"\xff", bytes([SEGMENT]) + b"\1"):
+        stranger = meet(server)
+        stranger.say()
+        stranger.control.sock.send(packet)
+        assert stranger.is_cut()
+    log.wait("a packet of kind", count=3)
+    unharmed(stage, server)
+
+
+@pytest.mark.parametrize("make", [unsealed, pipe])
+def test_a_segment_that_is_none(stage: Stage, log: Log, meet: Meet, make: Callable[[int], int]) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say()
+    fd = make(4096)
+    stranger.control.send(SEGMENT, struct.pack("<I", 1), fd)
+    os.close(fd)
+    log.wait("the connection was closed")
+    assert stranger.is_cut()
+    unharmed(stage, server)
+
+
+def test_descriptors_that_nobody_asked_for_are_closed_again(stage: Stage, meet: Meet) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say()
+    fds = [os.memfd_create("unasked") for _ in range(8)]
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("8i", *fds))]
+    stranger.control.sock.sendmsg([bytes([BELL])], rights)
+    for fd in fds:
+        os.close(fd)
+    stranger.say(data(GREETING))
+    wait_for_greeting(stranger)  # so the packet before was read
+    assert not [path for path in Path("/proc/self/fd").iterdir() if "unasked" in target(path)]
+    assert server.statistics()
+
+
+def target(descriptor: Path) -> str:
+    try:
+        return os.readlink(descriptor)
+    except OSError:  # that of the listing itself
+        return ""
+
+
+def test_whoever_says_nothing_is_cut_in_time(stage: Stage, meet: Meet) -> None:
+    server = stage.server(handshake_timeout=0.1)
+    silent, half = meet(server), meet(server)
+    half.say(data(GREETING[:10]))
+    assert silent.is_cut()
+    assert half.is_cut()
+    unharmed(stage, server)
