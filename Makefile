@@ -3,8 +3,9 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools demo test unit faults soak check bench clean
+.PHONY: setup tools broker demo test unit faults soak check bench clean
 
+PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
 SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
 
 setup: .venv/dev
@@ -15,15 +16,19 @@ setup: .venv/dev
 .venv/dev: .venv/demo
 	$(PIP) --editable '.[dev]' && touch $@
 
-# What the tests of faults need from Debian. Without it, or without root, those that need it are skipped and say so.
-TOOLS = nft ip tc ss ethtool faketime
+# What tests need from Debian: tools that make faults, a broker, a proxy. Without them, or without root, the tests that
+# need them are skipped and say so.
+INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
 
 tools:
-	-@which $(TOOLS) > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && \
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nftables iproute2 ethtool faketime; }
+	-@which nft ip tc ss ethtool faketime mosquitto nginx > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && \
+	$(INSTALL) nftables iproute2 ethtool faketime mosquitto nginx-light; }
 
-demo: .venv/demo
-	$(RUN) -m examples.digits
+broker:
+	-@which mosquitto > /dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && $(INSTALL) mosquitto; }
+
+demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
+	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
 test: .venv/dev tools
 	$(RUN) -m pytest

@@ -7,11 +7,15 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from netq import NetworkLocation
+from netq.security import certificates
 from netq.testing.log import Log
+from netq.testing.proxy import Proxy
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _GRACE = 2.0  # seconds for threads that are ending
@@ -26,6 +30,19 @@ def nothing_left() -> Iterator[None]:
     left += _settled(lambda: _new_descriptors(descriptors))
     left += _settled(lambda: sorted(_children() - children))
     assert not left, f"the test left behind: {', '.join(left)}"
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
+    """Certificates of a server on this machine."""
+    return certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
+    """Make proxies that fail on demand, each before an address."""
+    with ExitStack() as stack:
+        yield lambda upstream: stack.enter_context(Proxy(upstream))
 
 
 @pytest.fixture

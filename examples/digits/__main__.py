@@ -23,6 +23,7 @@ from rich.progress import Progress
 from examples.digits import plot
 from examples.digits.federation import Facts, ProcessFailed, Setting, run
 from examples.digits.reference import largest_difference, reference
+from netq.options import Protocol
 
 TOLERANCE = 1e-5  # in each weight: the order of the updates decides the last bits of their sum
 
@@ -30,7 +31,7 @@ TOLERANCE = 1e-5  # in each weight: the order of the updates decides the last bi
 def main(model: str = "examples.digits.model", picture: str = "out/digits.png") -> int:
     """Run the demo of a model module; return the exit status."""
     args = _arguments(model.rpartition(".")[0], picture)
-    setting = Setting(model, args.rounds, args.clients, args.seed)
+    setting = Setting(model, args.rounds, args.clients, args.seed, Protocol(args.protocol))
     try:
         with _progress(args.rounds) as rounds:
             weights = asyncio.run(_federate(setting, rounds))
@@ -122,6 +123,7 @@ def _arguments(package: str, picture: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         f"python -m {package}", description="Federated learning of handwritten digits, on this machine."
     )
+    parser.add_argument("--protocol", choices=[protocol.value for protocol in Protocol], default="tcp")
     parser.add_argument("--rounds", type=_count, default=30)
     parser.add_argument("--clients", type=_count, default=4, help="processes, each with its part of the digits")
     parser.add_argument("--seed", type=int, default=0, help="decides the split, the first model and all shuffling")

@@ -27,7 +27,7 @@ def main() -> None:
     test = data.held_out()
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(args.host, args.port),
-        security=netq.SecurityOptions(args.key, args.certificate) if args.key else None,
+        security=netq.SecurityOptions(args.key, args.certificate) if args.certificate else None,
     )
     fewest = max(1, args.clients // 2)  # a round that loses more does not count
     with fl.Server(
@@ -37,6 +37,7 @@ def main() -> None:
         min_clients=fewest,
         grace=2.0,
         config={"seed": args.seed},
+        protocol=netq.Protocol(args.protocol),
     ) as server:
         say(port=server.netloc.port)
         server.wait(args.clients)
@@ -62,10 +63,13 @@ def say(**facts: object) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m examples.digits.aggregator", description="The demo's server.")
     parser.add_argument("--model", default="examples.digits.model", help="the module with the functions of a model")
-    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--protocol", choices=[protocol.value for protocol in netq.Protocol], default="tcp")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen; with mqtt, the broker")
     parser.add_argument("--port", type=int, default=0, help="0, the default, lets the system choose")
-    parser.add_argument("--key", type=Path, help="PEM file of the server's key; turns TLS on")
-    parser.add_argument("--certificate", type=Path, help="PEM file of the server's certificate chain")
+    parser.add_argument("--key", type=Path, help="PEM file of the server's key; with mqtt, none")
+    parser.add_argument(
+        "--certificate", type=Path, help="PEM file of the server's chain, with mqtt of whom it trusts; turns TLS on"
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--clients", type=int, default=4, help="how many to wait for before the first round")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""A whole federation on one machine: the aggregator and its clients as processes of their own, over TLS.
+"""A whole federation on one machine: the aggregator and its clients as processes of their own, and a broker for MQTT.
 
 Owns the processes and sees that none outlives it, however it ends. Called by examples/digits/__main__.py.
 Nothing here is needed in real life, where each device starts `python -m edge` for itself.
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from examples.digits import broker
+from netq.options import Protocol
 from netq.security import certificates
 
 Facts: TypeAlias = dict[str, Any]  # one line of the aggregator's (see aggregator.py), or "gone": a client, and why
@@ -39,6 +41,7 @@ class Setting:
     rounds: int
     clients: int
     seed: int
+    protocol: Protocol = Protocol.TCP
 
 
 async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> None:
@@ -50,11 +53,16 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
     files = certificates.make(folder)
     processes: dict[str, Process] = {}
     try:
-        aggregator = processes["aggregator"] = await _start(folder, "aggregator", *_aggregator(setting, files))
+        port = 0  # the system's choice
+        if setting.protocol is Protocol.MQTT:
+            port = broker.free_port()
+            processes["broker"] = await _start_broker(folder, files, port)
+        command = _aggregator(setting, files, port)
+        aggregator = processes["aggregator"] = await _start(folder, "aggregator", sys.executable, "-m", *command)
         port = (await _port(aggregator, folder))["port"]
         for number in range(setting.clients):
             file = _client_file(setting, folder, number, port)
-            processes[file.stem] = await _start(folder, file.stem, "edge", str(file))
+            processes[file.stem] = await _start(folder, file.stem, sys.executable, "-m", "edge", str(file))
         await _watch(processes, folder, show)
     finally:
         await _stop(processes.values())
@@ -62,7 +70,7 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
 
 async def _watch(processes: dict[str, Process], folder: Path, show: Callable[[Facts], None]) -> None:
     """Show the aggregator's rounds until every process has ended. The others go on without a client that fails."""
-    left = set(processes) - {"aggregator"}
+    left = set(processes) - {"aggregator", "broker"}
 
     async def watch_client(name: str) -> None:
         try:
@@ -84,11 +92,11 @@ async def _watch(processes: dict[str, Process], folder: Path, show: Callable[[Fa
         raise failed.exceptions[0] from None
 
 
-async def _start(folder: Path, name: str, *arguments: str) -> Process:
-    """Start `python -m arguments`; what it says on stderr goes to a file."""
+async def _start(folder: Path, name: str, *command: str) -> Process:
+    """Start a command; what it says on stderr goes to a file."""
     with (folder / f"{name}.log").open("wb") as log:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", *arguments),
+            *command,
             stdin=DEVNULL,
             stdout=PIPE if name == "aggregator" else log,
             stderr=log,
@@ -96,6 +104,18 @@ async def _start(folder: Path, name: str, *arguments: str) -> Process:
             env=ENVIRONMENT,
             process_group=0,  # Ctrl-C is for us, and we tell them
         )
+
+
+async def _start_broker(folder: Path, files: certificates.Files, port: int) -> Process:
+    """Start mosquitto. Raises ProcessFailed if there is none, or it does not listen."""
+    program = broker.program()
+    if program is None:
+        raise ProcessFailed("MQTT needs a broker, and mosquitto is not installed: apt-get install mosquitto")
+    process = await _start(folder, "broker", program, "-c", str(broker.configuration(folder, files, port)))
+    if not await broker.listening(port, lambda: process.returncode is None):
+        await _end("broker", process, folder)
+        raise ProcessFailed("broker ended before it listened")
+    return process
 
 
 async def _stop(processes: Iterable[Process]) -> None:
@@ -135,34 +155,39 @@ def _stdout(process: Process) -> asyncio.StreamReader:
     return process.stdout
 
 
-def _aggregator(setting: Setting, files: certificates.Files) -> list[str]:
+def _aggregator(setting: Setting, files: certificates.Files, port: int) -> list[str]:
     """The module and the command line of the aggregator."""
     options = {
+        "protocol": setting.protocol.value,
+        "port": port,
         "model": setting.model,
         "rounds": setting.rounds,
         "clients": setting.clients,
         "seed": setting.seed,
-        "key": files.key,
-        "certificate": files.certificate,
         "save": files.key.with_name("model.npz"),
     }
+    if setting.protocol is Protocol.MQTT:  # TLS is the broker's: here is whom they trust
+        options |= {"certificate": files.authority}
+    elif setting.protocol is not Protocol.SHM:
+        options |= {"key": files.key, "certificate": files.certificate}
     return ["examples.digits.aggregator", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def _client_file(setting: Setting, folder: Path, number: int, port: int) -> Path:
     """Write what `python -m edge` needs to know of one client."""
     path = folder / f"client-{number}.toml"
+    security = "" if setting.protocol is Protocol.SHM else '[security]\ncertificate = "authority.pem"'
     path.write_text(f"""\
 [server]
 host = "127.0.0.1"
 port = {port}
+protocol = "{setting.protocol.value}"
 
 [client]
 train = "{setting.model}:train"
 evaluate = "{setting.model}:evaluate"
 
-[security]
-certificate = "authority.pem"
+{security}
 
 [settings]
 partition = {number}

@@ -52,11 +52,6 @@ Run = Callable[[Coroutine[Any, Any, T]], T]
 Security = dict[Purpose, SecurityOptions]
 
 
-@pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
-    return certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
 @pytest.fixture(scope="module", autouse=True)
 def libuv() -> None:
     """Let libuv open the pipe that it has once in a process, and never closes, before a test begins."""

@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 
-import netq
-from netq import CommunicatorOptions, Purpose, SecurityOptions
+from netq import CommunicatorOptions, Protocol, Purpose, SecurityOptions
 from netq.core import Communicator
-from netq.security import certificates
 from netq.testing import loopback
 from netq.testing.conformance import CHECKS, check_communicator
 from netq.testing.stage import Make
+from tests.netq.makers import at_broker, at_path, in_process, plain, under_tls
+
+Request: TypeAlias = pytest.FixtureRequest
+New: TypeAlias = Callable[[Path], Make]  # given an empty folder
 
 
-@pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
-    return certificates.make(tmp_path_factory.mktemp("certificates"))
+def of_mqtt(request: Request) -> New:
+    netloc = request.getfixturevalue("broker").netloc
+    return lambda folder: at_broker(netloc)
 
 
-def make_loopback(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-    return loopback.Server(options) if purpose is Purpose.SERVER else loopback.Client(options)
+def of_mqtt_under_tls(request: Request) -> New:
+    netloc, files = request.getfixturevalue("tls_broker").netloc, request.getfixturevalue("files")
+    return lambda folder: at_broker(netloc, SecurityOptions(certificate=files.authority))
 
 
-def make_tcp(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-    return netq.new(netq.Protocol.TCP, purpose, options)
+def of(protocol: Protocol) -> Callable[[Request], New]:
+    return lambda request: lambda folder: plain(protocol)
 
 
-def make_tls(files: certificates.Files) -> Make:
-    security = {
-        Purpose.SERVER: SecurityOptions(files.key, files.certificate),
-        Purpose.CLIENT: SecurityOptions(certificate=files.authority),
-    }
-    return lambda purpose, options: make_tcp(purpose, dataclasses.replace(options, security=security[purpose]))
+def of_tls(protocol: Protocol) -> Callable[[Request], New]:
+    return lambda request: lambda folder: under_tls(protocol, request.getfixturevalue("files"))
 
 
-@pytest.fixture(params=["loopback", "tcp", "tls"])
-def make(request: pytest.FixtureRequest, files: certificates.Files) -> Make:
-    return {"loopback": make_loopback, "tcp": make_tcp, "tls": make_tls(files)}[request.param]
+MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of tests, and then a test
+    "loopback": lambda request: lambda folder: in_process,
+    "tcp": of(Protocol.TCP),
+    "tcp+tls": of_tls(Protocol.TCP),
+    "mqtt": of_mqtt,
+    "mqtt+tls": of_mqtt_under_tls,
+    "grpc": of(Protocol.GRPC),
+    "grpc+tls": of_tls(Protocol.GRPC),
+    "shm": of(Protocol.SHM),
+    "shm+path": lambda request: at_path,
+}
+
+
+@pytest.fixture(scope="session", params=MAKERS)
+def new(request: Request) -> New:
+    return MAKERS[request.param](request)
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
-def test_conformance(check: Callable[[Make], None], make: Make) -> None:
-    check(make)
+def test_conformance(check: Callable[[Make], None], new: New, tmp_path: Path) -> None:
+    check(new(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_protocol_is_held_to_the_suite() -> None:
+    assert {protocol.value for protocol in Protocol} == {name.partition("+")[0] for name in MAKERS} - {"loopback"}
 
 
 def test_the_suite_runs_every_check_and_names_the_one_that_fails() -> None:
@@ -55,7 +72,7 @@ def test_the_suite_runs_every_check_and_names_the_one_that_fails() -> None:
         opened.append(purpose)
         if len(opened) > 2:
             raise OSError("no more")
-        return make_loopback(purpose, options)
+        return in_process(purpose, options)
 
     with pytest.raises(OSError, match="no more") as raised:
         check_communicator(broken)

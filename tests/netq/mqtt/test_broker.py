@@ -17,7 +17,8 @@ from netq.security import certificates
 from netq.testing.log import Log
 from netq.testing.proxy import Proxy
 from netq.testing.stage import LIMIT, Stage, introduce
-from tests.netq.mqtt.conftest import NewBroker, maker
+from tests.netq.makers import at_broker
+from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
 
 Proxies = Callable[[NetworkLocation], Proxy]
@@ -28,7 +29,7 @@ SIZE = 4096
 def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(new_broker: NewBroker, log: Log) -> None:
     broker = new_broker()
     broker.kill()
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(server.netloc)
         future = client.put("hello")
@@ -41,7 +42,7 @@ def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(ne
 
 
 def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: Log) -> None:
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         client = stage.client(broker.netloc, retry_min=20.0, retry_max=60.0)
         future = client.put("hello")
         other = stage.client(broker.netloc)  # it came to the broker later, and knocks sooner
@@ -58,7 +59,7 @@ def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_t
     new_broker: NewBroker, log: Log, to_server: bool
 ) -> None:
     broker = new_broker()
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(server.netloc)
         introduce(server, client)
@@ -82,7 +83,7 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
     broker: Mosquitto, proxies: Proxies
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(proxy.netloc)
         introduce(server, client)
@@ -96,7 +97,7 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
 
 def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: Log) -> None:
     broker = new_broker(user="ada", password="right")
-    with Stage(maker(broker.netloc, user="ada", password="wrong")) as stage:
+    with Stage(at_broker(broker.netloc, user="ada", password="wrong")) as stage:
         stage.cut(stage.client(broker.netloc))
         client = stage.client(broker.netloc)
         line = log.wait("the broker refuses")
@@ -104,10 +105,10 @@ def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBr
         assert "user 'ada'" in line
         assert "wrong" not in line
         stage.cut(client)
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         stage.server()
         log.wait("(user None)")
-    with Stage(maker(broker.netloc, user="ada", password="right")) as stage:
+    with Stage(at_broker(broker.netloc, user="ada", password="right")) as stage:
         introduce(stage.server(), stage.client(broker.netloc))
 
 
@@ -128,7 +129,7 @@ def web() -> Iterator[NetworkLocation]:
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_web_server_that_waits_for_a_line_is_no_broker(web: NetworkLocation, log: Log, purpose: Purpose) -> None:
-    with Stage(maker(web)) as stage:
+    with Stage(at_broker(web)) as stage:
         opened(stage, purpose, web, handshake_timeout=0.3)
         assert "it does not answer as a broker" in log.wait("trying again until it answers")
 
@@ -137,7 +138,7 @@ def test_a_web_server_that_waits_for_a_line_is_no_broker(web: NetworkLocation, l
 def test_one_who_says_something_else_first_is_no_broker(log: Log, purpose: Purpose) -> None:
     with socket.create_server(("127.0.0.1", 0)) as talker:
         netloc = NetworkLocation(*talker.getsockname())
-        with Stage(maker(netloc)) as stage:
+        with Stage(at_broker(netloc)) as stage:
             opened(stage, purpose, netloc)
             with talker.accept()[0] as sock:
                 sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
@@ -147,7 +148,7 @@ def test_one_who_says_something_else_first_is_no_broker(log: Log, purpose: Purpo
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_tcp_server_of_netq_is_no_broker(log: Log, purpose: Purpose) -> None:
     options = netq.CommunicatorOptions(netloc=NetworkLocation(port=0))
-    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Stage(maker(other.netloc)) as stage:
+    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Stage(at_broker(other.netloc)) as stage:
         opened(stage, purpose, other.netloc)
         line = log.wait("trying again until it answers")
         assert "no MQTT broker" in line or "is it a broker" in line
@@ -156,7 +157,7 @@ def test_a_tcp_server_of_netq_is_no_broker(log: Log, purpose: Purpose) -> None:
 def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        Stage(maker(NetworkLocation(*silent.getsockname()))) as stage,
+        Stage(at_broker(NetworkLocation(*silent.getsockname()))) as stage,
     ):
         stage.client(NetworkLocation(*silent.getsockname()), handshake_timeout=0.2)
         for _ in range(2):
@@ -168,10 +169,10 @@ def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> 
 def test_tls_at_one_end_only_is_said(
     broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: Log, purpose: Purpose
 ) -> None:
-    with Stage(maker(tls_broker.netloc)) as stage:
+    with Stage(at_broker(tls_broker.netloc)) as stage:
         opened(stage, purpose, tls_broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers")
-    with Stage(maker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
+    with Stage(at_broker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
         opened(stage, purpose, broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers", 2)
 
@@ -181,7 +182,7 @@ def test_a_broker_that_cannot_prove_who_it_is_is_refused(
     tls_broker: Mosquitto, tmp_path: Path, log: Log, purpose: Purpose
 ) -> None:
     others = certificates.make(tmp_path / "others")
-    with Stage(maker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
+    with Stage(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
         opened(stage, purpose, tls_broker.netloc)
         assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")
 
@@ -192,7 +193,7 @@ def opened(stage: Stage, purpose: Purpose, netloc: NetworkLocation, **options: o
 
 def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBroker) -> None:
     broker = new_broker(config="max_packet_size 5000")
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         server, client = stage.pair()
         data = bytes(range(256)) * 4000
         client.put(data).result(LIMIT)
@@ -203,7 +204,7 @@ def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBrok
 
 
 def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:
-    with Stage(maker(broker.netloc)) as one, Stage(maker(broker.netloc)) as two:
+    with Stage(at_broker(broker.netloc)) as one, Stage(at_broker(broker.netloc)) as two:
         pairs = [stage.pair() for stage in (one, two)]
         for number, (server, _) in enumerate(pairs):
             server.put(number).result(LIMIT)

@@ -14,7 +14,8 @@ import pytest
 from netq.mqtt.topic import new_id
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage
-from tests.netq.mqtt.conftest import NewBroker, maker
+from tests.netq.makers import at_broker
+from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
 
 MIB = 1024**2
@@ -84,7 +85,7 @@ def up(process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquitto, log: Log) -> None:
     prefix = f"test/{new_id()}"
-    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
         server = stage.server()
         with program(CLIENT, broker, prefix) as process:
             up(process)
@@ -103,7 +104,7 @@ def test_a_client_knows_within_a_second_that_the_server_was_killed_and_finds_the
     broker: Mosquitto, log: Log
 ) -> None:
     prefix = f"test/{new_id()}"
-    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
         client = stage.client(broker.netloc)
         with program(SERVER, broker, prefix) as process:
             client.put("hello").result(LIMIT)

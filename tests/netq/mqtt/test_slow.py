@@ -10,7 +10,7 @@ from netq import NetworkLocation
 from netq.testing.log import Log
 from netq.testing.proxy import Proxy
 from netq.testing.stage import LIMIT, Stage, introduce
-from tests.netq.mqtt.conftest import maker
+from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
 SIZE = 2 * 1024**2
@@ -22,7 +22,7 @@ def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first
     broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: Log, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         server = stage.server(heartbeat=1.0)
         client = stage.client(proxy.netloc, heartbeat=1.0)
         introduce(server, client)

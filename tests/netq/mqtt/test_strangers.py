@@ -13,7 +13,7 @@ from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
-from tests.netq.mqtt.conftest import maker
+from tests.netq.makers import at_broker
 from tests.netq.mqtt.stranger import Stranger
 from tests.servers.mosquitto import Mosquitto
 
@@ -35,7 +35,7 @@ def prefix() -> str:
 
 @pytest.fixture
 def stage(broker: Mosquitto, prefix: str) -> Iterator[Stage]:
-    with Stage(maker(broker.netloc, prefix=prefix)) as stage:
+    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
         yield stage
 
 
@@ -138,5 +138,5 @@ def test_a_prefix_that_no_topic_may_begin_with_is_refused(prefix_: str) -> None:
 
 
 def test_a_prefix_of_several_words_is_one_name(broker: Mosquitto) -> None:
-    with Stage(maker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
+    with Stage(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
         echoed(*stage.pair())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
-from tests.netq.mqtt.conftest import maker
+from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
 
 def test_the_newer_server_has_the_clients_and_the_older_one_does_not_come_back(broker: Mosquitto, log: Log) -> None:
-    with Stage(maker(broker.netloc)) as stage:
+    with Stage(at_broker(broker.netloc)) as stage:
         first = stage.server()
         clients = [stage.client(first.netloc) for _ in range(3)]
         introduce(first, *clients)

@@ -10,23 +10,18 @@ from subprocess import PIPE
 
 import pytest
 
-import netq
-from netq import CommunicatorOptions, Protocol, Purpose
-from netq.core import Communicator
+from netq import Protocol
 from netq.testing.stage import Stage
+from tests.netq.makers import plain
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 collect_ignore_glob = [] if sys.platform.startswith("linux") else ["test_*.py"]
 
 
-def make_shm(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-    return netq.new(Protocol.SHM, purpose, options)
-
-
 @pytest.fixture
 def stage() -> Iterator[Stage]:
-    with Stage(make_shm) as stage:
+    with Stage(plain(Protocol.SHM)) as stage:
         yield stage
 
 

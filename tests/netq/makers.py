@@ -1,0 +1,57 @@
+"""What makes communicators of each transport, as the public suite wants it (netq/testing/stage.py, Make)."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import netq
+from netq import CommunicatorOptions, MqttOptions, NetworkLocation, Protocol, Purpose, SecurityOptions
+from netq.core import Communicator
+from netq.mqtt.topic import new_id
+from netq.security import certificates
+from netq.testing import loopback
+from netq.testing.stage import Make
+
+
+def in_process(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+    return loopback.Server(options) if purpose is Purpose.SERVER else loopback.Client(options)
+
+
+def plain(protocol: Protocol) -> Make:
+    return lambda purpose, options: netq.new(protocol, purpose, options)
+
+
+def under_tls(protocol: Protocol, files: certificates.Files) -> Make:
+    security = {
+        Purpose.SERVER: SecurityOptions(files.key, files.certificate),
+        Purpose.CLIENT: SecurityOptions(certificate=files.authority),
+    }
+    make = plain(protocol)
+    return lambda purpose, options: make(purpose, dataclasses.replace(options, security=security[purpose]))
+
+
+def at_broker(netloc: NetworkLocation, security: SecurityOptions | None = None, **mqtt: object) -> Make:
+    """They meet at a broker, under a prefix that nobody else has."""
+    ours = MqttOptions(**{"prefix": f"test/{new_id()}"} | mqtt)  # type: ignore[arg-type]
+
+    def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+        where = options.netloc if options.netloc.port else netloc
+        told = dataclasses.replace(options, netloc=where, mqtt=ours, security=security)
+        return netq.new(Protocol.MQTT, purpose, told)
+
+    return make
+
+
+def at_path(folder: Path) -> Make:
+    """They share memory, and meet at a socket in this folder, another for each server that asks for port 0."""
+    numbers, make_shm = itertools.count(1), plain(Protocol.SHM)
+
+    def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+        host, port = options.netloc
+        if purpose is Purpose.SERVER and not host.startswith("/"):
+            host, port = str(folder / f"server-{next(numbers)}"), 0
+        return make_shm(purpose, dataclasses.replace(options, netloc=NetworkLocation(host, port)))
+
+    return make
