@@ -41,6 +41,7 @@ class Budget:
         self._lendable = size // 2
         self._claimable = size - size // 2
         self._claims: deque[Claim] = deque()  # that wait
+        self._granting = False
         self._absent: dict[object, Callable[[], object]] = {}  # who has begun a message, the longest absent first
 
     @property
@@ -89,15 +90,26 @@ class Budget:
         self._absent.pop(who, None)
 
     def _grant(self) -> None:
-        while self._claims:
-            if self._has_room(self._claims[0]):
-                claim = self._claims.popleft()
-                self.claimed += claim.amount
-                claim.granted()
-            elif self._absent:
-                self._absent.pop(next(iter(self._absent)))()
-            else:
-                return
+        if self._granting:  # who is granted something, or forgets it, may free some: the loop below sees it
+            return
+        self._granting = True
+        try:
+            while self._claims and self._grant_next():
+                pass
+        finally:
+            self._granting = False
+
+    def _grant_next(self) -> bool:
+        """Grant the first claim, or make room for it; return False if neither can be done."""
+        if self._has_room(self._claims[0]):
+            claim = self._claims.popleft()
+            self.claimed += claim.amount
+            claim.granted()
+        elif self._absent:
+            self._absent.pop(next(iter(self._absent)))()
+        else:
+            return False
+        return True
 
     def _has_room(self, claim: Claim) -> bool:
         if self.claimed + claim.amount <= self._claimable:

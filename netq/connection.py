@@ -63,6 +63,8 @@ LEGAL: dict[State, frozenset[Kind]] = {
     State.ENDING: frozenset({Kind.ACK, Kind.PING}),
     State.CLOSED: frozenset(),
 }
+_OF_NO_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})
+_DOUBT = 2.0  # seconds within which a link that is doubted has to bring something
 LENGTH = {  # of a body: least, most. The session judges those of MSG
     Kind.INI: (VERSION_SIZE, GREETING_LIMIT),
     Kind.MSG: (0, 2**32 - 1),
@@ -88,6 +90,7 @@ class Connection:
         self._finished = False  # we have said FIN
         self._answer_due = False
         self._pinged: float | None = None
+        self._doubted: float | None = None  # since when nothing has come of a link that is doubted
         self._born = self._heard = self._spoke = now
         self._patience = options.handshake_timeout
         if session is not None:
@@ -114,7 +117,9 @@ class Connection:
         events: list[Event] = []
         if self.closed:
             return events  # what crossed our FIN
-        self._heard = now
+        self._heard, self._doubted = now, None
+        if self.session is not None and self.open:
+            self.session.confirmed = True
         try:
             for frame in self._reader.advance(n):
                 _HANDLE[frame.kind](self, frame, events)
@@ -166,21 +171,26 @@ class Connection:
     def deadline(self) -> float:
         """Return when `tick` should be called, unless something comes earlier."""
         if self.open:
-            return min(self._heard + self._patience, self._spoke + self._options.heartbeat)
+            return min(self._silence_ends, self._spoke + self._options.heartbeat)
         return math.inf if self.closed else self._born + self._patience
 
     def tick(self, now: float) -> list[Event]:
         """Do what the time asks for."""
         events: list[Event] = []
         if self.open:
-            if now >= self._heard + self._patience:
+            if now >= self._silence_ends:
                 self._lose(TimeoutError(f"nothing heard for {now - self._heard:.1f} s"), events)
             elif now >= self._spoke + self._options.heartbeat:
-                self._spoke = self._pinged = now
-                self._control.append(Frame(Kind.PING).header())
+                self._ping(now)
         elif now >= self.deadline():
             self._lose(TimeoutError(f"no greeting within {self._patience:g} s"), events)
         return events
+
+    def doubt(self, now: float) -> None:
+        """Ask whether the peer is still there, and give the link up soon if nothing comes; `deadline` moves."""
+        if self.open and self._doubted is None:
+            self._doubted = now
+            self._ping(now)
 
     def close(self) -> list[Event]:
         """Say no more than what is queued, then FIN."""
@@ -229,8 +239,10 @@ class Connection:
 
     def _place(self, frame: Frame) -> memoryview:
         least, most = LENGTH[frame.kind]
-        if frame.kind not in LEGAL[self.state]:
+        if not self._is_legal(frame.kind):
             raise ProtocolError(f"{frame.kind.name} in state {self.state.name}")
+        if frame.lane and (frame.flags or frame.kind in _OF_NO_LANE):
+            raise ProtocolError(f"{frame.kind.name} with flags {frame.flags} in lane {frame.lane}; expected lane 0")
         if not least <= frame.length <= most:
             raise ProtocolError(f"{frame.kind.name} of {frame.length} bytes; expected {least} to {most}")
         if frame.kind is not Kind.MSG:
@@ -238,6 +250,10 @@ class Connection:
         if frame.value > self._options.message_size:
             raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
         return self._session.place(frame, self.source)
+
+    def _is_legal(self, kind: Kind) -> bool:
+        to_a_server = kind is Kind.FIN and self.session is None  # which has not heard yet who it is
+        return kind in LEGAL[self.state] and not to_a_server
 
     def _on_ini(self, frame: Frame, events: list[Event]) -> None:
         greeting = Greeting.read(frame)
@@ -292,7 +308,7 @@ class Connection:
     def _refused(self, frame: Frame, events: list[Event]) -> None:
         if frame.number not in (Code.REFUSED, Code.SUPERSEDED):
             raise ProtocolError(f"FIN with code {frame.number}")
-        reason = bytes(frame.body).decode(errors="replace")
+        reason = _printable(bytes(frame.body).decode(errors="replace"))
         self._lose(ConnectionRefusedError(f"the peer refuses: {reason}"), events, Code(frame.number))
 
     def _finish(self, events: list[Event]) -> None:
@@ -306,6 +322,16 @@ class Connection:
             self.state = State.CLOSED
             events.append(Finished(session, over=True))
 
+    def _ping(self, now: float) -> None:
+        self._spoke = self._pinged = now
+        self._control.append(Frame(Kind.PING).header())
+
+    @property
+    def _silence_ends(self) -> float:
+        """When the link is lost, if nothing comes."""
+        ends = self._heard + self._patience
+        return ends if self._doubted is None else min(ends, self._doubted + _DOUBT)
+
     def _lose(self, error: Exception, events: list[Event], code: Code = Code.DONE) -> None:
         self.detach()
         events.append(Lost(error, code))
@@ -314,6 +340,11 @@ class Connection:
     def _session(self) -> Session:
         assert self.session is not None  # LEGAL admits no frame that needs one before there is one
         return self.session
+
+
+def _printable(text: str) -> str:
+    """Return what may stand in a line of a log, whoever wrote it."""
+    return "".join([character if character.isprintable() else repr(character)[1:-1] for character in text])
 
 
 _OPEN = frozenset({State.OPEN, State.CLOSING, State.ENDING})

@@ -226,17 +226,13 @@ class Hub:
         if link not in self._strangers:
             return None  # lost meanwhile
         peer = self.peers.get(greeting.id)
-        same = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
-        if greeting.id == self.options.id:
-            return self._refuse(
-                link, f"the id {greeting.id} is the server's own; give each communicator its own options"
-            )
-        if self.closing and not same:
-            return self._refuse(link, "the server is closing")
-        if peer is not None and not same and peer.link is not None:
-            return self._refuse(link, f"the id {greeting.id} is in use by another client; give each its own options")
-        if not same and any(memory.budget.exceeded for memory in self._memories.values()):
-            return self._refuse(link, "no room: too much of sessions that are over has not been taken; come again")
+        proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
+        same = proven
+        if peer is not None and proven and peer.session.elsewhere(greeting):
+            peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
+            same = False
+        if objection := self._objection(greeting, None if proven else peer, same=same):
+            return self._refuse(link, objection)
         if peer is None or not same:
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
@@ -249,6 +245,22 @@ class Hub:
             return peer.accept(link, greeting, resumed=same)
         link.move(peer.loop)
         return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
+
+    def _objection(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
+        """Why a client should not be let in, empty if it should. `rival`: another that has its id."""
+        if greeting.id == self.options.id:
+            return f"the id {greeting.id} is the server's own; give each communicator its own options"
+        if self.closing and not same:
+            return "the server is closing"
+        if rival is not None and rival.link is not None:
+            rival.loop.call(rival.doubt)
+            return (
+                f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
+                "gone: it is being asked; give each client its own options"
+            )
+        if not same and any(memory.budget.exceeded for memory in self._memories.values()):
+            return "no room: too much of sessions that are over has not been taken; come again"
+        return ""
 
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """A client has come anew under its id: its earlier session is over."""

@@ -20,6 +20,8 @@ from netq.utils.stream import Stream
 from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
 _EMPTY = Stream()
+_PART = 16 * 1024  # bytes that a part of a message has at least: beside them it costs some 700, for a chunk of one byte
+_SIZES = 2**62  # a message has fewer bytes
 
 
 def _always() -> bool:
@@ -100,6 +102,7 @@ class Sender:
         self._next = 1  # number of the next message put
         self._position = 0  # where it will start
         self._number, self._offset = 1, 0  # the next byte to send
+        self._reached = (1, 0)  # the furthest that it has been: the peer may stand there, whatever an old link says
         self._removed = 0  # messages that are not to be sent, and still there
 
     def __len__(self) -> int:
@@ -118,14 +121,13 @@ class Sender:
     def remove(self, message: Outgoing) -> None:
         """Take out a cancelled message of which no byte has left; those behind it move up, when next one is sent."""
         index = message.number - self._first
-        unsent = message.number >= self._number + (self._offset > 0)
+        unsent = message.number >= self._untouched
         if unsent and 0 <= index < len(self._unacked) and self._unacked[index] is message:
             self._removed += 1
 
     def _compact(self) -> None:
         """Number those that are to be sent anew: all at once, for somebody may cancel thousands."""
-        first = self._number + (self._offset > 0)
-        unsent = [self._unacked.pop() for _ in range(self._next - max(first, self._first))]
+        unsent = [self._unacked.pop() for _ in range(self._next - max(self._untouched, self._first))]
         if unsent:
             self._next, self._position = unsent[-1].number, unsent[-1].start
         self._removed = 0
@@ -170,7 +172,7 @@ class Sender:
 
     def check(self, cursor: Cursor) -> None:
         """Raise ProtocolError if the peer cannot stand where it says."""
-        sent = (self._number, self._offset)
+        sent = self._sent
         first = self._next - len(self._unacked)
         size = self._unacked[cursor.held + 1 - first].size if first <= cursor.held + 1 < self._next else 0
         possible = first <= cursor.held + 1 and (cursor.held + 1, cursor.partial) <= sent
@@ -182,19 +184,30 @@ class Sender:
 
     def resume(self, cursor: Cursor) -> list[Outgoing]:
         """Go on from where the peer says it stands (see `check`); return the messages that it holds."""
-        gone = self.acked(cursor.held)
+        self._reached = self._sent
         self._number, self._offset = cursor.held + 1, cursor.partial
         self.limit = cursor.limit
-        return gone
+        return self.acked(cursor.held)
 
     def rewind(self) -> None:
         """Count what is not acknowledged as not sent."""
-        self._number, self._offset = self._next - len(self._unacked), 0
+        self._number, self._offset = self._reached = self._first, 0
 
     def unsent(self) -> list[Outgoing]:
         """The messages of which no byte has left, and that somebody still wants delivered."""
         first = self._number + (self._offset > 0)
         return [message for message in self._unacked if message.number >= first and not message.cancelled]
+
+    @property
+    def _sent(self) -> tuple[int, int]:
+        """The next byte that was never sent. A link that came late may have said that the peer stands before it."""
+        return max(self._reached, (self._number, self._offset))
+
+    @property
+    def _untouched(self) -> int:
+        """The number of the first message of which no byte has ever left."""
+        number, offset = self._sent
+        return number + (offset > 0)
 
     @property
     def _first(self) -> int:
@@ -240,7 +253,8 @@ class Receiver:
         self._start = 0  # position of message held + 1
         self._taken = 0  # positions whose messages the user has taken
         self._size = 0
-        self._parts: list[memoryview] = []  # memory of message held + 1
+        self._parts: list[memoryview] = []  # memory of message held + 1; if merged, in one
+        self._filled = 0  # bytes held in the last of them
 
     @property
     def cursor(self) -> Cursor:
@@ -267,16 +281,16 @@ class Receiver:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} changes its size, or brings no bytes")
         if self._start >= self.limit or self._start + self.partial + frame.length > self.limit:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
-        if not self._parts:
-            self._begin(frame.value, source or self._memory)
-        if self._merge:
-            return self._parts[0][self.partial : self.partial + frame.length]
-        self._parts.append((source or self._memory).take(frame.length))
-        return self._parts[-1]
+        begins, self._size = not self._parts, frame.value
+        body = self._room(frame.length, source or self._memory)
+        if begins:
+            self._ask()
+        return body
 
     def received(self, length: int) -> Stream | None:
         """Count a body that is there; return the message if it is whole."""
         self.partial += length
+        self._filled += length
         if self.partial < self._size:
             return None
         parts = self._parts
@@ -286,15 +300,17 @@ class Receiver:
     def interrupted(self, length: int) -> None:
         """Keep the first `length` bytes of a body that will not be completed: the peer goes on behind them."""
         self.partial += length
-        if not self._merge:
-            self._parts[-1] = self._parts[-1][:length]
+        self._filled += length
 
     def dropped(self, frame: Frame) -> None:
         """Forget a cancelled message; it counts as received, and as taken."""
         if frame.number != self.held + 1 or (self._parts and frame.value != self._size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
-        if self._start + frame.value >= POSITIONS:  # these bytes never came: a peer may say any number
-            raise ProtocolError(f"lane {self.lane}: a cancelled message of {frame.value} bytes ends beyond {POSITIONS}")
+        if frame.value >= _SIZES or self._start + frame.value + OVERHEAD >= POSITIONS:  # nobody had to send as much
+            raise ProtocolError(
+                f"lane {self.lane}: a cancelled message of {frame.value} bytes, behind position {self._start}; "
+                f"expected fewer than {_SIZES}, and to end before {POSITIONS}"
+            )
         self._end(frame.value)
         self.limit = max(self.limit, self._start)  # what lies before it untaken is here all the same
         self.taken(frame.value + OVERHEAD)
@@ -315,11 +331,14 @@ class Receiver:
         self._recharge()
 
     def pause(self) -> None:
-        """The link is lost, perhaps for a moment: what was granted is kept, and nothing more asked for."""
+        """The link is lost, perhaps for a moment: what has begun keeps what it was granted, and asks for no more."""
         self._withdraw()
         if not self.partial:  # then the peer may cancel the message without a word
             self._size = 0
             self._parts = []
+            if not self._drained:
+                self.limit = max(self._taken + self._credit + self._lent, self._start)
+                self._recharge()
 
     def leave(self) -> None:
         """The link has been lost for a while: allow no more than what is here, and that only while there is room."""
@@ -346,10 +365,16 @@ class Receiver:
         self.limit = self._start
         self._recharge()
 
-    def _begin(self, size: int, memory: Memory) -> None:
-        self._size = size
-        self._parts = [memory.take(size)] if self._merge else []
-        self._ask()
+    def _room(self, length: int, memory: Memory) -> memoryview:
+        """Return memory for the next bytes: behind the last, or in a new part."""
+        if not self._parts or self._filled + length > len(self._parts[-1]):
+            least = self._size if self._merge else min(_PART, self._size - self.partial)
+            part = memory.take(max(length, least))
+            if self._parts:
+                self._parts[-1] = self._parts[-1][: self._filled]
+            self._parts.append(part)
+            self._filled = 0
+        return self._parts[-1][self._filled : self._filled + length]
 
     def _end(self, size: int) -> None:
         self._withdraw()

@@ -30,6 +30,7 @@ log = logging.getLogger("netq")
 
 _GRACE = 10.0  # seconds for which a lost link may be a short one
 _EXPLAIN = 1.0  # seconds after which a close that waits says why
+_QUARRELS, _QUARREL = 3, 60.0  # superseded so often in so many seconds: by another process, not by our own late INI
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class Peer:
         self._grace: Timer | None = None  # so does this: how long its room is kept for it
         self._clock: Timer | None = None  # of the link
         self._known: uuid.UUID | None = None  # the id that the user has been told of
+        self._superseded: list[float] = []  # when, of late
+        self._finishing = False  # our user has closed
+        self._undelivered = 0  # messages that have failed since
         self._address = ""
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
         self._round_trip: float | None = None
@@ -104,12 +108,14 @@ class Peer:
     def send(self, message: Outgoing) -> None:
         """Queue a message, or fail its future."""
         if not self.open:
-            return _fail(message, Closed(self.id))
+            _fail(message, Closed(self.id))
+            return
         try:
             self.session.put(message)
         except (QueueFull, MessageTooLarge) as error:
-            return _fail(message, error)
-        return self._flush_soon()
+            _fail(message, error)
+        else:
+            self._flush_soon()
 
     def withdraw(self, message: Outgoing) -> None:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
@@ -126,9 +132,9 @@ class Peer:
 
     def finish(self) -> None:
         """Flush, say goodbye, end."""
+        self._finishing = True
         self.session.close()
         if self.link is not None and self.link.connection.open:
-            self.handle(self.link, self.link.connection.close())
             self._flush_soon()
         else:
             self._wait()
@@ -147,9 +153,19 @@ class Peer:
         """Answer a client's greeting on a new link."""
         if self.over:
             return self._drop(link, Code.REFUSED, "the session has just ended")
+        resumed = resumed and self.session.begun  # not by a link that was lost before it could be
+        if resumed and (objection := self._objection(greeting)):
+            return self._drop(link, Code.REFUSED, objection)
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
+
+    def doubt(self) -> None:
+        """Somebody says what cannot be while our link is alive: ask it."""
+        if self.link is not None:
+            self.link.connection.doubt(time.monotonic())
+            self._tick(self.link)
+            self._flush_soon()
 
     def handle(self, link: Link, events: Sequence[Event]) -> None:
         """Do what the events of the link's connection ask for."""
@@ -184,6 +200,8 @@ class Peer:
             return
         self.over = True
         self._absent_since = time.monotonic()
+        if self.link is not None:
+            self.link.keep()
         lost = [message for message in self.session.abandon() if message.claim()]
         self._settle_rooms()
         self._stop_waiting()
@@ -191,7 +209,7 @@ class Peer:
         link, self.link = self.link, None
         if link is not None and not self.session.closing:
             self._house.detached(self, error)
-        self._house.ended(self, error, len(lost))
+        self._house.ended(self, error, len(lost) + self._undelivered)
         for message in lost:  # whoever learns of it finds the house in order, and may put again
             own = Closed(error.peer, error.why)  # each its own: whoever raises it adds a traceback to it
             own.__cause__ = error.__cause__
@@ -222,7 +240,8 @@ class Peer:
             case Opened(_, resumed):
                 self._opened(link, resumed=resumed)
             case Failed(message, error):
-                _fail(message, error or Closed(self._known, "it began anew while this message was on its way"))
+                failed = _fail(message, error or Closed(self._known, "it began anew while this message was on its way"))
+                self._undelivered += failed and self._finishing
             case Finished(_, over):
                 self._finished(link, over=over)
             case Lost(error, code):
@@ -246,17 +265,34 @@ class Peer:
             self.handle(link, link.connection.close())
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
-        if code is Code.SUPERSEDED:
+        if code is Code.SUPERSEDED and self._is_quarrel():
             self.session.closing = True  # another has the session now: to come back would be a quarrel without end
             self.end(Closed(self.id, str(error)))
         elif self.link is link:
             if isinstance(error, NetqError):
                 self._drop(link, Code.REFUSED, str(error))
             else:
+                link.keep()
                 link.close()
             self.detach(link, error)
 
+    def _is_quarrel(self) -> bool:
+        """Whether another process takes the session again and again, and not an INI of our own that came late."""
+        now = time.monotonic()
+        self._superseded = [*(then for then in self._superseded if now - then < _QUARREL), now]
+        return len(self._superseded) >= _QUARRELS
+
+    def _objection(self, greeting: Greeting) -> str:
+        """Why this greeting of our own client should not have the session; empty if it should."""
+        if self.session.late(greeting):
+            return "this link is older than the session's last"
+        if greeting.epoch != self.session.epoch and self.link is not None:
+            self.doubt()  # the client has not heard our last INI, or that link is the newer one
+            return "the session has a link, and nothing has come on it yet: it is being asked"
+        return ""
+
     def _drop(self, link: Link, code: Code, reason: str) -> None:
+        link.keep()  # it parts for a while, and whoever put what it has may soon have it back
         link.connection.detach()
         link.connection.refuse(code, reason)
         link.close()
@@ -339,13 +375,25 @@ class Peer:
 
     def _flush(self) -> None:
         self._flushing = False
+        if self.session.closing and not self.over:
+            self._part()
         if self.link is not None:
             self.link.flush()
 
+    def _part(self) -> None:
+        """Say goodbye, if nothing is due any more: the last of it may have been withdrawn."""
+        if self.link is not None and self.link.connection.open:
+            self.handle(self.link, self.link.connection.close())
+        elif not self.session.due:
+            self.end(Closed(self.id, "it has closed"))
 
-def _fail(message: Outgoing, error: NetqError) -> None:
-    if message.claim() or _delivery(message).running():  # running: claimed by the session, and dropped
-        _delivery(message).settle(error)
+
+def _fail(message: Outgoing, error: NetqError) -> bool:
+    """Settle its future, unless it has been cancelled; return whether it was not."""
+    if not message.claim() and not _delivery(message).running():  # running: claimed by the session, and dropped
+        return False
+    _delivery(message).settle(error)
+    return True
 
 
 def _delivery(message: Outgoing) -> Delivery:

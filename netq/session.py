@@ -20,10 +20,13 @@ from netq.options import ConnectionOptions
 from netq.utils.stream import Stream
 from netq.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting, Kind
 
+_EPOCHS = 2**32 - 1  # they go round, from 1
+_HALF = _EPOCHS // 2
+
 
 def following(epoch: int) -> int:
     """Return the epoch in which a server begins a session that the client has known in `epoch`; never 0."""
-    return epoch % (2**32 - 1) + 1
+    return epoch % _EPOCHS + 1
 
 
 class Session:
@@ -36,6 +39,7 @@ class Session:
         self.peer_closed = False  # the peer has said FIN
         self.begun = False  # the peer has known it
         self.epoch = 0  # how often it has begun: a server that forgot it begins it again
+        self.confirmed = False  # something has come from the peer in this epoch: a client has heard of it
         self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
         self._options = options
         self._memory = memory
@@ -103,7 +107,7 @@ class Session:
 
     def acked(self, frame: Frame) -> list[Outgoing]:
         """Return the messages that an ACK acknowledges."""
-        sender = self._sender(frame.lane)
+        sender = self._senders[frame.lane] = self._sender(frame.lane)
         gone = sender.acked(frame.number)
         sender.limit = max(sender.limit, frame.value)
         return gone
@@ -181,8 +185,9 @@ class Session:
 
     def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:
         """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
+        self.epoch = epoch  # before `begun`: another thread may ask `elsewhere`
+        self.confirmed = False
         self._hear(greeting)
-        self.epoch = epoch
         for sender in self._senders.values():
             sender.limit = greeting.credit
         return self._reject()
@@ -192,13 +197,37 @@ class Session:
 
         If not, our INI was lost: then nothing that we sent has been received, and all will be sent again.
         """
-        if greeting.epoch == self.epoch:
-            return True
-        if following(greeting.epoch) != self.epoch:
+        if self.late(greeting) or self.elsewhere(greeting):
             raise ProtocolError(f"the client goes on with epoch {greeting.epoch} of a session in epoch {self.epoch}")
+        if greeting.epoch == self.epoch:
+            self.confirmed = True
+            return True
         for sender in self._senders.values():
             sender.rewind()
         return False
+
+    def elsewhere(self, greeting: Greeting) -> bool:
+        """Return whether the client has begun this session with another server since, so that it is over here.
+
+        A client's epoch never falls, and each beginning raises it. So who says a later one than ours has given up ours,
+        on whatever link it says so, and a link of ours that seems alive is one that it has left. May be asked in any
+        thread: a server's session keeps its epoch.
+        """
+        return self.begun and 0 < self._ahead(greeting) < _HALF
+
+    def late(self, greeting: Greeting) -> bool:
+        """Return whether an INI was on its way for so long that its client has gone on since: it must change nothing.
+
+        That of an epoch before ours is, unless it is the last before and nothing has come in ours: then our INI may
+        have been lost.
+        """
+        if not self.begun or not self._ahead(greeting) or self.elsewhere(greeting):
+            return False
+        return self.confirmed or following(greeting.epoch) != self.epoch
+
+    def _ahead(self, greeting: Greeting) -> int:
+        """How many beginnings after ours the client's epoch is, going round; 0 is before all."""
+        return (greeting.epoch - self.epoch) % _EPOCHS if greeting.epoch else _EPOCHS - 1
 
     def resume(self, greeting: Greeting) -> list[Outgoing]:
         """Go on where the peer says it stands. Return what it acknowledges; raises ProtocolError."""
@@ -209,6 +238,7 @@ class Session:
         stands |= {cursor.lane: cursor for cursor in greeting.cursors}
         for lane, cursor in stands.items():  # all, before anything is believed
             self._sender(lane).check(cursor)
+        self._senders |= {lane: self._sender(lane) for lane in stands}  # a limit that is told is kept
         self._hear(greeting)
         return [message for lane, sender in self._senders.items() for message in sender.resume(stands[lane])]
 

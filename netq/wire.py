@@ -122,8 +122,11 @@ class Greeting:
         if frame.length < GREETING_SIZE:
             raise ProtocolError(f"an INI of {frame.length} bytes; it has at least {GREETING_SIZE}")
         _, _, count, id, token, message_size, credit, heartbeat, epoch = _GREETING.unpack_from(frame.body)
-        if frame.length != GREETING_SIZE + count * _CURSOR.size or not (message_size and credit and heartbeat):
-            raise ProtocolError(f"an INI of {frame.length} bytes with {count} cursors, or with a 0 where none may be")
+        if frame.length != GREETING_SIZE + count * _CURSOR.size:
+            raise ProtocolError(f"an INI of {frame.length} bytes that says it has {count} cursors")
+        for name, value in (("message_size", message_size), ("credit", credit), ("heartbeat", heartbeat)):
+            if value == 0:
+                raise ProtocolError(f"an INI whose {name} is 0; expected 1 or more")
         cursors = _cursors(frame.body)
         return cls(uuid.UUID(bytes=id), token, message_size, credit, heartbeat, cursors, bool(frame.flags), epoch)
 

@@ -197,6 +197,84 @@ def test_a_message_of_which_only_the_header_came_is_forgotten_with_its_link() ->
     assert lane.receiver.held == 1
 
 
+def test_the_room_of_a_message_of_which_only_the_header_came_is_for_others_again() -> None:
+    """Else whoever sends a header now and then fills one limit after another with small messages."""
+    budget = Budget(SIZE)
+    lane, other = Lane(budget), Lane(budget)
+    lane.come(CREDIT // 2, CREDIT // 2)
+    lane.receiver.place(Frame(Kind.MSG, length=10, number=2, value=100 * SIZE))
+    assert lane.may_end(100 * SIZE)
+    lane.receiver.interrupted(0)
+    lane.receiver.pause()
+    assert (lane.receiver.limit, budget.used) == (CREDIT, 0)
+    other.begin(LARGE)
+    assert other.may_end(LARGE)
+
+
+def test_what_is_untaken_still_counts_when_a_link_is_lost() -> None:
+    budget = Budget(SIZE)
+    lane = Lane(budget)
+    lane.come(LARGE, LARGE)
+    for step in (lane.receiver.pause, lane.receiver.resume, lane.receiver.pause):
+        step()
+        assert lane.receiver.limit == LARGE + OVERHEAD
+        assert budget.used == LARGE + OVERHEAD - CREDIT
+    lane.receiver.taken(LARGE + OVERHEAD)
+    assert budget.used == 0
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_the_room_of_a_message_that_no_memory_was_there_for_is_for_others_again(merge: bool) -> None:
+    class Full(Memory):
+        def take(self, size: int) -> memoryview:
+            raise MemoryError("no memory")
+
+    budget = Budget(SIZE)
+    receiver = Receiver(0, CREDIT, Full(budget=budget), merge=merge)
+    with pytest.raises(MemoryError):
+        receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
+    receiver.pause()
+    assert (budget.used, receiver.limit) == (0, CREDIT)
+
+
+def test_a_thousand_who_are_absent_are_forgotten_without_a_thousand_frames() -> None:
+    budget = Budget(2**30)
+    absent = [Lane(budget) for _ in range(1000)]
+    for lane in absent:
+        lane.come(CREDIT + 100, 2 * CREDIT)
+        lane.receiver.pause()
+        lane.receiver.leave()
+    giant = Lane(budget)
+    giant.begin(2**32)
+    assert giant.may_end(2**32)
+    assert {lane.receiver.partial for lane in absent} == {0}
+
+
+def test_a_thousand_who_wait_and_free_some_are_granted_without_a_thousand_frames() -> None:
+    budget = Budget(2**30)
+    giant, waiting = Lane(budget), [Lane(budget) for _ in range(1000)]
+    giant.begin(2**29)
+    for lane in waiting:
+        lane.come(1000, 1000)
+        lane.begin(2 * CREDIT)
+        lane.receiver.taken(1000 + OVERHEAD)
+    assert not any(lane.may_end(2 * CREDIT) for lane in waiting)
+    giant.receiver.retire()
+    assert all(lane.may_end(2 * CREDIT) for lane in waiting)
+
+
+def test_a_claim_that_fails_when_it_is_granted_does_not_end_all_granting() -> None:
+    budget, granted = Budget(200), list[str]()
+
+    def fail() -> None:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        budget.claim(Claim(10, fail))
+    waiting(budget, "next", 10, granted)
+    assert granted == ["next"]
+
+
 @pytest.mark.parametrize("size", [10, SIZE, 2**40])
 def test_a_cancelled_message_frees_nothing_that_is_untaken(size: int) -> None:
     budget = Budget(SIZE)

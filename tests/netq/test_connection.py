@@ -155,6 +155,34 @@ def test_a_fin_that_says_nothing_known_is_refused(state: State, number: int, len
     assert isinstance(error, ProtocolError)
 
 
+def test_a_server_takes_no_fin_of_a_stranger() -> None:
+    header = Frame(Kind.FIN, number=Code.REFUSED).header()
+    assert "FIN in state OPENING" in str(only_lost(Connection(SERVER, OPTIONS, 0.0).feed(memoryview(header), 0.0)))
+
+
+def test_the_reason_of_a_peer_is_one_printable_line() -> None:
+    reason = "no röom\n10.0.0.1: welcome\x1b[2J\u202e\r".encode() + b"\xff"
+    error = only_lost(feed(opened(), Frame(Kind.FIN, length=len(reason), number=Code.REFUSED, body=reason)))
+    assert str(error) == "the peer refuses: no röom\\n10.0.0.1: welcome\\x1b[2J\\u202e\\r\N{REPLACEMENT CHARACTER}"
+    assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("state", "frame"),
+    [
+        (State.OPENING, VALID[Kind.INI]),
+        (State.OPENING, VALID[Kind.INI]._replace(flags=1)),
+        (State.OPEN, VALID[Kind.PING]),
+        (State.OPEN, VALID[Kind.FIN]),
+        (State.OPEN, VALID[Kind.ACK]._replace(flags=ANSWER)),
+    ],
+)
+def test_what_is_of_no_lane_says_lane_0(state: State, frame: Frame) -> None:
+    faults = [event for event in feed(in_state(state), frame) if isinstance(event, Lost)]
+    assert not any("lane" in str(fault.error) for fault in faults)
+    assert "in lane 3; expected lane 0" in str(only_lost(feed(in_state(state), frame._replace(lane=3))))
+
+
 # Lengths, and memory.
 
 
@@ -236,6 +264,50 @@ def test_silence_is_borne_for_so_many_heartbeats() -> None:
     assert "30.0 s" in str(error)
     assert connection.deadline() == math.inf
     assert connection.tick(1e9) == []
+
+
+def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(105.0)
+    assert kinds(sent(connection, 105.0)) == [Kind.PING]
+    assert connection.deadline() == 107.0
+    connection.doubt(106.0)
+    assert kinds(sent(connection, 106.0)) == [], "asked once"
+    assert connection.tick(106.9) == []
+    assert isinstance(only_lost(connection.tick(107.0)), TimeoutError)
+
+
+def test_a_link_that_is_doubted_and_brings_something_goes_on() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(105.0)
+    connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 106.9)
+    assert connection.tick(107.0) == []
+    assert connection.deadline() == 115.0
+    connection.doubt(108.0)
+    assert connection.deadline() == 110.0
+
+
+def test_a_link_that_is_doubted_is_not_borne_for_longer_than_another() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(129.0)
+    assert isinstance(only_lost(connection.tick(130.0)), TimeoutError)
+
+
+@pytest.mark.parametrize("state", [State.OPENING, State.GREETED, State.CLOSED])
+def test_who_is_not_there_is_not_doubted(state: State) -> None:
+    connection = in_state(state)
+    deadline = connection.deadline()
+    sent(connection)
+    connection.doubt(1.0)
+    assert (connection.deadline(), sent(connection)) == (deadline, b"")
+
+
+def test_a_client_has_heard_of_its_session_when_something_comes_after_its_greeting() -> None:
+    connection = opened()
+    assert connection.session is not None
+    assert not connection.session.confirmed
+    feed(connection, VALID[Kind.PING])
+    assert connection.session.confirmed
 
 
 def test_any_byte_is_a_sign_of_life() -> None:

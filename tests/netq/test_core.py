@@ -63,7 +63,7 @@ def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
 
 @pytest.mark.parametrize("name", ["statistics", "get"])
 def test_what_waits_for_a_loop_is_refused_in_one(stage: Stage, name: str) -> None:
-    server, client = stage.pair()
+    server, client = stage.pair(window=1)
     refused: Future[None] = Future()
 
     def call(_: object) -> None:
@@ -72,10 +72,11 @@ def test_what_waits_for_a_loop_is_refused_in_one(stage: Stage, name: str) -> Non
         except RuntimeError as error:
             refused.set_exception(error)
 
-    client.put("any").add_done_callback(call)
+    client.put("fills it").result(LIMIT)
+    client.put("waits").add_done_callback(call)  # not done yet, so that a loop calls it
+    assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["fills it", "waits"]
     with pytest.raises(RuntimeError, match="by an event or a callback"):
         refused.result(LIMIT)
-    assert server.get(timeout=LIMIT).data == "any"
 
 
 def test_a_peer_that_is_no_uuid_is_refused(stage: Stage) -> None:

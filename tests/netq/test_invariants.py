@@ -218,7 +218,9 @@ class Conversation(RuleBasedStateMachine):
         for (side, _), letters in self.letters.items():
             known = {*self.end(side).acked, *(failed.message for failed in self.end(side).failed)}
             for letter in letters:
-                withdrawn = letter.cancelled and self.restarts > 0  # a successor is not told of what was cancelled before
+                withdrawn = (
+                    letter.cancelled and self.restarts > 0
+                )  # a successor is not told of what was cancelled before
                 assert letter.message in known or letter.forgotten or withdrawn
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import random
+import tracemalloc
 import uuid
 
 import pytest
@@ -196,8 +198,42 @@ def test_chunks_become_the_message(merge: bool) -> None:
     got = arrive(other, next_frame(one))
     assert got is not None
     assert bytes(got) == bytes(sent.stream)
-    assert len(got.buffers) == (1 if merge else 3)
+    assert len(got.buffers) == 1, "small chunks share a block"
     assert other.cursor == Cursor(3, 1, 0, WINDOW)
+
+
+def test_a_frame_of_one_byte_costs_some_bytes_and_not_hundreds() -> None:
+    one, count = receiver(2**20, merge=False), 200_000
+    tracemalloc.start()
+    for _ in range(count - 1):
+        one.place(msg(1, 1, count))[0] = 7
+        assert one.received(1) is None
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one.place(msg(1, 1, count))[0] = 7
+    got = one.received(1)
+    assert got is not None
+    assert bytes(got) == b"\7" * count
+    assert size < 2 * count
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_of_any_sizes_become_the_message(seed: int, merge: bool) -> None:
+    chance = random.Random(seed)
+    data, one, stop = chance.randbytes(300_000), receiver(2**20, merge=merge), 0
+    got = None
+    while got is None:
+        length = min(chance.choice([1, 100, 5000, 16_384, 40_000]), len(data) - stop)
+        came = length if chance.random() < 0.7 else chance.randrange(length)
+        one.place(msg(1, length, len(data)))[:came] = data[stop : stop + came]
+        stop += came
+        if came == length:
+            got = one.received(length)
+        else:
+            one.interrupted(came)
+    assert bytes(got) == data
+    assert stop == len(data)
 
 
 @pytest.mark.parametrize("merge", [True, False])
@@ -317,11 +353,20 @@ def test_a_drop_of_another_message_is_refused(frame: Frame) -> None:
 
 def test_positions_end_somewhere() -> None:
     """A cancelled message brings no bytes, so only its word says how large it was."""
+    largest = 2**62 - 1
+    for value in (largest + 1, POSITIONS - 1, 2**64 - 1):
+        with pytest.raises(ProtocolError, match="expected fewer than 4611686018427387904"):
+            receiver().dropped(drop(1, value))
     one = receiver()
-    one.dropped(drop(1, POSITIONS - 1))
-    assert one.limit < 2**64
-    with pytest.raises(ProtocolError, match="ends beyond"):
-        one.dropped(drop(2, 0))
+    one.dropped(drop(1, largest))
+    rest = POSITIONS - (largest + OVERHEAD)
+    with pytest.raises(ProtocolError, match="to end before 9223372036854775808"):
+        one.dropped(drop(2, rest - OVERHEAD))
+    assert one.cursor.held == 1
+    one.dropped(drop(2, rest - OVERHEAD - 1))
+    assert (one.held, one.limit < 2**64) == (2, True)
+    with pytest.raises(ProtocolError, match="behind position 9223372036854775807"):
+        one.dropped(drop(3, 0))
 
 
 # Going on.
@@ -357,6 +402,31 @@ def test_a_cursor_before_what_was_acknowledged_is_refused() -> None:
         one.check(Cursor(3, 0, 0, WINDOW))
     one.check(Cursor(3, 1, 0, WINDOW))
     one.check(Cursor(3, 2, 0, WINDOW))
+
+
+def test_a_cursor_that_comes_late_does_not_make_the_true_one_impossible() -> None:
+    """A link that was long on its way says where the peer stood; the next one where it stands."""
+    one, messages = sender(150, 60)
+    for _ in range(3):
+        next_frame(one)
+    one.resume(Cursor(3, 0, 20, WINDOW))
+    one.check(Cursor(3, 1, 30, WINDOW))
+    assert one.resume(Cursor(3, 1, 30, WINDOW)) == messages[:1]
+    assert next_frame(one) == msg(2, 30, 60)._replace(body=messages[1].stream.slices(30, 60)[0])
+
+
+def test_a_message_that_has_left_before_a_late_cursor_is_not_taken_out() -> None:
+    one, messages = sender(10, 20, 30)
+    next_frame(one)
+    next_frame(one)
+    one.resume(Cursor(3, 0, 0, WINDOW))
+    for message in messages[1:]:
+        message.cancel()
+        one.remove(message)
+    assert len(one) == 2
+    next_frame(one)
+    assert next_frame(one) == drop(2, 20)
+    assert not one.ready
 
 
 def test_unsent_are_those_of_which_no_byte_has_left() -> None:

@@ -176,6 +176,17 @@ def test_an_ack_of_a_lane_that_has_sent_nothing() -> None:
         one.acked(ack(1, lane=4))
 
 
+def test_a_limit_of_a_lane_that_has_sent_nothing_is_kept() -> None:
+    one = session()
+    one.acked(ack(0, limit=50_000, lane=4))
+    put(one, 30_000, lane=4)
+    assert sum(frame.length for frame in sent(one)) == 30_000
+    other = session()
+    other.resume(greeting(Cursor(4, 0, 0, 50_000)))
+    put(other, 30_000, lane=4)
+    assert sum(frame.length for frame in sent(other)) == 30_000
+
+
 def test_a_limit_never_shrinks() -> None:
     one = session()
     one.acked(ack(0, limit=5))
@@ -274,16 +285,41 @@ def test_an_epoch_is_gone_on_with_or_begun_again_or_wrong() -> None:
     one.begin(greeting(epoch=4), 5)
     message = put(one, 10)
     sent(one)
-    assert one.heard(greeting(epoch=5))
     assert not one.heard(greeting(epoch=4))  # it never heard of 5, so it has nothing of it
     assert one.restart() == []
     one.begin(greeting(epoch=4), 5)
     assert [frame.number for frame in sent(one)] == [message.number] == [1]
-    for epoch in (0, 3, 6):
+    assert one.heard(greeting(epoch=5))
+    for epoch in (0, 3, 4, 6):
         with pytest.raises(ProtocolError, match=f"epoch {epoch}"):
             one.heard(greeting(epoch=epoch))
         with pytest.raises(ProtocolError, match=f"epoch {epoch}"):
             one.resume(greeting(epoch=epoch))
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+@pytest.mark.parametrize(
+    ("ours", "before", "other", "after"),
+    [
+        (1, (0, 2**32 - 1), (2**32 - 2,), (2, 3, 2**31 - 1)),
+        (5, (4,), (0, 1, 3), (6, 1000)),
+        (2**32 - 1, (2**32 - 2,), (0, 2**31 + 1), (1, 2)),
+    ],
+)
+def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
+    ours: int, before: tuple[int, ...], other: tuple[int, ...], after: tuple[int, ...], confirmed: bool
+) -> None:
+    one = session(begun=False)
+    assert not one.late(greeting(epoch=0))
+    assert not one.elsewhere(greeting(epoch=ours))
+    one.begin(greeting(epoch=before[0]), ours)
+    one.confirmed = confirmed
+    said = {epoch: greeting(epoch=epoch) for epoch in (ours, *before, *other, *after)}
+    lies = {epoch: (one.late(said[epoch]), one.elsewhere(said[epoch])) for epoch in said}
+    assert lies[ours] == (False, False)
+    assert {lies[epoch] for epoch in before} == {(confirmed, False)}
+    assert {lies[epoch] for epoch in other} == {(True, False)}
+    assert {lies[epoch] for epoch in after} == {(False, True)}
 
 
 def test_epochs_follow_one_another_and_are_never_0() -> None:

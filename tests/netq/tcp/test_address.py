@@ -10,13 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Purpose, new
-from netq.connection import Connection
-from netq.core import Communicator
 from netq.dial import is_own_end
-from netq.events import Event, Lost
-from netq.memory import Memory
-from netq.options import ConnectionOptions
-from netq.session import Session
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 
@@ -102,31 +96,6 @@ def test_a_socket_that_reached_itself_is_known() -> None:
     ):
         assert not is_own_end(near)
         assert not is_own_end(far)
-
-
-def take_over(client: Communicator, server: Communicator) -> None:
-    """Come as a process that has a copy of the client's session: a fork, or a virtual machine restored."""
-    options = ConnectionOptions()
-    session = Session(client._hub.peers[None].session.token, options, Memory())
-    connection = Connection(client.id, options, 0.0, session)
-    with socket.create_connection(server.netloc, LIMIT) as sock:
-        sock.sendall(b"".join(connection.to_send(2**20, 0.0)))
-        events: list[Event] = []
-        while not events:
-            n = sock.recv_into(connection.buffer())
-            assert n, "refused"
-            events = connection.received(n, 0.0)
-        assert not any(isinstance(event, Lost) for event in events)
-
-
-def test_the_older_of_two_links_of_one_session_is_told_and_does_not_come_back(stage: Stage) -> None:
-    server, client = stage.pair()
-    take_over(client, server)
-    with pytest.raises(Closed, match="a newer link has taken the session over"):
-        client.get(timeout=LIMIT)
-    with pytest.raises(Closed):
-        client.put("too late").result(LIMIT)
-    assert client.close(LIMIT) == 0
 
 
 def test_the_server_s_own_id_is_refused(stage: Stage, log: Log) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pickle import PickleBuffer
+
+import pytest
 
 from netq import Communicator, NetworkLocation
 from netq.testing.proxy import Proxy
@@ -27,8 +30,10 @@ def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
 ) -> None:
     server, client, proxy, held = holding(stage, proxies)
     data = bytearray(SIZE)
-    future = client.put(data)
+    future = client.put(PickleBuffer(data))  # out of band: a bytearray itself would be copied
     proxy.wait(held, LIMIT)
+    with pytest.raises(BufferError):
+        data.clear()
     assert future.cancel()
     client.statistics()  # asks the loop: it has heard of it
     data.clear()  # raises BufferError while anybody has a view of it
