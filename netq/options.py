@@ -44,7 +44,7 @@ class NetworkLocation(NamedTuple):
 class ConnectionOptions:
     """How messages travel. Sizes are bytes, times are seconds.
 
-    get_merge:         reassemble a message in one block (arrays become views of it); if not, its large chunks in several.
+    get_merge:         reassemble a message in one block (arrays become views of it); if not, large chunks apart.
     put_merge:         join the buffers of small messages before sending; if not, hand each to the system by itself.
     transport_size:    the largest chunk of a message in one frame.
     queue_size:        messages that may wait for one peer; one more gets QueueFull in its future.
