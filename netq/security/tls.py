@@ -25,6 +25,9 @@ RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.
 OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
 WAITING = 256 * 1024  # bytes of ciphertext that may wait for to_send; 1 MiB is slower by an eighth: it leaves the cache
 HANDSHAKE = 64 * 1024  # bytes that a peer may send before it has proved anything; a long chain has some 20 KiB
+IDLE = (
+    32 * 1024
+)  # bytes of records without data (new keys, tickets, padding) in a row; the largest record is half of it
 
 
 class Tls(Protocol):
@@ -33,6 +36,10 @@ class Tls(Protocol):
     @property
     def handshaken(self) -> bool:
         """Whether the handshake is over and has succeeded: for a client, the server is who it should be."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether `read_into` raises as soon as all good bytes are returned: no network event may announce that."""
 
     def received(self, data: Buffer) -> None:
         """Take ciphertext from the network; copied. Never raises for what the peer did: `read_into` tells.
@@ -120,6 +127,7 @@ class _StandardTls:
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._handshaken = False
         self._early = 0  # bytes received before the handshake was over
+        self._idle = 0  # bytes received after it, since there was data in them
         self._end: tuple[type[Exception], str] | None = None
         self._handshake()  # the client's first words
 
@@ -127,11 +135,17 @@ class _StandardTls:
     def handshaken(self) -> bool:
         return self._handshaken
 
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
     def received(self, data: Buffer) -> None:
         if self._end is not None:
             return
         size = self._incoming.write(data)
-        if not self._handshaken:
+        if self._handshaken:
+            self._idle += size
+        else:
             self._early += size
             self._handshake()
 
@@ -177,8 +191,11 @@ class _StandardTls:
                 if count == 0:
                     raise ssl.SSLZeroReturnError  # what ssl says only where both sides have closed
                 filled += count
+        self._idle = 0 if filled else self._idle
         if self._end is None and self._outgoing.pending > 2 * WAITING:  # more than `write` ever leaves
             self._end = SecurityError, f"{self._peer} asks for ever new keys and does not take the answers"
+        if self._end is None and self._idle > IDLE:
+            self._end = SecurityError, f"{self._peer} sent {self._idle} bytes of TLS without any data in them"
         return filled
 
     @contextlib.contextmanager

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import socket
+import struct
 import sys
 import time
 from collections.abc import Callable
 
-from netq.connection import Connection
+from netq.connection import Connection, State
 from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
-from netq.tcp.pace import MOST, Pace
+from netq.tcp.pace import MOST, Appetite, Pace
 from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
-_READ, _READS = 512 * 1024, 8  # bytes at once, and how often before the others have their turn
+_READS = 64  # times that is received in one turn, at most: where the clock of the processor is coarse
 _WRITES = 4  # batches sent before the others have their turn
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h
 _PARTING = 1.0  # seconds to wait for the peer's end after ours
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close throws away what has not arrived, and says RST
 
 
 class Link:
@@ -37,9 +39,12 @@ class Link:
         self._merge = owner.options.connection.put_merge
         self._unsent: list[memoryview] = []
         self._pace = Pace()
+        self._appetite = Appetite()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
         self._interest = 0
+        self._due = 0  # what the loop has been asked to go on with in its next turn
+        self._heard = False  # anything that is for the connection
         self._closing = self._gone = False
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
@@ -59,22 +64,42 @@ class Link:
             self._kept = True
 
     def close(self) -> None:
-        """Send what the connection has left to say, then part: the peer must not lose it to a reset."""
+        """Send what the connection has left to say, then part: the peer must not lose it to a reset.
+
+        But a link that was given up, as nobody answers, is reset: the system would go on for minutes to send what is of
+        no use any more, and an INI that arrives so late is taken for a newer link than the one that is in use by then.
+        """
         if self._closing or self._gone:
             return
         self._closing = True
-        self._parting = self._loop.at(time.monotonic() + _PARTING, self._go)
-        self.flush()
-        self._guarded(self._part)
+        if self._given_up():
+            self._reset()
+        else:
+            self._parting = self._loop.at(time.monotonic() + _PARTING, self._go)
+            self.flush()
+            self._guarded(self._part)
 
     def move(self, loop: Loop) -> None:
         """Go on in another loop."""
         self._loop.forget(self._pipe.sock)
         self._loop, events = loop, self._interest
         loop.call(loop.watch, self._pipe.sock, events, self._ready)
+        if self._due:
+            loop.call(self._go_on, loop)
+
+    def _soon(self, event: int) -> None:
+        """Go on in the loop's next turn, when the others have had theirs; once, however often it is asked for."""
+        if not self._due:
+            self._loop.call(self._go_on, self._loop)
+        self._due |= event
+
+    def _go_on(self, loop: Loop) -> None:
+        if loop is self._loop and not self._gone:  # it has not moved meanwhile
+            events, self._due = self._due, 0
+            self._ready(events & READ)
 
     def _ready(self, mask: int) -> None:
-        if mask & READ:
+        if mask & READ & ~self._due:
             self._guarded(self._discard if self._closing else self._receive)
         if self._gone:
             return
@@ -85,16 +110,21 @@ class Link:
             self._guarded(self._part)
 
     def _receive(self) -> None:
+        begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
         for _ in range(_READS):
-            buffer = self.connection.buffer()[:_READ]
-            n = self._pipe.recv_into(buffer)
+            n = self._pipe.recv_into(self.connection.buffer()[: self._appetite.most])
             if n == 0:
                 raise ConnectionResetError("the peer hung up")
+            self._heard = True
             if events := self.connection.received(n, time.monotonic()):
                 self._owner.deliver(self, events)
-            if n < len(buffer) or self._closing:
+            if self._closing or not self._pipe.more:
                 return
-        self._loop.call(self._ready, READ)
+            before, now = now, time.thread_time()
+            self._appetite.took(n, now - before)
+            if now - begin > self._appetite.turn:
+                break
+        self._soon(READ)
 
     def _send(self) -> None:
         pipe, enough = self._pipe, False
@@ -110,7 +140,7 @@ class Link:
             enough = sent >= self._pace.batch and self._enough_queued()
             self._pace.sent(sent)
         else:
-            self._loop.call(self.flush)
+            self._soon(WRITE)
         if pipe.blocked or enough:
             self._watch(READ | WRITE)
             self._pace.full(time.monotonic())
@@ -132,6 +162,24 @@ class Link:
         if not limit // 2 < self._limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._limit = limit
             self._pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, limit)
+
+    def _given_up(self) -> bool:
+        """Whether the connection ended without a word of either side: nobody has heard anything for too long."""
+        connection = self.connection
+        if connection.session is None:
+            return False
+        if connection.state is State.OPENING or not self._heard:
+            return True  # maybe not even TLS was up
+        if not connection.closed:
+            return False
+        words = connection.to_send(self._pace.batch, time.monotonic())
+        self._unsent += _join(words, self._merge)
+        return not words and not connection.session.peer_closed
+
+    def _reset(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self._go()
 
     def _part(self) -> None:
         if not self._unsent and not self._pipe.blocked:

@@ -1,6 +1,7 @@
 """What a link sees of its socket: bytes in and out, without waiting. Plain, or through a TLS layer.
 
-Both fill the buffer as far as the socket goes, so a short read says that there is no more for now.
+What the TLS layer has taken from the socket and not given yet, no selector knows of. So it is `more`, not a full buffer
+nor a readable socket, that says whether to receive again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Protocol
 
 from netq.errors import SecurityError
 from netq.memory import Buffer
-from netq.security.tls import Tls
+from netq.security.tls import RECORD, Tls
 
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
-_CIPHERTEXT = 64 * 1024  # bytes read at once for the TLS layer
+_CIPHERTEXT = 64 * 1024  # bytes read at once for the TLS layer: what pays,
+_WHOLE = RECORD + 261  # and what suffices: the largest record that any peer may make, header, padding and tag included
 
 
 class Pipe(Protocol):
@@ -23,9 +25,13 @@ class Pipe(Protocol):
 
     sock: socket.socket
     blocked: bool  # the system would not take all; `push` when the socket is writable
+    more: bool  # what `recv_into` returned last may not be all: call it again, soon, whatever the selector says
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Return the bytes received, 0 at the end; raises BlockingIOError when there are none now."""
+        """Return the bytes received, 0 at the end; raises BlockingIOError when there are none now.
+
+        One call does a bounded amount of work, whatever the peer sends.
+        """
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Take bytes from the start of `buffers`; return how many, 0 when none can be taken now."""
@@ -42,8 +48,13 @@ class Plain:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.blocked = False
-        self.recv_into = sock.recv_into
+        self.blocked = self.more = False
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive into the caller's own buffer."""
+        count = self.sock.recv_into(buffer)
+        self.more = count == len(buffer)
+        return count
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Hand the caller's own buffers to the system."""
@@ -68,28 +79,43 @@ class Secure:
 
     def __init__(self, sock: socket.socket, tls: Tls) -> None:
         self.sock = sock
-        self.blocked = False
+        self.blocked = self.more = False
         self._tls = tls
+        self._piece = _WHOLE  # bytes of ciphertext that are received next
         self._ciphertext: Buffer = b""  # on its way to the socket
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Decrypt into the caller's buffer."""
+        """Decrypt into the caller's buffer, as long as what comes brings plaintext; tiny records wait for a turn."""
         filled = 0
         try:
             filled = self._tls.read_into(buffer)
             while filled < len(buffer):
-                data = self.sock.recv(_CIPHERTEXT)
-                if data:
-                    self._tls.received(data)
-                else:
-                    self._tls.received_eof()
-                filled += self._tls.read_into(buffer[filled:])
+                asked = self._piece
+                got = self._receive(asked)
+                count = self._tls.read_into(buffer[filled:])
+                filled += count
+                meagre = 2 * count < got and filled < len(buffer)
+                self._piece = _WHOLE if meagre else _CIPHERTEXT
+                if meagre or got < asked:
+                    break
         except EOFError:
-            return filled
+            if not filled:
+                return 0
         except (OSError, SecurityError):  # it will be said again, when the good bytes are taken
             if not filled:
                 raise
+        self.more = filled == len(buffer) or self._tls.ended
+        if not filled:
+            raise BlockingIOError
         return filled
+
+    def _receive(self, size: int) -> int:
+        data = self.sock.recv(size)
+        if data:
+            self._tls.received(data)
+        else:
+            self._tls.received_eof()
+        return len(data)
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Encrypt as much as the socket will soon take."""

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security import certificates
-from netq.security.tls import HANDSHAKE, OVERHEAD, RECORD, WAITING, Tls, client_side, server_side
+from netq.security.tls import HANDSHAKE, IDLE, OVERHEAD, RECORD, WAITING, Tls, client_side, server_side
 
 HOST = "aggregator.local"
 MIB = 1024**2
@@ -595,20 +595,35 @@ def test_server_that_wants_a_client_certificate(files: certificates.Files) -> No
         read(client)
 
 
-def key_updates(secret: bytes) -> Iterator[bytes]:
-    """Records, each of which asks the server for a new key (RFC 8446, 4.6.3), by the client's secret."""
+def key_updates(secret: bytes, *words: bytes) -> Iterator[bytes]:
+    """Each time a record of each of the words, and one that asks the server for a new key (RFC 8446, 4.6.3)."""
 
     def expand(label: bytes, size: int) -> bytes:
         info = struct.pack(">HB", size, 6 + len(label)) + b"tls13 " + label + b"\0"
         return HKDFExpand(hashes.SHA384(), size, info).derive(secret)
 
-    head, inner = b"\x17\x03\x03\x00\x16", b"\x18\x00\x00\x01\x01" + b"\x16"
     while True:
-        yield head + AESGCM(expand(b"key", 32)).encrypt(expand(b"iv", 12), inner, head)
+        key, iv = AESGCM(expand(b"key", 32)), int.from_bytes(expand(b"iv", 12), "big")
+        records = b""
+        for number, inner in enumerate([*[word + b"\x17" for word in words], b"\x18\x00\x00\x01\x01" + b"\x16"]):
+            head = b"\x17\x03\x03" + struct.pack(">H", len(inner) + 16)
+            records += head + key.encrypt((iv ^ number).to_bytes(12, "big"), inner, head)
+        yield records
         secret = expand(b"traffic upd", 48)
 
 
-def test_key_updates_without_end(files: certificates.Files, tmp_path: Path) -> None:
+UPDATE = 27  # bytes of a record that asks for a new key, or tells of one
+
+
+class Updater(NamedTuple):
+    """A server, and the secret of its client: to send it what Python's ssl cannot, new keys."""
+
+    server: Tls
+    secret: bytes
+
+
+@pytest.fixture
+def updater(files: certificates.Files, tmp_path: Path) -> Updater:
     context = plain_client(files)
     context.keylog_filename = str(tmp_path / "keys")
     client, server = Plain(context, HOST), server_side(SecurityOptions(files.key, files.certificate))()
@@ -616,17 +631,34 @@ def test_key_updates_without_end(files: certificates.Files, tmp_path: Path) -> N
     assert client.ssl.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
     lines = (tmp_path / "keys").read_text().splitlines()
     (secret,) = [line.split()[2] for line in lines if line.startswith("CLIENT_TRAFFIC_SECRET_0")]
-    records = key_updates(bytes.fromhex(secret))
-    size = 27
+    return Updater(server, bytes.fromhex(secret))
+
+
+def test_key_updates_whose_answers_are_not_taken(updater: Updater) -> None:
+    server, records = updater.server, key_updates(updater.secret, b"x")
     for number in range(100):  # in reason: the peer takes the answers, each of which comes with the next question
         server.received(next(records))
-        assert read(server) == b""
-        assert len(server.to_send()) == (size if number else 0)
-    for _ in range(2 * WAITING // size):
+        assert read(server) == b"x"
+        assert len(server.to_send()) == (UPDATE if number else 0)
+    for _ in range(2 * WAITING // UPDATE):
+        server.received(next(records))
+        assert read(server) == b"x"
+    server.received(next(records))
+    assert read(server) == b"x"
+    assert server.ended
+    with pytest.raises(SecurityError, match="asks for ever new keys and does not take the answers"):
+        read(server)
+
+
+def test_records_without_data_are_borne_for_a_while_and_not_for_ever(updater: Updater) -> None:
+    server, records = updater.server, key_updates(updater.secret)
+    for _ in range(IDLE // UPDATE):
         server.received(next(records))
         assert read(server) == b""
-    server.received(next(records) + next(records))
-    with pytest.raises(SecurityError, match="asks for ever new keys and does not take the answers"):
+        server.to_send()
+    assert not server.ended
+    server.received(next(records))
+    with pytest.raises(SecurityError, match=r"a client sent \d+ bytes of TLS without any data in them"):
         read(server)
 
 

@@ -101,6 +101,26 @@ def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
         tls.write([memoryview(Frame(Kind.PING).header())])  # which wants an answer
         tls.close()
         sock.sendall(tls.to_send())  # both in one segment
-        log.wait("ended the connection")
+        log.wait("lost (the peer hung up)")
     good.put("still here").result(LIMIT)
     assert server.get(timeout=LIMIT) == (good.id, "still here")
+
+
+def test_a_goodbye_behind_words_that_want_no_answer_is_noticed_though_the_socket_stays_open(
+    stage: Stage, files: certificates.Files, log: Log
+) -> None:
+    server = stage.server(security=of_server(files), heartbeat=3600.0)
+    tls = client_side(of_client(files), "127.0.0.1")()
+    words = Greeting(uuid.uuid4(), bytes(16), 2**40, 2**18, 3_600_000).frame().whole()
+    with socket.create_connection(server.netloc, LIMIT) as sock:
+        while not tls.handshaken:
+            sock.sendall(tls.to_send())
+            tls.received(sock.recv(65536))
+        tls.write([memoryview(words)])
+        sock.sendall(tls.to_send())
+        tls.received(sock.recv(65536))  # the server's INI
+        tls.write([memoryview(Frame(Kind.ACK, value=2**18).header())])
+        tls.close()
+        sock.sendall(tls.to_send())
+        log.wait("lost (the peer hung up)")
+    stage.cut(server)
