@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from netq.bell import Bell
 from netq.budget import Budget
+from netq.complaints import Complaints
 from netq.connection import Connection
 from netq.errors import Closed
 from netq.events import Event, Hello, Lost
@@ -59,6 +60,7 @@ class Hub:
         self._turn = itertools.cycle(self.loops)
         self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
         self.closing = False  # the user has closed
+        self._complaints = Complaints()
         self._attempt = 0
         self._up_since = math.inf  # when a client's session was last taken up
         self._trouble = ""  # what the log has been told of
@@ -155,7 +157,7 @@ class Hub:
             link.peer.detach(link, error)
         else:
             self._known(link)
-            log.warning("%s: %s; the connection was closed", link.address, str(error))
+            self._complain(link, str(error))
 
     # For peers (netq/peer.py, House), in a peer's loop.
 
@@ -178,7 +180,7 @@ class Hub:
         """No more messages come: whoever waits for some learns it."""
         error = Closed(peer.id, "it has closed")
         if not self.is_server:
-            self._inbox.close(error)
+            self._inbox.close(Closed(self.options.id, "this communicator is closed") if self.closing else error)
         elif peer.id is not None:
             self._inbox.finish(peer.id, error)
 
@@ -240,6 +242,7 @@ class Hub:
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
         self._known(link)
+        self._complaints.forget(link.address)
         link.peer = peer
         if peer.loop is self.home:
             return peer.accept(link, greeting, resumed=same)
@@ -268,10 +271,14 @@ class Hub:
         peer.loop.call(peer.end, Closed(id, "it began anew"))
 
     def _refuse(self, link: Link, reason: str) -> None:
-        log.warning("%s: %s; the connection was closed", link.address, reason)
+        self._complain(link, reason)
         self._known(link)
         link.connection.refuse(Code.REFUSED, reason)
         link.close()
+
+    def _complain(self, link: Link, reason: str) -> None:
+        level = logging.WARNING if self._complaints.is_new(link.address, reason) else logging.DEBUG
+        log.log(level, "%s: %s; the connection was closed", link.address, reason)
 
     def _reached(self, peer: Peer) -> None:
         self._up_since = time.monotonic()

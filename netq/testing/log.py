@@ -11,11 +11,11 @@ _LIMIT = 60.0  # seconds
 
 
 class Log(logging.Handler):
-    """Listens to the logger of netq, from INFO on, within a with statement."""
+    """Listens to the logger of netq within a with statement."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self._lines: list[str] = []
+        super().__init__(logging.DEBUG)
+        self._lines: list[tuple[int, str]] = []
         self._changed = threading.Condition()
         self._logger = logging.getLogger("netq")
         self._level = self._logger.level
@@ -23,13 +23,13 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep a line."""
         with self._changed:
-            self._lines.append(record.getMessage())
+            self._lines.append((record.levelno, record.getMessage()))
             self._changed.notify_all()
 
-    def having(self, text: str) -> list[str]:
-        """Return the lines that contain `text`."""
+    def having(self, text: str, level: int = logging.DEBUG) -> list[str]:
+        """Return the lines that contain `text`, of this level at least."""
         with self._changed:
-            return [line for line in self._lines if text in line]
+            return [line for of, line in self._lines if of >= level and text in line]
 
     def wait(self, text: str, count: int = 1) -> str:
         """Wait until `count` lines contain `text`; return the last of these."""
@@ -40,7 +40,7 @@ class Log(logging.Handler):
 
     def __enter__(self) -> Self:
         self._logger.addHandler(self)
-        self._logger.setLevel(logging.INFO)
+        self._logger.setLevel(logging.DEBUG)
         return self
 
     def __exit__(

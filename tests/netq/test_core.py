@@ -128,3 +128,11 @@ def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Sta
     assert len(log.having("trying again")) == 1
     client.close(LIMIT)
     stage.forget(client)
+
+
+def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Stage) -> None:
+    _, client = stage.pair()
+    client.close(LIMIT)
+    with pytest.raises(Closed, match="this communicator is closed") as closed:
+        client.get(timeout=LIMIT)
+    assert closed.value.peer == client.id

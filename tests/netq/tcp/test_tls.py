@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import uuid
 from pathlib import Path
@@ -33,6 +34,7 @@ def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
     future = client.put("never")
     trouble = log.wait(f"127.0.0.1:{server.netloc.port}: ")
     log.wait("the connection was closed", 3)  # it has tried again
+    assert len(log.having("the connection was closed", logging.WARNING)) == 1, "the server's log is told once"
     assert not future.done()
     assert server.statistics() == {}
     assert ("TLS" in trouble) or ("hung up" in trouble)
