@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, Self
 from netq.delivery import Delivery, gather
 from netq.errors import Closed, Unreadable
 from netq.hub import Hub, TransportFactory
-from netq.inbox import Inbox, Item
+from netq.inbox import Inbox
 from netq.lane import Outgoing
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer, Statistics
+from netq.room import Item
 from netq.utils.stream import Stream
 from netq.wire import LANES
 

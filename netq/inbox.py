@@ -20,53 +20,15 @@ import time
 import uuid
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
 from netq.errors import Closed
-from netq.utils.stream import Stream
+from netq.room import Item, Room
 
 _LONGEST = 1.0  # seconds of one wait: a signal that comes just before it is handled after it only
 _BUSY = 0.05  # seconds in which the lock is always free again, but for an interrupted thread
 _REMEMBERED = 4096  # peers that are over, of which get(peer) still knows it
 _ANYBODY = -1  # where those wait who name no peer; the others wait at UUID.int
 _NUMBER = operator.attrgetter("number")
-
-
-class Room:
-    """What the untaken messages of one lane occupy.
-
-    `freed(cost)` is called in the thread that takes, whenever `stride` bytes of it have been taken.
-    """
-
-    __slots__ = ("_stride", "_taken", "freed")
-
-    def __init__(self, freed: Callable[[int], object], stride: int) -> None:
-        self.freed = freed
-        self._stride = stride
-        self._taken = 0
-
-    def count(self, cost: int) -> int:
-        """Add what was taken; return what to report now. Under the inbox's lock."""
-        self._taken += cost
-        if self._taken < self._stride:
-            return 0
-        due, self._taken = self._taken, 0
-        return due
-
-    def settle(self) -> None:
-        """Report what was not reported, and all from now on. Under the inbox's lock."""
-        due, self._taken, self._stride = self._taken, 0, 0
-        if due:
-            self.freed(due)
-
-
-class Item(NamedTuple):
-    """A message here: whose, what, and the room that it occupies."""
-
-    peer: uuid.UUID
-    stream: Stream
-    room: Room
-    cost: int
 
 
 class Waiter:

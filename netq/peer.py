@@ -18,11 +18,12 @@ from netq.budget import CREDIT
 from netq.delivery import Delivery
 from netq.errors import Closed, MessageTooLarge, NetqError, QueueFull
 from netq.events import Acked, Event, Failed, Finished, Lost, Opened, Received
-from netq.inbox import Inbox, Item, Room
+from netq.inbox import Inbox
 from netq.lane import Outgoing, Receiver
 from netq.link import Link
 from netq.loop import Loop, Timer
 from netq.options import ConnectionOptions
+from netq.room import Item, Room
 from netq.session import Session
 from netq.wire import OVERHEAD, Code, Greeting
 

@@ -19,7 +19,8 @@ import pytest
 
 import netq.inbox
 from netq.errors import Closed
-from netq.inbox import Inbox, Item, Room, Waiter
+from netq.inbox import Inbox, Waiter
+from netq.room import Item, Room
 from netq.utils.stream import Stream
 
 A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))

@@ -14,9 +14,10 @@ import pytest
 
 import netq
 from netq.errors import Closed
-from netq.inbox import Inbox, Item, Room
+from netq.inbox import Inbox
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation
+from netq.room import Item, Room
 from netq.testing import loopback
 from netq.utils.stream import Stream
 
