@@ -79,8 +79,8 @@ class Hub:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self._close, timeout != 0)
         if not self._bell.wait(lambda: self.gone, timeout):
-            for peer in self.peers.values():
-                peer.loop.ask(peer.end, Closed(peer.id, "closed before all was delivered"))
+            for loop in self.loops:
+                loop.ask(self._end_all, loop)
         self.home.ask(self._shut)
         for loop in self.loops:
             loop.stop(within=1.0)
@@ -107,6 +107,12 @@ class Hub:
             peer.loop.call(peer.finish)
         if not self.peers:
             self._all_gone()
+
+    def _end_all(self, loop: Loop) -> None:
+        """Wait for none of this loop's peers any more."""
+        for peer in self.peers.values():
+            if peer.loop is loop:
+                peer.end(Closed(peer.id, "closed before all was delivered"))
 
     def _all_gone(self) -> None:
         self.gone = True
