@@ -1,6 +1,6 @@
-"""What the log has been told of strangers, so that whoever knocks for ever fills no disk.
+"""What the log has been told of peers, so that whoever knocks for ever fills no disk, and forges no line.
 
-Pure; owned by the hub, in its first loop. Bounded, whatever strangers say.
+Pure; owned by the hub, in its first loop. Bounded, whatever they say.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 _REMEMBERED = 256  # complaints
 _EACH = 16  # of one host
+_LONGEST = 500  # characters
 _NUMBERS = re.compile(r"\d+")  # in which two complaints of one kind differ
 
 
@@ -32,11 +33,19 @@ class Complaints:
             self._made.popitem(last=False)
         return True
 
-    def forget(self, address: str) -> None:
-        """All is well with this host: the next complaint is news."""
+    def forget(self, address: str) -> bool:
+        """All is well with this host: the next complaint is news. Return whether there have been any."""
         host = _host(address)
-        for key in [key for key in self._made if key[0] == host]:
+        made = [key for key in self._made if key[0] == host]
+        for key in made:
             del self._made[key]
+        return bool(made)
+
+
+def printable(text: str) -> str:
+    """Return what may stand in a line of a log, whoever wrote it."""
+    shown = "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:_LONGEST]])
+    return shown if len(text) <= _LONGEST else f"{shown}…"
 
 
 def _host(address: str) -> str:

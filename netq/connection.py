@@ -24,6 +24,7 @@ import enum
 import math
 import uuid
 
+from netq.complaints import printable
 from netq.errors import ProtocolError
 from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.lane import Part
@@ -308,7 +309,7 @@ class Connection:
     def _refused(self, frame: Frame, events: list[Event]) -> None:
         if frame.number not in (Code.REFUSED, Code.SUPERSEDED):
             raise ProtocolError(f"FIN with code {frame.number}")
-        reason = _printable(bytes(frame.body).decode(errors="replace"))
+        reason = printable(bytes(frame.body).decode(errors="replace"))
         self._lose(ConnectionRefusedError(f"the peer refuses: {reason}"), events, Code(frame.number))
 
     def _finish(self, events: list[Event]) -> None:
@@ -340,11 +341,6 @@ class Connection:
     def _session(self) -> Session:
         assert self.session is not None  # LEGAL admits no frame that needs one before there is one
         return self.session
-
-
-def _printable(text: str) -> str:
-    """Return what may stand in a line of a log, whoever wrote it."""
-    return "".join([character if character.isprintable() else repr(character)[1:-1] for character in text])
 
 
 _OPEN = frozenset({State.OPEN, State.CLOSING, State.ENDING})

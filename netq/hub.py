@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from netq.bell import Bell
 from netq.budget import Budget
-from netq.complaints import Complaints
+from netq.complaints import Complaints, printable
 from netq.connection import Connection
 from netq.errors import Closed
 from netq.events import Event, Hello, Lost
@@ -63,7 +63,6 @@ class Hub:
         self._complaints = Complaints()
         self._attempt = 0
         self._up_since = math.inf  # when a client's session was last taken up
-        self._trouble = ""  # what the log has been told of
         if not self.is_server:
             self.peers = {None: self._new_peer(secrets.token_bytes(16))}
         self._start(transport)
@@ -283,20 +282,21 @@ class Hub:
         link.close()
 
     def _complain(self, link: Link, reason: str) -> None:
+        reason = printable(reason)
         level = logging.WARNING if self._complaints.is_new(link.address, reason) else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", link.address, reason)
 
     def _reached(self, peer: Peer) -> None:
         self._up_since = time.monotonic()
-        log.log(logging.WARNING if self._trouble else logging.INFO, "%s: connected", self._where)
-        self._trouble = ""
+        troubled = self._complaints.forget(self._where)
+        log.log(logging.WARNING if troubled else logging.INFO, "%s: connected", self._where)
 
     def _retry(self, error: Exception) -> None:
         if None not in self.peers:
             return
-        if (trouble := str(error)) != self._trouble:
+        trouble = printable(str(error))
+        if self._complaints.is_new(self._where, trouble):
             log.warning("%s: %s; trying again until it answers", self._where, trouble)
-            self._trouble = trouble
         now = time.monotonic()
         if now - self._up_since >= _STEADY:
             self._attempt = 0

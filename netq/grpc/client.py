@@ -68,10 +68,11 @@ class Connector:
                 error = await self._try(target)
                 if error is None:
                     return
-        except OSError as unknown:
+        except Exception as unknown:  # it ends in a link or in `lost`, whatever a library may raise
             error = unknown.with_traceback(None)  # whose frames are this one
-        self._attempt = None
-        self._loop.call(self._failed, error)
+        if self._attempt is asyncio.current_task():  # no link was made, which would have been told
+            self._attempt = None
+            self._loop.call(self._failed, error)
 
     async def _try(self, target: str) -> Exception | None:
         """Carry a link, if somebody is there; return what is wrong if not."""
@@ -89,13 +90,22 @@ class Connector:
         return error
 
     async def _refusal(self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall) -> Exception | None:
-        """Wait until the channel is up. Not for the server's headers: a proxy may keep them until there is more."""
-        state = channel.get_state()
-        while state is not grpc.ChannelConnectivity.READY:
-            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                return reason(await call.details() or "", self.netloc.host)
-            await channel.wait_for_state_change(state)
+        """Wait until the channel is up. Not for the server's headers: a proxy may keep them until there is more.
+
+        Or until the call is over: who hangs up at once may do so between two looks at the channel.
+        """
+        over = asyncio.create_task(call.code())
+        try:
             state = channel.get_state()
+            while state is not grpc.ChannelConnectivity.READY:
+                if over.done() or state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    return reason(await call.details() or "", self.netloc.host)
+                change = asyncio.create_task(channel.wait_for_state_change(state))
+                await asyncio.wait({change, over}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+                state = channel.get_state()
+        finally:
+            over.cancel()
         return None
 
     async def _carry(self, call: grpc.aio.StreamStreamCall) -> None:

@@ -60,7 +60,8 @@ class Link:
 
     def _wake(self) -> None:
         """Have a turn. In any thread."""
-        self._loop.call(self._turn, self._loop)
+        loop = self._loop
+        loop.call(self._turn, loop)
 
     def _turn(self, loop: Loop) -> None:
         if loop is not self._loop:  # it has moved meanwhile

@@ -19,7 +19,12 @@ async def addresses(engine: Engine, host: str, port: int) -> list[str]:
         return _look_up(host, port, socket.AI_NUMERICHOST)
     except socket.gaierror:  # a name: asking for it may take seconds
         answer: asyncio.Future[list[str]] = engine.loop.create_future()
-        threading.Thread(target=_resolve, args=(engine, answer, host, port), name="netq-resolve", daemon=True).start()
+        try:
+            threading.Thread(
+                target=_resolve, args=(engine, answer, host, port), name="netq-resolve", daemon=True
+            ).start()
+        except RuntimeError as error:  # the system has no thread left, or the interpreter is ending
+            raise OSError(f"the name cannot be resolved: {error}") from error
         return await answer
 
 

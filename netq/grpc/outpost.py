@@ -20,11 +20,15 @@ class Outpost:
     """One transport's place in the engine. Raises RuntimeError in a fork of a process that had one."""
 
     def __init__(self, owner: Owner, loop: Loop) -> None:
-        self.engine = acquire()
         self.closed = False  # no more links
         self._owner = owner
         self._loop = loop
         self._hold = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            self.engine = acquire()
+        except BaseException:
+            self._hold.close()
+            raise
         loop.watch(self._hold, READ, lambda mask: None)
 
     async def introduce(self, address: str) -> Link | None:

@@ -30,7 +30,7 @@ _RULES = (
     ),
     _Rule("CERTIFICATE_VERIFY_FAILED(?:: ([^:]+))?", SecurityError, _REFUSED + "{why}; " + _TRUST),
     _Rule(
-        "Hostname Verification Check failed|is not in peer certificate",
+        "Hostname Verification Check failed|is not in peer certificate|does not match SSL server name",
         SecurityError,
         _REFUSED + "it is for another name; connect by a name that is in it, or make one for this name",
     ),
@@ -66,7 +66,7 @@ _RULES = (
         "the stream was cut by the peer, or by a proxy in between, whose log says more",
     ),
     _Rule(
-        "Socket closed|Connection reset|Broken pipe|GOAWAY|RST_STREAM|Stream removed",
+        "Socket closed|Transport closed|Connection reset|Broken pipe|GOAWAY|RST_STREAM|Stream removed",
         ConnectionResetError,
         "the peer hung up",
     ),

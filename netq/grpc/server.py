@@ -39,10 +39,13 @@ class Listener:
         """Listen; raises AddressError."""
         host, port = _check(self.netloc)
         self._outpost = Outpost(self._owner, self._loop)
-        bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
-        if not bound:
+        try:
+            bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+            if not bound:
+                raise _address_error(self.netloc, "grpc does not say why", _TAKEN)
+        except BaseException:
             self._outpost.leave()
-            raise _address_error(self.netloc, "grpc does not say why", _TAKEN)
+            raise
         self.netloc = NetworkLocation(self.netloc.host, bound)
 
     def close(self) -> None:

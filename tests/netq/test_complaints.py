@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netq.complaints import Complaints
+from netq.complaints import Complaints, printable
 
 
 def test_what_is_known_of_a_host_is_not_told_again_whatever_its_port() -> None:
@@ -18,7 +18,8 @@ def test_it_is_news_again_after_all_was_well() -> None:
     complaints = Complaints()
     for host in ("10.0.0.1:1", "[fe80::1]:1", "a process"):
         assert complaints.is_new(host, "no certificate")
-        complaints.forget(host)
+        assert complaints.forget(host)
+        assert not complaints.forget(host)
         assert complaints.is_new(host, "no certificate")
         assert not complaints.is_new(host, "no certificate")
 
@@ -40,3 +41,10 @@ def test_a_crowd_of_hosts_is_forgotten_the_longest_ago_first() -> None:
     assert not complaints.is_new("10.0.3.249:1", "no certificate")
     assert complaints.is_new("10.0.0.1:1", "no certificate")
     assert len(complaints._made) == 256
+
+
+def test_what_a_peer_writes_is_one_line_of_bounded_length() -> None:
+    assert printable("été: no") == "été: no"
+    assert printable("bye\nCRITICAL \x1b[2J\0") == r"bye\nCRITICAL \x1b[2J\x00"
+    assert printable("x" * 500) == "x" * 500
+    assert printable("x" * 501) == "x" * 500 + "…"

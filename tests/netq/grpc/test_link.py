@@ -67,8 +67,8 @@ def test_a_server_that_is_started_again_is_found(stage: Stage, log: Log) -> None
     client = stage.client(first.netloc)
     introduce(first, client)
     stage.cut(first)
+    log.wait("trying again")  # what is put before may be on its way to the first
     future = client.put("to whoever comes")
-    log.wait("trying again")
     second = stage.server(first.netloc)
     assert second.get(timeout=LIMIT).data == "to whoever comes"
     future.result(LIMIT)
