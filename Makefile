@@ -30,8 +30,9 @@ broker:
 demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
+# In two processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself.
 test: .venv/dev tools
-	$(RUN) -m pytest
+	$(RUN) -m pytest -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder
 
 unit: .venv/dev
 	$(RUN) -m pytest -m 'not slow'

@@ -1,44 +1,27 @@
-"""What the fault tests share: the wire under test (TCP, plain and under TLS), and the table of figures at the end."""
+"""What the fault tests share: the wire under test, proxies, and a figure for the table at the end of the run."""
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-import netq
-from netq import CommunicatorOptions, NetworkLocation, Purpose, SecurityOptions
-from netq.core import Communicator
+from netq import NetworkLocation
+from netq.mqtt.topic import new_id
 from netq.security import certificates
 from netq.testing.proxy import Proxy
 from netq.testing.stage import Stage
+from tests.faults.wires import BROKERED, SOCKETS, Wire
+from tests.servers.mosquitto import Mosquitto
 
-KINDS = ("tcp", "tls")
 Figure = Callable[[str, str], None]
+NewWire = Callable[[str], Wire]
 
-_FIGURES = pytest.StashKey[list[tuple[str, str]]]()
 
-
-@dataclasses.dataclass(frozen=True)
-class Wire:
-    """TCP, plain or under TLS: what to give a server, and what a client."""
-
-    kind: str
-    files: certificates.Files
-
-    def security(self, purpose: Purpose) -> SecurityOptions | None:
-        """Return the options of one side; None for plain TCP."""
-        if self.kind == "tcp":
-            return None
-        if purpose is Purpose.SERVER:
-            return SecurityOptions(self.files.key, self.files.certificate)
-        return SecurityOptions(certificate=self.files.authority)
-
-    def make(self, purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-        """Return a communicator on this wire, as Stage wants it."""
-        return netq.new(options=dataclasses.replace(options, security=self.security(purpose)), purpose=purpose)
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.import_plugin("tests.faults.plugin")
 
 
 @pytest.fixture(scope="session")
@@ -46,15 +29,41 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
     return certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
+@pytest.fixture(scope="session")
+def brokers(
+    tmp_path_factory: pytest.TempPathFactory, files: certificates.Files
+) -> Iterator[dict[str, NetworkLocation]]:
+    """Where the broker is, plain and under TLS; nowhere if there is no mosquitto."""
+    with ExitStack() as stack:
+        found: dict[str, NetworkLocation] = {}
+        with contextlib.suppress(pytest.skip.Exception):  # the other wires need none
+            for kind, pem in zip(BROKERED, ((None, None), (files.certificate, files.key)), strict=True):
+                broker = Mosquitto(tmp_path_factory.mktemp("broker"), certificate=pem[0], key=pem[1])
+                found[kind] = stack.enter_context(broker).netloc
+        yield found
+
+
 @pytest.fixture
-def wires(files: certificates.Files) -> dict[str, Wire]:
-    """Both, for a test that takes long and tries them at the same time."""
-    return {kind: Wire(kind, files) for kind in KINDS}
+def new_wire(files: certificates.Files, brokers: dict[str, NetworkLocation]) -> NewWire:
+    def new_wire(kind: str) -> Wire:
+        if kind not in BROKERED:
+            return Wire(kind, files)
+        if kind not in brokers:
+            pytest.skip("no mosquitto here; `apt install mosquitto` brings it")
+        return Wire(kind, files, brokers[kind], f"faults/{new_id()}")
+
+    return new_wire
 
 
-@pytest.fixture(params=KINDS)
-def wire(request: pytest.FixtureRequest, files: certificates.Files) -> Wire:
-    return Wire(request.param, files)
+@pytest.fixture
+def wires(request: pytest.FixtureRequest, new_wire: NewWire) -> dict[str, Wire]:
+    """Several, for a test that takes long and tries them at the same time."""
+    return {kind: new_wire(kind) for kind in getattr(request, "param", SOCKETS)}
+
+
+@pytest.fixture(params=SOCKETS)
+def wire(request: pytest.FixtureRequest, new_wire: NewWire) -> Wire:
+    return new_wire(request.param)
 
 
 @pytest.fixture
@@ -71,18 +80,12 @@ def stage(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[S
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figure:
-    """Put a line into the table that the run ends with: a case of docs/reliability.md, and what was measured."""
-    figures = request.config.stash.setdefault(_FIGURES, [])
+    """Put a line into the table that the run ends with: a case of docs/reliability.md, and what was measured.
+
+    It travels with the report of the test, which may be of another process; the plugin prints it.
+    """
 
     def add(case: str, text: str) -> None:
-        figures.append((case, text))
+        request.node.user_properties.append(("figure", (case, text)))
 
     return add
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    figures = config.stash.get(_FIGURES, [])
-    if figures:
-        terminalreporter.section("faults: what was measured")
-    for case, text in sorted(figures, key=lambda figure: figure[0]):
-        terminalreporter.write_line(f"{case:28} {text}")

@@ -1,6 +1,7 @@
 """A server whose memory the system bounds: ten clients send it more at once than there is.
 
-Case 25 of docs/reliability.md. Makes a memory cgroup within the one it runs in, which needs root.
+Case 25 of docs/reliability.md, of TCP and TLS; tests/netq/shm has one of its own. Makes a memory cgroup within the one
+it runs in, which needs root.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Children
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Figure, Wire
+    from tests.faults.conftest import Figure
+    from tests.faults.wires import Wire
 
 MIB = 1024**2
 MOST = 256 * MIB  # bytes that the server may have
@@ -79,6 +81,7 @@ def cgroup() -> Iterator[Cgroup]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
     cgroup: Cgroup, stage: Stage, wire: Wire, figure: Figure
 ) -> None:

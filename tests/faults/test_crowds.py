@@ -1,8 +1,9 @@
 """Many clients of one server: what they cost when nothing happens, how they come back when all are cut at once, and how
 they share too few descriptors.
 
-Cases 5, 6 and 24 of docs/reliability.md. In 5 and 6 the server is a process, and all the clients are one, so
-that each has its figures.
+Cases 5, 6 and 24 of docs/reliability.md, of TCP and TLS: with a broker the crowd is the broker's, gRPC has its own
+test of 200 clients, and shared memory is for the few of one machine. In 5 and 6 the server is a process, and all the
+clients are one, so that each has its figures.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Child, Children, Facts
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Figure, Wire
+    from tests.faults.conftest import Figure
+    from tests.faults.wires import Wire
 
 Proxies = Callable[[NetworkLocation], Proxy]
 
@@ -89,6 +91,7 @@ def warm_up(children: Children, wire: Wire, netloc: NetworkLocation) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_thousand_idle_clients_cost_little(wires: dict[str, Wire], children: Children, figure: Figure) -> None:
     halls = {kind: fill(children, wire) for kind, wire in wires.items()}
     start = time.monotonic()
@@ -118,6 +121,7 @@ SPAN = 0.1  # seconds in which not all should come
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_five_hundred_clients_cut_at_one_instant_come_back(
     children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:

@@ -22,9 +22,10 @@ from netq.core import Communicator
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Children
+from tests.faults.wires import ALL, Wire, on, together
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Figure, Wire
+    from tests.faults.conftest import Figure
 
 MUST = os.environ.get("NETQ_FAULTS") == "must"  # what cannot be tried is a failure
 FAKETIME = next(Path("/usr").glob("lib*/**/faketime/libfaketime.so.1"), None)
@@ -91,8 +92,8 @@ class Counted:
         return int(facts["connected"])
 
 
-def on_both(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> None:
-    """Run it on both wires at the same time, each with a stage of its own."""
+def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> None:
+    """Run it on all wires at the same time, each with a stage of its own."""
 
     def run(wire: Wire) -> None:
         with Stage(wire.make) as stage:
@@ -104,6 +105,7 @@ def on_both(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> 
 
 
 @pytest.mark.slow
+@together(*ALL)
 def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
     wires: dict[str, Wire], children: Children, log: Log, figure: Figure
 ) -> None:
@@ -119,10 +121,11 @@ def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
         text = f"{wire.kind}: noticed after {noticed:.2f} s, limit {NOTICED:g} s; resumed {resumed:.2f} s after SIGCONT"
         figure("19 client stopped 30 s", text)
 
-    on_both(wires, scenario)
+    on_each(wires, scenario)
 
 
 @pytest.mark.slow
+@together(*ALL)
 def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
     wires: dict[str, Wire], children: Children, log: Log, figure: Figure
 ) -> None:
@@ -136,17 +139,19 @@ def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
         assert not log.having(f"{counted.id}: lost")
         figure("19 client stopped 4 s", f"{wire.kind}: the link stays, all held {resumed:.3f} s after SIGCONT")
 
-    on_both(wires, scenario)
+    on_each(wires, scenario)
 
 
 # 20: the wall clock jumps
 
 QUICK: dict[str, Any] = {"heartbeat": 0.3, "misses": 3}
 SILENCE = 1.5  # seconds, longer than either side bears without a heartbeat
+CLOCKED = ("tcp", "tls", "grpc", "shm")  # a broker would have both servers of this test under one prefix
 
 
 @pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
 @pytest.mark.slow
+@on(*CLOCKED)
 def test_a_wall_clock_that_jumps_a_day_changes_nothing(
     stage: Stage, children: Children, wire: Wire, tmp_path: Path, log: Log, figure: Figure
 ) -> None:

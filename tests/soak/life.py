@@ -40,6 +40,8 @@ class Life:
         self.communicator = communicator
         self.heard: set[int] = set()  # clients whose messages it has taken
         self.over = False
+        self.moving = threading.Event()  # not set: its loop stands still, in what it calls when a future is done
+        self.moving.set()
         self._number = number
         self._way = way
         self._recorder = recorder
@@ -83,6 +85,8 @@ class Life:
             self._recorder.happened(What.FAILED, key, note=str(error))
             if not isinstance(error, Closed):
                 self._recorder.trouble(f"{key} failed with {error!r}")
+        if not future.cancelled():  # by another thread, which is not to be stopped
+            self.moving.wait(LIMIT)
 
     def _read(self) -> None:
         while True:
@@ -112,6 +116,14 @@ class Side:
         self._number = 0
         self._restarting = threading.Lock()
         self.life = make(netloc, 0)
+
+    def stop(self) -> None:
+        """Let its loop stand still, as soon as it has a future to settle."""
+        self.life.moving.clear()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self.life.moving.set()
 
     def restart(self) -> None:
         """End at once, and come back at the same address."""

@@ -10,6 +10,7 @@ from collections import Counter
 from concurrent.futures import Executor, Future
 
 from netq.testing.proxy import Proxy
+from tests.servers.mosquitto import Mosquitto
 from tests.soak.life import LIMIT, Side
 from tests.soak.recorder import Recorder
 from tests.soak.schedule import Fault, Kind, Step
@@ -27,17 +28,25 @@ class Nemesis:
     """All faults of a run. `sides` and `proxies` are by number; 0 is the server, which has no proxy."""
 
     def __init__(
-        self, sides: dict[int, Side], proxies: dict[int, Proxy], traffic: Traffic, recorder: Recorder, pool: Executor
+        self,
+        sides: dict[int, Side],
+        proxies: dict[int, Proxy],
+        broker: Mosquitto | None,
+        traffic: Traffic,
+        recorder: Recorder,
+        pool: Executor,
     ) -> None:
         self.done: Counter[str] = Counter()  # by kind
         self._sides = sides
         self._proxies = proxies
+        self._broker = broker
         self._traffic = traffic
         self._recorder = recorder
         self._pool = pool
         self._restarts: list[Future[None]] = []
-        some = next(iter(proxies.values()))
-        self._healthy = {name: getattr(some, name) for names in _SETTINGS.values() for name in names}
+        self._healthy = {
+            name: getattr(proxy, name) for proxy in proxies.values() for names in _SETTINGS.values() for name in names
+        }
 
     def run(self, steps: list[Step], stop: threading.Event) -> None:
         """Do the steps, each at its time, until told to stop."""
@@ -50,13 +59,15 @@ class Nemesis:
                 self.done[step.fault.kind] += 1
             else:
                 self._recorder.note("fault", f"end {step.fault}")
-                self._end(step.fault.kind, self._proxies[step.fault.client])
+                self._end(step.fault.kind, step.fault.client)
 
     def heal(self) -> None:
         """Let every link be good, and wait until whoever restarts is back."""
-        for proxy in self._proxies.values():
+        for side in self._sides.values():
+            side.resume()
+        for client in self._proxies:
             for kind in (*_SETTINGS, Kind.REFUSE, Kind.HOLE):
-                self._end(kind, proxy)
+                self._end(kind, client)
         for restart in self._restarts:
             restart.result(LIMIT)
         self._recorder.note("fault", "all healed")
@@ -66,8 +77,12 @@ class Nemesis:
         match fault.kind:
             case Kind.CLIENT | Kind.SERVER:
                 self._restarts.append(self._pool.submit(self._sides[fault.client].restart))
+            case Kind.BROKER:
+                self._restarts.append(self._pool.submit(self._restart_broker))
             case Kind.CANCEL:
                 self._traffic.cancel(fault.client)
+            case Kind.STOP:
+                self._sides[fault.client].stop()
             case kind if kind in _SETTINGS:
                 for name, amount in zip(_SETTINGS[kind], fault.amounts, strict=True):
                     setattr(self._proxies[fault.client], name, type(self._healthy[name])(amount))
@@ -90,12 +105,19 @@ class Nemesis:
             case Kind.REFUSE:
                 proxy.refusing = True
 
-    def _end(self, kind: Kind, proxy: Proxy) -> None:
+    def _restart_broker(self) -> None:
+        assert self._broker is not None
+        self._broker.kill()
+        self._broker.start()
+
+    def _end(self, kind: Kind, client: int) -> None:
         match kind:
+            case Kind.STOP:
+                self._sides[client].resume()
             case Kind.HOLE | Kind.LONG_HOLE:
-                proxy.release()
+                self._proxies[client].release()
             case Kind.REFUSE:
-                proxy.refusing = False
+                self._proxies[client].refusing = False
             case _:
                 for name in _SETTINGS[kind]:
-                    setattr(proxy, name, self._healthy[name])
+                    setattr(self._proxies[client], name, self._healthy[name])

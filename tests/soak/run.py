@@ -1,4 +1,5 @@
-"""One run: a server and its clients in this process, each client behind a proxy of its own, and the nemesis.
+"""One run: a server and its clients in this process, each client behind a proxy of its own where there is a way that
+a proxy can be in, and the nemesis.
 
 Called by tests/soak/__main__.py and by the test. Owns all that a run opens, and closes it: first everything heals, then
 all that is on its way settles, then all close, and only then the history is read and judged.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +18,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import netq
-from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions
+from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose
 from netq.security import certificates
 from netq.testing.proxy import Proxy
+from tests.faults.wires import Wire
 from tests.soak.history import check, read
 from tests.soak.life import LIMIT, Life, Side, client_id, server_id
 from tests.soak.nemesis import Nemesis
@@ -27,8 +29,8 @@ from tests.soak.recorder import Recorder
 from tests.soak.report import Report, Sample
 from tests.soak.schedule import HEARTBEAT, MISSES, RATE, schedule, steps
 from tests.soak.traffic import Traffic
+from tests.soak.wires import faults, opened
 
-WIRES = ("tcp", "tls")
 # Not 127.0.0.1, from which all connect: while the server is away, a socket on its way out must not get its port.
 _HOST = "127.0.0.2"
 _CONNECTION = ConnectionOptions(
@@ -57,13 +59,18 @@ class Plan:
 
 
 def run(plan: Plan, files: certificates.Files, history: Path) -> Report:
-    """Run it, and return what came of it; the history is left in its file."""
-    faults = steps(schedule(plan.seed, plan.seconds, plan.clients, plan.rate))
-    with Recorder(history) as recorder, _opened(plan, files, recorder) as (sides, proxies, pool):
+    """Run it, and return what came of it; the history is left in its file. Raises NotHere."""
+    timeline = steps(schedule(plan.seed, plan.seconds, plan.clients, plan.rate, faults(plan.wire)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        opened(plan.wire, files, Path(folder)) as (wire, broker),
+        Recorder(history) as recorder,
+        _opened(plan, wire, recorder) as (sides, proxies, pool),
+    ):
         traffic = Traffic(sides[0], {number: side for number, side in sides.items() if number}, plan.seed)
-        nemesis = Nemesis(sides, proxies, traffic, recorder, pool)
+        nemesis = Nemesis(sides, proxies, broker, traffic, recorder, pool)
         stop, memory = threading.Event(), list[Sample]()
-        work = [pool.submit(traffic.run, stop), pool.submit(nemesis.run, faults, stop)]
+        work = [pool.submit(traffic.run, stop), pool.submit(nemesis.run, timeline, stop)]
         work.append(pool.submit(_sample, memory, recorder, stop))
         try:
             stop.wait(plan.seconds)
@@ -88,30 +95,25 @@ Opened = tuple[dict[int, Side], dict[int, Proxy], ThreadPoolExecutor]
 
 
 @contextmanager
-def _opened(plan: Plan, files: certificates.Files, recorder: Recorder) -> Iterator[Opened]:
-    """The server, 0, the clients from 1 on, the proxies between, and threads for all of them."""
+def _opened(plan: Plan, wire: Wire, recorder: Recorder) -> Iterator[Opened]:
+    """The server, 0, the clients from 1 on, the proxies between, if any, and threads for all of them."""
     with ThreadPoolExecutor(2 * plan.clients + 8) as pool, ExitStack() as stack:
         sides: dict[int, Side] = {}
         stack.callback(_end, sides)
 
         def side(number: int, netloc: NetworkLocation) -> Side:
-            return Side(netloc, functools.partial(_live, plan.wire, files, recorder, pool, number))
+            return Side(netloc, functools.partial(_live, wire, recorder, pool, number))
 
         sides[0] = side(0, NetworkLocation(_HOST, 0))
-        netloc = sides[0].life.communicator.netloc
-        proxies = {number: stack.enter_context(Proxy(netloc)) for number in range(1, plan.clients + 1)}
-        sides |= {number: side(number, proxy.netloc) for number, proxy in proxies.items()}
+        netloc, clients = sides[0].life.communicator.netloc, range(1, plan.clients + 1)
+        proxies = {} if plan.wire == "shm" else {number: stack.enter_context(Proxy(netloc)) for number in clients}
+        for number in clients:
+            sides[number] = side(number, proxies[number].netloc if proxies else netloc)
         yield sides, proxies, pool
 
 
 def _live(
-    wire: str,
-    files: certificates.Files,
-    recorder: Recorder,
-    pool: ThreadPoolExecutor,
-    number: int,
-    netloc: NetworkLocation,
-    life: int,
+    wire: Wire, recorder: Recorder, pool: ThreadPoolExecutor, number: int, netloc: NetworkLocation, life: int
 ) -> Life:
     """Begin a life of one side."""
     purpose = Purpose.CLIENT if number else Purpose.SERVER
@@ -119,19 +121,9 @@ def _live(
         id=client_id(number) if number else server_id(life),
         netloc=netloc,
         connection=_CONNECTION,
-        security=_security(wire, files, purpose),
         workers=1 if number else 2,
     )
-    communicator = netq.new(purpose=purpose, options=options)
-    return Life(communicator, life, "up" if number else "down", recorder, pool)
-
-
-def _security(wire: str, files: certificates.Files, purpose: Purpose) -> SecurityOptions | None:
-    if wire == "tcp":
-        return None
-    if purpose is Purpose.SERVER:
-        return SecurityOptions(files.key, files.certificate)
-    return SecurityOptions(certificate=files.authority)
+    return Life(wire.make(purpose, options), life, "up" if number else "down", recorder, pool)
 
 
 def _close(sides: dict[int, Side], recorder: Recorder, pool: ThreadPoolExecutor) -> None:

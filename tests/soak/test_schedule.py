@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
 
-from tests.soak.schedule import QUIET, Kind, schedule, steps
+from tests.soak.schedule import BROKERED, LOCAL, PROXIED, QUIET, Kind, schedule, steps
 
 SEEDS = range(20)
 
@@ -20,23 +21,39 @@ def test_another_seed_gives_others() -> None:
     assert schedule(1, 60, 20) != schedule(2, 60, 20)
 
 
+@pytest.mark.parametrize("kinds", [PROXIED, BROKERED, LOCAL])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_five_minutes_have_hundreds_of_faults_of_every_kind(seed: int) -> None:
-    faults = schedule(seed, 300, 20)
+def test_five_minutes_have_hundreds_of_faults_of_every_kind(seed: int, kinds: frozenset[Kind]) -> None:
+    faults = schedule(seed, 300, 20, kinds=kinds)
     counts = Counter(fault.kind for fault in faults)
-    assert 400 <= len(faults) <= 800
-    assert set(counts) == set(Kind)
-    assert min(counts.values()) >= 10
+    assert 400 <= len(faults) <= 900
+    assert set(counts) == kinds
+    assert min(counts.values()) >= 6
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_broker_has_20_seconds_between_two_restarts(seed: int) -> None:
+    times = [fault.time for fault in schedule(seed, 300, 20, kinds=BROKERED) if fault.kind is Kind.BROKER]
+    assert min(later - time for time, later in itertools.pairwise(times)) >= 20
+
+
+def test_before_a_restart_of_the_server_some_do_not_hear_it() -> None:
+    for kinds, silence in ((PROXIED, Kind.LONG_HOLE), (LOCAL, Kind.STOP)):
+        faults = schedule(1, 300, 20, kinds=kinds)
+        restarts = [fault.time for fault in faults if fault.kind is Kind.SERVER]
+        before = [sum(f.time + 0.1 == time and f.kind is silence for f in faults) for time in restarts]
+        assert max(before) == 4
+        assert min(before) >= 1
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_faults_come_in_order_of_time_within_the_run_to_clients_that_exist(seed: int) -> None:
-    faults = schedule(seed, 60, 5)
+    faults = schedule(seed, 60, 5, kinds=BROKERED)
     assert [fault.time for fault in faults] == sorted(fault.time for fault in faults)
     assert faults[0].time >= QUIET
     assert faults[-1].time < 60
-    assert {fault.client for fault in faults if fault.kind is not Kind.SERVER} == {1, 2, 3, 4, 5}
-    assert {fault.client for fault in faults if fault.kind is Kind.SERVER} == {0}
+    assert {fault.client for fault in faults if fault.kind not in (Kind.SERVER, Kind.BROKER)} == {1, 2, 3, 4, 5}
+    assert {fault.client for fault in faults if fault.kind in (Kind.SERVER, Kind.BROKER)} == {0}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

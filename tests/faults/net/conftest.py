@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,9 +21,7 @@ from netq.security import certificates
 from netq.testing.stage import Stage, introduce
 from tests.faults import hosts
 from tests.faults.hosts import Cable
-
-if TYPE_CHECKING:
-    from tests.faults.conftest import Wire
+from tests.faults.wires import SOCKETS, Wire
 
 MOST = 4  # cables of one test
 
@@ -63,6 +61,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
     """In place of those for this machine: for the servers of all cables."""
     servers = [f"10.77.{number}.2" for number in range(1, MOST + 1)]
     return certificates.make(tmp_path_factory.mktemp("certificates"), servers)
+
+
+@pytest.fixture
+def wires(files: certificates.Files) -> dict[str, Wire]:
+    """TCP, plain and under TLS: what a network does is done to TCP, whatever it carries.
+
+    And a thread of a namespace's could not make them there: all of gRPC in a process shares threads of its own, a
+    broker would need a host, and shared memory has no network.
+    """
+    return {kind: Wire(kind, files) for kind in SOCKETS}
 
 
 @pytest.fixture

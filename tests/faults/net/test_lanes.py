@@ -44,6 +44,7 @@ def lateness(client: Communicator, server: Communicator) -> float | None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_small_messages_pass_a_large_one_on_a_link_of_1_mbit(on_both: OnBoth, figure: Figure) -> None:
     """The large one would take 35 s: the link is made fast again when the small ones are there."""
 

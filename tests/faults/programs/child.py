@@ -24,7 +24,7 @@ from netq import NetworkLocation, Purpose
 from netq.testing.stage import LIMIT
 
 if TYPE_CHECKING:
-    from tests.faults.conftest import Wire
+    from tests.faults.wires import Wire
 
 HERE = NetworkLocation("127.0.0.1", 0)
 ROOT = Path(__file__).parents[3]
@@ -73,6 +73,11 @@ class Child:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGSTOP, and wait until it stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
         """`kill -9`, and wait for its end."""
@@ -124,13 +129,9 @@ class Children:
         **more: Any,
     ) -> Child:
         """Start a program; `more` is for it alone."""
-        security = wire.security(purpose)
-        paths = [str(path) if path else None for path in (security.key, security.certificate)] if security else None
         told = {
-            "purpose": purpose.value,
-            "netloc": netloc,
+            **wire.facts(purpose, netloc),
             "id": str(id or uuid.uuid4()),
-            "security": paths,
             "connection": SOON | dict(connection or {}),
             **more,
         }

@@ -28,7 +28,7 @@ def main() -> None:
             queue.put("hello")
         echo(queue)
         ours, childs = os.pipe()  # the child ends when we close `childs`
-        looked, looking = os.pipe()  # and says here that it has begun: until then it has our sockets
+        looked, looking = os.pipe()  # and says here that it has looked: until then it may have our sockets
         pid = fork() or child(queue, ours, childs, looking)
         os.read(looked, 1)
         if not told()["outlived"]:
@@ -64,13 +64,15 @@ def end(pid: int, childs: int) -> None:
 
 
 def child(queue: Communicator, ours: int, childs: int, looking: int) -> NoReturn:
-    os.write(looking, b"!")
     refusals = {
         "put": refusal(lambda: queue.put("of the child")),
         "get": refusal(lambda: queue.get(timeout=0)),
         "statistics": refusal(queue.statistics),
     }
+    if told()["protocol"] == "grpc":  # which can be used in no child; elsewhere a new one would be the test's to close
+        refusals["new"] = refusal(lambda: communicator(id=uuid.uuid4()))
     say(refusals=refusals, closed=queue.close(), sockets=sockets())
+    os.write(looking, b"!")
     os.close(childs)
     os.read(ours, 1)
     sys.exit(0)  # as a process ends: with all that atexit does

@@ -12,7 +12,15 @@ import uuid
 from typing import Any
 
 import netq
-from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose, SecurityOptions
+from netq import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    MqttOptions,
+    NetworkLocation,
+    Protocol,
+    Purpose,
+    SecurityOptions,
+)
 from netq.core import Communicator
 
 
@@ -30,13 +38,15 @@ def communicator(**changes: Any) -> Communicator:
         netloc=NetworkLocation(*facts["netloc"]),
         connection=ConnectionOptions(**facts["connection"]),
         security=None if facts["security"] is None else SecurityOptions(*facts["security"]),
+        mqtt=MqttOptions(prefix=facts["prefix"]),
     )
-    return netq.new(options=dataclasses.replace(options, **changes), purpose=Purpose(facts["purpose"]))
+    return netq.new(Protocol(facts["protocol"]), Purpose(facts["purpose"]), dataclasses.replace(options, **changes))
 
 
 def say(**facts: object) -> None:
     """Tell the test."""
-    print(json.dumps(facts), flush=True)
+    sys.stdout.write(f"{json.dumps(facts)}\n")  # in one piece: a fork may be saying something too
+    sys.stdout.flush()
 
 
 def hear() -> str:
