@@ -31,11 +31,13 @@ demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
 # In two processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself.
+BOTH = -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder
+
 test: .venv/dev tools
-	$(RUN) -m pytest -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder
+	$(RUN) -m pytest $(BOTH)
 
 unit: .venv/dev
-	$(RUN) -m pytest -m 'not slow'
+	$(RUN) -m pytest $(BOTH) -m 'not slow'
 
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults

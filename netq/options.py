@@ -141,9 +141,10 @@ class MqttOptions:
 
     def __post_init__(self) -> None:
         _check(self, "prefix", _is_prefix(self.prefix), "1 to 128 characters, none of + # and NUL, first no $ or /")
-        _check(self, "user", self.user is None or isinstance(self.user, str), "a string or None")
-        if not (self.password is None or isinstance(self.password, str)):  # its value is not to be seen
-            raise InvalidOption(f"MqttOptions.password: a {type(self.password).__name__}; expected a string or None")
+        expected = "a string of at most 65,535 bytes of UTF-8 without NUL, or None"
+        _check(self, "user", self.user is None or _is_mqtt_text(self.user), expected)
+        if not (self.password is None or _is_mqtt_text(self.password)):  # its value is not to be seen
+            raise InvalidOption(f"MqttOptions.password: a {type(self.password).__name__}; expected {expected}")
         _check(self, "user", self.user is not None or self.password is None, "a user, as there is a password")
         _check_whole(self, "packet_size", 1024, 128 * MIB)
 
@@ -222,6 +223,16 @@ def _is_prefix(value: object) -> bool:
     if not isinstance(value, str) or not 1 <= len(value) <= 128 or value[0] in "$/":
         return False
     return value.isprintable() and not any(character in value for character in "+#")
+
+
+def _is_mqtt_text(value: object) -> bool:
+    """Whether it may be a string of MQTT (MQTT 5, 1.5.4)."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        return len(value.encode()) <= 65535
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
 
 
 def _is_netloc(value: object) -> bool:

@@ -36,10 +36,6 @@ _BAD_LOGIN = (0x86, 0x87)
 _FRAME = 1024  # bytes that a topic, a header and MQTT's own may add to a publication
 
 
-class TakenOver(ConnectionError):
-    """Another has come under our id at the broker."""
-
-
 class User(Protocol):
     """Who is told what the broker says. Each but `up` may end the connection."""
 
@@ -161,6 +157,14 @@ class Broker:
         return Dialer(self._loop, self._options.netloc, timeout, self._dialed, self._lost)
 
     def _dialed(self, sock: socket.socket) -> None:
+        try:
+            self._greet(sock)
+        except Exception as error:  # of the socket, of TLS, or of paho: none of them may end the loop
+            kind = type(error).__name__  # no more: it may hold the password
+            self._lost(error if isinstance(error, OSError) else ConnectionError(f"no CONNECT can be made ({kind})"))
+            sock.close()
+
+    def _greet(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         tls: Tls | None = None if self._tls is None else self._tls()
         self._channel = Channel(sock, tls)
@@ -236,6 +240,7 @@ class Broker:
         self, client: object, data: object, message: int, reasons: list[ReasonCode], properties: Properties
     ) -> None:
         done = self._subscribing.pop(message, None)
+        self._deadline = math.inf
         if done is not None:
             granted = all(reason.value < _REFUSING for reason in reasons)
             self._came.append(lambda: cast(Callable[[bool], None], done)(granted))
@@ -244,12 +249,12 @@ class Broker:
 
     def _accepted(self, size: int) -> None:
         self._state = _State.UP
-        self._deadline = math.inf
+        self._deadline = time.monotonic() + self._options.connection.handshake_timeout  # of the first SUBACK
         self._user.up(size)
 
     def _why(self, reason: ReasonCode | None) -> Exception:
         if reason is not None and reason.value == _TAKEN_OVER:
-            return TakenOver("another has connected to the broker under the same id")
+            return ConnectionResetError("another has connected to the broker under the same id")
         if reason is not None:
             return ConnectionResetError(f"the broker ends the connection: {reason}")
         error = None if self._channel is None else self._channel.error
@@ -301,7 +306,8 @@ class Broker:
         if client is None:
             return None
         if time.monotonic() >= self._deadline:
-            return self._lost(TimeoutError("it does not answer as a broker"))
+            missing = "a subscription" if self._state is _State.UP else "as a broker"
+            return self._lost(TimeoutError(f"it does not answer {missing}"))
         self._guarded(client.loop_misc)
         self._write()
         pause = min(1.0, max(1.0, self._options.connection.heartbeat) / 4)

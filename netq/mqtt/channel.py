@@ -83,6 +83,8 @@ class Channel:
                 self._ciphertext = self._ciphertext[self.sock.send(self._ciphertext) :]
             except BlockingIOError:
                 return
+            except OSError as error:
+                raise self._ended(error) from error
 
     def _encrypt(self, tls: Tls, data: Buffer) -> int:
         self.push()
@@ -127,6 +129,9 @@ class Channel:
                 tls.received_eof()
             try:
                 filled = tls.read_into(self._ahead)
+            except SecurityError as error:
+                self._ended(error)  # first: `push` may find that the peer has gone
+                raise
             finally:
                 self.push()  # of the handshake, or the alert that says why
         return filled

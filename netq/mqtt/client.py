@@ -69,9 +69,12 @@ class Visitor:
 
     def up(self, size: int) -> None:
         """Listen."""
-        self._exchange.limit(size)
+        if (error := self._exchange.limit(size)) is not None:
+            self._broker.drop()
+            return self.down(error)
         topics = self._exchange.topics
         self._broker.subscribe([topics.to_client(self._id), topics.hello], self._listening)
+        return None
 
     def down(self, error: Exception) -> None:
         """The link is lost, or there will be none."""
@@ -87,7 +90,7 @@ class Visitor:
         topics = self._exchange.topics
         try:
             if topic == topics.hello:
-                self._hello(*packet.read_hello(payload))
+                self._hello(packet.read_hello(payload))
             elif group := topics.group_of(topic):
                 self._exchange.block_came(group, payload)
             elif (way := topics.way(topic)) is None or way.to != "c" or way.client != self._id:
@@ -169,7 +172,8 @@ class Visitor:
             self._stop_knocking()
             self._owner.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(came)}"))
 
-    def _hello(self, instance: bytes, here: bool) -> None:
+    def _hello(self, hello: packet.Hello) -> None:
+        instance, here = hello.instance, hello.here
         if here and self._knocking is not None:
             self._attempt = 0
             self._knock()

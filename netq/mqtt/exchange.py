@@ -27,6 +27,10 @@ from netq.mqtt.window import share
 
 log = logging.getLogger("netq")
 
+_SMALLEST = 1024  # bytes of a packet that a broker has to take
+_LEAST = 4 * 1024  # to which packets are made smaller by guessing
+_IN_VAIN = 2  # links lost in a row with a packet under way that is larger than all that ever arrived
+_STRANGERS = 256  # links that have not greeted: all that a server keeps
 _RESETS = 100  # a second: packets for links that there are not
 
 
@@ -43,11 +47,15 @@ class Exchange:
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
         self._owner = owner
+        self._strangers: dict[Port, None] = {}  # a server's links that have not greeted, the oldest first
         self._waiting: dict[Port, None] = {}  # in the order of their turns
         self._pumping = False
         self._share = share(1)  # packets that each link may have on its way
         self._shelves: dict[str, tuple[Shelf, Port]] = {}
         self._ticking: Timer | None = None
+        self._wanted = self.size  # before any of it seemed too large
+        self._arrived = 0  # bytes of the largest packet that is known to have arrived
+        self._in_vain = 0
         self._resets: deque[float] = deque(maxlen=_RESETS)
         self._complained = False
 
@@ -56,16 +64,25 @@ class Exchange:
         """The broker, for people."""
         return "{}:{}".format(*self.options.netloc)
 
-    def limit(self, size: int) -> None:
-        """The broker takes publications of so many bytes, topic and all."""
+    def limit(self, size: int) -> ConnectionRefusedError | None:
+        """The broker takes publications of so many bytes, topic and all. Return why that will not do, if so."""
+        if size < _SMALLEST:
+            return ConnectionRefusedError(f"the broker takes packets of {size} bytes; netq needs {_SMALLEST}")
         room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(Way("s", "0" * 16, "0" * 16)).encode()) - 16
         self.size = max(1, min(self.options.mqtt.packet_size, room))
+        self._wanted = self.size
+        return None
 
     def new_port(self, came: Way) -> Port:
         """Return the port of a new link, whose packets come on `came`."""
         back = Way("c" if came.to == "s" else "s", came.client, came.link)
-        self.ports[came] = port = Port(self, came, self.topics.link(back), self._share)
-        self._divide()
+        if self.groups is None:
+            port = Port(self, came, self.topics.link(back), self._share)
+        else:
+            self._make_room(came.client)
+            port = Port(self, came, self.topics.link(back), 1)  # until it has greeted
+            self._strangers[port] = None
+        self.ports[came] = port
         return port
 
     def attach(self, port: Port, address: str, size: int) -> Link:
@@ -76,6 +93,8 @@ class Exchange:
 
     def lose(self, error: Exception) -> None:
         """The connection to the broker is lost, and all links with it."""
+        if self.groups is not None:
+            self.groups.clear()
         for port in list(self.ports.values()):
             port.fail(error, tell=False)
         self._waiting.clear()
@@ -90,9 +109,13 @@ class Exchange:
             if came.kind not in (Kind.RESET, Kind.CLOSE):
                 self.refuse(way, "there is no such link")
         elif came.kind is Kind.RESET:
+            if not port.referring:  # then it may be a group's block that is missing
+                self._suspect(port)
             port.fail(ConnectionResetError(f"the peer says: {packet.read_reason(came)}"), tell=False)
         else:
             self._try(port, lambda: port.arrived(came))
+            if port in self._strangers:
+                self._settle(port)
 
     def block_came(self, group: str, payload: bytes | bytearray) -> None:
         """Keep a block for the link that will refer to it."""
@@ -113,7 +136,7 @@ class Exchange:
         """Note, once, that somebody publishes here what is not ours."""
         level = logging.DEBUG if self._complained else logging.INFO
         self._complained = True
-        log.log(level, "%s: a publication on %s is ignored: %s", self.where, topic, error)
+        log.log(level, "%s: a publication on %s is ignored: %s", self.where, packet.printable(topic), error)
 
     # For ports (netq/mqtt/port.py, Carrier).
 
@@ -146,9 +169,11 @@ class Exchange:
         """Forget a port."""
         self._waiting.pop(port, None)
         self.ports.pop(port.way, None)
+        self._strangers.pop(port, None)
+        self._arrived = max(self._arrived, port.pace.largest)
         self._divide()
         if self.groups is not None:
-            self.groups.lost(port)
+            self.groups.lost(port, time.monotonic())
 
     def drained(self) -> None:
         """Go round, soon: whoever calls is at work."""
@@ -156,12 +181,42 @@ class Exchange:
             self._pumping = True
             self.loop.call(self._pump)
 
+    def _suspect(self, port: Port) -> None:
+        """The peer misses something. If larger packets never arrive, the broker may drop them without a word."""
+        self._arrived = max([self._arrived, *[other.pace.largest for other in self.ports.values()]])
+        lost = port.pace.largest_under_way
+        self._in_vain = self._in_vain + 1 if lost > max(_LEAST, self._arrived) else 0
+        if self._in_vain == _IN_VAIN:
+            self._in_vain = 0
+            told, self.size = self.size < self._wanted, max(_LEAST, min(self.size, lost) // 2)
+            level = logging.DEBUG if told else logging.WARNING
+            advice = "has it a limit of its own? (message_size_limit; see MqttOptions.packet_size)"
+            log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, advice)
+
+    def _make_room(self, client: str) -> None:
+        """A client that knocks has one link that has not greeted; whoever has many ids pushes out the oldest."""
+        again = [port for port in self._strangers if port.client == client]
+        oldest = list(self._strangers)[:1] if len(self._strangers) >= _STRANGERS else []
+        for port in again or oldest:
+            self._settle(port)
+            if port in self._strangers:
+                port.fail(ConnectionResetError("another knocked before it greeted"), tell=False)
+
+    def _settle(self, port: Port) -> None:
+        """Give one that has greeted its share of the room."""
+        if port.far is not None and port.far.greeted:
+            del self._strangers[port]
+            port.window.share = self._share
+            self._divide()
+
     def _divide(self) -> None:
         """Share the room anew; what has been granted stays so."""
-        if self._share != share(len(self.ports)):
-            self._share = share(len(self.ports))
+        greeted = len(self.ports) - len(self._strangers)
+        if self._share != share(greeted):
+            self._share = share(greeted)
             for port in self.ports.values():
-                port.window.share = self._share
+                if port not in self._strangers:
+                    port.window.share = self._share
 
     def _pump(self) -> None:
         self._pumping = False

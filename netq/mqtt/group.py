@@ -6,6 +6,9 @@ the pace of the slowest, who may be LEAD blocks behind; one that makes no progre
 gets the rest on its own topic. The others then move to another group: the broker must not go on filling its queue.
 
     new ──JOIN──► joining ──JOINED of all──► ready ──► dissolved (LEAVE): one was lost, or slow, or it is not used
+
+A group gives way to another only when it is idle, and a message that has lost its group so, or found no room for one,
+goes alone to its end: groups that took turns would do nothing but join.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ LEAD = 8  # blocks that the slowest member may be behind
 KEPT = 4  # groups that are kept for the next put to the same clients
 JOIN = 1.0  # seconds within which a client has to have joined
 STALL = 1.0  # seconds without progress
-ALONE = 10.0  # seconds for which one that was left behind is in no group
+ALONE = 10.0  # seconds for which one that was left behind, or was lost with a block outstanding, is in no group
+ALONE_MOST = 600.0  # to which they double each time, until a block has reached it
 
 
 class Block(NamedTuple):
@@ -40,6 +44,8 @@ class Block(NamedTuple):
 
 class Member(Protocol):
     """What a group asks of a link."""
+
+    client: str  # whose links come and go
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN or LEAVE."""
@@ -75,6 +81,11 @@ class _Entry(NamedTuple):
     start: int
 
 
+class _Penalty(NamedTuple):
+    until: float
+    seconds: float
+
+
 class Group:
     """Members, and the blocks that not all of them have passed."""
 
@@ -87,6 +98,11 @@ class Group:
         self.entries: deque[_Entry] = deque()
         self.message: tuple[int, tuple[uuid.UUID, ...]] = (0, ())  # that it was gathered for last: id, audience
         self._last = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would miss it now."""
+        return not self.joining and not self.entries
 
     @property
     def behind(self) -> int:
@@ -150,11 +166,14 @@ class Groups:
     def __init__(self, find: Callable[[tuple[uuid.UUID, ...]], list[Member]]) -> None:
         self._find = find
         self._groups: dict[frozenset[Member], Group] = {}  # the one used last at the end
-        self._alone: dict[Member, float] = {}  # until when
+        self._alone: dict[str, _Penalty] = {}  # clients
+        self._single: dict[tuple[int, tuple[uuid.UUID, ...]], float] = {}  # messages without a group; last seen when
 
     def place(self, member: Member, block: Block, now: float) -> Publication:
         """Say how a member's block goes: alone, or by a group."""
         message = id(block.stream), block.audience  # the id may be that of an earlier one: then it had the same group
+        if self._goes_alone(message, now):
+            return ALONE_NOW
         group = next((g for g in self._groups.values() if g.message == message), None)
         group = group or self._gather(member, block, now)
         if group is None or member not in group.members:  # one group for a message: those who come late go alone
@@ -173,19 +192,27 @@ class Groups:
         """A client has used up a block that its link referred to."""
         for group in self._groups.values():
             if group.id == id and member in group.members:
+                self._alone.pop(member.client, None)
                 group.passed(member, number, now)
 
-    def lost(self, member: Member) -> None:
-        """A link is gone, and its groups with it."""
-        self._alone.pop(member, None)
-        for group in [group for group in self._groups.values() if member in group.members]:
+    def lost(self, member: Member, now: float) -> None:
+        """A link is gone, and its groups with it; perhaps because no block reaches this client."""
+        groups = [group for group in self._groups.values() if member in group.members]
+        if any(group.members[member].referred > group.members[member].passed for group in groups):
+            self._leave_behind(member, now)
+        for group in groups:
             self._dissolve(group, gone=member)
+
+    def clear(self) -> None:
+        """All links are about to be lost, by nobody's fault."""
+        self._groups.clear()
 
     def tick(self, now: float) -> None:
         """Leave behind who is slow."""
         for group in list(self._groups.values()):
             if late := group.late(now):
-                self._alone |= dict.fromkeys(late, now + ALONE)
+                for member in late:
+                    self._leave_behind(member, now)
                 self._dissolve(group)
 
     def deadline(self) -> float:
@@ -194,21 +221,54 @@ class Groups:
         return STALL / 4 if busy else math.inf
 
     def _gather(self, member: Member, block: Block, now: float) -> Group | None:
-        if self._alone.get(member, 0.0) > now:
+        if self._is_alone(member, now):
             return None
-        able = frozenset(m for m in self._find(block.audience) if self._alone.get(m, 0.0) <= now)
+        able = frozenset(m for m in self._find(block.audience) if not self._is_alone(m, now))
         if member not in able or len(able) < 2:
             return None
-        group = self._groups.pop(able, None)
-        if group is None:
-            group = Group(able, now)
-            for other in able:
-                other.command(Kind.JOIN, group.id)
-        group.message = id(block.stream), block.audience
+        message = id(block.stream), block.audience
+        if able not in self._groups and not self._make_room(now):
+            self._single[message] = now
+            return None
+        group = self._groups.pop(able, None) or self._new(able, now)
+        group.message = message
         self._groups[able] = group
-        while len(self._groups) > KEPT:
-            self._dissolve(next(iter(self._groups.values())))
         return group
+
+    def _new(self, able: frozenset[Member], now: float) -> Group:
+        group = Group(able, now)
+        for other in able:
+            other.command(Kind.JOIN, group.id)
+        return group
+
+    def _make_room(self, now: float) -> bool:
+        """Dissolve the idle group that was used longest ago, if there are too many."""
+        if len(self._groups) < KEPT:
+            return True
+        idle = next((group for group in self._groups.values() if group.idle), None)
+        if idle is not None:
+            self._single[idle.message] = now
+            self._dissolve(idle)
+        return idle is not None
+
+    def _goes_alone(self, message: tuple[int, tuple[uuid.UUID, ...]], now: float) -> bool:
+        """Whether a message is to have no group; one not seen for a while is over, and its id may be another's."""
+        for over in [known for known, seen in self._single.items() if now > seen + STALL]:
+            del self._single[over]
+        if message in self._single:
+            self._single[message] = now
+        return message in self._single
+
+    def _is_alone(self, member: Member, now: float) -> bool:
+        penalty = self._alone.get(member.client)
+        return penalty is not None and penalty.until > now
+
+    def _leave_behind(self, member: Member, now: float) -> None:
+        for over in [client for client, penalty in self._alone.items() if penalty.until + ALONE_MOST < now]:
+            del self._alone[over]
+        last = self._alone.get(member.client)
+        seconds = ALONE if last is None else min(ALONE_MOST, 2 * last.seconds)
+        self._alone[member.client] = _Penalty(now + seconds, seconds)
 
     def _dissolve(self, group: Group, gone: Member | None = None) -> None:
         del self._groups[frozenset(group.members)]

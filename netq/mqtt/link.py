@@ -61,6 +61,11 @@ class Link:
         """Go on in another loop; the port stays."""
         self._loop = loop
 
+    @property
+    def greeted(self) -> bool:
+        """Whether both have said who they are."""
+        return self.connection.open
+
     def listener(self, size: int) -> uuid.UUID | None:
         """Who takes blocks of this size here; None: the greetings are not over, or its packets are smaller."""
         session = self.connection.session

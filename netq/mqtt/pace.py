@@ -22,6 +22,7 @@ class Pace:
 
     def __init__(self, most: int) -> None:
         self.size = self._most = most
+        self.largest = 0  # bytes of a packet that has been acknowledged
         self._steady = False  # it has been measured
         self._under_way: deque[tuple[int, int]] = deque()  # packets, and their bytes
         self._bytes = 0  # of these
@@ -34,6 +35,11 @@ class Pace:
     def open(self) -> bool:
         """Whether more may be sent."""
         return self._steady or self._bytes < self.size
+
+    @property
+    def largest_under_way(self) -> int:
+        """Bytes of the largest packet that has not been acknowledged."""
+        return max((size for _, size in self._under_way), default=0)
 
     @property
     def full(self) -> bool:
@@ -53,7 +59,9 @@ class Pace:
     def acked(self, number: int, now: float) -> None:
         """All up to this packet are used up."""
         while self._under_way and self._under_way[0][0] <= number:
-            self._bytes -= self._under_way.popleft()[1]
+            size = self._under_way.popleft()[1]
+            self._bytes -= size
+            self.largest = max(self.largest, size)
         if self._measured is None or number < self._measured[0]:
             return
         (_, size, left), self._measured = self._measured, None

@@ -36,7 +36,8 @@ _BLOCK = struct.Struct(">8sQ")
 _NUMBER = struct.Struct(">Q")
 HEADER_SIZE = _HEADER.size
 OVERHEAD = HEADER_SIZE + _BLOCK.size  # bytes that a link adds to those of the session, at most
-INSTANCE_SIZE = GROUP_SIZE = 8
+INSTANCE_SIZE = GROUP_SIZE = NONCE_SIZE = 8
+QUESTIONS = 64  # that one hello answers
 
 
 class Kind(enum.IntEnum):
@@ -68,6 +69,14 @@ class Packet(NamedTuple):
     received: int
     room: int
     body: memoryview
+
+
+class Hello(NamedTuple):
+    """What a server says to all."""
+
+    instance: bytes
+    here: bool
+    answers: tuple[bytes, ...] = ()  # nonces of those who asked
 
 
 class Opening(NamedTuple):
@@ -138,8 +147,13 @@ def read_group(packet: Packet) -> str:
 
 
 def read_reason(packet: Packet) -> str:
-    """Read RESET."""
-    return bytes(packet.body[:REASON]).decode(errors="replace")
+    """Read RESET, for a line of a log."""
+    return printable(bytes(packet.body[:REASON]).decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Return what may stand in a line of a log, whoever wrote it; not more of it than of a reason."""
+    return "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:REASON]])
 
 
 def block(number: int) -> bytes:
@@ -159,8 +173,17 @@ def hello(instance: bytes, *, here: bool) -> bytes:
     return bytes([here]) + instance
 
 
-def read_hello(payload: bytes | bytearray) -> tuple[bytes, bool]:
-    """Read it: the instance, and whether it is there; raises ProtocolError."""
-    if len(payload) != 1 + INSTANCE_SIZE or payload[0] > 1:
+def read_hello(payload: bytes | bytearray) -> Hello:
+    """Read it; raises ProtocolError."""
+    count, rest = divmod(len(payload) - 1 - INSTANCE_SIZE, NONCE_SIZE)
+    if rest or not 0 <= count <= QUESTIONS or payload[0] > 1:
         raise ProtocolError(f"a hello of {len(payload)} bytes")
-    return bytes(payload[1:]), bool(payload[0])
+    instance, *answers = [bytes(payload[at : at + NONCE_SIZE]) for at in range(1, len(payload), NONCE_SIZE)]
+    return Hello(instance, bool(payload[0]), tuple(answers))
+
+
+def read_question(payload: bytes | bytearray) -> bytes:
+    """Read what one sends who asks for the server: a nonce; raises ProtocolError."""
+    if len(payload) != NONCE_SIZE:
+        raise ProtocolError(f"a question of {len(payload)} bytes")
+    return bytes(payload)

@@ -69,7 +69,11 @@ class Carrier(Protocol):
 
 
 class Far(Protocol):
-    """The Link, of which all but `listener` is called in the link's own loop."""
+    """The Link, of which all but `listener` and `greeted` is called in the link's own loop."""
+
+    @property
+    def greeted(self) -> bool:
+        """Whether both have said who they are."""
 
     def listener(self, size: int) -> uuid.UUID | None:
         """Who takes blocks of this size there, if somebody does."""
@@ -89,6 +93,7 @@ class Port:
 
     def __init__(self, carrier: Carrier, way: Way, topic: str, share: int) -> None:
         self.way = way  # that leads here
+        self.client = way.client
         self.window = Window(share)
         self.pace = Pace(carrier.size)
         self.gone = False
@@ -105,6 +110,11 @@ class Port:
         self._answer = False  # an ACK is asked for
         self._probe: Timer | None = None
         self._timers: list[Timer] = []
+
+    @property
+    def referring(self) -> bool:
+        """Whether a reference to a block is not known to be used up."""
+        return bool(self._references)
 
     # For the link.
 

@@ -1,10 +1,12 @@
 """The server's side of MQTT: one connection to the broker, and a link for each client that knocks.
 
     open ──────────► as the server of the prefix: hello, welcome ──lost──► pause ──► asking ──► again, if nobody answers
-                                                                                       └──► taken over, for good
+                                                                                       └──► taken over: ask again
+                                                                                            after retry_max
 
 A server that comes anew takes a prefix over: it has the id at the broker of the one before, whose connection the broker
 ends. Few brokers say why (0x8E); so one that has lost its connection asks, under another id, who is the server now.
+Only a hello that repeats the question's nonce is an answer: others may be late, or nobody's.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from netq.errors import ProtocolError
 from netq.link import Owner, backoff
 from netq.loop import Loop, Timer
 from netq.mqtt import packet
-from netq.mqtt.broker import Broker, TakenOver
+from netq.mqtt.broker import Broker
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
 from netq.mqtt.topic import GONE, WHO, Way, new_id, server_id
@@ -27,6 +29,7 @@ from netq.options import CommunicatorOptions, Purpose
 log = logging.getLogger("netq")
 
 _ANSWER = 0.5  # seconds within which another server would have said hello
+_HELLOS = 0.1  # seconds between two answers to who asks; each goes to all clients
 _STEADY = 1.0  # seconds that a connection has to last, for the next pause to be a short one again
 
 
@@ -41,7 +44,12 @@ class Reception:
         self._broker = self._exchange.broker = Broker(loop, owner.options, self)
         self._instance = b""
         self._asking = False
+        self._nonce = b""  # of the question that we have asked
         self._answer: Timer | None = None  # runs while it is waited for
+        self._taken = False  # another answered; the log has been told
+        self._questions: list[bytes] = []  # nonces that the next hello is to repeat
+        self._next_hello: Timer | None = None
+        self._last_hello = 0.0
         self._attempt = 0
         self._up_since = 0.0
         self._trouble = ""  # what the log has been told of
@@ -63,8 +71,9 @@ class Reception:
     def close(self) -> None:
         """Welcome nobody any more; leave the broker when the links have said what they have to say."""
         self._closing = True
-        if self._answer is not None:
-            self._answer.cancel()
+        for timer in (self._answer, self._next_hello):
+            if timer is not None:
+                timer.cancel()
         self._leave()
 
     # For the broker (netq/mqtt/broker.py, User).
@@ -72,19 +81,20 @@ class Reception:
     def up(self, size: int) -> None:
         """Listen."""
         topics = self._exchange.topics
-        self._exchange.limit(size)
+        if (error := self._exchange.limit(size)) is not None:
+            self._broker.drop()
+            return self.down(error)
         if self._asking:
             self._broker.subscribe([topics.hello], self._ask)
         else:
             self._broker.subscribe([topics.to_server], self._listening)
+        return None
 
     def down(self, error: Exception) -> None:
         """All links are lost; try again, unless another server has come in our place."""
         self._exchange.lose(error)
         if self._answer is not None:
             self._answer.cancel()
-        if isinstance(error, TakenOver):
-            return self._taken_over()
         if (trouble := str(error)) != self._trouble:
             log.warning("%s: %s; trying again until it answers", self._exchange.where, trouble)
             self._trouble = trouble
@@ -96,20 +106,20 @@ class Reception:
         if not self._closing:
             self._loop.at(now + backoff(self._attempt, self._options.connection), self.open)
             self._attempt += 1
-        return None
+        return
 
     def received(self, topic: str, payload: bytes | bytearray) -> None:
         """Give a packet to its link, or to a new one."""
         way = self._exchange.topics.way(topic)
         try:
             if topic == self._exchange.topics.hello:
-                self._hello(*packet.read_hello(payload))
+                self._hello(packet.read_hello(payload))
             elif way is None:
                 raise ProtocolError("no topic of a link")
             elif way.link == GONE:
                 self._gone(way.client)
             elif way.link == WHO:
-                self._say_hello()
+                self._asked(packet.read_question(payload))
             else:
                 self._packet(way, packet.decode(payload))
         except ProtocolError as error:
@@ -128,9 +138,9 @@ class Reception:
         if not granted:
             return self._not_let(prefix)
         self._up_since = time.monotonic()
-        level = logging.WARNING if self._trouble else logging.INFO
+        level = logging.WARNING if self._trouble or self._taken else logging.INFO
         log.log(level, "%s: connected to the broker, serving %r", self._exchange.where, prefix)
-        self._trouble = ""
+        self._trouble, self._taken = "", False
         return self._say_hello()
 
     def _not_let(self, prefix: str) -> None:
@@ -138,13 +148,30 @@ class Reception:
         self.down(PermissionError(f"the broker does not let this user subscribe below {prefix!r}"))
 
     def _say_hello(self) -> None:
-        self._exchange.publish(self._exchange.topics.hello, packet.hello(self._instance, here=True))
+        self._last_hello = time.monotonic()
+        questions, self._questions = self._questions, []
+        hello = packet.hello(self._instance, here=True) + b"".join(questions)
+        self._exchange.publish(self._exchange.topics.hello, hello)
+
+    def _asked(self, nonce: bytes) -> None:
+        """Say hello to who asks, soon: whoever can ask could have all clients told as often as it likes."""
+        if self._asking or self._closing or len(self._questions) >= packet.QUESTIONS:
+            return
+        self._questions.append(nonce)
+        if self._next_hello is None:
+            self._next_hello = self._loop.at(self._last_hello + _HELLOS, self._answer_all)
+
+    def _answer_all(self) -> None:
+        self._next_hello = None
+        if self._broker.connected and not self._asking:
+            self._say_hello()
 
     # After a loss: has another come?
 
     def _ask(self, granted: bool) -> None:
         topic = self._exchange.topics.link(Way("s", new_id(), WHO))
-        self._exchange.publish(topic, b"")
+        self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
+        self._exchange.publish(topic, self._nonce)
         self._answer = self._loop.at(time.monotonic() + _ANSWER, self._unanswered)
 
     def _unanswered(self) -> None:
@@ -152,16 +179,22 @@ class Reception:
         self._broker.drop()
         self.open()
 
-    def _hello(self, instance: bytes, here: bool) -> None:
-        if self._asking and here:
+    def _hello(self, hello: packet.Hello) -> None:
+        if self._asking and hello.here and self._nonce and self._nonce in hello.answers:
             self._broker.drop()
             self._taken_over()
 
     def _taken_over(self) -> None:
+        """Wait until nobody answers any more."""
         if self._answer is not None:
             self._answer.cancel()
+        self._nonce = b""
         where, prefix = self._exchange.where, self._options.mqtt.prefix
-        log.warning("%s: another server of %r has taken over; this one serves nobody any more", where, prefix)
+        if not self._taken:
+            log.warning("%s: another server of %r has taken over; this one waits until that is gone", where, prefix)
+        self._taken = True
+        if not self._closing:
+            self._loop.at(time.monotonic() + self._options.connection.retry_max, self.open)
 
     # Packets.
 

@@ -186,6 +186,21 @@ def test_a_broker_needs_a_user_for_a_password_and_nobody_sees_it() -> None:
     assert "secret" not in repr(MqttOptions(user="board", password="secret"))
 
 
+TEXTS = ["\udc80", "a\0b", "x" * 65_536, "é" * 32_768, 7]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_users_and_passwords_that_mqtt_cannot_carry_are_refused(text: Any) -> None:
+    refused(MqttOptions, "user", text)
+    with pytest.raises(InvalidOption, match=r"MqttOptions\.password: a (str|int); expected") as caught:
+        MqttOptions(user="board", password=text)
+    assert repr(text) not in str(caught.value)
+
+
+def test_users_and_passwords_that_mqtt_can_carry_are_taken() -> None:
+    assert MqttOptions(user="é" * 32_767, password="").password == ""
+
+
 @pytest.mark.parametrize("size", [1023, 128 * 1024**2 + 1, 1024.0, True, None])
 def test_packet_sizes_that_are_refused(size: Any) -> None:
     refused(MqttOptions, "packet_size", size)

@@ -36,6 +36,17 @@ class Stranger:
             assert self._changed.wait_for(lambda: len(self._having(kind, to)) >= count, LIMIT), self._heard
             return self._having(kind, to)[count - 1]
 
+    def wait_topic(self, ending: str, count: int = 1) -> bytes:
+        """Wait for publications on a topic that ends so; return the payload of the last of so many."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._on(ending)) >= count, LIMIT), self._heard
+            return self._on(ending)[count - 1]
+
+    def count_topic(self, ending: str) -> int:
+        """Return how many publications there were on a topic that ends so."""
+        with self._changed:
+            return len(self._on(ending))
+
     def count(self, kind: Kind, to: str) -> int:
         """Return how many packets of a kind there were towards "s" or "c"."""
         with self._changed:
@@ -45,6 +56,9 @@ class Stranger:
         self._client.disconnect()
         self._client.loop_stop()
         del self._client  # and its sockets with it
+
+    def _on(self, ending: str) -> list[bytes]:
+        return [payload for topic, payload in self._heard if topic.endswith(ending)]
 
     def _having(self, kind: Kind, to: str) -> list[tuple[str, bytes]]:
         return [h for h in self._heard if h[1][:1] == bytes([kind]) and h[0].startswith(f"{to}/")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -166,6 +167,19 @@ def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> 
 
 
 @pytest.mark.parametrize("purpose", Purpose)
+def test_what_no_connect_can_be_made_of_does_not_end_the_loop(broker: Mosquitto, log: Log, purpose: Purpose) -> None:
+    mqtt = netq.MqttOptions(user="ada", password="secret")
+    object.__setattr__(mqtt, "password", "secret\udc80")  # which the options refuse
+    retry = netq.ConnectionOptions(retry_min=0.01, retry_max=0.1)
+    options = netq.CommunicatorOptions(netloc=broker.netloc, mqtt=mqtt, connection=retry)
+    with netq.new(netq.Protocol.MQTT, purpose, options) as communicator:
+        assert "secret" not in log.wait("no CONNECT can be made (UnicodeEncodeError); trying again")
+        with pytest.raises(TimeoutError):
+            communicator.get(timeout=0.2)  # it waits, and its loop with it
+        communicator.close(0)
+
+
+@pytest.mark.parametrize("purpose", Purpose)
 def test_tls_at_one_end_only_is_said(
     broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: Log, purpose: Purpose
 ) -> None:
@@ -201,6 +215,29 @@ def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBrok
         server.put(data, client.id).result(LIMIT)
         assert client.get(timeout=LIMIT).data == data
         assert "too large" not in broker.log.lower()
+
+
+@pytest.mark.parametrize("purpose", Purpose)
+def test_a_broker_that_takes_next_to_nothing_is_refused(new_broker: NewBroker, log: Log, purpose: Purpose) -> None:
+    broker = new_broker(config="max_packet_size 600")
+    with Stage(at_broker(broker.netloc)) as stage:
+        opened(stage, purpose, broker.netloc)
+        assert "takes packets of 600 bytes; netq needs 1024" in log.wait("trying again until it answers")
+
+
+@pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
+def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
+    new_broker: NewBroker, log: Log, to_server: bool
+) -> None:
+    broker = new_broker(config="message_size_limit 50000")
+    with Stage(at_broker(broker.netloc)) as stage:
+        server, client = stage.pair()
+        sender, receiver = (client, server) if to_server else (server, client)
+        data = bytes(range(256)) * 4096
+        future = sender.put(data)
+        assert receiver.get(timeout=LIMIT).data == data
+        future.result(LIMIT)
+        assert len(log.having("do not arrive, now smaller ones", logging.WARNING)) == 1
 
 
 def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:

@@ -7,7 +7,20 @@ import uuid
 import pytest
 
 from netq import ProtocolError
-from netq.mqtt.group import ALONE, ALONE_NOW, JOIN, KEPT, LEAD, STALL, WAIT, Block, Groups, Member, Publication
+from netq.mqtt.group import (
+    ALONE,
+    ALONE_MOST,
+    ALONE_NOW,
+    JOIN,
+    KEPT,
+    LEAD,
+    STALL,
+    WAIT,
+    Block,
+    Groups,
+    Member,
+    Publication,
+)
 from netq.mqtt.packet import Kind
 from netq.mqtt.shelf import ROOM, Shelf
 from netq.utils.stream import Stream
@@ -18,6 +31,7 @@ SIZE = 100
 class Listener:
     def __init__(self) -> None:
         self.id = uuid.uuid4()
+        self.client = self.id.hex[:16]
         self.told: list[tuple[Kind, str]] = []
         self.woken = 0
 
@@ -137,7 +151,7 @@ def test_a_lost_member_ends_the_group_and_is_told_nothing() -> None:
     hall = Hall(3)
     group = hall.joined()
     lost = hall.members.pop()
-    hall.groups.lost(lost)
+    hall.groups.lost(lost, hall.now)
     assert lost.told == [(Kind.JOIN, group)]
     assert [member.told[-1] for member in hall.members] == [(Kind.LEAVE, group)] * 2
 
@@ -159,13 +173,101 @@ def test_one_alone_has_no_group() -> None:
     assert hall.members[0].told == []
 
 
+class Pair:
+    """Two members of a hall, and a message for them."""
+
+    def __init__(self, hall: Hall, other: Listener) -> None:
+        self.hall = hall
+        self.members = [hall.members[0], other]
+        self.stream = Stream([bytes(10 * SIZE)])
+
+    def place(self, number: int = 0) -> Publication:
+        audience = tuple(member.id for member in self.members)
+        return self.hall.groups.place(self.members[0], Block(self.stream, number * SIZE, audience, []), self.hall.now)
+
+    def join(self) -> None:
+        for member in self.members:
+            self.hall.groups.joined(member, self.members[1].told[-1][1])
+
+
+def pairs(hall: Hall) -> list[Pair]:
+    return [Pair(hall, other) for other in hall.members[1:]]
+
+
 def test_few_groups_are_kept_those_used_last() -> None:
     hall = Hall(KEPT + 2)
-    first = hall.members[0]
-    for other in hall.members[1:]:
-        hall.groups.place(first, Block(Stream([bytes(SIZE)]), 0, (first.id, other.id), []), hall.now)
+    for pair in pairs(hall):
+        assert pair.place() == WAIT
+        pair.join()  # and nothing is under way
     assert [kind for kind, _ in hall.members[1].told] == [Kind.JOIN, Kind.LEAVE]
     assert all([kind for kind, _ in member.told] == [Kind.JOIN] for member in hall.members[2:])
+
+
+@pytest.mark.parametrize("busy", ["joining", "under way"])
+def test_a_group_in_use_gives_way_to_none_and_the_message_without_one_goes_alone_to_its_end(busy: str) -> None:
+    hall = Hall(KEPT + 2)
+    *first, last = pairs(hall)
+    for pair in first:
+        pair.place()
+        if busy == "under way":
+            pair.join()
+            assert pair.place().new
+    assert last.place() == ALONE_NOW
+    hall.groups.lost(first[0].members[1], hall.now)  # there is room again
+    assert last.place(1) == ALONE_NOW
+    assert last.members[1].told == []
+    assert all([kind for kind, _ in pair.members[1].told] == [Kind.JOIN] for pair in first)
+
+
+def test_a_message_whose_group_gave_way_does_not_take_that_of_another() -> None:
+    hall = Hall(KEPT + 2)
+    first, *others = pairs(hall)
+    for pair in (first, *others):
+        pair.place()
+        pair.join()
+    assert first.place(1) == ALONE_NOW
+    assert all([kind for kind, _ in pair.members[1].told] == [Kind.JOIN] for pair in others)
+    hall.now += 2 * STALL  # it is over; another may have its place in memory
+    assert first.place() == WAIT
+
+
+def test_a_client_lost_with_a_block_outstanding_is_alone_for_longer_each_time_until_one_reaches_it() -> None:
+    hall = Hall(3)
+    bad = hall.members[2]
+    for seconds in (ALONE, 2 * ALONE, 4 * ALONE):
+        group = hall.joined()
+        assert hall.place(bad, 0).group == group
+        hall.groups.lost(bad, hall.now)
+        hall.members[2] = bad = again(bad)
+        hall.now += seconds - 0.1
+        assert hall.place(bad, 0, Stream([bytes(SIZE)])) == ALONE_NOW
+        hall.now += 0.1
+    group = hall.joined()
+    assert hall.place(bad, 0).number == 1
+    hall.groups.passed(bad, group, 1, hall.now)
+    assert hall.place(bad, 1).number == 2
+    hall.groups.lost(bad, hall.now)
+    hall.members[2] = bad = again(bad)
+    hall.now += ALONE
+    assert hall.place(bad, 0, Stream([bytes(SIZE)])) == WAIT
+    assert 4 * ALONE < ALONE_MOST
+
+
+def test_when_all_links_are_lost_nobody_is_to_blame() -> None:
+    hall = Hall(2)
+    hall.joined()
+    assert hall.place(hall.members[0], 0).new
+    hall.groups.clear()
+    hall.groups.lost(hall.members[0], hall.now)
+    hall.members[0] = again(hall.members[0])
+    assert hall.place(hall.members[0], 0) == WAIT
+
+
+def again(member: Listener) -> Listener:
+    """The next link of the same client."""
+    other = Listener()
+    other.id, other.client = member.id, member.client
+    return other
 
 
 def test_there_is_nothing_to_wait_for_when_nothing_is_under_way() -> None:

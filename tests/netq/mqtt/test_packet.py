@@ -79,8 +79,31 @@ def test_groups_blocks_and_hellos_come_back() -> None:
     assert packet.read_group(decoded(Kind.JOIN, bytes(range(8)))) == "0001020304050607"
     number, data = packet.read_block(packet.block(9) + b"data")
     assert (number, bytes(data)) == (9, b"data")
-    assert packet.read_hello(packet.hello(b"instance", here=True)) == (b"instance", True)
-    assert packet.read_hello(packet.hello(b"instance", here=False)) == (b"instance", False)
+    assert packet.read_hello(packet.hello(b"instance", here=True)) == (b"instance", True, ())
+    assert packet.read_hello(packet.hello(b"instance", here=False)) == (b"instance", False, ())
+    answer = packet.hello(b"instance", here=True) + b"question" + b"another."
+    assert packet.read_hello(answer) == (b"instance", True, (b"question", b"another."))
+    assert packet.read_question(b"question") == b"question"
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 16])
+def test_questions_of_another_size_are_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        packet.read_question(bytes(size))
+
+
+@pytest.mark.parametrize("size", [1 + 8 * (packet.QUESTIONS + 2), 10, 16])
+def test_hellos_with_too_many_answers_or_half_of_one_are_refused(size: int) -> None:
+    with pytest.raises(ProtocolError):
+        packet.read_hello(bytes(size))
+
+
+def test_a_reason_is_one_printable_line_whoever_gave_it() -> None:
+    said = packet.header(Kind.RESET, 0, 0, 0) + b"bye\n12:00 CRITICAL root \x1b[2J\xff" + b"x" * 1000
+    reason = packet.read_reason(packet.decode(said))
+    assert reason.isprintable()
+    assert reason.startswith("bye\\n12:00 CRITICAL root \\x1b[2J")
+    assert len(reason) <= 4 * packet.REASON
     assert packet.read_reason(decoded(Kind.RESET, b"\xff" * 300)) == "�" * packet.REASON
 
 

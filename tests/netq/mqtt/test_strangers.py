@@ -10,8 +10,10 @@ import pytest
 from netq import MqttOptions
 from netq.core import Communicator
 from netq.mqtt import packet
+from netq.mqtt.exchange import _STRANGERS
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
+from netq.mqtt.window import MOST
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.makers import at_broker
@@ -72,6 +74,39 @@ def test_what_makes_no_sense_is_ignored_and_said_once(stage: Stage, stranger: St
     echoed(server, client)
     assert len(log.having("is ignored", logging.INFO)) <= 2  # one of them the server's, one the client's
     assert server.statistics()[client.id].connected
+
+
+def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Stage, stranger: Stranger) -> None:
+    server, client = stage.pair()
+    me, last = new_id(), new_id()
+    for link in [*[new_id() for _ in range(100)], last]:
+        stranger.say(f"s/{me}/{link}", packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144))
+    stranger.wait(Kind.WELCOME, "c", 102)
+    server.put("x", client.id).result(LIMIT)
+    assert client.get(timeout=LIMIT).data == "x"
+    _, told = stranger.wait(Kind.DATA, "c", stranger.count(Kind.DATA, "c"))
+    assert packet.decode(told).room == MOST  # as if nobody else was there
+    before = stranger.count(Kind.RESET, "c")
+    for number, link in enumerate([new_id(), last]):
+        stranger.say(f"s/{me}/{link}", packet.header(Kind.PROBE, 0, 0, 0))
+        if not number:
+            stranger.wait(Kind.RESET, "c", before + 1)  # there is no such link
+    stranger.wait(Kind.ACK, "c")  # the last one is there
+    echoed(server, client)
+
+
+def test_those_who_only_knock_under_many_names_push_each_other_out(stage: Stage, stranger: Stranger) -> None:
+    server, client = stage.pair()
+    first = f"s/{new_id()}/{new_id()}"
+    knock = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
+    stranger.say(first, knock)
+    for _ in range(_STRANGERS):
+        stranger.say(f"s/{new_id()}/{new_id()}", knock)
+    stranger.wait(Kind.WELCOME, "c", _STRANGERS + 2)
+    stranger.say(first, packet.header(Kind.PROBE, 0, 0, 0))
+    topic, _ = stranger.wait(Kind.RESET, "c")
+    assert topic == f"c{first[1:]}"
+    echoed(server, client)
 
 
 def test_an_open_of_another_version_is_told_both(stage: Stage, stranger: Stranger, log: Log) -> None:

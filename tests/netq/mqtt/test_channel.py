@@ -1,0 +1,24 @@
+"""What paho sees of its socket: the error that ended it is kept, and is never called paho's."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from netq import SecurityOptions
+from netq.mqtt.channel import Channel
+from netq.security import certificates
+from netq.security.tls import client_side
+
+
+def test_a_peer_that_is_gone_while_tls_has_something_to_say_is_the_error_that_is_told(
+    files: certificates.Files,
+) -> None:
+    near, far = socket.socketpair()
+    with near:
+        channel = Channel(near, client_side(SecurityOptions(certificate=files.authority), "127.0.0.1")())
+        far.close()
+        with pytest.raises(OSError) as caught:
+            channel.push()  # the beginning of the handshake
+        assert channel.error is caught.value
