@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
-    ["netq.budget", "netq.bell", "netq.complaints"],
+    ["netq.budget", "netq.bell", "netq.complaints", "netq.appetite"],
     ["netq.errors", "netq.memory", "netq.loop", "netq.delivery", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.utils.stream"],
     ["netq.lane", "netq.options", "netq.room"],
@@ -30,7 +30,19 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["edge*"],
 ]
 PLACES = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-PURE = ["budget", "complaints", "wire", "lane", "session", "events", "connection", "memory", "utils.stream", "shm.ring"]
+PURE = [
+    "appetite",
+    "budget",
+    "complaints",
+    "wire",
+    "lane",
+    "session",
+    "events",
+    "connection",
+    "memory",
+    "utils.stream",
+    "shm.ring",
+]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.certificates": {"cryptography"},

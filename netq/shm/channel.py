@@ -18,7 +18,7 @@ from netq.shm.ring import Reader, Writer
 
 VERSION = 1
 RING = 256 * 1024  # bytes of a ring, its header too (measured: docs/design.md)
-_LEAST, _MOST = 4096, 16 * 1024 * 1024  # bytes of a peer's ring
+_LEAST, _MOST = 4096, 1024 * 1024  # bytes of a peer's ring
 _MAGIC = b"NETQ-SHM"
 _HELLO = struct.Struct("<8sH")
 
@@ -29,6 +29,7 @@ class Channel(NamedTuple):
     writer: Writer
     reader: Reader
     memory: mmap.mmap
+    brought: bool  # by this side: it is the client
 
     def close(self) -> None:
         """Let go of the memory, and of the descriptor that the mapping has."""
@@ -70,4 +71,4 @@ def _ends(memory: mmap.mmap, *, writes_first: bool) -> Channel:
     fence = make_fence()
     with memoryview(memory) as whole, whole[:half] as first, whole[half:] as second:
         ours, theirs = (first, second) if writes_first else (second, first)
-        return Channel(Writer(ours, fence), Reader(theirs, fence), memory)
+        return Channel(Writer(ours, fence), Reader(theirs, fence), memory, writes_first)

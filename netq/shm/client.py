@@ -42,6 +42,9 @@ class Connector:
             return self._owner.lost(None, error)
         try:
             found = channel.bring(control)
+        except ConnectionError:
+            control.sock.close()
+            return self._owner.lost(None, ConnectionResetError("the peer hung up"))
         except OSError as error:
             control.sock.close()
             return self._owner.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))

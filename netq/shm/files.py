@@ -26,7 +26,11 @@ class Files:
         return fd
 
     def add(self, number: int, fd: int | None) -> None:
-        """Own a descriptor; None: the system lets us have no more. Raises ProtocolError if the peer may not send it."""
+        """Own a descriptor; None: the system lets us have no more. Raises ProtocolError if the peer may not send it.
+
+        Where they are scarce it is closed again, and what is meant for it goes through the ring: half of them are the
+        user's, and those of clients to come.
+        """
         try:
             size = 0 if fd is None else memfd.inspect(fd)
             if number in self._table or len(self._table) >= 2 * MOST:  # those that were released may be under way
@@ -35,6 +39,9 @@ class Files:
             if fd is not None:
                 os.close(fd)
             raise
+        if fd is not None and memfd.scarce(fd):
+            os.close(fd)
+            fd = None
         self._table[number] = fd, size
 
     def close(self, number: int) -> None:

@@ -13,6 +13,7 @@ from netq.connection import Connection
 from netq.errors import ProtocolError
 from netq.events import Event
 from netq.shm import record
+from netq.shm.outbound import BATCH
 from netq.shm.record import Kind, Record
 from netq.shm.ring import Reader
 from netq.shm.segments import Place, Segments
@@ -35,6 +36,7 @@ class Inbound:
         self._deliver = deliver
         self._header = memoryview(bytearray(record.SIZE))
         self._granted = 0  # bytes that the peer writes beside
+        self.left = 0  # bytes of the present DATA that are still in the ring
 
     def next(self) -> Record | None:
         """Return the next record, if there is one; the bytes of DATA are still in the ring."""
@@ -50,21 +52,28 @@ class Inbound:
         return said
 
     def data(self, said: Record) -> None:
-        """Take the bytes that follow in the ring."""
+        """Bytes follow in the ring, for `take`."""
         if self._granted:
             raise ProtocolError(f"bytes in the ring before {self._granted} that come beside it")
-        left = said.size
-        while left and not self.deaf:
-            n = self._reader.read_into(self._connection.buffer()[:left])
-            left -= n
-            self._came(n)
-        self._reader.skip(left)
+        self.left = said.size
+
+    def take(self, most: int) -> int:
+        """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
+        if self.deaf:
+            self._reader.skip(self.left)
+            self.left = 0
+        if not self.left:
+            return 0
+        n = self._reader.read_into(self._connection.buffer()[: min(self.left, most)])
+        self.left -= n
+        self._came(n)
+        return n
 
     def offer(self, said: Record) -> tuple[int, Place] | None:
         """Return how many of the announced bytes may be written where; None: let them come in the ring."""
         if self._granted or not said.size:
             raise ProtocolError(f"{said.size} bytes are announced before {self._granted} others have come")
-        view = self._connection.buffer()[: said.size]
+        view = self._connection.buffer()[: min(said.size, BATCH)]  # it costs: its pages are taken here and now
         place = self._segments.find(view)
         if place is None:
             return None

@@ -13,10 +13,12 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
+from netq.appetite import TURN, Appetite
+from netq.complaints import printable
 from netq.errors import ProtocolError
 from netq.events import Event
 from netq.link import Owner
-from netq.loop import READ, Loop, Timer
+from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
 from netq.shm.channel import Channel
 from netq.shm.control import BELL, REFUSED, SEGMENT, Control, Packet
@@ -28,7 +30,8 @@ from netq.shm.ring import RingError
 from netq.shm.segments import Pool, Segments
 
 _NUMBER = struct.Struct("<I")
-_READS, _WRITES = 64, 8  # records taken, and sent, before the others have their turn
+_READS, _WRITES = 64, 8  # steps of taking, and of sending, before the others have their turn
+_AWAITED = 1024  # packets that are read at once for a descriptor: no peer that reads its own has so many bells waiting
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 _PARTING = 1.0  # seconds to wait for a peer that does not take the rest
 
@@ -49,6 +52,8 @@ class Link:
         self._in = Inbound(self._reader, self.connection, self._segments, self._deliver)
         self._out = Outbound(self._writer, self._take)
         self._files = Files()
+        self._appetite = Appetite()
+        self._due = 0  # what the loop has been asked to go on with in its next turn
         self._aging: Timer | None = None
         self._closing = self._gone = self._hung_up = False
         self._parting: Timer | None = None
@@ -80,13 +85,29 @@ class Link:
     def _settle(self, loop: Loop) -> None:
         """Begin in a loop: something may have come before."""
         if not self._gone:
+            self._due = 0
             loop.watch(self._control.sock, READ, self._rung)
-            loop.call(self._turn, loop)
+            self._soon(READ)
+
+    def _soon(self, event: int) -> None:
+        """Go on in the loop's next turn, when the others have had theirs; once, however often it is asked for."""
+        if not self._due:
+            self._loop.call(self._go_on, self._loop)
+        self._due |= event
+
+    def _go_on(self, loop: Loop) -> None:
+        if loop is not self._loop or self._gone:  # it has moved meanwhile
+            return
+        events, self._due = self._due, 0
+        if events & READ:
+            self._turn()
+        else:
+            self.flush()
 
     def _rung(self, mask: int) -> None:
         self._guarded(self._listen)
-        if not self._gone:
-            self._turn(self._loop)
+        if not self._gone and not self._due & READ:
+            self._turn()
 
     def _listen(self) -> bool:
         """Take one packet, if there is one: nearly always there is just one."""
@@ -109,15 +130,13 @@ class Link:
             return
         if fd is not None:
             os.close(fd)
-        if kind == REFUSED:
-            raise ConnectionRefusedError(f"the peer refuses: {body.decode(errors='replace')}")
+        if kind == REFUSED and self._channel.brought:
+            raise ConnectionRefusedError(f"the peer refuses: {printable(body.decode(errors='replace'))}")
         if kind != BELL:
             raise ProtocolError(f"a packet of kind {kind} and {len(body)} bytes")
 
-    def _turn(self, loop: Loop) -> None:
-        """Take what is there, send what is due, and sleep when there is nothing more; only in its own loop."""
-        if self._gone or loop is not self._loop:
-            return
+    def _turn(self) -> None:
+        """Take what is there, send what is due, and sleep when there is nothing more."""
         self._reader.wake()
         self._guarded(self._receive)
         if not self._gone:
@@ -127,19 +146,31 @@ class Link:
 
     def _rest(self) -> None:
         if not self._reader.sleep():
-            self._loop.call(self._turn, self._loop)
+            self._soon(READ)
         elif self._hung_up:
             raise ConnectionResetError("the peer hung up")
 
     def _receive(self) -> None:
+        begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
         for _ in range(_READS):
-            said = self._in.next()
-            if said is None:
+            n = self._in.take(self._appetite.most)
+            if not n and not self._next():
                 break
-            self._do(said)
             if self._gone:
                 return
+            before, now = now, time.thread_time()
+            if n:
+                self._appetite.took(n, now - before)
+            if now - begin > self._appetite.turn:
+                break
         self._wake_peer()
+
+    def _next(self) -> bool:
+        """Deal with the next record, if there is one."""
+        said = self._in.next()
+        if said is not None:
+            self._do(said)
+        return said is not None
 
     def _do(self, said: Record) -> None:
         match said.kind:
@@ -148,6 +179,7 @@ class Link:
             case Kind.ANNOUNCE:
                 self._answer(said)
             case Kind.GRANT:
+                self._out.expect(said.size)
                 self._await_file(said.segment)
                 fd = self._files.place(said.segment, said.offset, said.size)
                 self._out.granted(fd, said.offset, said.size)
@@ -190,9 +222,11 @@ class Link:
 
     def _await_file(self, number: int) -> None:
         """The descriptor of a segment is in the socket before the first record that names it is in the ring."""
-        while number not in self._files:
-            if not self._listen():
-                raise ProtocolError(f"segment {number}, which was never sent")
+        for _ in range(_AWAITED):
+            if number in self._files or not self._listen():
+                break
+        if number not in self._files:
+            raise ProtocolError(f"segment {number}, which was never sent")
 
     def _age_later(self) -> None:
         if self._aging is None:
@@ -207,20 +241,20 @@ class Link:
                 self._age_later()
 
     def _send(self) -> None:
+        begin = time.thread_time()
         for _ in range(_WRITES):
             if not self._out.push():
                 break
+            if time.thread_time() - begin > TURN:
+                self._soon(WRITE)
+                break
         else:
-            self._loop.call(self._more, self._loop)
+            self._soon(WRITE)
         self._wake_peer()
         if self._out.blocked and not self._writer.sleep():
-            self._loop.call(self._more, self._loop)
+            self._soon(WRITE)
         if self._closing and self._out.empty:
             self._go()
-
-    def _more(self, loop: Loop) -> None:
-        if loop is self._loop:
-            self.flush()
 
     def _wake_peer(self) -> None:
         if self._writer.bell() | self._reader.bell():

@@ -1,12 +1,14 @@
 """Memory that two processes share: a descriptor without a name in any file system, whose size is sealed.
 
 The seals are why neither side can harm the other: memory that cannot shrink gives no SIGBUS to whoever has mapped it.
+But huge pages do, where none is left when they are touched: they are refused.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import resource
 from pathlib import Path
@@ -43,6 +45,9 @@ def inspect(fd: int) -> int:
         raise ProtocolError("the descriptor that the peer sent is no shared memory") from error
     if seals & _SEALS != _SEALS:
         raise ProtocolError(f"the peer's shared memory has the seals {seals:#x}; expected {_SEALS:#x}")
+    block = os.fstatvfs(fd).f_bsize  # and not st_blksize, which transparent huge pages change: those are harmless
+    if block != mmap.PAGESIZE:
+        raise ProtocolError(f"the peer's shared memory has pages of {block} bytes; expected {mmap.PAGESIZE}")
     return os.fstat(fd).st_size
 
 

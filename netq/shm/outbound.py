@@ -10,6 +10,7 @@ Owned by a link; never waits.
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,8 +23,12 @@ from netq.shm.ring import Writer
 
 BESIDE = 128 * 1024  # bytes from which a body goes beside the ring (measured: docs/design.md)
 BATCH = 8 * 1024 * 1024  # bytes taken from the connection at once, and announced at once at most
+_FEW, _BEGIN = 32 * 1024, 1024 * 1024  # bytes taken at once of bodies that are small, and before any are known
+_BUFFERS = 512  # that should be taken at once: each costs, and the others wait
 _PIECE = 1024 * 1024  # bytes written beside before the others have their turn
 _RECORDS = 1024  # that may wait for room in the ring
+_LONG = 0.05  # seconds that writing a piece may take: usually it is less than one thousandth
+_TWICE = 2  # times in a row that it may not
 _VECTOR = 512  # buffers in one pwritev; Linux takes 1024 (IOV_MAX)
 
 
@@ -57,6 +62,8 @@ class Outbound:
         self._runs: deque[_Run] = deque()
         self._announced = False  # the first run
         self._grant: _Grant | None = None
+        self._batch = _BEGIN
+        self._slow = 0  # writes in a row that took too long
 
     @property
     def empty(self) -> bool:
@@ -78,7 +85,7 @@ class Outbound:
             return self._grant is not None and self._write(self._grant)
         if not self._runs and not self._fill():
             return False
-        if self._runs[0].beside:
+        if self._runs[0].beside and not self._waits:
             self._announced = True
             self.say(Record(Kind.ANNOUNCE, size=self._runs[0].size))
             return self._push_records()
@@ -96,10 +103,13 @@ class Outbound:
         self._runs.clear()
         self._records.clear()
 
-    def granted(self, fd: int | None, offset: int, size: int) -> None:
-        """The peer says where the announced bytes may go; raises ProtocolError."""
+    def expect(self, size: int) -> None:
+        """Raise ProtocolError unless a grant of so many bytes is due."""
         if not self._announced or self._grant is not None or not 0 < size <= self._runs[0].size:
             raise ProtocolError(f"the peer grants {size} bytes that were not announced")
+
+    def granted(self, fd: int | None, offset: int, size: int) -> None:
+        """The peer says where the announced bytes may go, which `expect` has found to be due."""
         if fd is None:
             self._stop(self._runs[0])
         else:
@@ -113,9 +123,11 @@ class Outbound:
         self._runs[0].beside = False
 
     def _fill(self) -> bool:
-        buffers = self._take(BATCH)
+        buffers = self._take(self._batch)
         size = sum([len(buffer) for buffer in buffers])
-        if size >= BESIDE:
+        if size >= self._batch // 2:  # there is more
+            self._batch = max(_FEW, min(size // len(buffers) * _BUFFERS, BATCH))
+        if size >= BESIDE and not self._waits:
             self._runs = deque(_group(buffers))
         elif size:
             self._runs.append(_Run([memoryview(buffer) for buffer in buffers], size, False))
@@ -143,10 +155,7 @@ class Outbound:
     def _write(self, grant: _Grant) -> bool:
         run = self._runs[0]
         piece, _ = _split(run.buffers[:_VECTOR], min(grant.size, _PIECE))
-        try:
-            size = os.pwritev(grant.fd, piece, grant.offset)
-        except OSError:  # no memory, or more than this process may write: the ring has room
-            size = 0
+        size = 0 if self._waits else self._timed(piece, grant)
         if not size:
             self._stop(run)
             return self._push_records()
@@ -159,6 +168,21 @@ class Outbound:
         self.say(Record(Kind.WROTE, size=size))
         self._count(run, size)
         return self._push_records()
+
+    def _timed(self, piece: list[memoryview], grant: _Grant) -> int:
+        """Write; return how much was written. A peer that holds the file's lock can make it wait, and all our loop."""
+        begin = time.monotonic()
+        try:
+            return os.pwritev(grant.fd, piece, grant.offset)
+        except OSError:  # no memory, or more than this process may write: the ring has room
+            return 0
+        finally:
+            self._slow = self._slow + 1 if time.monotonic() - begin > _LONG else 0
+
+    @property
+    def _waits(self) -> bool:
+        """Whether writing beside has made us wait: from then on all goes through the ring."""
+        return self._slow >= _TWICE
 
     def _stop(self, run: _Run) -> None:
         self._end_beside()

@@ -16,13 +16,16 @@ import socket
 import stat
 import struct
 import sys
+from pathlib import Path
 
+from netq.complaints import printable
 from netq.errors import AddressError, InvalidOption
 from netq.options import CommunicatorOptions, NetworkLocation
 
 _BACKLOG = 1024
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
 _LONGEST = 107  # bytes of a socket's path (unix(7))
+_RIVAL, _NO_SOCKET = _OCCUPIED = "a server listens there", "a file that is no socket is there"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -61,7 +64,7 @@ def is_here(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified or _can_bind(address)
+    return address.is_loopback or address.is_unspecified or _is_ours(address)
 
 
 def listen(netloc: NetworkLocation) -> Door:
@@ -71,7 +74,7 @@ def listen(netloc: NetworkLocation) -> Door:
     try:
         return _listen_at_path(netloc) if netloc.host.startswith("/") else _listen_at_port(netloc)
     except OSError as error:
-        where = netloc.host if netloc.host.startswith("/") else f"{netloc.host}:{netloc.port}"
+        where = printable(netloc.host) if netloc.host.startswith("/") else f"{netloc.host}:{netloc.port}"
         advice = "choose another path" if netloc.host.startswith("/") else "choose another port, or 0 for a free one"
         why = error.strerror or str(error)
         raise AddressError(f"cannot listen at {where} (netloc): {why}; {advice}") from error
@@ -96,6 +99,11 @@ def check_client(netloc: NetworkLocation) -> None:
     """Raise InvalidOption if no server can be there."""
     if not is_here(netloc.host):
         raise InvalidOption(f"CommunicatorOptions.netloc: {_elsewhere(netloc.host)}")
+    if netloc.host.startswith("/"):
+        try:
+            _check_path(netloc.host)
+        except OSError as error:
+            raise InvalidOption(f"CommunicatorOptions.netloc: {printable(netloc.host)}: {error.strerror}") from error
 
 
 def check_user(sock: socket.socket) -> None:
@@ -106,6 +114,16 @@ def check_user(sock: socket.socket) -> None:
             errno.EPERM,
             f"process {pid} is of user {uid}, this one of {os.geteuid()}; shared memory joins one user's own",
         )
+    if uid == _overflow() and not _sees_all_users():
+        raise PermissionError(
+            errno.EPERM,
+            f"process {pid} may be of any user: {uid} is what this user namespace shows for all that it does not map",
+        )
+
+
+def user(sock: socket.socket) -> int:
+    """Return the peer's user id."""
+    return _peer(sock)[1]
 
 
 def process(sock: socket.socket) -> int:
@@ -117,6 +135,21 @@ def _peer(sock: socket.socket) -> tuple[int, int]:
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
+
+
+def _overflow() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except OSError:
+        return 65534
+
+
+def _sees_all_users() -> bool:
+    """Whether each user has an id of its own here: this is no user namespace that maps but some."""
+    try:
+        return Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
+    except OSError:
+        return Path("/proc/self").exists()  # a system that has no user namespaces
 
 
 def _elsewhere(host: str) -> str:
@@ -154,9 +187,11 @@ def _listen_at_port(netloc: NetworkLocation) -> Door:
 def _listen_at_path(netloc: NetworkLocation) -> Door:
     """Listen under a name of its own first: so whoever finds the path finds a server, or what is left of one."""
     path = netloc.host
-    if len(os.fsencode(path)) > _LONGEST:
-        raise OSError(errno.ENAMETOOLONG, f"the path is too long for a socket, which takes {_LONGEST} bytes")
+    _check_path(path)
     own = _neighbour(path)
+    if len(os.fsencode(own)) > _LONGEST:
+        most = _LONGEST - len(os.path.basename(own)) - 1
+        raise OSError(errno.ENAMETOOLONG, f"the path of its folder is too long, which may have {most} bytes")
     sock = _socket()
     try:
         sock.bind(own)
@@ -172,26 +207,43 @@ def _listen_at_path(netloc: NetworkLocation) -> Door:
         raise
 
 
+def _check_path(path: str) -> None:
+    """Raise OSError if no socket can be there."""
+    try:
+        size = len(os.fsencode(path))
+    except UnicodeEncodeError as error:
+        raise OSError(errno.EINVAL, "the path cannot be written in the encoding of file names") from error
+    if "\0" in path:
+        raise OSError(errno.EINVAL, "a path cannot contain NUL")
+    if size > _LONGEST:
+        raise OSError(errno.ENAMETOOLONG, f"the path is too long for a socket, which takes {_LONGEST} bytes")
+
+
 def _link(own: str, path: str) -> None:
     try:
         os.link(own, path)
     except FileExistsError:
-        _remove_stale(path)
-        os.link(own, path)
+        try:
+            _remove_stale(path)
+            os.link(own, path)
+        except (FileExistsError, FileNotFoundError) as error:
+            if error.strerror in _OCCUPIED:
+                raise
+            raise FileExistsError(errno.EADDRINUSE, _RIVAL) from error  # another was faster, at either step
 
 
 def _remove_stale(path: str) -> None:
     """Remove the socket of a dead server; raises FileExistsError if it lives, or is none."""
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+        raise FileExistsError(errno.EEXIST, _NO_SOCKET)
     if _is_alive(path):
-        raise FileExistsError(errno.EADDRINUSE, "a server listens there")
+        raise FileExistsError(errno.EADDRINUSE, _RIVAL)
     aside = _neighbour(path)
     os.rename(path, aside)
     try:
         if _is_alive(aside):  # another has taken the place between our look and our grip
             os.link(aside, path)
-            raise FileExistsError(errno.EADDRINUSE, "a server listens there")
+            raise FileExistsError(errno.EADDRINUSE, _RIVAL)
     finally:
         os.unlink(aside)
 
@@ -217,11 +269,16 @@ def _identity(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _can_bind(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_ours(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it is of this machine alone: it can be bound to, and is none of a group or of all (to connect to that of
+    a network is forbidden)."""
+    if address.is_multicast:
+        return False
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.bind((str(address), 0))
+            sock.connect(sock.getsockname())  # sends nothing
     except OSError:
         return False
     return True

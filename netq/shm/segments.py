@@ -41,6 +41,13 @@ class _Segment:
         self.size = size
         self.fd: int | None = fd
         self._populated = 0  # bytes
+        self._loan: weakref.ref[object] | None = None
+
+    def is_lent(self, loan: object) -> bool:
+        """Return whether it is known that `loan` is what its views keep alive, and know it from now on."""
+        known = self._loan is not None and self._loan() is loan
+        self._loan = weakref.ref(loan)
+        return known
 
     def populate(self, start: int, stop: int) -> None:
         """Take the pages from the system here, in the name of who will hold them (a cgroup pays for what it touches
@@ -73,7 +80,7 @@ class Segments:
     """Makes the blocks of a link's Memory, and finds the one that a view lies in."""
 
     def __init__(self, connection: Connection, pool: Pool, released: Callable[[int], object]) -> None:
-        self._connection = connection
+        self._connection: Connection | None = connection  # until the end: what waits for users holds blocks
         self._pool = pool
         self._next = 1
         self._ended = False
@@ -99,6 +106,8 @@ class Segments:
             if segment.address <= address < segment.address + segment.size:
                 start = address - segment.address
                 segment.populate(start, start + len(view))
+                if not segment.is_lent(view.obj):
+                    weakref.finalize(view.obj, self._pool.make_room, segment.size).atexit = False
                 return Place(number, start, segment.fd)
         return None
 
@@ -109,13 +118,17 @@ class Segments:
     def end(self) -> None:
         """The link is gone: what is idle goes, and what is in use goes with its last view."""
         self._ended = True
-        self._connection.source = None
+        if self._connection is not None:
+            self._connection.source = None
+            self._connection = None
         self.memory.retire()
         for segment in list(self._table.segments.values()):
             _close(segment)
 
     def _begin(self) -> Memory:
-        self._connection.source = memory = Memory(self._pool.keep, mapping=self._map)
+        memory = Memory(self._pool.keep, mapping=self._map)
+        if self._connection is not None:
+            self._connection.source = memory
         return memory
 
     def _map(self, size: int) -> mmap.mmap:
@@ -162,12 +175,17 @@ class Pool:
         """Count a link's segments."""
         self._members[id(member)] = member
 
-    def make_room(self) -> None:
-        """Let idle segments of all links go, if they are too many together: a new one is about to be made."""
+    def make_room(self, size: int = 0) -> None:
+        """Let idle segments of all links go, if they are too many together: a new one is about to be made, or one of
+        `size` bytes is about to come back, in whatever thread its last view died."""
         members = [member for ref in self._members.valuerefs() if (member := ref())]
-        if sum([member.memory.idle for member in members]) > self.keep:
-            for member in members:
-                member.memory.trim()
+        idle = sorted([(member.memory.idle, member) for member in members], key=lambda pair: pair[0], reverse=True)
+        over = sum([held for held, _ in idle]) + size - self.keep
+        for held, member in idle:
+            if over <= 0:
+                break
+            member.memory.trim(max(held - over, 0))
+            over -= held - member.memory.idle
 
 
 def _close(segment: _Segment) -> None:

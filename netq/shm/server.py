@@ -9,6 +9,7 @@ import socket
 import time
 
 from netq import core
+from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner
 from netq.loop import READ, Loop, Timer
@@ -23,6 +24,7 @@ log = logging.getLogger("netq")
 
 _ACCEPTS = 64  # connections accepted before the others have their turn
 _PAUSE = 1.0  # seconds, when the system has no descriptors left
+_NEWS = 60.0  # seconds after which the log is told again what it has been told
 
 
 class Listener:
@@ -37,6 +39,8 @@ class Listener:
         self._guests: dict[Control, Timer] = {}  # have not said HELLO; and what cuts them
         self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
         self._starved = False  # and the log has been told
+        self._complaints = Complaints()
+        self._since = time.monotonic()  # the log has been told of these
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -73,7 +77,7 @@ class Listener:
         try:
             rendezvous.check_user(sock)
         except OSError as error:
-            log.warning("%s: %s; the connection was closed", self._where, error.strerror)
+            self._complain(sock, str(error.strerror))
             sock.close()
             return
         guest = Control(sock)
@@ -104,10 +108,19 @@ class Listener:
                 os.close(packet.fd)
 
     def _refuse(self, guest: Control, reason: str) -> None:
-        log.warning("%s: %s; the connection was closed", self._where, reason)
+        self._complain(guest.sock, reason)
         with contextlib.suppress(OSError):
             guest.send(REFUSED, reason.encode()[:256])
         self._dismiss(guest)
+
+    def _complain(self, sock: socket.socket, reason: str) -> None:
+        """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
+        now = time.monotonic()
+        if now - self._since > _NEWS:
+            self._complaints, self._since = Complaints(), now
+        is_new = self._complaints.is_new(f"user {rendezvous.user(sock)}", reason)
+        level = logging.WARNING if is_new else logging.DEBUG
+        log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 
     def _dismiss(self, guest: Control) -> None:
         self._forget(guest)

@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 
+from netq.appetite import Appetite
 from netq.connection import Connection, State
 from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
-from netq.tcp.pace import MOST, Appetite, Pace
+from netq.tcp.pace import MOST, Pace
 from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector

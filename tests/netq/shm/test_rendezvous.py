@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import netq
 from netq import AddressError, CommunicatorOptions, InvalidOption, NetworkLocation, Protocol, Purpose, SecurityOptions
-from netq.shm import rendezvous
+from netq.shm import channel, rendezvous
+from netq.shm.control import Control
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.shm.conftest import Start
 
 HERE = ["localhost", "127.0.0.1", "127.8.9.10", "::1", "0.0.0.0", "::", socket.gethostname()]
-ELSEWHERE = ["192.0.2.7", "2001:db8::7", "aggregator.example", "localhost.example"]
+ELSEWHERE = [
+    "239.1.2.3",
+    "ff02::1",
+    "255.255.255.255",
+    "192.0.2.7",
+    "2001:db8::7",
+    "aggregator.example",
+    "localhost.example",
+]
 
 
 @pytest.mark.parametrize("host", HERE)
@@ -167,3 +180,114 @@ def test_another_user_cannot_even_open_a_path(
     said, errors = start(OTHER, *server.netloc, "Permission denied").communicate(timeout=LIMIT)
     assert (errors, "Permission denied" in said) == ("", True)
     assert server.statistics() == {}
+
+
+NAMESPACE = """
+import ctypes, sys, netq
+from netq.testing.log import Log
+if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+    sys.exit(77)
+options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("localhost", 0))
+with Log() as log, netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options) as server:
+    client = netq.new(netq.Protocol.SHM, options=netq.CommunicatorOptions(netloc=server.netloc))
+    log.wait("may be of any user")
+    client.close(0)
+"""
+
+
+def test_where_users_have_no_id_of_their_own_nobody_is_let_in(start: Start) -> None:
+    process = start(NAMESPACE)
+    _, errors = process.communicate(timeout=LIMIT)
+    if process.returncode == 77:
+        pytest.skip("no user namespaces")
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_the_log_is_told_once_of_another_user(stage: Stage, start: Start, log: Log) -> None:
+    server = stage.server()
+    code = """
+import os, socket, sys
+os.setresuid(3000, 3000, 3000)
+for _ in range(20):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.connect("\\0netq:" + sys.argv[1])
+        sock.recv(1)  # until it is hung up
+"""
+    _, errors = start(code, server.netloc.port).communicate(timeout=LIMIT)
+    assert errors == ""
+    log.wait("is of user 3000", count=20)
+    assert len(log.having("is of user 3000", logging.WARNING)) == 1
+    introduce(server, stage.client(server.netloc))
+
+
+def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Stage, log: Log) -> None:
+    door = rendezvous.listen(NetworkLocation("localhost", 0))
+    stop = threading.Event()
+
+    def hang_up() -> None:
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                door.sock.accept()[0].close()
+
+    door.sock.settimeout(0.05)
+    thread = threading.Thread(target=hang_up)
+    thread.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(channel, "bring", broken_pipe)
+            stage.client(door.netloc)
+            assert "the peer hung up" in log.wait("trying again")
+        assert not log.having("no memory")
+    finally:
+        stop.set()
+        thread.join()
+        door.close()
+
+
+def broken_pipe(control: Control) -> NoReturn:
+    raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("path", "flaw"),
+    [
+        ("/" + "x" * 200, "the path is too long for a socket, which takes 107 bytes"),
+        ("/tmp/a\0b", "a path cannot contain NUL"),
+        ("/tmp/\ud800", "the path cannot be written in the encoding of file names"),
+    ],
+    ids=["long", "NUL", "surrogate"],
+)
+def test_a_path_that_cannot_be(stage: Stage, path: str, flaw: str) -> None:
+    with pytest.raises(AddressError, match=flaw):
+        stage.server(NetworkLocation(path, 0))
+    with pytest.raises(InvalidOption, match=f"netloc: .*{flaw}"):
+        stage.client(NetworkLocation(path, 0))
+
+
+def test_a_folder_that_leaves_no_room_for_a_socket_says_so(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match="the path of its folder is too long, which may have 97 bytes"):
+        stage.server(NetworkLocation(str(tmp_path / ("x" * (98 - len(str(tmp_path)) - 1)) / "s"), 0))
+
+
+@pytest.mark.parametrize("step", ["rename", "link"])
+def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = NetworkLocation(str(tmp_path / "netq"), 0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
+        stale.bind(path.host)
+    really = getattr(os, step)
+
+    def late(*names: str) -> None:
+        """Let another server be faster, just before this step."""
+        if names[0 if step == "rename" else 1] == path.host and not (step == "link" and os.path.lexists(path.host)):
+            monkeypatch.undo()
+            stage.server(path)
+            if step == "rename":
+                raise FileNotFoundError(2, "No such file or directory")
+        really(*names)
+
+    monkeypatch.setattr(os, step, late)
+    with pytest.raises(AddressError, match="a server listens there; choose another path"):
+        stage.server(path)

@@ -214,6 +214,25 @@ def test_idle_segments_of_all_links_together_are_bounded() -> None:
         member.end()
 
 
+def test_segments_that_come_back_are_bounded_over_all_links(stage: Stage) -> None:
+    server = stage.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may lie idle
+    before = mapped_bytes()
+    clients = [stage.client(server.netloc) for _ in range(4)]
+    for client in clients:
+        introduce(server, client)
+    rings = mapped_bytes() - before
+    kept = [send(client, server, np.ones(6 * MIB, np.uint8)) for client in clients]
+    assert mapped_bytes() - before - rings >= 24 * MIB
+    del kept
+    gc.collect()
+    assert 0 < mapped_bytes() - before - rings <= 8 * MIB
+
+
+def mapped_bytes() -> int:
+    spans = [line.split()[0].split("-") for line in mapped()]
+    return sum(int(high, 16) - int(low, 16) for low, high in spans)
+
+
 def test_a_descriptor_number_says_that_they_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (100, 100))
     assert [memfd.scarce(fd) for fd in (3, 49, 50, 99)] == [False, False, True, True]

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import socket
 import struct
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from pickle import PickleBuffer
+from types import SimpleNamespace
 
 import pytest
 
-from netq import Closed, Delivery, Unreadable, wire
+from netq import Closed, Delivery, NetworkLocation, Unreadable, wire
+from netq.appetite import BEGIN, PIECE
 from netq.core import Communicator
-from netq.shm import channel, memfd, rendezvous
+from netq.loop import READ
+from netq.memory import Buffer
+from netq.shm import channel, memfd, outbound, rendezvous
 from netq.shm.channel import RING, Channel
-from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control
+from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control, Packet
+from netq.shm.files import Files
+from netq.shm.link import Link
+from netq.shm.outbound import BATCH, Outbound
 from netq.shm.record import Kind, Record
+from netq.shm.ring import Reader, Writer
+from netq.shm.segments import Pool
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 from netq.wire import Frame, Greeting, message_header
 
 GREETING = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
 MAGIC, VERSION = b"NETQ-SHM", struct.pack("<H", 1)
+MIB = 2**20
 
 
 class Stranger:
@@ -142,6 +154,17 @@ def unsealed(size: int) -> int:
     return fd
 
 
+def huge(size: int) -> int:
+    """Memory in huge pages, of which there need be none before it is touched."""
+    try:
+        fd = os.memfd_create("huge", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC | os.MFD_HUGETLB | os.MFD_HUGE_2MB)
+    except OSError as error:
+        pytest.skip(f"no huge pages: {error}")
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
 def pipe(size: int) -> int:
     read, write = os.pipe()
     os.close(write)
@@ -156,7 +179,9 @@ def pipe(size: int) -> int:
         (lambda size: os.open("/dev/null", os.O_RDWR), 0, "is no shared memory"),
         (sized, 4096, "two rings in 4096 bytes"),
         (sized, 2 * RING + 4096, "two rings in"),
+        (sized, 2 * MIB + 8192, "expected a multiple of 8192 up to 2097152"),
         (sized, 2**40, "two rings in 1099511627776 bytes"),
+        (huge, 4 * MIB, "has pages of 2097152 bytes; expected 4096"),
     ],
 )
 def test_rings_that_are_no_rings(
@@ -183,7 +208,7 @@ def test_rings_that_are_no_rings(
         (Record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
         (data(b"HTTP" * 10), "no frame of netq"),
         (Record(Kind.ANNOUNCE).pack(), "0 bytes are announced"),
-        (Record(Kind.GRANT, 1, 0, 100).pack(), "segment 1, which was never sent"),
+        (Record(Kind.GRANT, 1, 0, 100).pack(), "grants 100 bytes that were not announced"),
         (Record(Kind.INLINE).pack(), "refuses bytes that were not announced"),
         (Record(Kind.WROTE, size=10).pack(), "10 bytes were written beside the ring, 0 were allowed"),
         (Record(Kind.STOPPED).pack(), "cannot write where it was not asked to"),
@@ -309,7 +334,7 @@ def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(stage
     stranger.say(data(GREETING))
     assert stranger.channel is not None
     reader = stranger.channel.reader
-    for _ in range(1000):  # answers to PING, each with a bell that nobody hears
+    for _ in range(2000):  # answers to PING, each with a bell that nobody hears
         while not reader.ready():
             pass
         reader.skip(reader.ready())
@@ -356,12 +381,12 @@ def test_a_second_hello_and_other_packets(stage: Stage, log: Log, meet: Meet) ->
     unharmed(stage, server)
 
 
-@pytest.mark.parametrize("make", [unsealed, pipe])
+@pytest.mark.parametrize("make", [unsealed, pipe, huge])
 def test_a_segment_that_is_none(stage: Stage, log: Log, meet: Meet, make: Callable[[int], int]) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.say()
-    fd = make(4096)
+    fd = make(2 * MIB)
     stranger.control.send(SEGMENT, struct.pack("<I", 1), fd)
     os.close(fd)
     log.wait("the connection was closed")
@@ -398,3 +423,182 @@ def test_whoever_says_nothing_is_cut_in_time(stage: Stage, meet: Meet) -> None:
     assert silent.is_cut()
     assert half.is_cut()
     unharmed(stage, server)
+
+
+def test_the_answer_of_a_server_is_no_news_from_a_client(stage: Stage, log: Log, meet: Meet) -> None:
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say()
+    stranger.control.send(REFUSED, b"no\nCRITICAL root: all is lost")
+    assert "a packet of kind 4" in log.wait("the connection was closed")
+    assert not log.having("all is lost")
+    unharmed(stage, server)
+
+
+def test_the_words_of_a_refusal_make_one_line(stage: Stage, log: Log) -> None:
+    door = rendezvous.listen(NetworkLocation("localhost", 0))
+    try:
+        stage.client(door.netloc)
+        door.sock.setblocking(True)
+        door.sock.settimeout(LIMIT)
+        with door.sock.accept()[0] as sock:
+            Control(sock).send(REFUSED, b"no\nCRITICAL root: all is lost \x1b[31m" + b"x" * 400)
+            assert "the peer refuses: no\\nCRITICAL root: all is lost \\x1b[31m" in log.wait("the peer refuses")
+    finally:
+        door.close()
+
+
+def a_link(control: Control, received: Callable[[int, float], object] | None = None) -> tuple[Link, list[object]]:
+    """A server's link that nothing but the test moves, and what it was lost for, or asks its loop for."""
+    lost: list[object] = []
+    fd = memfd.make(2 * RING)
+    ends = channel.take(Packet(HELLO, MAGIC + VERSION, fd))
+    os.close(fd)
+    owner = SimpleNamespace(
+        connect=lambda: SimpleNamespace(
+            source=None, to_send=lambda limit, now: [], buffer=lambda: memoryview(bytearray(MIB)), received=received
+        ),
+        lost=lambda link, error: lost.append(error),
+    )
+    loop = SimpleNamespace(
+        watch=lambda *_: None, forget=lambda *_: None, call=lambda step, *_: lost.append(step.__name__)
+    )
+    return Link(owner, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
+
+
+class Endless(Control):
+    """Bells that come as fast as they are heard."""
+
+    heard = 0
+
+    def receive(self) -> Packet:
+        self.heard += 1
+        assert self.heard < 10_000
+        return Packet(BELL, b"", None)
+
+
+def test_bells_without_end_before_a_segment_that_never_comes() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        link, lost = a_link(Endless(ours))
+        link._guarded(lambda: link._do(Record(Kind.RELEASE, 7)))
+        link._channel.close()
+    assert str(lost[-1]) == "segment 7, which was never sent"
+
+
+def test_much_that_is_announced_is_granted_in_parts(stage: Stage, meet: Meet) -> None:
+    size = 64 * MIB
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say(data(GREETING))
+    wait_for_greeting(stranger)
+    stranger.say(data(message_header(0, 1, 1, size), b"x"))
+    while not server_grants(stranger):
+        pass
+    stranger.say(data(message_header(0, size - 1, 1, size)) + Record(Kind.ANNOUNCE, size=size - 1).pack())
+    answer = stranger.hears()
+    assert (answer.kind, answer.size) == (Kind.GRANT, BATCH)
+
+
+def server_grants(stranger: Stranger) -> bool:
+    """Whether the server has said how much more of the message may come; waits for it to say anything."""
+    wait_for_greeting(stranger)
+    assert stranger.channel is not None
+    reader = stranger.channel.reader
+    said = memoryview(bytearray(reader.ready()))
+    reader.read_into(said)
+    return bytes([wire.Kind.ACK]) in bytes(said)
+
+
+def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None:
+    def costly(n: int, now: float) -> None:
+        begin = time.thread_time()
+        while time.thread_time() - begin < PIECE + n * 1e-6:
+            pass
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        link, asked = a_link(Control(ours), costly)
+        asked.clear()
+        link._due = 0
+        link._channel.memory[256 : 256 + 24 + 200_000] = data(bytes(200_000))
+        link._channel.memory[:8] = struct.pack("Q", 200_024)
+        took = []
+        for _ in range(3):
+            theirs.send(bytes([BELL]))
+            begin, left = time.thread_time(), link._in.left
+            link._rung(READ)
+            took.append(((left or 200_000) - link._in.left, time.thread_time() - begin))
+        assert asked == ["_go_on"]
+        assert took[0][0] <= BEGIN
+        assert [size for size, _ in took[1:]] == [0, 0]  # its turn is yet to come
+        link._go_on(link._loop)
+        assert 0 < took[0][0] + link._in.left < 200_000
+        link._go()
+        link._channel.close()
+
+
+def test_segments_are_not_kept_where_descriptors_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, fd, other = Files(), memfd.make(SIZE), memfd.make(SIZE)
+    files.add(1, fd)
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (2 * other, 2 * other))
+    files.add(2, other)
+    assert (files.place(1, 0, SIZE), files.place(2, 0, SIZE)) == (fd, None)
+    files.clear()
+    for closed in (fd, other):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(closed)
+
+
+def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 1.0, 1.01, 2.0, 3.0, 3.0, 4.0])  # before and after each write
+    monkeypatch.setattr(outbound, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    memory = bytearray(RING)
+    monkeypatch.setattr(outbound, "_PIECE", 100)
+    reader = Reader(memory)
+    bodies: list[list[Buffer]] = [[memoryview(bytes(SIZE))], [memoryview(bytes(SIZE))], [b"end"]]
+    out = Outbound(Writer(memory), lambda limit: bodies.pop(0) if bodies else [])
+    fd, said = memfd.make(SIZE), []
+
+    def heard() -> None:
+        while reader.ready():
+            header = memoryview(bytearray(24))
+            reader.read_into(header)
+            said.append(Record.unpack(header))
+            if said[-1].kind == Kind.DATA:
+                reader.skip(said[-1].size)
+
+    out.push()
+    out.granted(fd, 0, 1000)  # it will be written slowly, quickly, slowly, slowly
+    while out.push():
+        heard()
+    heard()
+    os.close(fd)
+    kinds = [record.kind for record in said]
+    assert kinds[:6] == [Kind.ANNOUNCE, *[Kind.WROTE] * 4, Kind.STOPPED]
+    assert set(kinds[6:]) == {Kind.DATA}
+    assert sum(record.size for record in said[6:]) == 2 * SIZE - 400 + 3
+
+
+def test_of_small_messages_few_are_taken_at_once_and_of_large_ones_much() -> None:
+    memory, asked, small = bytearray(RING), [], True
+
+    def take(limit: int) -> list[Buffer]:
+        asked.append(limit)
+        return [bytes(100)] * (limit // 100) if small else [memoryview(bytes(limit))]
+
+    reader = Reader(memory)
+    out = Outbound(Writer(memory), take)
+
+    def pushes(count: int) -> None:
+        while len(asked) < count:
+            out.push()
+            reader.skip(reader.ready())
+            if not small and out._announced:
+                out.inline()
+
+    pushes(4)
+    assert asked == [1024 * 1024, 100 * 512, 100 * 512, 100 * 512]
+    small = False
+    pushes(6)
+    assert asked[4:] == [100 * 512, BATCH]

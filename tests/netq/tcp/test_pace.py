@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from netq.tcp.pace import LEAST, LITTLE, MOST, MUCH, PERIOD, PIECE, QUEUED, TURN, Appetite, Pace
+from netq.appetite import LITTLE, MUCH, PIECE, TURN, Appetite
+from netq.tcp.pace import LEAST, MOST, PERIOD, QUEUED, Pace
 
 
 def carry(pace: Pace, rate: float, seconds: float, now: float = 0.0) -> float:
