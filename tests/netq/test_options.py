@@ -246,7 +246,7 @@ def test_a_plain_pair_is_a_netloc(netloc: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("id", str(uuid.uuid4())),
+        ("id", "7f0c5e0a-6f0e-4c0e-9d6b-0d3c1f2a4b5c"),
         ("id", None),
         ("connection", None),
         ("connection", {}),
