@@ -27,6 +27,8 @@ def test_no_message_is_lost_doubled_or_displaced_under_faults_of_many_kinds(tmp_
         reports = list(pool.map(lambda plan: run(plan, files, tmp_path / plan.wire), plans))
     for report in reports:
         check(report)
+    cancelled = [report.counts[What.CANCELLED] for report in reports]  # in so few seconds it may hit nobody on one wire
+    assert sum(cancelled) > 0, cancelled
 
 
 @pytest.mark.slow
@@ -45,5 +47,4 @@ def check(report: Report) -> None:
     assert report.good, f"\n{report}"
     assert set(report.faults) == faults(report.wire), f"\n{report}"
     assert report.counts[What.ACKED] > 1000, f"\n{report}"
-    assert report.counts[What.CANCELLED] > 0, f"\n{report}"
     assert report.counts[What.DELIVERED] >= report.counts[What.ACKED], f"\n{report}"
