@@ -144,23 +144,20 @@ class Connection:
 
     def to_send(self, limit: int, now: float) -> list[Buffer]:
         """Return what goes out next, of some `limit` bytes; nothing when there is nothing."""
-        out: list[Buffer] = []
-        for piece in self.take(limit, now):
-            if isinstance(piece, Part):
-                out += piece.buffers()
-            else:
-                out.append(piece)
+        out: list[Buffer] = [*self._words()]
+        if self.session is not None and self.open:
+            for header, body in self.session.chunks(limit):
+                out.append(header)
+                if body is not None:
+                    out += body.buffers()
+        if out:
+            self._spoke = now
         return out
 
     def take(self, limit: int, now: float) -> list[Buffer | Part]:
         """The same with the bodies of messages as Parts, for links that send once what goes to several peers."""
-        out: list[Buffer | Part] = list(self._control)
-        self._control.clear()
+        out: list[Buffer | Part] = [*self._words()]
         if self.session is not None and self.open:
-            if self._answer_due:
-                out.append(self.session.said(ANSWER).header())
-                self._answer_due = False
-            out += [ack.header() for ack in self.session.acks()]
             for header, body in self.session.chunks(limit):
                 out.append(header)
                 if body is not None:
@@ -168,6 +165,16 @@ class Connection:
         if out:
             self._spoke = now
         return out
+
+    def _words(self) -> list[bytes]:
+        """What is due besides messages."""
+        words, self._control = self._control, []
+        if self.session is not None and self.open:
+            if self._answer_due:
+                words.append(self.session.said(ANSWER).header())
+                self._answer_due = False
+            words += [ack.header() for ack in self.session.acks()]
+        return words
 
     def deadline(self) -> float:
         """Return when `tick` should be called, unless something comes earlier."""

@@ -47,7 +47,7 @@ class Dialer:
     def dial(self) -> None:
         """Look the host up, then connect."""
         try:
-            self._try(_look_up(*self._netloc, numeric=True))
+            self._try(look_up(*self._netloc, numeric=True))
         except socket.gaierror:  # a name: asking for it may take seconds
             self._resolve_aside()
 
@@ -64,7 +64,7 @@ class Dialer:
 
     def _resolve(self) -> None:
         try:
-            addresses = _look_up(*self._netloc, numeric=False)
+            addresses = look_up(*self._netloc, numeric=False)
         except OSError as error:
             self._loop.call(self._refused, [], OSError(f"the name cannot be resolved: {error.strerror}"))
         else:
@@ -124,7 +124,8 @@ def is_own_end(sock: socket.socket) -> bool:
     return False
 
 
-def _look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
+def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
+    """Ask the system for the addresses of a host; a name may take seconds, and raises OSError with `numeric`."""
     flags = socket.AI_NUMERICSERV | (socket.AI_NUMERICHOST if numeric else 0)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)

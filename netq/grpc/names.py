@@ -10,13 +10,14 @@ import asyncio
 import socket
 import threading
 
+from netq.dial import look_up
 from netq.grpc.engine import Engine
 
 
 async def addresses(engine: Engine, host: str, port: int) -> list[str]:
     """Return grpc's targets, one for each address. Raises OSError with a sentence."""
     try:
-        return _look_up(host, port, socket.AI_NUMERICHOST)
+        return _targets(host, port, numeric=True)
     except socket.gaierror:  # a name: asking for it may take seconds
         answer: asyncio.Future[list[str]] = engine.loop.create_future()
         try:
@@ -30,7 +31,7 @@ async def addresses(engine: Engine, host: str, port: int) -> list[str]:
 
 def _resolve(engine: Engine, answer: asyncio.Future[list[str]], host: str, port: int) -> None:
     try:
-        found = _look_up(host, port)
+        found = _targets(host, port, numeric=False)
     except OSError as error:
         engine.call(_tell, answer, [], OSError(f"the name cannot be resolved: {error.strerror}"))
     else:
@@ -46,13 +47,8 @@ def _tell(answer: asyncio.Future[list[str]], found: list[str], error: OSError | 
         answer.set_exception(error)
 
 
-def _look_up(host: str, port: int, flags: int = 0) -> list[str]:
-    flags |= socket.AI_NUMERICSERV
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError as error:  # an empty label, or one of more than 63 bytes
-        raise socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})") from error
-    return [_target(family, str(address[0]), port) for family, _, _, _, address in found]
+def _targets(host: str, port: int, *, numeric: bool) -> list[str]:
+    return [_target(family, str(address[0]), port) for family, address in look_up(host, port, numeric=numeric)]
 
 
 def _target(family: int, address: str, port: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Self
 import paho.mqtt.client as paho
 import pytest
 
-from netq import NetworkLocation
+from tests.servers import ports
 
 _PROGRAM = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 _PASSWORDS = shutil.which("mosquitto_passwd")
@@ -45,7 +44,7 @@ class Mosquitto:
                 pytest.fail(reason)
             pytest.skip(reason)
         folder.mkdir(parents=True, exist_ok=True)
-        self.netloc = NetworkLocation("127.0.0.1", _free_port())
+        self.netloc = ports.free()
         self._folder = folder
         self._log = folder / "mosquitto.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +78,7 @@ class Mosquitto:
             command = [str(_PROGRAM), "-c", str(self._folder / "mosquitto.conf")]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _LIMIT
-        while not self._listens():
+        while not ports.listened(self.netloc):
             assert self._process.poll() is None, f"mosquitto ended: {self.log}"
             assert time.monotonic() < deadline, f"mosquitto does not listen: {self.log}"
             threading.Event().wait(0.01)
@@ -138,15 +137,3 @@ class Mosquitto:
         path.touch(mode=0o600)
         subprocess.run([str(_PASSWORDS), "-b", str(path), user, password], check=True, capture_output=True)
         return ["allow_anonymous false", f"password_file {path}"]
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(self.netloc, timeout=_LIMIT).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -21,6 +20,7 @@ import pytest
 
 from netq import NetworkLocation
 from netq.security.certificates import Files
+from tests.servers import ports
 
 _PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 _LIMIT = 20.0  # seconds for what takes milliseconds
@@ -61,7 +61,7 @@ class Nginx:
                 "no nginx here; `apt install nginx-light` brings it"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        self.netloc = NetworkLocation("127.0.0.1", _free_port())
+        self.netloc = ports.free()
         self.upstream = upstream
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
@@ -79,7 +79,7 @@ class Nginx:
         with (self._folder / "output").open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
         deadline = time.monotonic() + _LIMIT
-        while not self._listens():
+        while not ports.listened(self.netloc):
             assert self._process.poll() is None, f"nginx ended: {self.log}"
             assert time.monotonic() < deadline, f"nginx does not listen: {self.log}"
             threading.Event().wait(0.01)
@@ -118,15 +118,3 @@ class Nginx:
             upstream=self.upstream,
         )
         (self._folder / "nginx.conf").write_text(config, encoding="utf-8")
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(self.netloc, timeout=_LIMIT).close()
-        except ConnectionRefusedError:
-            return False
-        return True
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])

@@ -1,0 +1,24 @@
+"""Where a server of a test may listen, and whether it does."""
+
+from __future__ import annotations
+
+import socket
+
+from netq import NetworkLocation
+
+_LIMIT = 20.0  # seconds for what takes milliseconds
+
+
+def free() -> NetworkLocation:
+    """Return an address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return NetworkLocation(*sock.getsockname())
+
+
+def listened(netloc: NetworkLocation) -> bool:
+    """Return whether somebody listens there."""
+    try:
+        socket.create_connection(netloc, timeout=_LIMIT).close()
+    except ConnectionRefusedError:
+        return False
+    return True
