@@ -112,13 +112,22 @@ class Connector:
         link = await self._outpost.introduce(self._address)
         self._attempt = None
         if link is not None:
-            await link.stream.carry(Ends(call.read, call.write, call.done_writing))
+            await link.stream.carry(ends_of(call))
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         options = of_client(self.netloc)
         if self._trusted is None:
             return grpc.aio.insecure_channel(target, options)
         return grpc.aio.secure_channel(target, self._trusted.credentials(), options)
+
+
+def ends_of(call: grpc.aio.StreamStreamCall) -> Ends:
+    """Return the ends of a client's stream. What is not read of one that broke keeps its channel, so it is iterated:
+
+    once a write has failed, `call.read` returns no more of what has come.
+    """
+    packets = aiter(call)
+    return Ends(lambda: anext(packets, grpc.aio.EOF), call.write, call.done_writing)
 
 
 class Communicator(core.Communicator):

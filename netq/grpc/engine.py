@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-_LAST = 0.5  # seconds
+_LAST = 0.5  # seconds, for tasks to end by themselves, and when cancelled
 
 T = TypeVar("T")
 
@@ -49,7 +49,16 @@ class Engine:
         with contextlib.closing(self.loop):
             self.loop.run_forever()
             if left := asyncio.all_tasks(self.loop):  # grpc's own, of streams that have just ended
-                self.loop.run_until_complete(asyncio.wait(left, timeout=_LAST))
+                self.loop.run_until_complete(_end(left))
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    """Wait for tasks; those that take too long are cancelled, for each holds what it belongs to."""
+    _, late = await asyncio.wait(tasks, timeout=_LAST)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=_LAST)
 
 
 def acquire() -> Engine:
