@@ -19,7 +19,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.session", "netq.security*"],
     ["netq.events"],
     ["netq.connection"],
-    ["netq.link", "netq.dial"],
+    ["netq.link", "netq.dial", "netq.pipe"],
     ["netq.peer"],
     ["netq.hub"],
     ["netq.core"],

@@ -18,7 +18,8 @@ from netq.dial import Dialer
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.mqtt.channel import Channel
 from netq.options import CommunicatorOptions
-from netq.security.tls import Tls, client_side
+from netq.pipe import over
+from netq.security.tls import client_side
 
 try:
     import paho.mqtt.client as paho
@@ -166,8 +167,7 @@ class Broker:
 
     def _greet(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tls: Tls | None = None if self._tls is None else self._tls()
-        self._channel = Channel(sock, tls)
+        self._channel = Channel(over(sock, self._tls))
         self._client = client = self._new_client()
         client.channel = self._channel
         self._state = _State.GREETING
@@ -266,7 +266,7 @@ class Broker:
             for _ in range(_READS):
                 self._guarded(client.loop_read)
                 self._do()
-                if self._client is not client or not channel.pending():
+                if self._client is not client or not channel.more:
                     break
             else:
                 self._loop.call(self._ready, READ)
@@ -280,7 +280,7 @@ class Broker:
         if not channel.blocked:
             self._guarded(client.loop_write)
         if self._client is client:
-            self._watch(channel, client)
+            self._watch(channel)
         if self._came:
             self._loop.call(self._do)  # not now: whoever publishes is at work
         if self.ready:
@@ -341,8 +341,8 @@ class Broker:
             self._loop.forget(self._channel.sock)
             self._watched = 0
 
-    def _watch(self, channel: Channel, client: _Client) -> None:
-        events = READ | (WRITE if client.want_write() or channel.blocked else 0)
+    def _watch(self, channel: Channel) -> None:
+        events = READ | (WRITE if channel.blocked else 0)
         if channel.sock.fileno() >= 0 and events != self._watched:
             self._watched = events
             self._loop.watch(channel.sock, events, self._ready)

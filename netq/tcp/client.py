@@ -9,9 +9,9 @@ from netq.dial import Dialer
 from netq.link import Owner
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
+from netq.pipe import over
 from netq.security.tls import client_side
 from netq.tcp.link import Link
-from netq.tcp.pipe import Pipe, Plain, Secure
 
 
 class Connector:
@@ -40,8 +40,8 @@ class Connector:
         self._dialer.close()
 
     def _connected(self, sock: socket.socket) -> None:
-        pipe: Pipe = Plain(sock) if self._tls is None else Secure(sock, self._tls())
         address = "{}:{}".format(*self.netloc)
+        pipe = over(sock, self._tls)
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 
 

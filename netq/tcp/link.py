@@ -16,8 +16,8 @@ from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
+from netq.pipe import Pipe
 from netq.tcp.pace import MOST, Pace
-from netq.tcp.pipe import Pipe
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
 _READS = 64  # times that is received in one turn, at most: where the clock of the processor is coarse

@@ -12,9 +12,9 @@ from netq.errors import AddressError
 from netq.link import Owner
 from netq.loop import READ, Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.pipe import over
 from netq.security.tls import server_side
 from netq.tcp.link import Link
-from netq.tcp.pipe import Pipe, Plain, Secure
 
 log = logging.getLogger("netq")
 
@@ -65,7 +65,7 @@ class Listener:
 
     def _attach(self, sock: socket.socket, address: str) -> None:
         self._starved = False
-        pipe: Pipe = Plain(sock) if self._tls is None else Secure(sock, self._tls())
+        pipe = over(sock, self._tls)
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 
     def _pause(self, error: OSError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import logging
 import socket
 import threading
@@ -14,6 +15,7 @@ import pytest
 import netq
 from netq import NetworkLocation, Purpose, SecurityOptions
 from netq.core import Communicator
+from netq.mqtt.broker import Broker
 from netq.security import certificates
 from netq.testing.log import Log
 from netq.testing.proxy import Proxy
@@ -164,6 +166,21 @@ def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> 
         for _ in range(2):
             silent.accept()[0].close()
         log.wait("trying again until it answers")
+
+
+def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
+    files: certificates.Files, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, ready = itertools.count(), Broker._ready
+    monkeypatch.setattr(Broker, "_ready", lambda broker, mask: next(turns) < 0 or ready(broker, mask))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        netloc = NetworkLocation(*silent.getsockname())
+        with Stage(at_broker(netloc, SecurityOptions(certificate=files.authority))) as stage:
+            stage.client(netloc, handshake_timeout=0.3, retry_min=60.0, retry_max=60.0)
+            sock, _ = silent.accept()
+            with sock:
+                log.wait("it does not answer as a broker")
+    assert next(turns) < 10
 
 
 @pytest.mark.parametrize("purpose", Purpose)

@@ -8,6 +8,7 @@ import pytest
 
 from netq import SecurityOptions
 from netq.mqtt.channel import Channel
+from netq.pipe import over
 from netq.security import certificates
 from netq.security.tls import client_side
 
@@ -17,7 +18,7 @@ def test_a_peer_that_is_gone_while_tls_has_something_to_say_is_the_error_that_is
 ) -> None:
     near, far = socket.socketpair()
     with near:
-        channel = Channel(near, client_side(SecurityOptions(certificate=files.authority), "127.0.0.1")())
+        channel = Channel(over(near, client_side(SecurityOptions(certificate=files.authority), "127.0.0.1")))
         far.close()
         with pytest.raises(OSError) as caught:
             channel.push()  # the beginning of the handshake

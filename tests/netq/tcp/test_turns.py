@@ -14,9 +14,9 @@ from netq.link import Link as AnyLink
 from netq.loop import Loop
 from netq.memory import Memory
 from netq.options import CommunicatorOptions
+from netq.pipe import Plain
 from netq.session import Session
 from netq.tcp.link import Link
-from netq.tcp.pipe import Plain
 from netq.wire import Frame, Greeting, Kind
 
 PINGS = Frame(Kind.PING).header() * 20_000

@@ -12,9 +12,9 @@ import pytest
 
 from netq.errors import SecurityError
 from netq.options import SecurityOptions
+from netq.pipe import Plain, Secure
 from netq.security import certificates
 from netq.security.tls import OVERHEAD, RECORD, Tls, client_side, server_side
-from netq.tcp.pipe import Plain, Secure
 
 BIG = 512 * 1024
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netq.errors import SecurityError
@@ -145,3 +145,8 @@ class Secure:
         if self.push():
             with contextlib.suppress(OSError):
                 self.sock.shutdown(socket.SHUT_WR)
+
+
+def over(sock: socket.socket, tls: Callable[[], Tls] | None) -> Pipe:
+    """Return the pipe of a connected socket; `tls` makes its layer, if there is to be one. Raises SecurityError."""
+    return Plain(sock) if tls is None else Secure(sock, tls())
