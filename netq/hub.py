@@ -90,15 +90,20 @@ class Hub:
         try:
             self._transport = transport(self, self.home)
             self._transport.open()
+            self._run()
         except BaseException:
             for loop in self.loops:
-                loop.stop()
-                loop.start()
-                loop.join()
+                loop.end()
             raise
-        for loop in self.loops:
-            self._age(loop)
-            loop.start()
+
+    def _run(self) -> None:
+        try:
+            for loop in self.loops:
+                self._age(loop)
+                loop.start()
+        except BaseException:  # a signal's, most likely
+            self.home.call(self._transport.close)
+            raise
 
     def _close(self, politely: bool) -> None:
         self.closing = True

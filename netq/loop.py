@@ -69,16 +69,24 @@ class Loop:
         for end in (self._waker, self._wakee):
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._name = name
+        self._runs = itertools.count()
+        self._thread: threading.Thread | None = None
         _loops.add(self)
 
     def start(self) -> None:
         """Begin; what was called before is done first."""
-        self._thread.start()
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def stop(self, within: float = 0.0) -> None:
         """End as soon as nothing is watched any more, after `within` seconds at the latest."""
         self.call(self._stop, within)
+
+    def end(self) -> None:
+        """End it whether it has begun or not, or whoever began it was interrupted meanwhile, and wait for that."""
+        self.stop()
+        self.start()  # once more, maybe: only one runs
+        self.join()
 
     def join(self) -> None:
         """Wait until nothing is run or watched any more; not by Thread.join, which a signal handler could deadlock."""
@@ -137,6 +145,9 @@ class Loop:
         self._waker.close()
 
     def _run(self) -> None:
+        if next(self._runs):
+            return
+        self._thread = threading.current_thread()
         try:
             while not self._ended():
                 self._turn()

@@ -35,7 +35,7 @@ class Inbound:
         self._segments = segments
         self._deliver = deliver
         self._header = memoryview(bytearray(record.SIZE))
-        self._granted = 0  # bytes that the peer writes beside
+        self._granted = memoryview(b"")  # where the peer writes beside; held, so that nobody else gets it
         self.left = 0  # bytes of the present DATA that are still in the ring
 
     def next(self) -> Record | None:
@@ -54,7 +54,7 @@ class Inbound:
     def data(self, said: Record) -> None:
         """Bytes follow in the ring, for `take`."""
         if self._granted:
-            raise ProtocolError(f"bytes in the ring before {self._granted} that come beside it")
+            raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
         self.left = said.size
 
     def take(self, most: int) -> int:
@@ -72,19 +72,19 @@ class Inbound:
     def offer(self, said: Record) -> tuple[int, Place] | None:
         """Return how many of the announced bytes may be written where; None: let them come in the ring."""
         if self._granted or not said.size:
-            raise ProtocolError(f"{said.size} bytes are announced before {self._granted} others have come")
+            raise ProtocolError(f"{said.size} bytes are announced before {len(self._granted)} others have come")
         view = self._connection.buffer()[: min(said.size, BATCH)]  # it costs: its pages are taken here and now
         place = self._segments.find(view)
         if place is None:
             return None
-        self._granted = len(view)
+        self._granted = view
         return len(view), place
 
     def wrote(self, said: Record) -> None:
         """Take bytes that the peer has written beside the ring."""
-        if not 0 < said.size <= self._granted:
-            raise ProtocolError(f"{said.size} bytes were written beside the ring, {self._granted} were allowed")
-        self._granted -= said.size
+        if not 0 < said.size <= len(self._granted):
+            raise ProtocolError(f"{said.size} bytes were written beside the ring, {len(self._granted)} were allowed")
+        self._granted = self._granted[said.size :] if said.size < len(self._granted) else memoryview(b"")
         if not self.deaf:
             self._came(said.size)
 
@@ -92,7 +92,11 @@ class Inbound:
         """The rest of what was granted comes in the ring."""
         if not self._granted:
             raise ProtocolError("the peer cannot write where it was not asked to")
-        self._granted = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Hold no memory any more."""
+        self._granted = memoryview(b"")
 
     def _came(self, n: int) -> None:
         if events := self._connection.received(n, time.monotonic()):

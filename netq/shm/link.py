@@ -182,7 +182,7 @@ class Link:
                 self._out.expect(said.size)
                 self._await_file(said.segment)
                 fd = self._files.place(said.segment, said.offset, said.size)
-                self._out.granted(fd, said.offset, said.size)
+                self._out.granted(said, fd)
             case Kind.INLINE:
                 self._out.inline()
             case Kind.WROTE:
@@ -191,6 +191,7 @@ class Link:
                 self._in.stopped()
             case Kind.RELEASE:
                 self._await_file(said.segment)
+                self._out.released(said.segment)
                 self._files.close(said.segment)
             case _:
                 raise ProtocolError(f"a record of kind {said.kind}")
@@ -296,6 +297,7 @@ class Link:
             if timer is not None:
                 timer.cancel()
         self._out.clear()
+        self._in.clear()
         self._loop.forget(self._control.sock)
         self._control.sock.close()
         self._segments.end()

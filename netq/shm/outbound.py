@@ -28,7 +28,7 @@ _BUFFERS = 512  # that should be taken at once: each costs, and the others wait
 _PIECE = 1024 * 1024  # bytes written beside before the others have their turn
 _RECORDS = 1024  # that may wait for room in the ring
 _LONG = 0.05  # seconds that writing a piece may take: usually it is less than one thousandth
-_TWICE = 2  # times in a row that it may not
+_PATIENCE, _SHARE = 0.1, 0.02  # seconds that longer writes may take together, and their share of all time
 _VECTOR = 512  # buffers in one pwritev; Linux takes 1024 (IOV_MAX)
 
 
@@ -46,6 +46,7 @@ class _Run:
 class _Grant:
     """Where the peer wants bytes."""
 
+    segment: int
     fd: int
     offset: int
     size: int
@@ -63,7 +64,8 @@ class Outbound:
         self._announced = False  # the first run
         self._grant: _Grant | None = None
         self._batch = _BEGIN
-        self._slow = 0  # writes in a row that took too long
+        self._begun = time.monotonic()
+        self._waited = 0.0  # seconds, in writes that took too long
 
     @property
     def empty(self) -> bool:
@@ -108,12 +110,17 @@ class Outbound:
         if not self._announced or self._grant is not None or not 0 < size <= self._runs[0].size:
             raise ProtocolError(f"the peer grants {size} bytes that were not announced")
 
-    def granted(self, fd: int | None, offset: int, size: int) -> None:
+    def granted(self, said: Record, fd: int | None) -> None:
         """The peer says where the announced bytes may go, which `expect` has found to be due."""
         if fd is None:
             self._stop(self._runs[0])
         else:
-            self._grant = _Grant(fd, offset, size)
+            self._grant = _Grant(said.segment, fd, said.offset, said.size)
+
+    def released(self, segment: int) -> None:
+        """The peer wants nothing there any more; raises ProtocolError if what it wanted is not all written."""
+        if self._grant is not None and self._grant.segment == segment:
+            raise ProtocolError(f"the peer releases segment {segment}, where it wants {self._grant.size} bytes")
 
     def inline(self) -> None:
         """The peer wants the announced bytes in the ring."""
@@ -177,12 +184,14 @@ class Outbound:
         except OSError:  # no memory, or more than this process may write: the ring has room
             return 0
         finally:
-            self._slow = self._slow + 1 if time.monotonic() - begin > _LONG else 0
+            took = time.monotonic() - begin
+            if took > _LONG:
+                self._waited += took
 
     @property
     def _waits(self) -> bool:
-        """Whether writing beside has made us wait: from then on all goes through the ring."""
-        return self._slow >= _TWICE
+        """Whether writing beside has made us wait too much: all goes through the ring, until that is long ago."""
+        return self._waited > _PATIENCE and self._waited > _SHARE * (time.monotonic() - self._begun)
 
     def _stop(self, run: _Run) -> None:
         self._end_beside()

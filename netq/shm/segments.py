@@ -36,12 +36,20 @@ class Place(NamedTuple):
 class _Segment:
     """What is known of a block that somebody else owns: the mapping itself is the Memory's."""
 
-    def __init__(self, address: int, size: int, fd: int) -> None:
-        self.address = address
-        self.size = size
+    def __init__(self, block: mmap.mmap, fd: int) -> None:
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+        self.size = len(block)
         self.fd: int | None = fd
+        self._block = weakref.ref(block)
         self._populated = 0  # bytes
         self._loan: weakref.ref[object] | None = None
+
+    def has(self, address: int) -> bool:
+        """Return whether an address lies here: not if the block is dying.
+
+        The system unmaps it before anybody is told of its end, and another may have its addresses by then.
+        """
+        return self.address <= address < self.address + self.size and self._block() is not None
 
     def is_lent(self, loan: object) -> bool:
         """Return whether it is known that `loan` is what its views keep alive, and know it from now on."""
@@ -103,7 +111,7 @@ class Segments:
         """Return where a view lies, ready to be written to; None if in no segment of this link."""
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         for number, segment in list(self._table.segments.items()):
-            if segment.address <= address < segment.address + segment.size:
+            if segment.has(address):
                 start = address - segment.address
                 segment.populate(start, start + len(view))
                 if not segment.is_lent(view.obj):
@@ -159,8 +167,7 @@ class Segments:
 
     def _register(self, block: mmap.mmap, fd: int) -> None:
         number, self._next = self._next, self._next + 1
-        address = ctypes.addressof(ctypes.c_char.from_buffer(block))
-        self._table.segments[number] = _Segment(address, len(block), fd)
+        self._table.segments[number] = _Segment(block, fd)
         weakref.finalize(block, self._table.gone, number).atexit = False
 
 

@@ -64,13 +64,13 @@ class Listener:
             try:
                 sock, _ = self._door.sock.accept()
             except BlockingIOError:
+                self._starved = False  # nobody waits any more
                 return
             except ConnectionError:
                 continue  # it was gone before we looked
             except OSError as error:
                 self._pause(error)
                 return
-            self._starved = False
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:

@@ -55,6 +55,7 @@ class Listener:
             try:
                 sock, address = self._sock.accept()
             except BlockingIOError:
+                self._starved = False  # nobody waits any more
                 return
             except ConnectionError:
                 continue  # it was gone before we looked
@@ -64,7 +65,6 @@ class Listener:
             self._attach(sock, "{}:{}".format(*address[:2]))
 
     def _attach(self, sock: socket.socket, address: str) -> None:
-        self._starved = False
         pipe = over(sock, self._tls)
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -145,3 +147,25 @@ def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_as
         client.put("next").exception(LIMIT)
         client.close()
     assert time.monotonic() - began < 8.0, "only the loop's own timer, each 10 s, has woken it"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
+def test_a_constructor_that_is_interrupted_as_it_starts_a_loop_leaves_nothing(
+    begun: bool, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, starts = threading.Thread.start, itertools.count(1)
+
+    def interrupted(thread: threading.Thread) -> None:
+        last = next(starts) == workers
+        if begun or not last:
+            start(thread)
+        if last:
+            raise Alarm
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), workers=workers)
+    with pytest.raises(Alarm):
+        netq.new(purpose=netq.Purpose.SERVER, options=options)
+    monkeypatch.undo()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("netq")]

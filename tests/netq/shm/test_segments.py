@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,6 +214,30 @@ def test_idle_segments_of_all_links_together_are_bounded() -> None:
     assert sum(member.memory.idle for member in members) <= 4 * MIB + 2 * (2 * MIB)
     for member in members:
         member.end()
+
+
+def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addresses() -> None:
+    """The system unmaps it before its finalizers run, and the loop may map another there meanwhile."""
+
+    class Link:
+        def released(self, number: int) -> None:
+            pass
+
+    link = Link()
+    segments = Segments(SimpleNamespace(source=None), Pool(0), link.released)  # type: ignore[arg-type]
+    first = segments.memory.take(MIB)
+    places, later = [segments.find(first)], list[memoryview]()
+
+    def meanwhile() -> None:
+        later.append(segments.memory.take(MIB))
+        places.append(segments.find(later[0]))
+
+    block = segments._table.segments[1]._block()
+    assert block is not None
+    weakref.finalize(block, meanwhile)  # runs before that of the segments, which was registered earlier
+    del block, first
+    assert [place and place.segment for place in places] == [1, 2]
+    segments.end()
 
 
 def test_segments_that_come_back_are_bounded_over_all_links(stage: Stage) -> None:

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from pickle import PickleBuffer
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -565,34 +566,68 @@ def test_segments_are_not_kept_where_descriptors_are_scarce(monkeypatch: pytest.
             os.fstat(closed)
 
 
-def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 1.0, 1.0, 1.01, 2.0, 3.0, 3.0, 4.0])  # before and after each write
-    monkeypatch.setattr(outbound, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    memory = bytearray(RING)
+def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, durations = [0.0], iter([0.06, 0.01, 0.06])
+    write = os.pwritev
+
+    def slow_write(*args: Any) -> int:
+        now[0] += next(durations, 0.0)
+        return write(*args)
+
+    monkeypatch.setattr(outbound, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(outbound, "os", SimpleNamespace(pwritev=slow_write))
     monkeypatch.setattr(outbound, "_PIECE", 100)
+    memory = bytearray(RING)
     reader = Reader(memory)
     bodies: list[list[Buffer]] = [[memoryview(bytes(SIZE))], [memoryview(bytes(SIZE))], [b"end"]]
     out = Outbound(Writer(memory), lambda limit: bodies.pop(0) if bodies else [])
     fd, said = memfd.make(SIZE), []
 
-    def heard() -> None:
-        while reader.ready():
-            header = memoryview(bytearray(24))
-            reader.read_into(header)
-            said.append(Record.unpack(header))
-            if said[-1].kind == Kind.DATA:
-                reader.skip(said[-1].size)
+    def go_on() -> None:
+        more = True
+        while more:
+            more = out.push()
+            while reader.ready():
+                header = memoryview(bytearray(24))
+                reader.read_into(header)
+                said.append(Record.unpack(header))
+                if said[-1].kind == Kind.DATA:
+                    reader.skip(said[-1].size)
 
-    out.push()
-    out.granted(fd, 0, 1000)  # it will be written slowly, quickly, slowly, slowly
-    while out.push():
-        heard()
-    heard()
-    os.close(fd)
+    go_on()
+    out.granted(Record(Kind.GRANT, 1, 0, 1000), fd)  # it will be written slowly, quickly, slowly
+    go_on()
     kinds = [record.kind for record in said]
-    assert kinds[:6] == [Kind.ANNOUNCE, *[Kind.WROTE] * 4, Kind.STOPPED]
-    assert set(kinds[6:]) == {Kind.DATA}
-    assert sum(record.size for record in said[6:]) == 2 * SIZE - 400 + 3
+    assert kinds[:5] == [Kind.ANNOUNCE, *[Kind.WROTE] * 3, Kind.STOPPED]
+    assert set(kinds[5:]) == {Kind.DATA}
+    assert sum(record.size for record in said[5:]) == 2 * SIZE - 300 + 3
+    now[0] = 6.1  # of which 0.12 s are less than 2 %
+    bodies.append([memoryview(bytes(SIZE))])
+    go_on()
+    assert said[-1].kind == Kind.ANNOUNCE
+    os.close(fd)
+
+
+def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(stage: Stage, meet: Meet, log: Log) -> None:
+    """Its descriptor's number may be that of any other file by the time that they are written."""
+    server = stage.server()
+    stranger = meet(server)
+    stranger.say(data(GREETING))
+    fd = memfd.make(2 * SIZE)
+    while not server.statistics():
+        pass  # it is being let in
+    server.put(bytes(SIZE), uuid.UUID(int=99))
+    announced = stranger.hears()
+    assert announced.kind == Kind.ANNOUNCE
+    stranger.control.send(SEGMENT, struct.pack("<I", 1), fd)
+    os.close(fd)
+    stranger.say(Record(Kind.GRANT, 1, 0, announced.size).pack(), Record(Kind.RELEASE, 1).pack())
+    assert stranger.is_cut()
+    log.wait(f"the peer releases segment 1, where it wants {announced.size} bytes")
+    server.close(0)  # its message has begun, and waits for a stranger
+    stage.forget(server)
 
 
 def test_of_small_messages_few_are_taken_at_once_and_of_large_ones_much() -> None:
