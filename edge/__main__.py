@@ -39,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     try:
         return _serve(train, config)
-    except SecurityError as error:  # [security] certificate: a file that is none
-        return _fail(SecurityError(f"{options.config}: {error}"), 2)
+    except (InvalidOption, SecurityError) as error:  # what only a transport can tell: a certificate that is none, …
+        return _fail(type(error)(f"{options.config}: {error}"), 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the process ends here, and a service's log wants a line, not a page

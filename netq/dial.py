@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from netq.errors import InvalidOption
 from netq.loop import WRITE, Loop, Timer
 from netq.options import NetworkLocation
 
@@ -25,6 +26,7 @@ class Dialer:
     """Each `dial` is one attempt at all the addresses that the host has; it ends in `connected` or in `failed`.
 
     The socket given to `connected` does not block, and is the caller's. `timeout` is each address's.
+    Raises InvalidOption.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Dialer:
         connected: Callable[[socket.socket], object],
         failed: Callable[[OSError], object],
     ) -> None:
+        check(netloc)
         self._loop = loop
         self._netloc = netloc
         self._timeout = timeout
@@ -122,6 +125,13 @@ def is_own_end(sock: socket.socket) -> bool:
     with contextlib.suppress(OSError):
         return bool(sock.getsockname() == sock.getpeername())
     return False
+
+
+def check(netloc: NetworkLocation) -> None:
+    """Raise InvalidOption for the port that only a server can have."""
+    if netloc.port == 0:
+        expected = "expected the port that the server, or the broker, listens at"
+        raise InvalidOption(f"CommunicatorOptions.netloc: {netloc.host}:0; {expected}")
 
 
 def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:

@@ -32,6 +32,7 @@ def main(model: str = "examples.digits.model", picture: str = "out/digits.png") 
     """Run the demo of a model module; return the exit status."""
     args = _arguments(model.rpartition(".")[0], picture)
     setting = Setting(model, args.rounds, args.clients, args.seed, Protocol(args.protocol))
+    print(f"over {args.protocol}, {'on this machine only' if args.protocol == 'shm' else 'under TLS'}", flush=True)
     try:
         with _progress(args.rounds) as rounds:
             weights = asyncio.run(_federate(setting, rounds))

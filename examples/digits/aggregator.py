@@ -27,6 +27,7 @@ def main() -> None:
     test = data.held_out()
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(args.host, args.port),
+        mqtt=netq.MqttOptions(user=args.user, password=password(args.password_file), prefix=args.prefix),
         security=netq.SecurityOptions(args.key, args.certificate) if args.certificate else None,
     )
     fewest = max(1, args.clients // 2)  # a round that loses more does not count
@@ -56,6 +57,10 @@ def main() -> None:
             np.savez(args.save, allow_pickle=False, **server.model)
 
 
+def password(file: Path | None) -> str | None:
+    return None if file is None else file.read_text(encoding="utf-8").rstrip("\n")
+
+
 def say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
@@ -65,11 +70,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="examples.digits.model", help="the module with the functions of a model")
     parser.add_argument("--protocol", choices=[protocol.value for protocol in netq.Protocol], default="tcp")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen; with mqtt, the broker")
-    parser.add_argument("--port", type=int, default=0, help="0, the default, lets the system choose")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0, the default, lets the system choose; with mqtt, the broker's"
+    )
     parser.add_argument("--key", type=Path, help="PEM file of the server's key; with mqtt, none")
     parser.add_argument(
         "--certificate", type=Path, help="PEM file of the server's chain, with mqtt of whom it trusts; turns TLS on"
     )
+    parser.add_argument("--user", help="with mqtt, the broker's name for the server")
+    parser.add_argument("--password-file", type=Path, help="with mqtt, a file that holds the user's password")
+    parser.add_argument("--prefix", default=netq.MqttOptions().prefix, help="with mqtt, what all topics begin with")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--clients", type=int, default=4, help="how many to wait for before the first round")
     parser.add_argument("--seed", type=int, default=0)
@@ -80,5 +90,5 @@ def arguments() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         main()
-    except netq.NetqError as error:  # a port in use, a file that is no certificate
+    except (netq.NetqError, OSError) as error:  # a port in use, a file that is no certificate, or not there
         sys.exit(f"error: {error}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from netq import core
+from netq.dial import check
 from netq.grpc.channel import METHOD, of_client
 from netq.grpc.library import grpc
 from netq.grpc.names import addresses
@@ -23,6 +24,7 @@ class Connector:
     def __init__(self, owner: Owner, loop: Loop) -> None:
         security = owner.options.security
         self.netloc = owner.options.netloc
+        check(self.netloc)
         self._owner = owner
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)

@@ -45,6 +45,9 @@ _RULES = (
         "the TLS handshake with the server {peer} failed: {why}",
     ),
     _Rule(
+        "ALPN", SecurityError, "the server {peer} speaks TLS, but not HTTP/2: is the same protocol set on both sides?"
+    ),
+    _Rule(
         "http1\\.x server|parsing HTTP/2|Method not found",
         ConnectionRefusedError,
         "it does not speak netq over gRPC; " + _SAME,

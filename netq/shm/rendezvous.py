@@ -18,6 +18,7 @@ import struct
 import sys
 from pathlib import Path
 
+from netq import dial
 from netq.complaints import printable
 from netq.errors import AddressError, InvalidOption
 from netq.options import CommunicatorOptions, NetworkLocation
@@ -104,6 +105,8 @@ def check_client(netloc: NetworkLocation) -> None:
             _check_path(netloc.host)
         except OSError as error:
             raise InvalidOption(f"CommunicatorOptions.netloc: {printable(netloc.host)}: {error.strerror}") from error
+    else:
+        dial.check(netloc)
 
 
 def check_user(sock: socket.socket) -> None:

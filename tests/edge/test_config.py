@@ -190,6 +190,15 @@ def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, l
     assert done.stderr == f"edge: {path}: {line}\n"
 
 
+def test_what_only_a_transport_can_tell_names_the_file_too(tmp_path: Path) -> None:
+    tables = SERVER + 'protocol = "shm"\n[client]\ntrain = "builtins:dict"\n[security]\n'
+    path = write(tmp_path, tables)
+    done = run_edge(str(path))
+    assert done.returncode == 2
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f"edge: {path}: CommunicatorOptions.security: shared memory takes none")
+
+
 def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
     done = run_edge("--verbose", str(write(tmp_path, '[server]\nhost = "a"\n')))
     assert done.returncode == 2

@@ -36,6 +36,16 @@ def test_new_refuses_what_it_does_not_know() -> None:
         netq.new(options={})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "purpose"),
+    [*[(protocol, netq.Purpose.CLIENT) for protocol in netq.Protocol], (netq.Protocol.MQTT, netq.Purpose.SERVER)],
+)
+def test_who_connects_needs_a_port(protocol: netq.Protocol, purpose: netq.Purpose) -> None:
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with pytest.raises(netq.InvalidOption, match=r"netloc: 127\.0\.0\.1:0; expected the port that the server"):
+        netq.new(protocol, purpose, options)
+
+
 def test_all_that_is_public_is_there() -> None:
     assert all(hasattr(netq, name) for name in netq.__all__)
     assert len(set(netq.__all__)) == len(netq.__all__)

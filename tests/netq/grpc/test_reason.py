@@ -15,6 +15,11 @@ SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal"
     ("details", "kind", "sentence"),
     [
         (
+            "Cannot check peer: missing selected ALPN property.",
+            SecurityError,
+            "the server board speaks TLS, but not HTTP/2: is the same protocol set on both sides?",
+        ),
+        (
             f"{FAILED}UNKNOWN: ipv6:%5B::1%5D:1: Failed to connect to remote host: Connection refused",
             OSError,
             "Connection refused",
