@@ -7,13 +7,17 @@ and is done when all of them are.
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from typing import TypeVar
 
 from netq.bell import Bell
 
 log = logging.getLogger("netq")
+
+T = TypeVar("T")
 
 
 class Delivery(Future[None]):
@@ -22,17 +26,24 @@ class Delivery(Future[None]):
     `result()` raises Closed, QueueFull or MessageTooLarge if it never will be. With several peers it waits
     for all, and raises the error of the first of `futures` that has one.
 
-    What a user asks it is answered without the lock of Future, which a loop needs to settle it: the loop must not wait
-    for a thread that a signal handler has interrupted, and that waits for the loop.
+    Of all that a Future has, a message costs what is used: lock, lists and bell are made for whoever asks for them.
+    What a user asks is answered without the lock, which a loop needs to settle what others wait for: the loop must not
+    wait for a thread that a signal handler has interrupted, and that waits for the loop.
     """
 
+    _state = "PENDING"
+    _result = None
+    _exception: BaseException | None = None
+    withdraw: Callable[[], object] | None = None  # what the communicator does when this is cancelled
+    _futures: tuple[Delivery, ...] = ()
+    _whole: tuple[Delivery, Iterator[int]] | None = None  # what this is a part of, and who counts the parts
+
     def __init__(self, peer: uuid.UUID | None, futures: Sequence[Delivery] = ()) -> None:
-        super().__init__()
+        # not Future's, which makes a lock and two lists
         self.peer = peer
-        self.withdraw: Callable[[], object] | None = None  # what the communicator does when this is cancelled
-        self._futures = tuple(futures)
-        self._bell = Bell()
-        self._whole: tuple[Delivery, Iterator[int]] | None = None  # what this is a part of, and who counts the parts
+        self._free = True  # gone when it is decided whether it may still be cancelled: just one thread takes it
+        if futures:
+            self._futures = tuple(futures)
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
@@ -47,13 +58,19 @@ class Delivery(Future[None]):
         if self._futures:
             cancelled = [future.cancel() for future in self._futures]  # each, whatever became of the others
             return all(cancelled)
-        if not super().cancel():
-            return False
-        self._bell.ring()
+        if not self._call_off():
+            return self.cancelled()
         withdraw, self.withdraw = self.withdraw, None  # the loop may settle it, and another thread cancel it, meanwhile
         if withdraw is not None:
             withdraw()
         return True
+
+    def set_running_or_notify_cancel(self) -> bool:
+        """Return whether it has not been cancelled; then it cannot be any more. Only the communicator calls this."""
+        if self._take():
+            self._state = "RUNNING"
+            return True
+        return super().set_running_or_notify_cancel()
 
     def done(self) -> bool:
         """Whether it is known how it ended."""
@@ -69,7 +86,7 @@ class Delivery(Future[None]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, if so. Raises CancelledError, TimeoutError."""
-        if not self._bell.wait(self.done, timeout):
+        if not (self.done() or self._made("_bell", Bell).wait(self.done, timeout)):
             raise TimeoutError
         if self.cancelled():
             raise CancelledError
@@ -86,17 +103,51 @@ class Delivery(Future[None]):
 
     def settle(self, error: Exception | None = None) -> None:
         """Be done. Only the communicator calls this, once, unless it was cancelled."""
+        if self.done():
+            raise InvalidStateError(f"{self._state}: {self!r}")
+        self._take()
         self.withdraw = None  # it holds the message, and its memory
-        try:
-            if error is None:
-                self.set_result(None)
-            else:
-                self.set_exception(error)
-        except Exception:
-            raise
-        except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
-            log.exception("a callback of a delivery failed")
-        self._bell.ring()
+        self._exception = error
+        self._state = "FINISHED"
+        self._tell()
+
+    def _take(self) -> bool:
+        """Decide; return False if that has been done."""
+        return self.__dict__.pop("_free", None) is not None
+
+    def _call_off(self) -> bool:
+        with self._condition:  # the loop, if it comes too late to claim it, waits for the state
+            if not self._take():
+                return False
+            self._state = "CANCELLED"
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        """Tell whoever asked. Who asks after the state has changed sees that by himself."""
+        if "_lock" in self.__dict__:
+            with self._condition:
+                for waiter in self._waiters if self._state == "FINISHED" else ():
+                    (waiter.add_exception if self._exception else waiter.add_result)(self)
+                self._condition.notify_all()
+            try:
+                self._invoke_callbacks()  # type: ignore[attr-defined]
+            except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
+                log.exception("a callback of a delivery failed")
+        if (bell := self.__dict__.get("_bell")) is not None:
+            bell.ring()
+
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        """What Future does all else with."""
+        self._made("_waiters", list)
+        self._made("_done_callbacks", list)
+        return self._made("_lock", threading.Condition)
+
+    def _made(self, name: str, make: Callable[[], T]) -> T:
+        """Return what is made when it is first asked for, the same for all threads."""
+        found: T | None = self.__dict__.get(name)
+        return self.__dict__.setdefault(name, make()) if found is None else found
 
 
 def gather(futures: Sequence[Delivery]) -> Delivery:
@@ -124,9 +175,8 @@ def _part_done(part: Future[None]) -> None:
 
 def _conclude(whole: Delivery) -> None:
     if all(future.cancelled() for future in whole.futures):
-        Future.cancel(whole)
+        whole._call_off()
         whole.set_running_or_notify_cancel()
-        whole._bell.ring()
         return
     errors = [error for future in whole.futures if not future.cancelled() and (error := future.exception())]
     whole.settle(errors[0] if errors else None)  # type: ignore[arg-type]

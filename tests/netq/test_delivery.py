@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 import uuid
+from collections.abc import Callable, Iterator
+from concurrent import futures
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 
 import pytest
@@ -139,3 +141,60 @@ def test_a_callback_that_ends_the_thread_ends_only_itself(log: Log) -> None:
     part.settle()
     assert part.done()
     log.wait("a callback of a delivery failed")
+
+
+def test_who_waits_with_the_library_of_futures_hears_of_it() -> None:
+    parts = deliveries()
+    parts[0].settle()
+    assert futures.wait(parts, 0).done == {parts[0]}
+    completed: Iterator[Delivery] = futures.as_completed(parts, LIMIT)  # type: ignore[arg-type,assignment]
+    assert next(completed) is parts[0]
+    parts[2].settle(Closed(C))
+    assert next(completed) is parts[2]
+    parts[1].cancel()
+    assert not parts[1].set_running_or_notify_cancel()
+    assert next(completed) is parts[1]
+    assert futures.wait(parts, 0).not_done == set()
+
+
+def test_all_ways_to_hear_of_it_at_the_moment_when_it_comes() -> None:
+    """Each begins to listen while another thread settles: none misses it."""
+    ways: list[Callable[[Delivery], object]] = [
+        lambda part: part.result(LIMIT),
+        lambda part: futures.wait([part], LIMIT).not_done or "done",
+        lambda part: called(part).wait(LIMIT),
+    ]
+
+    def called(part: Delivery) -> threading.Event:
+        event = threading.Event()
+        part.add_done_callback(lambda future: event.set())
+        return event
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(600):
+            part, gate = Delivery(A), threading.Barrier(2)
+            part.set_running_or_notify_cancel()
+
+            def settle(part: Delivery = part, gate: threading.Barrier = gate) -> None:
+                gate.wait(LIMIT)
+                part.settle()
+
+            settling = threads.submit(settle)
+            gate.wait(LIMIT)
+            assert ways[number % 3](part) in (None, "done", True)
+            settling.result(LIMIT)
+
+
+def test_cancel_or_claim_just_one_of_them_wins() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(600):
+            part, gate = Delivery(A), threading.Barrier(2)
+
+            def claim(part: Delivery = part, gate: threading.Barrier = gate) -> bool:
+                gate.wait(LIMIT)
+                return part.set_running_or_notify_cancel()
+
+            claiming = threads.submit(claim)
+            gate.wait(LIMIT)
+            assert part.cancel() is not claiming.result(LIMIT)
+            assert part.cancelled() is not part.running()
