@@ -44,7 +44,7 @@ from netq.wire import (
 )
 
 
-class State(enum.Enum):
+class State(enum.IntEnum):
     """See the table above."""
 
     OPENING = enum.auto()
@@ -66,6 +66,7 @@ LEGAL: dict[State, frozenset[Kind]] = {
 }
 _OF_NO_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})
 _DOUBT = 2.0  # seconds within which a link that is doubted has to bring something
+_TALKING = frozenset({State.OPEN, State.CLOSING})
 LENGTH = {  # of a body: least, most. The session judges those of MSG
     Kind.INI: (VERSION_SIZE, GREETING_LIMIT),
     Kind.MSG: (0, 2**32 - 1),
@@ -246,6 +247,13 @@ class Connection:
     # Frames.
 
     def _place(self, frame: Frame) -> memoryview:
+        if frame.kind is not Kind.MSG or self.state not in _TALKING:
+            return self._place_rare(frame)
+        if frame.value > self._options.message_size:
+            raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
+        return self._session.place(frame, self.source)
+
+    def _place_rare(self, frame: Frame) -> memoryview:
         least, most = LENGTH[frame.kind]
         if not self._is_legal(frame.kind):
             raise ProtocolError(f"{frame.kind.name} in state {self.state.name}")
@@ -253,11 +261,7 @@ class Connection:
             raise ProtocolError(f"{frame.kind.name} with flags {frame.flags} in lane {frame.lane}; expected lane 0")
         if not least <= frame.length <= most:
             raise ProtocolError(f"{frame.kind.name} of {frame.length} bytes; expected {least} to {most}")
-        if frame.kind is not Kind.MSG:
-            return memoryview(bytearray(frame.length))
-        if frame.value > self._options.message_size:
-            raise ProtocolError(f"a message of {frame.value} bytes; message_size is {self._options.message_size}")
-        return self._session.place(frame, self.source)
+        return memoryview(bytearray(frame.length))
 
     def _is_legal(self, kind: Kind) -> bool:
         to_a_server = kind is Kind.FIN and self.session is None  # which has not heard yet who it is

@@ -72,7 +72,9 @@ class Communicator:
         self._check_not_forked("put")
         stream = self.options.serialization.dump(data)
         targets = self._targets(peers)
-        audience = tuple(id for id, _ in targets if id is not None) if len(targets) > 1 else ()
+        if len(targets) == 1:
+            return self._put(stream, lane, *targets[0], ())
+        audience = tuple(id for id, _ in targets if id is not None)
         return gather([self._put(stream, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
@@ -136,8 +138,9 @@ class Communicator:
         self.close(timeout=None if error is None else self.options.connection.linger)
 
     def _check_not_in_loop(self, name: str) -> None:
-        if any(loop.is_current for loop in self._hub.loops):
-            raise RuntimeError(f"{name}() waits for a loop: it cannot be called in one, by an event or a callback")
+        for loop in self._hub.loops:
+            if loop.is_current:
+                raise RuntimeError(f"{name}() waits for a loop: it cannot be called in one, by an event or a callback")
 
     def _check_not_forked(self, name: str) -> None:
         if self._hub.home.forked:

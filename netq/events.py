@@ -6,6 +6,7 @@ Whoever drives a link hands them to the communicator as they come (netq/link.py,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from netq.errors import NetqError
 from netq.lane import Outgoing, Receiver
@@ -29,8 +30,7 @@ class Opened:
     resumed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message came whole. `Session.taken` wants its receiver back when the user has taken it."""
 
     session: Session
@@ -38,8 +38,7 @@ class Received:
     stream: Stream
 
 
-@dataclass(frozen=True, slots=True)
-class Acked:
+class Acked(NamedTuple):
     """The peer holds the message."""
 
     message: Outgoing

@@ -68,6 +68,7 @@ class Inbox:
         self._lock = threading.RLock()
         self._work: deque[Callable[[], object]] = deque()  # of the loops
         self._begun: dict[Waiter, Callable[[Waiter], None]] = {}
+        self._uncounted: int | None = None  # a peer of whom something is taken, and its turn not yet
         self._numbers = itertools.count(1)
         self._lines: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # who waits for each peer
         self._queues: defaultdict[int, deque[Item]] = defaultdict(deque)  # by peer; none is left that is empty
@@ -105,6 +106,8 @@ class Inbox:
 
         Raises TimeoutError; or, when nothing is left and nothing can come, what `finish` or `close` was given.
         """
+        if (item := self._take_now(peers)) is not None:
+            return item
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         served = threading.Lock()
         served.acquire()
@@ -121,6 +124,24 @@ class Inbox:
         except BaseException:
             self.leave(waiter)
             raise
+
+    def _take_now(self, peers: tuple[uuid.UUID, ...]) -> Item | None:
+        """Take what nobody waits for, if there is any: without a Waiter, for this is what most calls find."""
+        if not self._ready:
+            return None
+        with self._lock:
+            self._mend()
+            peer = self._choice(tuple([peer.int for peer in peers]))
+            if peer is None:
+                return None
+            self._uncounted = peer
+            item = self._queues[peer].popleft()
+            self._count_again()
+            due = item.room.count(item.cost)
+        self._done()
+        if due:
+            item.room.freed(due)
+        return item
 
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter when it is its turn: at once if there is something for it."""
@@ -209,10 +230,19 @@ class Inbox:
 
     def _mend(self) -> None:
         """Do again what somebody who was interrupted had begun; the last first, which is a part of those before."""
+        if self._uncounted is not None:
+            self._count_again()
         while self._begun:
             waiter, step = next(reversed(self._begun.items()))
             step(waiter)
             self._begun.pop(waiter, None)
+
+    def _count_again(self) -> None:
+        """Give the next turn to others, now that something of a peer is taken."""
+        if self._uncounted is not None:
+            self._take_turn(self._uncounted)
+            self._clear(self._uncounted)
+            self._uncounted = None
 
     def _satisfy(self, waiter: Waiter) -> None:
         """Let the waiter know what it is promised, and nobody else have it."""

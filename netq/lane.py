@@ -140,8 +140,10 @@ class Sender:
         """Whether something could be sent now."""
         if self._removed:
             self._compact()
-        message = self._current()
-        return message is not None and (message.cancelled or message.start + self._offset < self.limit)
+        if self._number >= self._next:
+            return False
+        message = self._unacked[self._number - self._unacked[0].number]
+        return message.cancelled or message.start + self._offset < self.limit
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a
@@ -213,11 +215,6 @@ class Sender:
     def _first(self) -> int:
         """The number of the first that is not acknowledged."""
         return self._next - len(self._unacked)
-
-    def _current(self) -> Outgoing | None:
-        if self._number >= self._next:
-            return None
-        return self._unacked[self._number - self._unacked[0].number]
 
 
 class Receiver:
@@ -295,7 +292,7 @@ class Receiver:
             return None
         parts = self._parts
         self._end(self._size)
-        return Stream(parts)
+        return Stream.of(parts[0]) if len(parts) == 1 else Stream(parts)
 
     def interrupted(self, length: int) -> None:
         """Keep the first `length` bytes of a body that will not be completed: the peer goes on behind them."""
@@ -384,8 +381,9 @@ class Receiver:
         self._start += size + OVERHEAD
 
     def _ask(self) -> None:
-        """Ask for a window, and for the rest of a message that goes beyond it."""
-        self._widen()
+        """Ask for a window, unless there is all of it, and for the rest of a message that goes beyond it."""
+        if self._credit + self._lent < self._window:
+            self._widen()
         rest = self._start + self._size - self.limit
         if rest > 0 and self._claim is None:
             self._claim = Claim(rest, self._granted, lambda: self._claimed)

@@ -10,6 +10,7 @@ comes out of `acks` and `chunks`; what the peer owes it comes in by `place`, `re
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterator
 
 from netq.budget import CREDIT
@@ -74,11 +75,15 @@ class Session:
     def chunks(self, limit: int) -> Iterator[tuple[bytes, Part | None]]:
         """Yield frames of messages, header and body, of some `limit` bytes in all; the lanes take turns."""
         grid = min(limit, self._options.transport_size)
-        while limit > 0 and (sender := self._whose_turn()):
+        turns = self._turns()
+        while limit > 0 and turns:
+            sender = turns.popleft()
             self._turn = sender.lane
             header, body = sender.chunk(min(limit, grid), grid)
             limit -= HEADER_SIZE + (body.size if body else 0)
             yield header, body
+            if sender.ready:
+                turns.append(sender)
 
     def abandon(self) -> list[Outgoing]:
         """Forget all that is not acknowledged, and return it; and what has begun to come."""
@@ -290,9 +295,7 @@ class Session:
     def _due_cursors(self) -> list[Cursor]:
         return [receiver.cursor for receiver in self._acks.values()]
 
-    def _whose_turn(self) -> Sender | None:
-        """The next lane after the one that sent last that has something to send."""
+    def _turns(self) -> deque[Sender]:
+        """The lanes that have something to send, first the next one after the one that sent last."""
         ready = [sender for sender in self._senders.values() if sender.ready]
-        if len(ready) < 2:
-            return ready[0] if ready else None
-        return min(ready, key=lambda sender: ((sender.lane - self._turn - 1) % LANES, sender.lane))
+        return deque(sorted(ready, key=lambda sender: (sender.lane - self._turn - 1) % LANES))

@@ -55,6 +55,7 @@ class Code(enum.IntEnum):
 RESUME = 1  # flag of an INI: I know this session, and go on with it
 ANSWER = 1  # flag of an ACK: this answers your PING
 FLAGS = {Kind.INI: RESUME, Kind.ACK: ANSWER}
+_KINDS = dict(enumerate(Kind, start=1))
 
 
 class Frame(NamedTuple):
@@ -193,14 +194,14 @@ class Reader:
             if self._got < frame.length:
                 break
             body, self._body, self._frame = self._body, _NOTHING, None
-            yield frame._replace(body=body) if frame.length else frame
+            yield Frame._make((*frame[:6], body)) if frame.length else frame
         self._tidy()
 
     def _start(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
-        if not 1 <= kind <= 6 or lane >= LANES or (flags and flags != FLAGS.get(kind)):
+        if kind not in _KINDS or lane >= LANES or (flags and flags != FLAGS.get(kind)):
             raise ProtocolError(_stranger(bytes(self._scratch[self._low : self._low + 8])))
-        frame = Frame(Kind(kind), flags, lane, length, number, value)
+        frame = Frame(_KINDS[kind], flags, lane, length, number, value)
         body = self._place(frame)
         start = self._low + HEADER_SIZE
         got = min(length, self._high - start)

@@ -35,6 +35,13 @@ class Stream:
         self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
         self._stops: list[int] | None = None
 
+    @classmethod
+    def of(cls, view: memoryview) -> Stream:
+        """Return the stream that lies in one view of bytes."""
+        stream = cls.__new__(cls)
+        stream.buffers, stream.nbytes, stream._stops = [view], len(view), None
+        return stream
+
     def __len__(self) -> int:
         return self.nbytes
 
@@ -104,7 +111,7 @@ class PickleSerializer:
         out: list[pickle.PickleBuffer] = []
         pickled = self._dumps(data, out.append)
         if not out:
-            return Stream([_HEAD.pack(len(pickled), 0) + pickled])
+            return Stream.of(memoryview(_HEAD.pack(len(pickled), 0) + pickled))
         return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
 
     def load(self, stream: Stream) -> Any:
@@ -114,6 +121,9 @@ class PickleSerializer:
         """
         data = stream.contiguous()
         try:
+            size, count = _HEAD.unpack_from(data)
+            if not count and _HEAD.size + size <= data.nbytes:
+                return self._loads(data[_HEAD.size : _HEAD.size + size], ())
             pickled, *buffers = _parts(data)
             return self._loads(pickled, buffers)
         except Unreadable:
