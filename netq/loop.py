@@ -29,6 +29,9 @@ from netq.bell import Bell
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
+_PASSES = (
+    2  # through what was called, in one turn: the second does what the first has asked for, as a flush for all puts
+)
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 Ready = Callable[[int], None]
 _T = TypeVar("_T")
@@ -60,6 +63,7 @@ class Loop:
         self._sequence = itertools.count()
         self._sweep_at = _SWEEP
         self._selector = selectors.DefaultSelector()
+        self._watched: dict[int, selectors.SelectorKey] = {}  # what it has, to look up quickly
         self._waker, self._wakee = socket.socketpair()
         self._asleep = False
         self._stop_by: float | None = None
@@ -127,14 +131,15 @@ class Loop:
     def watch(self, file: socket.socket, events: int, ready: Ready) -> None:
         """Run `ready(events)` whenever the socket is ready for any of `events`; replaces an earlier watch."""
         try:
-            self._selector.modify(file, events, ready)
+            key = self._selector.modify(file, events, ready)
         except KeyError:
-            self._selector.register(file, events, ready)
+            key = self._selector.register(file, events, ready)
+        self._watched[key.fd] = key
 
     def forget(self, file: socket.socket) -> None:
         """Watch the socket no more; harmless if it is not watched."""
         with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed already
-            self._selector.unregister(file)
+            del self._watched[self._selector.unregister(file).fd]
 
     def abandon(self) -> None:
         """Close what is watched, in a child process. Nothing is said to anybody: it is the parent's."""
@@ -169,16 +174,17 @@ class Loop:
         ready = self._selector.select(timeout)
         self._asleep = False
         for key, mask in ready:
-            if self._selector.get_map().get(key.fd) is key:  # not forgotten, nor replaced, in this turn
+            if self._watched.get(key.fd) is key:  # not forgotten, nor replaced, in this turn
                 key.data(mask)
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if timer.function is not None:
                 timer.function(*timer.args)
-        for _ in range(len(self._calls)):
-            function, args = self._calls.popleft()
-            function(*args)
+        for _ in range(_PASSES):
+            for _ in range(len(self._calls)):
+                function, args = self._calls.popleft()
+                function(*args)
 
     def _run_calls(self) -> None:
         while self._calls:
@@ -207,7 +213,7 @@ class Loop:
     def _ended(self) -> bool:
         if self._stop_by is None or self._calls:
             return False
-        return len(self._selector.get_map()) == 1 or time.monotonic() >= self._stop_by
+        return len(self._watched) == 1 or time.monotonic() >= self._stop_by
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):  # it is being woken already, or has ended

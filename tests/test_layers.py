@@ -25,7 +25,8 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.core"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
-    ["netq.aio", "netq.testing*", "netq.bench", "netq.__main__"],
+    ["netq.aio", "netq.testing*", "netq.bench*", "netq.bench.percentiles", "netq.bench.search"],
+    ["netq.__main__"],
     ["fl*"],
     ["edge*"],
 ]
@@ -42,10 +43,13 @@ PURE = [
     "memory",
     "utils.stream",
     "shm.ring",
+    "bench.percentiles",
+    "bench.search",
 ]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.certificates": {"cryptography"},
+    "netq.bench.progress": {"rich"},
     "netq.mqtt": {"paho"},
     "netq.grpc": {"grpc"},
 }

@@ -1,0 +1,10 @@
+"""python -m netq bench: what the link between a board and a server gives, as iperf tells it of a bare socket.
+
+arguments.py, command.py   the command line, the exit status, what is printed (report.py, progress.py)
+works.py, load.py          what is measured: iops, latency, throughput; load at a rate
+client.py, service.py      the two sides; protocol.py is what they say to each other, flow.py how messages pass
+local.py                   a server of the client's own, on this machine
+plan.py, percentiles.py, search.py, usage.py   sizes and counts, percentiles, the highest rate, CPU and memory
+
+Stands on the public API alone: it measures what a user gets.
+"""

@@ -1,0 +1,100 @@
+"""The client's side: finds a bench server, and has it take part in what is measured.
+
+Called by works.py and load.py. One thing at a time, in one thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from netq.bench import flow, protocol
+from netq.bench.plan import Plan
+from netq.bench.protocol import BenchError, Counted
+from netq.bench.usage import Facts, Meter, Usage
+from netq.core import Communicator
+
+WARM = 100  # round trips before those that count: caches, and the memory of messages
+
+
+class Sides(NamedTuple):
+    """What both used."""
+
+    client: Usage
+    server: Usage
+
+
+class Transfer(NamedTuple):
+    """What has passed. The seconds end when the client knows that all is there."""
+
+    seconds: float
+    up: Counted
+    down: Counted
+    used: Sides
+
+
+class Echoes:
+    """A server that puts back what comes, for as long as it is asked to; then `used` is what that took."""
+
+    def __init__(self, end: flow.Endpoint) -> None:
+        self.end = end
+        self.used: Sides | None = None
+
+    def warm(self, message: flow.Payload) -> None:
+        """Make some round trips that do not count."""
+        for _ in range(WARM):
+            self.end.put(message)
+            flow.receive_one(self.end)
+
+
+class Client:
+    """A bench server that has said hello: `facts` is what it runs on."""
+
+    def __init__(self, queue: Communicator, timeout: float) -> None:
+        self._end = flow.Endpoint(queue.put, queue.get)
+        self.facts: Facts = protocol.read_hello(protocol.hear(functools.partial(queue.get, timeout=timeout), "hello"))
+
+    def transfer(self, direction: str, plan: Plan, show: flow.Show) -> Transfer:
+        """Send the messages of a plan "up" to the server, have it send them "down", or "both" at once."""
+        self._end.put(("transfer", direction, plan.pairs, plan.seed))
+        made = iter(()) if direction == "down" else flow.messages(plan)
+        protocol.hear(self._end.get, "ready")
+        meter = Meter()
+        begin = time.perf_counter_ns()
+        self._end.put(("go",))
+        down = self._move(direction, plan, made, show)
+        up, theirs = protocol.read_done(protocol.hear(self._end.get, "done"))
+        seconds = (time.perf_counter_ns() - begin) / 1e9
+        whole, nothing = Counted(plan.count, plan.nbytes), Counted(0, 0)
+        _check("the server", up, nothing if direction == "down" else whole)
+        _check("this side", down, nothing if direction == "up" else whole)
+        return Transfer(seconds, up, down, Sides(meter.read(), theirs))
+
+    @contextmanager
+    def echoing(self) -> Iterator[Echoes]:
+        """Have the server put back what comes, within a with statement; its end waits for all that is under way."""
+        self._end.put(("echo",))
+        protocol.hear(self._end.get, "ready")
+        meter, echoes = Meter(), Echoes(self._end)
+        yield echoes
+        self._end.put(("end",))
+        while type(data := self._end.get().data) is not tuple:
+            continue
+        _, theirs = protocol.read_done(protocol.heard(data, "done"))
+        echoes.used = Sides(meter.read(), theirs)
+
+    def _move(self, direction: str, plan: Plan, made: Iterator[flow.Payload], show: flow.Show) -> Counted:
+        if direction == "down":
+            return flow.receive(self._end, plan.count, show)
+        if direction == "both":
+            return flow.exchange(self._end, plan, made, show)
+        flow.send(self._end, plan, made, show)
+        return Counted(0, 0)
+
+
+def _check(who: str, came: Counted, sent: Counted) -> None:
+    if came != sent:
+        raise BenchError(f"{who} has {came.messages} messages of {came.nbytes} bytes; sent were {sent}")

@@ -1,0 +1,93 @@
+"""Which messages are sent: their sizes, how many of each, in which order. And sizes as people write them.
+
+Both sides make the same plan of the same few numbers, so that only these cross the wire. Knows nothing of netq.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+MOST_MESSAGES = 50_000_000  # of one plan
+MOST_SIZES = 64
+LARGEST = 2**40  # bytes of a message; netq's own default limit
+
+_UNITS = {"": 1, "B": 1, "K": 2**10, "KIB": 2**10, "M": 2**20, "MIB": 2**20, "G": 2**30, "GIB": 2**30} | {
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+}
+_SIZE = re.compile(r"([0-9]+) ?([A-Za-z]*)")
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of "64", "2KiB", "128MiB" (2^10, 2^20 …) or "100MB" (10^6). Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    unit = _UNITS.get(found[2].upper()) if found else None
+    if found is None or unit is None or not 1 <= (size := int(found[1]) * unit) <= LARGEST:
+        raise ValueError(f"{text!r}; expected a size from 1 byte to 1024GiB, as in 64, 2KiB, 128MiB")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return a size as `parse_size` takes it, in the largest unit that divides it."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one side sends. `pairs` are (size in bytes, how many); several sizes come shuffled by `seed`."""
+
+    pairs: tuple[tuple[int, int], ...]
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.pairs) <= MOST_SIZES:
+            raise ValueError(f"{len(self.pairs)} sizes; expected 1 to {MOST_SIZES}")
+        if any(not 1 <= size <= LARGEST or count < 1 for size, count in self.pairs):
+            raise ValueError(f"{self.pairs}; expected sizes of 1 byte to 1024GiB, and 1 message or more of each")
+        if self.count > MOST_MESSAGES:
+            raise ValueError(f"{self.count:,} messages; expected {MOST_MESSAGES:,} at most")
+
+    @property
+    def count(self) -> int:
+        """How many messages."""
+        return sum(count for _, count in self.pairs)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all messages together."""
+        return sum(size * count for size, count in self.pairs)
+
+    @property
+    def largest(self) -> int:
+        """The size of the largest message."""
+        return max(size for size, _ in self.pairs)
+
+    def order(self) -> Iterator[int]:
+        """Return, for each message, the index of its pair. A byte a message at most, so make it before the clock."""
+        if len(self.pairs) == 1:
+            return itertools.repeat(0, self.count)
+        indexes = array("B")
+        for index, (_, count) in enumerate(self.pairs):
+            indexes.extend(itertools.repeat(index, count))
+        random.Random(self.seed).shuffle(indexes)
+        return iter(indexes)
+
+
+def powers(smallest: int, largest: int, step: int, expo: float, reps: int, seed: int) -> Plan:
+    """Return the workload of the seed's `iops`: the sizes are 2^smallest … 2^largest, by steps of the exponent.
+
+    There are round((2^largest / 2^i) ** expo) messages of 2^i bytes, `reps` times; step 0 is 2^largest alone.
+    """
+    if smallest > largest:
+        raise ValueError(f"--min-size {smallest} is above --max-size {largest}; both are exponents of 2")
+    exponents = range(smallest, largest + 1, step) if step else [largest]
+    return Plan(tuple((2**i, reps * round(2 ** ((largest - i) * expo))) for i in exponents), seed)

@@ -1,0 +1,90 @@
+"""What this process uses, CPU and memory; what it runs on; and keeping it on one core.
+
+Memory is resident memory as Linux tells it; elsewhere it is not known, and None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_PEAK = "5"  # proc(5): the peak begins anew, at what is resident now
+
+Facts = dict[str, str]
+
+
+class Usage(NamedTuple):
+    """Of the whole process, all its threads, while something was measured."""
+
+    cpu: int  # nanoseconds
+    resident: int | None  # bytes: the peak
+    extra: int | None  # bytes: the peak above what was resident before
+
+
+class Meter:
+    """Measures from its making on."""
+
+    def __init__(self) -> None:
+        try:
+            _CLEAR.write_text(_PEAK)
+            self._before: int | None = _peak()
+        except OSError:
+            self._before = None
+        self._cpu = time.process_time_ns()
+
+    def read(self) -> Usage:
+        """Return what was used until now."""
+        cpu = time.process_time_ns() - self._cpu
+        if self._before is None:
+            return Usage(cpu, None, None)
+        peak = _peak()
+        return Usage(cpu, peak, peak - self._before)
+
+
+def facts() -> Facts:
+    """Return what this side runs on."""
+    return {
+        "python": platform.python_version(),
+        "netq": _version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count() or 1),
+    }
+
+
+def cores() -> list[int]:
+    """Return the cores that this process may use; none if the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+@contextlib.contextmanager
+def pinned(core: int | None) -> Iterator[None]:
+    """Keep this thread, and those that it starts meanwhile, on one core; None: wherever they were."""
+    if core is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _peak() -> int:
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("netq")
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"

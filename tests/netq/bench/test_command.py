@@ -1,0 +1,204 @@
+"""What the command answers to mistakes, absent servers and Ctrl-C: a line, and a status."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+import netq
+from netq.__main__ import main
+from netq.bench import protocol, service
+from netq.bench.arguments import PASSWORD, parse
+from netq.bench.usage import facts
+from netq.options import Protocol
+from netq.security import certificates
+from netq.testing.stage import LIMIT
+from tests.netq.bench.conftest import Run, Start, where
+from tests.servers.mosquitto import Mosquitto
+
+PAGE = (Path(__file__).parents[3] / "docs" / "bench.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "are required: server|iops|latency|throughput|load"),
+        ("sprint", "invalid choice: 'sprint'"),
+        ("iops", "required: mode"),
+        ("iops sideways", "invalid choice: 'sideways'"),
+        ("iops sync --max-size 41", "expected a whole number from 0 to 40"),
+        ("iops sync --min-size 9 --max-size 3 --step-size 1", "--min-size 9 is above --max-size 3"),
+        ("iops sync --min-size 0 --max-size 40 --step-size 1 --step-expo 4", "expected 50,000,000 at most"),
+        ("iops sync --step-expo nan", "expected a number from 0 to 4"),
+        ("iops sync --max-size 1 --reps 50_000_001", "50,000,001 messages; expected 50,000,000 at most"),
+        ("latency --size 3XB", "'3XB'; expected a size"),
+        ("latency --count 0", "expected a whole number from 1"),
+        ("latency --count many", "'many'; expected a whole number"),
+        ("latency --netloc nowhere", "'nowhere'; expected HOST:PORT"),
+        ("latency --netloc :5", "expected HOST:PORT"),
+        ("latency --netloc here:65536", "expected HOST:PORT"),
+        ("latency --protocol pigeon", "invalid choice: 'pigeon'"),
+        ("latency --protocol mqtt", "needs --netloc, the broker's"),
+        ("latency --key k --netloc here:1", "--key and --certificate go together"),
+        ("latency --key k --certificate c --netloc here:1", "--key is a server's"),
+        ("latency --tls ca.pem", "--tls, --key and --certificate go together"),
+        ("latency --user me", "--user and --prefix are for --protocol mqtt"),
+        ("latency --tls /no/such.pem --netloc here:1", "/no/such.pem"),
+        ("load --rate 0", "expected a number from 0.1"),
+        ("load --rate 1e7 --seconds 1000", "10,000,000,000 messages"),
+        ("throughput --direction left", "invalid choice: 'left'"),
+        ("server --tls ca.pem", "--tls is a client's"),
+        ("server --key /no/key --certificate /no/such", "/no/key"),
+        ("server --protocol mqtt --netloc here:1 --key k --certificate c", "TLS is the broker's"),
+        ("latency --protocol shm --netloc 192.0.2.1:5", "is not this machine"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
+    try:
+        status: object = main(["bench", *shlex.split(line)])
+    except SystemExit as end:
+        status = end.code
+    out, errors = capsys.readouterr()
+    assert (status, out, errors.count("\n")) == (2, "", 1)
+    assert re.match(r"python -m netq bench( \w+)?: error: ", errors)
+    assert says in errors
+
+
+def test_netq_without_a_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "python -m netq bench" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "python -m netq bench" in capsys.readouterr().out
+
+
+def test_no_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main(["bench", "latency", "--netloc", f"127.0.0.1:{port}", "--timeout", "0.2"]) == 1
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert f"no bench server at 127.0.0.1:{port} has answered within 0.2 s (" in errors
+    assert "refused" in errors
+
+
+def test_another_server_of_netq_is_no_bench_server(capsys: pytest.CaptureFixture[str]) -> None:
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
+        status = main(["bench", "latency", "--netloc", f"127.0.0.1:{server.netloc.port}", "--timeout", "0.3"])
+    assert status == 1
+    assert "no bench server at" in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+    assert main(["bench", "server", "--netloc", netloc]) == 1
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert f"cannot listen at {netloc}" in errors
+
+
+def test_ctrl_c_ends_a_server_without_a_word(start: Start) -> None:
+    server = start("server", "--netloc", "127.0.0.1:0", "--json")
+    where(server)
+    server.send_signal(signal.SIGINT)
+    assert server.communicate(timeout=LIMIT) == ("", "")
+    assert server.returncode == 130
+
+
+def test_ctrl_c_ends_a_client_that_measures_without_a_word(start: Start) -> None:
+    arrivals = service.Arrivals()
+    options = netq.CommunicatorOptions(
+        netloc=netq.NetworkLocation("127.0.0.1", 0),
+        serialization=protocol.serialization(),
+        events=netq.EventOptions(ini=arrivals.put),
+    )
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
+        client = start("latency", "--netloc", f"127.0.0.1:{server.netloc.port}")
+        assert arrivals.get(timeout=LIMIT) is not None
+        server.put(("hello", protocol.VERSION, facts()))
+        assert server.get(timeout=LIMIT).data == ("echo",)
+        server.put(("ready",))
+        assert len(server.get(timeout=LIMIT).data) == 64  # and it waits for the echo
+        client.send_signal(signal.SIGINT)
+        assert client.communicate(timeout=LIMIT) == ("", "")
+    assert client.returncode == 130
+
+
+def test_a_server_says_where_it_listens(start: Start) -> None:
+    server = start("server", "--netloc", "127.0.0.1:0")
+    assert server.stdout is not None
+    assert re.fullmatch(r"serving tcp at 127\.0\.0\.1:\d+; Ctrl-C ends it\n", server.stdout.readline())
+
+
+@pytest.mark.parametrize("name", ["shm", "grpc"])
+def test_another_protocol_with_a_server_of_its_own(run: Run, name: str) -> None:
+    if name == "grpc":
+        pytest.importorskip("grpc")
+    report = run("iops", "async", "--max-size", "18", "--reps", "20", "--protocol", name, "--no-pin")
+    assert (report["arguments"]["protocol"], report["figures"]["messages"]) == (name, 40)
+
+
+def test_a_broker_with_a_server_of_its_own(run: Run, broker: Mosquitto) -> None:
+    netloc = "{}:{}".format(*broker.netloc)
+    arguments = ("--max-size", "18", "--reps", "20", "--protocol", "mqtt", "--netloc", netloc, "--spawn")
+    assert run("iops", "sync", *arguments)["figures"]["messages"] == 40
+
+
+def test_tls_with_a_server_of_its_own(run: Run, files: certificates.Files) -> None:
+    tls = ("--tls", str(files.authority), "--key", str(files.key), "--certificate", str(files.certificate))
+    report = run("throughput", "--size", "1MiB", "--count", "3", "--direction", "both", *tls)
+    assert (report["arguments"]["tls"], report["figures"]["messages"]) == (str(files.authority), 6)
+
+
+def test_a_server_that_is_not_trusted_is_not_measured(
+    capsys: pytest.CaptureFixture[str], start: Start, files: certificates.Files, tmp_path: Path
+) -> None:
+    server = start(
+        "server", "--netloc", "127.0.0.1:0", "--json", f"--key={files.key}", f"--certificate={files.certificate}"
+    )
+    other = certificates.make(tmp_path).authority
+    assert main(["bench", "latency", "--netloc", where(server), "--tls", str(other), "--timeout", "0.5"]) == 1
+    assert "certificate" in capsys.readouterr().err
+
+
+def test_a_server_of_its_own_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], netloc: str) -> None:
+    assert main(["bench", "latency", "--spawn", "--netloc", netloc]) == 1
+    out, errors = capfd.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert "cannot listen" in errors
+
+
+def test_a_password_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PASSWORD, "secret")
+    assert parse(["latency", "--protocol", "mqtt", "--netloc", "broker:1", "--user", "me"]).password == "secret"
+    assert parse(["latency"]).password is None
+
+
+def test_a_prefix_is_never_that_of_an_application() -> None:
+    at_broker = ["--protocol", "mqtt", "--netloc", "broker:1"]
+    assert parse(["server", *at_broker]).prefix == parse(["latency", *at_broker]).prefix != netq.MqttOptions().prefix
+    spawned = [parse(["latency", *at_broker, "--spawn"]).prefix for _ in range(2)]
+    assert len({*spawned, parse(["server", *at_broker]).prefix}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "location"),
+    [("10.0.0.1:5", ("10.0.0.1", 5)), ("[::1]:80", ("::1", 80)), ("/run/q.sock", ("/run/q.sock", 0))],
+)
+def test_where_a_server_is(text: str, location: tuple[str, int]) -> None:
+    assert parse(["latency", "--netloc", text]).netloc == location
+
+
+def test_the_command_lines_of_the_page_are_right() -> None:
+    lines = re.findall(r"^python -m netq bench ([^#\n]*)", PAGE, re.MULTILINE)
+    assert len(lines) > 5
+    assert {parse(shlex.split(line)).work for line in lines} == {"server", "iops", "latency", "throughput", "load"}
+
+
+def test_every_protocol_is_offered() -> None:
+    offered = {parse(["latency", "--netloc", "here:1", "--protocol", each.value]).protocol for each in Protocol}
+    assert offered == set(Protocol)

@@ -1,0 +1,142 @@
+"""Messages that pass between two communicators of one process: all of them, and never too many at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import cast
+
+import pytest
+
+import netq
+from netq.bench import flow
+from netq.bench.flow import Endpoint
+from netq.bench.plan import Plan
+from netq.bench.protocol import Counted, Unexpected, serialization
+from netq.testing import loopback
+from netq.testing.stage import LIMIT, Stage
+
+PLANS = [Plan(((1, 1),)), Plan(((64, 2500),)), Plan(((200_000, 40),)), Plan(((64, 1000), (100_000, 20), (2**21, 3)))]
+WINDOW = 2**16  # bytes that may be here unread: less than a message, and than what is put ahead
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Endpoint, Endpoint]]:
+    """Both ends of a session."""
+    with Stage(lambda purpose, options: KINDS[purpose](options)) as stage:
+        server, client = stage.pair(serialization=serialization(), window=WINDOW)
+        yield _end(server, client), _end(client, server)
+
+
+KINDS = {netq.Purpose.SERVER: loopback.Server, netq.Purpose.CLIENT: loopback.Client}
+
+
+def _end(mine: netq.Communicator, other: netq.Communicator) -> Endpoint:
+    return Endpoint(lambda data: mine.put(data, other.id), functools.partial(mine.get, other.id))
+
+
+def shown_nothing(done: int) -> None:
+    return None
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
+def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
+    ours, theirs = ends
+    shown: list[int] = []
+    with ThreadPoolExecutor() as pool:
+        sent = pool.submit(flow.send, ours, plan, flow.messages(plan), shown_nothing)
+        assert flow.receive(theirs, plan.count, shown.append) == (plan.count, plan.nbytes)
+        sent.result(LIMIT)
+    assert shown == sorted(shown)
+    assert shown[-1] == plan.count
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
+def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
+    with ThreadPoolExecutor() as pool:
+        runs = [pool.submit(flow.exchange, end, plan, flow.messages(plan), shown_nothing) for end in ends]
+        assert [run.result(LIMIT) for run in runs] == [(plan.count, plan.nbytes)] * 2
+
+
+@pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 2**20])
+def test_an_echo_is_what_was_sent(ends: tuple[Endpoint, Endpoint], size: int) -> None:
+    ours, theirs = ends
+    with ThreadPoolExecutor() as pool:
+        echoing = pool.submit(flow.echo, theirs)
+        message = flow.payload(size)
+        for _ in range(3):
+            ours.put(message)
+            assert bytes(ours.get(timeout=LIMIT).data) == bytes(message)
+        ours.put(("end",))
+        assert echoing.result(LIMIT) == (Counted(3, 3 * size), ("end",))
+
+
+def ours_is_never_read(*, timeout: float | None = None) -> netq.Message:
+    raise AssertionError("who only sends gets nothing")
+
+
+class Undelivered(Exception):
+    """Somebody waits for a delivery that never is."""
+
+
+class Deaf:
+    """A peer that takes nothing of what is put."""
+
+    def __init__(self) -> None:
+        self.put_count = 0
+
+    def put(self, data: object) -> netq.Delivery:
+        self.put_count += 1
+        return cast(netq.Delivery, self)
+
+    def result(self, timeout: float | None = None) -> None:
+        raise Undelivered
+
+
+@pytest.mark.parametrize(("size", "most"), [(64, 2 * flow.BATCH), (2**20, 2 * 64)])
+def test_an_echo_waits_for_who_sends_and_does_not_read(size: int, most: int) -> None:
+    deaf, message = Deaf(), netq.Message(uuid.uuid4(), bytes(size))
+    with pytest.raises(Undelivered):
+        flow.echo(Endpoint(deaf.put, lambda timeout=None: message))
+    assert deaf.put_count == most
+
+
+def test_who_sends_little_waits_only_in_the_end() -> None:
+    deaf, plan = Deaf(), Plan(((2**21, 300),))
+    with pytest.raises(Undelivered):
+        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), shown_nothing)
+    assert deaf.put_count == 300
+
+
+def test_who_sends_waits_for_who_does_not_take_it() -> None:
+    deaf, plan = Deaf(), Plan(((64, 10**6),))
+    with pytest.raises(Undelivered):
+        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), shown_nothing)
+    assert deaf.put_count == 2 * flow.BATCH
+
+
+@pytest.mark.parametrize("data", [("hello", 1), None, [1], "text"])
+def test_what_is_no_payload_is_not_counted(ends: tuple[Endpoint, Endpoint], data: object) -> None:
+    ours, theirs = ends
+    theirs.put(data)
+    with pytest.raises(Unexpected):
+        flow.receive(ours, 1, shown_nothing)
+
+
+def test_messages_of_one_plan_share_memory_and_are_noise() -> None:
+    made = list(flow.messages(Plan(((2**20, 2), (2**19, 1)))))
+    assert len({id(message) for message in made}) == 2
+    whole = max(map(bytes, made), key=len)
+    assert any(bytes(message) == whole[: 2**19] for message in made)
+    assert len(set(whole)) == 256
+
+
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 204_800, 204_801, 10**6])
+def test_strides_come_to_the_count(count: int) -> None:
+    strides = list(flow._strides(count, flow.BATCH))
+    assert sum(length for _, length in strides) == count
+    assert [done for done, _ in strides] == list(itertools.accumulate(length for _, length in strides))
+    assert all(0 < length <= flow.BATCH for _, length in strides)

@@ -1,0 +1,99 @@
+"""The open loop, against echoes that come when the test says."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from array import array
+from collections import deque
+
+import pytest
+
+from netq import Delivery, Message
+from netq.bench import flow, load, percentiles
+from netq.bench.client import Sides
+from netq.bench.usage import Usage
+
+MESSAGE = bytes(64)
+
+
+class Echoing:
+    """Gives back what is put, at once; but nothing from the `first` message on until `last` have been put."""
+
+    def __init__(self, first: int = 0, last: int = 0) -> None:
+        self._here: deque[bytes] = deque()
+        self._first, self._last = first, last
+        self.put_count = self.got_count = 0
+
+    @property
+    def end(self) -> flow.Endpoint:
+        return flow.Endpoint(self.put, self.get)
+
+    def put(self, data: bytes) -> Delivery:
+        self.put_count += 1
+        self._here.append(data)
+        return Delivery(None)
+
+    def get(self, *, timeout: float | None = None) -> Message:
+        stalled = self._first <= self.got_count < self._last and self.put_count < self._last
+        if stalled or not self._here:
+            assert timeout is not None, "it would wait for ever"
+            raise TimeoutError
+        self.got_count += 1
+        return Message(uuid.UUID(int=0), self._here.popleft())
+
+
+def test_each_message_is_sent_and_each_echo_counted() -> None:
+    echoing = Echoing()
+    latencies = load.pace(echoing.end, MESSAGE, 1e5, 500, limit=None)
+    assert (echoing.put_count, echoing.got_count, len(latencies)) == (500, 500, 500)
+    assert min(latencies) >= 0  # nothing is sent before it is due
+
+
+def test_a_stall_is_in_the_latency_of_all_that_were_due_in_it() -> None:
+    interval = 1e9 / 20_000
+    latencies = load.pace(Echoing(first=10, last=60).end, MESSAGE, 20_000, 100, limit=None)
+    for number in range(10, 60):  # the echo came when number 59 had been sent, which was not before it was due
+        assert latencies[number] >= (59 - number) * interval - 1
+
+
+class Late(Echoing):
+    """Whose put of message 10 takes until 50 intervals after the first one."""
+
+    def __init__(self, interval: float) -> None:
+        super().__init__()
+        self._interval = interval
+        self._first_put = 0
+
+    def put(self, data: bytes) -> Delivery:
+        self._first_put = self._first_put or time.perf_counter_ns()
+        while self.put_count == 10 and time.perf_counter_ns() < self._first_put + 50 * self._interval:
+            continue
+        return super().put(data)
+
+
+def test_a_message_that_is_sent_late_counts_from_when_it_was_due() -> None:
+    interval = 1e9 / 20_000
+    latencies = load.pace(Late(interval).end, MESSAGE, 20_000, 100, limit=None)
+    for number in range(10, 50):
+        assert latencies[number] >= (50 - number) * interval - 1
+
+
+def test_it_gives_up_when_the_tail_must_be_above_the_limit() -> None:
+    echoing = Echoing()
+    latencies = load.pace(echoing.end, MESSAGE, 1e6, 3000, limit=-1)
+    assert len(latencies) == percentiles.may_exceed(load.TAIL, 3000) + 1 == 4
+
+
+def test_it_is_never_too_far_ahead_of_the_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "_AHEAD", 8)
+    echoing = Echoing(first=0, last=8)
+    assert len(load.pace(echoing.end, MESSAGE, 1e7, 100, limit=None)) == 100
+
+
+def test_a_rate_holds_only_if_all_echoes_came_and_the_tail_is_not_above_the_limit() -> None:
+    used = Sides(Usage(0, None, None), Usage(0, None, None))
+    times = array("q", [1] * 999 + [7])
+    assert load.Try(1.0, 1000, times, 1.0, used).holds(1)
+    assert not load.Try(1.0, 1000, times[:999], 1.0, used).holds(1)
+    assert not load.Try(1.0, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)

@@ -1,0 +1,75 @@
+"""Sizes, and the plans that both sides make of a few numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from netq.bench import plan
+from netq.bench.plan import Plan, format_size, parse_size, powers
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        *[("1", 1), ("64", 64), ("64B", 64), ("2KiB", 2048), ("2 KiB", 2048), ("2k", 2048)],
+        *[("128MiB", 2**27), ("1GiB", 2**30), ("100MB", 10**8), ("1kb", 1000), ("1024GiB", 2**40)],
+    ],
+)
+def test_sizes_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5MiB", "MiB", "3XB", "1025GiB", "1e6", "٣", "64 64"])
+def test_what_is_no_size_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(ValueError, match="expected a size from 1 byte to 1024GiB"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1024, 3 * 2**20, 2**27, 2**40])
+def test_a_size_that_is_shown_can_be_read_again(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+def test_one_size_is_the_largest_as_often_as_reps() -> None:
+    assert powers(21, 21, 0, 1.0, 4000, seed=0).pairs == ((2**21, 4000),)
+
+
+def test_the_mix_of_the_seed() -> None:
+    mix = powers(8, 32, 2, 0.5, 1, seed=0)
+    assert mix.pairs[:2] == ((2**8, 2**12), (2**10, 2**11))
+    assert mix.pairs[-1] == (2**32, 1)
+    assert (mix.count, mix.nbytes) == (8191, 2**33 - 2**20)  # its README: 8.19 K operations, 8.59 GB each way
+
+
+def test_counts_are_rounded() -> None:
+    assert powers(0, 2, 1, 0.3, 1, seed=0).pairs == ((1, 2), (2, 1), (4, 1))  # 2^0.6 = 1.52, 2^0.3 = 1.23
+
+
+def test_the_order_has_each_message_once_is_shuffled_and_the_same_for_a_seed() -> None:
+    mix = Plan(((1, 300), (2, 200), (4, 100)), seed=7)
+    order = list(mix.order())
+    assert Counter(order) == {0: 300, 1: 200, 2: 100}
+    assert order != sorted(order)
+    assert order == list(mix.order())
+    assert order != list(Plan(mix.pairs, seed=8).order())
+
+
+def test_the_order_of_one_size_takes_no_memory() -> None:
+    order = Plan(((64, plan.MOST_MESSAGES),)).order()
+    assert order.__sizeof__() < 100
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [(), ((0, 1),), ((1, 0),), ((2**40 + 1, 1),), ((1, plan.MOST_MESSAGES), (2, 1)), ((1, 1),) * 65, ((1, 10**5000),)],
+)
+def test_a_plan_is_bounded(pairs: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError):
+        Plan(pairs)
+
+
+def test_sizes_in_the_wrong_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="--min-size 9 is above --max-size 3"):
+        powers(9, 3, 1, 1.0, 1, seed=0)

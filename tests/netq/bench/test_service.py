@@ -1,0 +1,182 @@
+"""The server: clients that come after one another, that are killed, that ask for too much or for nonsense."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netq
+from netq import NetworkLocation
+from netq.__main__ import main
+from netq.bench import plan, protocol, service
+from netq.testing.log import Log
+from netq.testing.stage import LIMIT, Stage
+from tests.netq.bench.conftest import Run, Start
+
+MIB = 2**20
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with Stage(lambda purpose, options: netq.new(netq.Protocol.TCP, purpose, options)) as stage:
+        yield stage
+
+
+@contextmanager
+def serving() -> Iterator[netq.Communicator]:
+    """A bench server in this process, which takes messages of 1 MiB."""
+    arrivals = service.Arrivals()
+    here = NetworkLocation("127.0.0.1", 0)
+    options = netq.CommunicatorOptions(
+        netloc=here,
+        serialization=protocol.serialization(),
+        connection=netq.ConnectionOptions(linger=0.1),  # for a client that was killed
+    )
+    with service.open_server(options, netq.Protocol.TCP, arrivals) as server:
+        thread = threading.Thread(target=service.serve, args=(server, arrivals, MIB))
+        thread.start()
+        try:
+            yield server
+        finally:
+            arrivals.put(None)
+            thread.join()
+
+
+def said(client: netq.Communicator) -> Any:
+    return client.get(timeout=LIMIT).data
+
+
+def test_a_second_client_is_served_after_the_first(run: Run, netloc: str) -> None:
+    for _ in range(2):
+        assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
+
+
+def test_a_client_is_served_while_another_one_is(
+    run: Run, netloc: str, location: NetworkLocation, stage: Stage
+) -> None:
+    first = stage.client(location)
+    assert said(first)[0] == "hello"
+    first.put(("echo",))
+    assert said(first) == ("ready",)
+    assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
+    first.put(b"abc")
+    assert said(first) == b"abc"
+    first.put(("end",))
+    assert said(first)[:3] == ("done", 1, 3)
+
+
+@pytest.mark.parametrize("direction", ["up", "down", "both"])
+def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, start: Start, direction: str) -> None:
+    with serving() as server:
+        netloc = "{}:{}".format(*server.netloc)
+        arguments = ("--size", "1KiB", "--count", "50000000", "--direction", direction, "--netloc", netloc)
+        killed = start("throughput", *arguments)
+        while not any(figures.messages_in + figures.messages_out > 100 for figures in server.statistics().values()):
+            assert killed.poll() is None
+        killed.kill()
+        killed.wait()
+        assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
+
+
+def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+    assert main(["bench", "throughput", "--size", "2MiB", "--direction", "down", "--netloc", netloc]) == 1
+    _, errors = capsys.readouterr()
+    assert errors.count("\n") == 1
+    assert "the server refuses: messages of 2,097,152 bytes; it takes 1,048,576 at most" in errors
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ("transfer", "down", ((MIB + 1, 1),), 0),
+        ("transfer", "down", ((1, plan.MOST_MESSAGES + 1),), 0),
+        ("transfer", "down", ((1, 10**6000),), 0),
+        ("transfer", "down", ((10**6000, 1),), 0),
+        ("transfer", "down", ((1, 1),) * 1000, 0),
+        ("transfer", "down", ((-1, 1),), 0),
+        ("transfer", "down", (), 0),
+        ("transfer", "sideways", ((1, 1),), 0),
+        ("transfer", "down", "ab", 0),
+        ("transfer", "down", ((1, 1, 1),), 0),
+        ("transfer", "down", ((1.5, 1),), 0),
+        ("transfer",),
+        ("go",),
+        (),
+        b"no tuple",
+        None,
+        [10**6000],
+    ],
+    ids=lambda request_: repr(type(request_)),
+)
+def test_who_asks_for_too_much_or_nonsense_is_told_and_not_heard_any_more(
+    netloc: str, location: NetworkLocation, stage: Stage, request_: object
+) -> None:
+    client = stage.client(location)
+    assert said(client)[0] == "hello"
+    client.put(request_)
+    kind, why = said(client)
+    assert kind == "refused"
+    assert 0 < len(why) < 500
+
+
+class Harm:
+    """What a pickle could do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("harm"),)
+
+
+def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Stage) -> None:
+    client = stage.client(location)
+    assert said(client)[0] == "hello"
+    client.put(Harm())
+    kind, why = said(client)
+    assert kind == "refused"
+    assert "allow" in why
+    assert not Path("harm").exists()
+
+
+def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage: Stage) -> None:
+    client = stage.client(location)
+    assert said(client)[0] == "hello"
+    client.put(("transfer", "up", ((8, 2),), 0))
+    assert said(client) == ("ready",)
+    client.put(("go",))
+    client.put({"a": 1})
+    assert said(client)[0] == "refused"
+
+
+def test_more_clients_than_it_has_threads_for_are_refused(stage: Stage) -> None:
+    with serving() as server:
+        for _ in range(service.CLIENTS):
+            assert said(stage.client(server.netloc))[0] == "hello"
+        last = stage.client(server.netloc)
+        assert said(last) == ("refused", f"it serves {service.CLIENTS} clients already")
+        for client in list(stage._open):
+            stage.cut(client)
+
+
+def test_the_log_of_the_server_names_who_is_not_served(stage: Stage) -> None:
+    with Log() as log, ExitStack() as stack:
+        client = stage.client(stack.enter_context(serving()).netloc)
+        assert said(client)[0] == "hello"
+        client.put(b"")
+        assert str(client.id) in log.wait("is not served any more")
+        stage.cut(client)
+
+
+def test_a_server_that_began_anew_is_noticed() -> None:
+    hello = netq.Message(netq.CommunicatorOptions().id, ("hello", 1, {}))
+    with pytest.raises(protocol.Unexpected, match='"hello", which was not due: was it started anew'):
+        protocol.hear(lambda: hello, "done")
+
+
+@pytest.mark.parametrize("said", [(2, {}), (), (1,), (1, []), (1, {"python": "3"})])
+def test_a_hello_of_another_version_or_none_is_refused(said: tuple[Any, ...]) -> None:
+    with pytest.raises(protocol.BenchError):
+        protocol.read_hello(said)

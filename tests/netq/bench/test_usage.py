@@ -1,0 +1,65 @@
+"""What a process uses, and where it runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from netq.bench import usage
+from netq.bench.usage import Meter, cores, facts, pinned
+
+SIZE = 64 * 2**20
+
+
+def test_a_meter_sees_the_peak_of_memory_that_is_gone_again() -> None:
+    meter = Meter()
+    block = b"x" * SIZE
+    del block
+    used = meter.read()
+    assert used.resident is not None
+    assert used.extra is not None
+    assert SIZE * 0.9 < used.extra < SIZE * 1.5
+    assert used.resident > used.extra
+    again = Meter().read().extra
+    assert again is not None
+    assert again < SIZE / 2
+
+
+def test_a_meter_counts_the_cpu_of_all_threads() -> None:
+    meter = Meter()
+    thread = threading.Thread(target=_burn)
+    thread.start()
+    thread.join()
+    assert meter.read().cpu >= 20_000_000
+
+
+def _burn() -> None:
+    begin = time.thread_time_ns()
+    while time.thread_time_ns() - begin < 20_000_000:
+        continue
+
+
+def test_where_memory_is_not_told_it_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(usage, "_CLEAR", tmp_path / "no" / "proc")
+    used = Meter().read()
+    assert used[1:] == (None, None)
+    assert used.cpu >= 0
+
+
+def test_a_thread_and_those_it_starts_stay_on_a_core_and_come_back() -> None:
+    before, seen = os.sched_getaffinity(0), []
+    core = cores()[-1]
+    with pinned(core):
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+    assert seen == [{core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_facts_are_text() -> None:
+    assert all(type(value) is str and value for value in facts().values())

@@ -1,0 +1,125 @@
+"""Each work from end to end, over TCP on this machine, with few messages."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import pytest
+
+from netq.__main__ import main
+from netq.bench import client
+from tests.netq.bench.conftest import Run
+
+USED = {"cpu_seconds", "resident_bytes", "extra_bytes"}
+
+
+def check_used(figures: dict[str, Any], more: frozenset[str] = frozenset()) -> None:
+    for side in ("client", "server"):
+        assert figures[side].keys() == USED | more
+        assert figures[side]["cpu_seconds"] >= 0
+        assert figures[side]["resident_bytes"] > figures[side]["extra_bytes"] >= 0
+
+
+def check_times(times: dict[str, float]) -> None:
+    assert list(times) == ["min", "p50", "p90", "p99", "p99.9", "max"]
+    assert list(times.values()) == sorted(times.values())
+    assert times["min"] > 0
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_iops_of_one_size(run: Run, netloc: str, mode: str) -> None:
+    report = run("iops", mode, "--max-size", "17", "--reps", "700", "--netloc", netloc)
+    figures = report["figures"]
+    assert (figures["messages"], figures["bytes"]) == (2 * 700, 2 * 700 * 2**17)
+    assert figures["iops"] == pytest.approx(1400 / figures["seconds"])
+    assert figures["gbit_per_second"] == pytest.approx(1400 * 2**17 * 8 / 1e9 / figures["seconds"])
+    check_used(figures)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_iops_of_a_range(run: Run, netloc: str, mode: str) -> None:
+    sizes = ("--min-size", "4", "--max-size", "18", "--step-size", "2", "--step-expo", "0.5")
+    figures = run("iops", mode, *sizes, "--reps", "2", "--netloc", netloc)["figures"]
+    counts = {2**i: 2 * 2 ** ((18 - i) // 2) for i in range(4, 19, 2)}
+    assert figures["messages"] == 2 * sum(counts.values())
+    assert figures["bytes"] == 2 * sum(size * count for size, count in counts.items())
+
+
+def test_one_message_each_way(run: Run, netloc: str) -> None:
+    figures = run("iops", "async", "--max-size", "0", "--reps", "1", "--netloc", netloc)["figures"]
+    assert (figures["messages"], figures["bytes"]) == (2, 2)
+
+
+@pytest.mark.parametrize("size", ["64", "300KiB"])
+def test_latency(run: Run, netloc: str, size: str) -> None:
+    figures = run("latency", "--size", size, "--count", "200", "--netloc", netloc)["figures"]
+    assert (figures["messages"], figures["bytes"]) == (200, 200 * (64 if size == "64" else 300 * 1024))
+    check_times(figures["microseconds"])
+    assert figures["microseconds"]["min"] / 1e6 * 200 <= figures["seconds"]
+    check_used(figures)
+
+
+@pytest.mark.parametrize(("direction", "ways"), [("up", 1), ("down", 1), ("both", 2)])
+def test_throughput(run: Run, netloc: str, direction: str, ways: int) -> None:
+    arguments = ("--size", "1MiB", "--count", "7", "--direction", direction)
+    figures = run("throughput", *arguments, "--netloc", netloc)["figures"]
+    assert (figures["messages"], figures["bytes"]) == (ways * 7, ways * 7 * 2**20)
+    assert figures["gb_per_second"] == pytest.approx(figures["bytes"] / 1e9 / figures["seconds"])
+    check_used(figures, frozenset({"cpu_seconds_per_gb", "extra_per_message"}))
+    for side in ("client", "server"):
+        assert figures[side]["extra_per_message"] == figures[side]["extra_bytes"] / 2**20
+
+
+def test_load_at_a_rate(run: Run, netloc: str) -> None:
+    figures = run("load", "--rate", "500", "--seconds", "0.2", "--netloc", netloc)["figures"]
+    assert (figures["rate"], figures["messages"], figures["bytes"]) == (500, 100, 6400)
+    assert figures["seconds"] >= 99 / 500  # the last one was not sent before it was due
+    check_times(figures["microseconds"])
+    check_used(figures)
+
+
+def test_load_searches_for_the_highest_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "WARM", 2)
+    figures = run("load", "--seconds", "0.01", "--limit", "10", "--netloc", netloc)["figures"]
+    held = [each["rate"] for each in figures["tries"] if each["holds"]]
+    assert figures["rate"] == max(held, default=0)
+    assert figures["limit_milliseconds"] == 10
+    assert not held or figures["microseconds"]["p99.9"] <= 10_000
+
+
+def test_a_limit_that_nothing_keeps_gives_no_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "WARM", 2)
+    figures = run("load", "--seconds", "0.01", "--limit", "0.01", "--netloc", netloc)["figures"]
+    assert figures["rate"] == 0
+    assert figures["tries"]
+    assert not any(each["holds"] for each in figures["tries"])
+
+
+def test_the_report_says_what_was_asked_and_on_what(run: Run, netloc: str) -> None:
+    report = run("latency", "--size", "2KiB", "--count", "3", "--netloc", netloc)
+    assert report["work"] == "latency"
+    expected = {"size": 2048, "count": 3, "protocol": "tcp", "netloc": netloc, "tls": None}
+    assert report["arguments"] == expected
+    assert report["platform"]["client"] == report["platform"]["server"]
+    assert report["platform"]["client"]["python"] == platform.python_version()
+    assert report["platform"]["client"].keys() == {"python", "netq", "system", "machine", "cores"}
+
+
+def test_the_table_has_a_line_a_figure_aligned(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+    assert main(["bench", "throughput", "--size", "1MiB", "--count", "2", "--netloc", netloc]) == 0
+    out, errors = capsys.readouterr()
+    title, ours, theirs, *rows = out.splitlines()
+    assert title.startswith("throughput: size=1048576 count=2 direction=up protocol=tcp")
+    assert (ours[:8], theirs[:8]) == ("client: ", "server: ")
+    assert [row for row in rows if row.startswith("gb per second ") and row.endswith("  GB/s")]
+    assert len({row.index("  GB/s" if "GB/s" in row else "  MB") for row in rows if row.endswith(("GB/s", "MB"))}) == 1
+    assert errors == ""
+
+
+def test_the_cores_of_this_process_are_as_they_were(run: Run) -> None:
+    before = os.sched_getaffinity(0)
+    figures = run("latency", "--count", "5")["figures"]  # with a server of its own
+    assert figures["messages"] == 5
+    assert os.sched_getaffinity(0) == before
