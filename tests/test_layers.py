@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
+    ["netq.bench.percentiles", "netq.bench.search"],
     ["netq.budget", "netq.bell", "netq.complaints", "netq.appetite"],
     ["netq.errors", "netq.memory", "netq.loop", "netq.delivery", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.utils.stream"],
@@ -25,7 +26,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.core"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
-    ["netq.aio", "netq.testing*", "netq.bench*", "netq.bench.percentiles", "netq.bench.search"],
+    ["netq.aio", "netq.testing*", "netq.bench*"],
     ["netq.__main__"],
     ["fl*"],
     ["edge*"],
