@@ -16,6 +16,9 @@ setup: .venv/dev
 .venv/dev: .venv/demo
 	$(PIP) --editable '.[dev]' && touch $@
 
+.venv/bench: .venv/dev
+	$(PIP) --editable '.[bench]' && touch $@
+
 # What tests need from Debian: tools that make faults, a broker, a proxy. Without them, or without root, the tests that
 # need them are skipped and say so.
 INSTALL = DEBIAN_FRONTEND=noninteractive apt-get install -y -qq
@@ -45,7 +48,7 @@ faults: .venv/dev tools
 soak: .venv/dev
 	$(RUN) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-bench: .venv/dev
+bench: .venv/bench broker
 	$(RUN) -m benchmarks
 
 check: .venv/dev

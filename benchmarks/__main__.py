@@ -1,111 +1,123 @@
-"""python -m benchmarks: echoes between two processes on two cores, over TCP and TLS; a line a figure.
+"""python -m benchmarks [QUESTION ...]: netq beside its peers, a table a question.
 
-The two sides are pinned to different cores, where there are two, and alternate between TCP and TLS, so that
-what else the machine does hits both alike. The server is benchmarks/echo.py, a process of its own.
+A run of all questions with all peers writes docs/benchmarks.md and its plots; every run writes all raw figures to
+out/benchmarks.json. benchmarks/questions.py has the questions, measure.py the measurement.
 """
 
 from __future__ import annotations
 
-import statistics
-import subprocess
+import argparse
+import json
+import os
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
-import numpy as np
+from rich.console import Console
+from rich.progress import Progress, TaskID
 
-import netq
-from benchmarks.echo import MemoryPeak, pin
-from netq.security import certificates
+from benchmarks import page
+from benchmarks.measure import ROOT, Failed, Sample, Stage, measure, stage
+from benchmarks.peers import PEERS
+from benchmarks.questions import QUESTIONS, Question
+from benchmarks.table import render
 
-ECHOES = 10_000
-REPEATS = 5
-LARGE = 100 * 1024**2  # bytes
-
-Figures = dict[str, Any]
+OUT = ROOT / "out"
+Result = tuple[dict[str, list[Sample]], dict[str, str]]  # samples by peer, and why others are not here
 
 
-def main() -> None:
-    pin(0)
-    runs: dict[str, list[Figures]] = {"tcp": [], "tls": []}
-    with tempfile.TemporaryDirectory() as folder:
-        files = certificates.make(Path(folder))
-        for _ in range(REPEATS):
-            for name, figures in runs.items():
-                figures.append(measure(files if name == "tls" else None))
-    for name, figures in runs.items():
-        for key in figures[0]:
-            values = [each[key] for each in figures]
-            print(f"{name}  {key:44} median {statistics.median(values):10.3f}   {min(values):.3f} to {max(values):.3f}")
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = _parse(arguments)
+    if args.list:
+        for question in QUESTIONS:
+            print(f"{question.name:18} {question.title}: {', '.join(question.peers)}")
+        return
+    questions = [_fit(question, args) for question in QUESTIONS if not args.question or question.name in args.question]
+    rounds = 1 if args.quick else args.rounds
+    results = _run([question for question in questions if question.peers], rounds)
+    _save(results)
+    if not (args.question or args.only_peers or args.quick):
+        page.write(ROOT / "docs", results, rounds, f"python -m benchmarks --rounds {rounds}")
 
 
-def measure(files: certificates.Files | None) -> Figures:
-    with echo(files) as queue:
-        queue.put(b"").result(30)
-        queue.get(timeout=30)
-        return {**small(queue), **round_trips(queue), **large(queue)}
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq beside its peers")
+    parser.add_argument("question", nargs="*", help="see --list; without any, all, and docs/benchmarks.md is written")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
+    parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")
+    parser.add_argument("--only-peers", metavar="PEER", nargs="+", default=[], help="and netq, if it is among them")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    args = parser.parse_args(arguments)
+    for what, names, known in (
+        ("question", args.question, [question.name for question in QUESTIONS]),
+        ("peer", args.only_peers, list(PEERS)),
+    ):
+        if unknown := set(names) - set(known):
+            parser.error(f"no {what} {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
+    if args.rounds < 1:
+        parser.error(f"--rounds {args.rounds}; expected 1 or more")
+    return args
 
 
-def small(queue: netq.Communicator) -> Figures:
-    """10,000 objects of 1 KiB there and back, all at once: each exactly once, in order."""
-    begin = time.perf_counter()
-    for number in range(ECHOES):
-        queue.put((number, bytes(1024)))
-    numbers = [queue.get(timeout=30).data[0] for _ in range(ECHOES)]
-    seconds = time.perf_counter() - begin
-    assert numbers == list(range(ECHOES)), "lost, doubled, or out of order"
-    return {"echoes of 1 KiB, 10,000 in flight, per second": ECHOES / seconds}
+def _fit(question: Question, args: argparse.Namespace) -> Question:
+    """Leave out the peers that are not asked for, and what takes long."""
+    peers = tuple(name for name in question.peers if not args.only_peers or name in args.only_peers)
+    return replace(question, peers=peers, task=question.quick if args.quick else question.task)
 
 
-def round_trips(queue: netq.Communicator) -> Figures:
-    """One object of 64 bytes at a time."""
-    times = []
-    for _ in range(2000):
-        begin = time.perf_counter()
-        queue.put(bytes(64))
-        queue.get(timeout=30)
-        times.append(time.perf_counter() - begin)
-    return {"round trip of 64 bytes, microseconds": statistics.median(times) * 1e6}
+def _run(questions: Sequence[Question], rounds: int) -> dict[Question, Result]:
+    results: dict[Question, Result] = {}
+    with stage() as place, Progress(console=Console(stderr=True)) as progress:
+        whole = progress.add_task("", total=sum(len(question.peers) * rounds for question in questions))
+        for question in questions:
+            results[question] = samples, missing = _ask(question, rounds, place, progress, whole)
+            lines = ["", f"{question.name}: {question.title}", "", *render(question, samples, missing)]
+            progress.console.file.flush()
+            print("\n".join(lines), flush=True)
+    return results
 
 
-def large(queue: netq.Communicator) -> Figures:
-    """100 MiB of float32 there and back, once: into fresh memory."""
-    array = np.random.default_rng(0).random(LARGE // 4, np.float32)
-    queue.put("watch your memory").result(30)
-    queue.get(timeout=30)
-    with MemoryPeak() as mine:
-        begin = time.perf_counter()
-        queue.put(array)
-        back = queue.get(timeout=60).data
-        seconds = time.perf_counter() - begin
-    queue.put("how much was it?")
-    theirs = queue.get(timeout=30).data
-    assert np.array_equal(array, back), "the bytes differ"
-    return {
-        "100 MiB of float32 and back, GB/s each way": 2 * LARGE / seconds / 1e9,
-        "  extra peak memory of the client, x message": mine.extra / LARGE,
-        "  extra peak memory of the server, x message": theirs / LARGE,
+def _ask(question: Question, rounds: int, place: Stage, progress: Progress, whole: TaskID) -> Result:
+    """Measure all peers of a question, in turn, round after round. Who fails is out, and says why."""
+    missing = {name: why for name in question.peers if (why := _why_not(name))}
+    samples: dict[str, list[Sample]] = {}
+    for round in range(rounds):
+        for name in question.peers:
+            progress.update(whole, advance=1, description=f"{question.name}, {name}, round {round + 1} of {rounds}")
+            if name in missing:
+                continue
+            try:
+                sample = measure(PEERS[name], question.task, place)
+            except Failed as error:
+                missing[name] = str(error)
+                samples.pop(name, None)
+            else:
+                samples.setdefault(name, []).append(sample)
+    return samples, missing
+
+
+def _why_not(name: str) -> str:
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} core; two are needed" if cores < 2 else PEERS[name].why_not()
+
+
+def _save(results: dict[Question, Result]) -> None:
+    """Write all raw figures, each round's, to out/benchmarks.json."""
+    found = {
+        question.name: {
+            "task": asdict(question.task),
+            "missing": missing,
+            "samples": {
+                name: [{"client": s.client, "server": s.server} for s in each] for name, each in samples.items()
+            },
+        }
+        for question, (samples, missing) in results.items()
     }
-
-
-@contextmanager
-def echo(files: certificates.Files | None) -> Iterator[netq.Communicator]:
-    """Start the server's process, and give a client of it."""
-    arguments = [] if files is None else [str(files.key), str(files.certificate)]
-    with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.echo", *arguments], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        options = netq.CommunicatorOptions(
-            netloc=netq.NetworkLocation("127.0.0.1", int(process.stdout.readline())),
-            security=None if files is None else netq.SecurityOptions(certificate=files.authority),
-        )
-        with netq.new(options=options) as queue:
-            yield queue
+    OUT.mkdir(exist_ok=True)
+    path = OUT / "benchmarks.json"
+    whole = {"machine": page.machine(), "peers": page.versions(), "questions": found}
+    path.write_text(json.dumps(whole), encoding="utf-8")
+    print(f"\nAll figures: {path}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from netq.wire import Code, Greeting
 log = logging.getLogger("netq")
 
 _STEADY = 1.0  # seconds that a link has to last, for the next pause to be a short one again
+_NEWS = 60.0  # seconds after which a complaint about a host is news again, once a client of it is let in
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 TransportFactory = Callable[[Owner, Loop], Transport]
 
@@ -252,7 +253,7 @@ class Hub:
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
         self._known(link)
-        self._complaints.forget(link.address)
+        self._complaints.forget_at(link.address, time.monotonic() + _NEWS)
         link.peer = peer
         if peer.loop is self.home:
             return peer.accept(link, greeting, resumed=same)
@@ -288,7 +289,8 @@ class Hub:
 
     def _complain(self, link: Link, reason: str) -> None:
         reason = printable(reason)
-        level = logging.WARNING if self._complaints.is_new(link.address, reason) else logging.DEBUG
+        is_new = self._complaints.is_new(link.address, reason, time.monotonic())
+        level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", link.address, reason)
 
     def _reached(self, peer: Peer) -> None:

@@ -34,6 +34,7 @@ _READS = 32  # packets before the others have their turn
 _TAKEN_OVER = 0x8E
 _REFUSING = 0x80  # reason codes from here on are failures
 _BAD_LOGIN = (0x86, 0x87)
+_SHOWN = 64  # characters of a user's name
 _FRAME = 1024  # bytes that a topic, a header and MQTT's own may add to a publication
 
 
@@ -209,7 +210,7 @@ class Broker:
         if reason.value >= _REFUSING:
             user, advice = self._options.mqtt.user, ""
             if reason.value in _BAD_LOGIN:
-                advice = f" (user {user!r}); see MqttOptions.user and password"
+                advice = f" (user {user and user[:_SHOWN]!r}); see MqttOptions.user and password"
             error = ConnectionRefusedError(f"the broker refuses: {reason}{advice}")
             self._came.append(lambda: self._lost(error))
         else:

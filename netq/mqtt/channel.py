@@ -16,6 +16,7 @@ from netq.pipe import Pipe
 _AHEAD = 128 * 1024  # bytes read at once
 _CONNACK = 0x20  # what a broker's first byte is
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # brokers leave Nagle's algorithm on: 40 ms for each short answer
+_SHOWN = 16  # bytes of what is not MQTT
 _ALERT = 0x15  # what the first byte is of one who speaks TLS
 
 
@@ -85,7 +86,7 @@ class Channel:
             if n == 0:
                 raise ConnectionResetError("it hung up")
             if not self._begun:
-                self._check_first()
+                self._check_first(bytes(self._ahead[: min(n, _SHOWN)]))
             if _QUICKACK is not None:
                 self.sock.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)  # it does not last
         except BlockingIOError:
@@ -96,8 +97,7 @@ class Channel:
             raise self._ended(error) from error
         return n
 
-    def _check_first(self) -> None:
-        first = bytes(self._ahead[:16])
+    def _check_first(self, first: bytes) -> None:
         if first[0] == _ALERT:
             raise ConnectionRefusedError("it speaks TLS; set SecurityOptions(certificate=...), or use its plain port")
         if first[0] != _CONNACK:

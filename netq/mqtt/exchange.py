@@ -19,6 +19,7 @@ from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.group import Groups, Member
 from netq.mqtt.link import PREFIX, Link
+from netq.mqtt.pace import LATE, Pace, Starts
 from netq.mqtt.packet import Kind, Packet
 from netq.mqtt.port import Port
 from netq.mqtt.shelf import Shelf
@@ -29,8 +30,9 @@ log = logging.getLogger("netq")
 
 _SMALLEST = 1024  # bytes of a packet that a broker has to take
 _LEAST = 4 * 1024  # to which packets are made smaller by guessing
-_IN_VAIN = 2  # links lost in a row with a packet under way that is larger than all that ever arrived
-_STRANGERS = 256  # links that have not greeted: all that a server keeps
+_IN_VAIN = 3  # links lost in a row with a packet under way, since the first of which none so large has arrived
+_STRANGERS = 4096  # links that have not greeted: all that a server keeps
+_GREETING = 5.0  # seconds that they have for it, whoever else knocks
 _RESETS = 100  # a second: packets for links that there are not
 
 
@@ -46,16 +48,20 @@ class Exchange:
         self.groups = Groups(self._members) if is_server else None
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
+        self.heartbeat = owner.options.connection.heartbeat
+        self._late = min(LATE, self.heartbeat * owner.options.connection.misses / 4)
+        self._starts = Starts()
         self._owner = owner
-        self._strangers: dict[Port, None] = {}  # a server's links that have not greeted, the oldest first
+        self._strangers: dict[str, Port] = {}  # by client, a server's links that have not greeted, the oldest first
         self._waiting: dict[Port, None] = {}  # in the order of their turns
         self._pumping = False
         self._share = share(1)  # packets that each link may have on its way
         self._shelves: dict[str, tuple[Shelf, Port]] = {}
         self._ticking: Timer | None = None
         self._wanted = self.size  # before any of it seemed too large
-        self._arrived = 0  # bytes of the largest packet that is known to have arrived
-        self._in_vain = 0
+        self._in_vain = 0  # links lost that make a limit of the broker's likely
+        self._doubted = 0.0  # when the last of them was lost
+        self._arrived = 0  # bytes of the largest packet that has arrived since the first of them was lost
         self._resets: deque[float] = deque(maxlen=_RESETS)
         self._complained = False
 
@@ -70,26 +76,39 @@ class Exchange:
             return ConnectionRefusedError(f"the broker takes packets of {size} bytes; netq needs {_SMALLEST}")
         room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(Way("s", "0" * 16, "0" * 16)).encode()) - 16
         self.size = max(1, min(self.options.mqtt.packet_size, room))
-        self._wanted = self.size
+        self._wanted, self._in_vain = self.size, 0
         return None
 
     def new_port(self, came: Way) -> Port:
-        """Return the port of a new link, whose packets come on `came`."""
+        """Return the port of a new link, whose packets come on `came`. A server makes room for it before."""
         back = Way("c" if came.to == "s" else "s", came.client, came.link)
-        if self.groups is None:
-            port = Port(self, came, self.topics.link(back), self._share)
-        else:
-            self._make_room(came.client)
-            port = Port(self, came, self.topics.link(back), 1)  # until it has greeted
-            self._strangers[port] = None
+        pace = Pace(self.size, self._starts.of(came.client), self._late)
+        port = Port(self, came, self.topics.link(back), self._share if self.groups is None else 1, pace)
+        if self.groups is not None:
+            self._strangers[came.client] = port  # until it has greeted
         self.ports[came] = port
         return port
 
-    def attach(self, port: Port, address: str, size: int) -> Link:
-        """Let a port carry a link; return it."""
+    def make_room(self, client: str) -> bool:
+        """Whether a client that knocks is let in. It has one link that has not greeted; whoever has many ids pushes
+        out the oldest, but none that may still greet: a crowd that comes back knocks again.
+        """
+        again = self._strangers.get(client)
+        if again is not None and not self._settle(again):
+            again.fail(ConnectionResetError("it knocked again before it greeted"), tell=False)
+        while len(self._strangers) >= _STRANGERS:
+            oldest = next(iter(self._strangers.values()))
+            if self._settle(oldest):
+                continue
+            if time.monotonic() < oldest.born + _GREETING:
+                return False
+            oldest.fail(ConnectionResetError("others knocked before it greeted"), tell=False)
+        return True
+
+    def attach(self, port: Port, address: str, size: int) -> None:
+        """Let a port carry a link."""
         link = Link(self._owner, port, self.loop, self._owner.connect(), address, min(size, self.size))
         self._owner.attach(link)
-        return link
 
     def lose(self, error: Exception) -> None:
         """The connection to the broker is lost, and all links with it."""
@@ -114,7 +133,7 @@ class Exchange:
             port.fail(ConnectionResetError(f"the peer says: {packet.read_reason(came)}"), tell=False)
         else:
             self._try(port, lambda: port.arrived(came))
-            if port in self._strangers:
+            if self._is_stranger(port):
                 self._settle(port)
 
     def block_came(self, group: str, payload: bytes | bytearray) -> None:
@@ -165,12 +184,17 @@ class Exchange:
         if self._shelves.pop(group, None) is not None:
             self.broker.unsubscribe(self.topics.group(group))
 
+    def proved(self, size: int) -> None:
+        """Remember that packets of so many bytes arrive."""
+        self._arrived = max(self._arrived, size)
+
     def ended(self, port: Port) -> None:
         """Forget a port."""
         self._waiting.pop(port, None)
         self.ports.pop(port.way, None)
-        self._strangers.pop(port, None)
-        self._arrived = max(self._arrived, port.pace.largest)
+        if self._is_stranger(port):
+            del self._strangers[port.client]
+        self._starts.ended(port.client, port.pace)
         self._divide()
         if self.groups is not None:
             self.groups.lost(port, time.monotonic())
@@ -183,31 +207,34 @@ class Exchange:
 
     def _suspect(self, port: Port) -> None:
         """The peer misses something. If larger packets never arrive, the broker may drop them without a word."""
-        self._arrived = max([self._arrived, *[other.pace.largest for other in self.ports.values()]])
         lost = port.pace.largest_under_way
-        self._in_vain = self._in_vain + 1 if lost > max(_LEAST, self._arrived) else 0
+        if lost <= _LEAST or port.born < self._doubted:  # many links may be lost at once, by another cause
+            return
+        if not self._in_vain or self._arrived >= lost:
+            self._in_vain = self._arrived = 0
+        self._in_vain += 1
+        self._doubted = time.monotonic()
         if self._in_vain == _IN_VAIN:
             self._in_vain = 0
-            told, self.size = self.size < self._wanted, max(_LEAST, min(self.size, lost) // 2)
-            level = logging.DEBUG if told else logging.WARNING
-            advice = "has it a limit of its own? (message_size_limit; see MqttOptions.packet_size)"
-            log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, advice)
+            self._shrink(lost)
 
-    def _make_room(self, client: str) -> None:
-        """A client that knocks has one link that has not greeted; whoever has many ids pushes out the oldest."""
-        again = [port for port in self._strangers if port.client == client]
-        oldest = list(self._strangers)[:1] if len(self._strangers) >= _STRANGERS else []
-        for port in again or oldest:
-            self._settle(port)
-            if port in self._strangers:
-                port.fail(ConnectionResetError("another knocked before it greeted"), tell=False)
+    def _shrink(self, lost: int) -> None:
+        told, self.size = self.size < self._wanted, max(_LEAST, min(self.size, lost) // 2)
+        level = logging.DEBUG if told else logging.WARNING
+        guess = "perhaps the broker has a limit of its own (message_size_limit; see MqttOptions.packet_size)"
+        log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, guess)
 
-    def _settle(self, port: Port) -> None:
-        """Give one that has greeted its share of the room."""
-        if port.far is not None and port.far.greeted:
-            del self._strangers[port]
-            port.window.share = self._share
-            self._divide()
+    def _is_stranger(self, port: Port) -> bool:
+        return self._strangers.get(port.client) is port
+
+    def _settle(self, port: Port) -> bool:
+        """Give one that has greeted its share of the room; return whether it has."""
+        if port.far is None or not port.far.greeted:
+            return False
+        del self._strangers[port.client]
+        port.window.share = self._share
+        self._divide()
+        return True
 
     def _divide(self) -> None:
         """Share the room anew; what has been granted stays so."""
@@ -215,7 +242,7 @@ class Exchange:
         if self._share != share(greeted):
             self._share = share(greeted)
             for port in self.ports.values():
-                if port not in self._strangers:
+                if not self._is_stranger(port):
                     port.window.share = self._share
 
     def _pump(self) -> None:
@@ -238,7 +265,7 @@ class Exchange:
             port.command(Kind.JOINED, group)
 
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Member]:
-        """The ports of these peers whose links both ends have agreed on, and that take blocks of our size."""
+        """The ports of these peers whose links both ends have agreed on, and that are to take blocks of our size."""
         wanted = set(audience)
         return [port for port in self.ports.values() if port.far and port.far.listener(self.size) in wanted]
 

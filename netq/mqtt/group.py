@@ -6,6 +6,7 @@ the pace of the slowest, who may be LEAD blocks behind; one that makes no progre
 gets the rest on its own topic. The others then move to another group: the broker must not go on filling its queue.
 
     new ──JOIN──► joining ──JOINED of all──► ready ──► dissolved (LEAVE): one was lost, or slow, or it is not used
+                           whose packets are large
 
 A group gives way to another only when it is idle, and a message that has lost its group so, or found no room for one,
 goes alone to its end: groups that took turns would do nothing but join.
@@ -25,6 +26,7 @@ from netq.mqtt.topic import new_id
 from netq.utils.stream import Stream
 
 LEAST = 64 * 1024  # bytes of a message that is worth a group
+LARGE = 1024 * 1024  # of one that is worth waiting for members whose packets may yet grow
 LEAD = 8  # blocks that the slowest member may be behind
 KEPT = 4  # groups that are kept for the next put to the same clients
 JOIN = 1.0  # seconds within which a client has to have joined
@@ -46,6 +48,13 @@ class Member(Protocol):
     """What a group asks of a link."""
 
     client: str  # whose links come and go
+
+    @property
+    def full(self) -> bool:
+        """Whether its way is known to bear whole blocks."""
+
+    def undecided(self, now: float) -> bool:
+        """Whether that will be known soon."""
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN or LEAVE."""
@@ -93,6 +102,7 @@ class Group:
         self.id = new_id()
         self.members = {member: _Standing(since=now) for member in members}
         self.joining = set(self.members)
+        self.growing = {member for member in self.members if not member.full}
         self.born = now
         self.waiting: set[Member] = set()
         self.entries: deque[_Entry] = deque()
@@ -100,9 +110,14 @@ class Group:
         self._last = 0
 
     @property
+    def coming(self) -> set[Member]:
+        """Those for whom the others wait: they are to join, and to come with a whole block."""
+        return self.joining | self.growing
+
+    @property
     def idle(self) -> bool:
         """Whether nobody would miss it now."""
-        return not self.joining and not self.entries
+        return not self.coming and not self.entries
 
     @property
     def behind(self) -> int:
@@ -113,12 +128,19 @@ class Group:
         """The entry of a block that was published and that not all have passed."""
         return next((e for e in self.entries if e.stream is block.stream and e.start == block.start), None)
 
+    def carries(self, stream: Stream) -> bool:
+        """Whether a block of it was published that not all have passed."""
+        return any(entry.stream is stream for entry in self.entries)
+
     def place(self, member: Member, block: Block, now: float) -> Publication:
         """Say how a member's block goes."""
+        self._arrive(member)
         standing, entry = self.members[member], self.find(block)
-        if entry is None and not self.joining and self._last - self.behind < LEAD:
+        if entry is None and self._is_past(block):
+            return ALONE_NOW
+        if entry is None and not self.coming and self._last - self.behind < LEAD:
             return self._publish(standing, block, now)
-        if entry is None or self.joining:
+        if entry is None or self.coming:
             self.waiting.add(member)
             return WAIT
         if entry.number <= standing.referred:  # its lanes take turns in another order than those of the others
@@ -137,8 +159,8 @@ class Group:
 
     def late(self, now: float) -> list[Member]:
         """Those who have not joined in time, or hold the others up."""
-        if self.joining:
-            return list(self.joining) if now >= self.born + JOIN else []
+        if self.coming:
+            return list(self.coming) if now >= self.born + JOIN else []
         if not self.entries:
             return []
         behind, patience = self.behind, STALL if self.waiting else 5 * STALL
@@ -149,6 +171,17 @@ class Group:
         waiting, self.waiting = self.waiting, set()
         for member in waiting:
             member.wake()
+
+    def _arrive(self, member: Member) -> None:
+        """It has a whole block: its packets have grown."""
+        if member in self.growing:
+            self.growing.remove(member)
+            if not self.coming:
+                self.wake()
+
+    def _is_past(self, block: Block) -> bool:
+        """Whether others have published what comes behind: who began later catches up alone."""
+        return any(entry.stream is block.stream and entry.start > block.start for entry in self.entries)
 
     def _publish(self, standing: _Standing, block: Block, now: float) -> Publication:
         for other in self.members.values():
@@ -172,10 +205,9 @@ class Groups:
     def place(self, member: Member, block: Block, now: float) -> Publication:
         """Say how a member's block goes: alone, or by a group."""
         message = id(block.stream), block.audience  # the id may be that of an earlier one: then it had the same group
-        if self._goes_alone(message, now):
+        if self._goes_alone(message, now) and block.start:
             return ALONE_NOW
-        group = next((g for g in self._groups.values() if g.message == message), None)
-        group = group or self._gather(member, block, now)
+        group = self._found(message, block) or self._gather(member, block, now)
         if group is None or member not in group.members:  # one group for a message: those who come late go alone
             return ALONE_NOW
         return group.place(member, block, now)
@@ -185,7 +217,7 @@ class Groups:
         for group in self._groups.values():
             if group.id == id and member in group.joining:
                 group.joining.remove(member)
-                if not group.joining:
+                if not group.coming:
                     group.wake()
 
     def passed(self, member: Member, id: str, number: int, now: float) -> None:
@@ -217,19 +249,30 @@ class Groups:
 
     def deadline(self) -> float:
         """When to `tick`, seconds from now on; never if nothing is under way."""
-        busy = any(group.joining or group.entries for group in self._groups.values())
+        busy = any(group.coming or group.entries for group in self._groups.values())
         return STALL / 4 if busy else math.inf
+
+    def _found(self, message: tuple[int, tuple[uuid.UUID, ...]], block: Block) -> Group | None:
+        """The group that a message has; none if it begins, perhaps once more: the user may keep the stream."""
+        group = next((g for g in self._groups.values() if g.message == message), None)
+        return group if group is not None and (block.start or group.carries(block.stream)) else None
 
     def _gather(self, member: Member, block: Block, now: float) -> Group | None:
         if self._is_alone(member, now):
             return None
-        able = frozenset(m for m in self._find(block.audience) if not self._is_alone(m, now))
+        there = [m for m in self._find(block.audience) if not self._is_alone(m, now)]
+        able = frozenset(m for m in there if m.full or m.undecided(now))
         if member not in able or len(able) < 2:
             return None
+        if block.stream.nbytes < LARGE and not all(m.full for m in able):
+            return None
         message = id(block.stream), block.audience
+        self._single.pop(message, None)
         if able not in self._groups and not self._make_room(now):
             self._single[message] = now
             return None
+        for earlier in [group for group in self._groups.values() if group.message == message]:
+            earlier.message = 0, ()  # of when the stream was put before
         group = self._groups.pop(able, None) or self._new(able, now)
         group.message = message
         self._groups[able] = group

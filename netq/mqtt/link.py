@@ -14,7 +14,8 @@ from netq.link import Owner
 from netq.loop import Loop
 from netq.memory import Buffer
 from netq.mqtt.group import LEAST, Block
-from netq.mqtt.port import Port, Segment
+from netq.mqtt.port import Port
+from netq.mqtt.segment import Segment
 
 _STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
 PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
@@ -67,9 +68,9 @@ class Link:
         return self.connection.open
 
     def listener(self, size: int) -> uuid.UUID | None:
-        """Who takes blocks of this size here; None: the greetings are not over, or its packets are smaller."""
+        """Who takes blocks of this size here; None: the greetings are not over, or the peer's packets are smaller."""
         session = self.connection.session
-        able = self.connection.open and self._size == size and self._port.pace.full
+        able = self.connection.open and self._size == size
         return session.peer if session is not None and able else None
 
     # For the port, in this link's loop.

@@ -7,39 +7,25 @@ Owned by a transport; publishes only when it is given a turn (netq/mqtt/exchange
 from __future__ import annotations
 
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from netq.errors import ProtocolError
 from netq.loop import Loop, Timer
-from netq.memory import Buffer
 from netq.mqtt import packet
 from netq.mqtt.group import ALONE_NOW, WAIT, Block, Groups
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
+from netq.mqtt.segment import Far, Segment
 from netq.mqtt.shelf import Shelf
 from netq.mqtt.topic import Way
 from netq.mqtt.window import Window
 
-_PROBE = 1.0  # seconds after which to ask whether what was sent has arrived
+_PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
 _PARTING = 1.0  # seconds in which the rest may be sent after `close`
 _SHELVES = 8  # groups that a client is a member of
 _BLOCK_WAIT = 2.0  # seconds for which a block may be later than what refers to it
-
-
-class Segment(NamedTuple):
-    """Bytes of the session, and a block that follows them, if one does."""
-
-    buffers: list[Buffer]
-    block: Block | None = None
-
-    def copy(self) -> Segment:
-        """The same, in memory of its own."""
-        block = self.block
-        own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
-        return Segment([b"".join(self.buffers)], own)
 
 
 class Carrier(Protocol):
@@ -47,7 +33,7 @@ class Carrier(Protocol):
 
     loop: Loop
     groups: Groups | None  # a server's
-    size: int  # bytes of a packet, at most
+    heartbeat: float
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Publish now; only in a turn."""
@@ -64,38 +50,22 @@ class Carrier(Protocol):
     def leave(self, group: str) -> None:
         """Subscribe no more."""
 
+    def proved(self, size: int) -> None:
+        """A packet of so many bytes has arrived."""
+
     def ended(self, port: Port) -> None:
         """Forget it."""
-
-
-class Far(Protocol):
-    """The Link, of which all but `listener` and `greeted` is called in the link's own loop."""
-
-    @property
-    def greeted(self) -> bool:
-        """Whether both have said who they are."""
-
-    def listener(self, size: int) -> uuid.UUID | None:
-        """Who takes blocks of this size there, if somebody does."""
-
-    def feed(self, data: memoryview) -> None:
-        """Take bytes of the session; tell `used` then."""
-
-    def published(self) -> None:
-        """A segment has left."""
-
-    def lost(self, error: Exception) -> None:
-        """No byte passes any more."""
 
 
 class Port:
     """Packets to and from one peer."""
 
-    def __init__(self, carrier: Carrier, way: Way, topic: str, share: int) -> None:
+    def __init__(self, carrier: Carrier, way: Way, topic: str, share: int, pace: Pace) -> None:
         self.way = way  # that leads here
         self.client = way.client
         self.window = Window(share)
-        self.pace = Pace(carrier.size)
+        self.pace = pace
+        self.born = time.monotonic()
         self.gone = False
         self.call: Callable[..., None] = _nobody  # runs something in the link's loop; at once if that is this one
         self.far: Far | None = None
@@ -107,8 +77,8 @@ class Port:
         self._shelves: dict[str, Shelf] = {}
         self._held: deque[Packet] = deque()  # from the reference on whose block has yet to come
         self._closing = False
-        self._answer = False  # an ACK is asked for
-        self._probe: Timer | None = None
+        self._patience = _PROBE  # seconds for which to wait for progress
+        self._reminder: Timer | None = None
         self._timers: list[Timer] = []
 
     @property
@@ -151,8 +121,7 @@ class Port:
             return True
         if self._closing and not self._segments and not self._commands:
             self._part()
-        elif self.window.ack_due or self._answer:
-            self._answer = False
+        elif self.window.ack_due:
             self._publish(Kind.ACK, b"")
         return False
 
@@ -165,8 +134,6 @@ class Port:
         if came.kind in NUMBERED:
             self._held.append(came)
             self._use()
-        elif came.kind is Kind.PROBE:
-            self._answer = True
         elif came.kind is Kind.CLOSE:
             return self._end(ConnectionResetError("the peer hung up"))
         return self._carrier.wants(self)
@@ -199,6 +166,15 @@ class Port:
     def wake(self) -> None:
         """Try again to send."""
         self._carrier.wants(self)
+
+    @property
+    def full(self) -> bool:
+        """Whether its packets are as large as those of others can be."""
+        return self.pace.full
+
+    def undecided(self, now: float) -> bool:
+        """Whether it is not known yet that the way is fast."""
+        return self.pace.undecided(now)
 
     # Out.
 
@@ -244,24 +220,32 @@ class Port:
     def _number(self, kind: Kind, body: bytes, elsewhere: int = 0) -> None:
         self.window.send()
         self._publish(kind, body)
-        measured = self.pace.sent(self.window.sent, len(body) + elsewhere, time.monotonic())
-        if measured or not self.window.open:  # our share may be less than what the peer has granted: it would not ask
+        self.pace.sent(self.window.sent, len(body) + elsewhere, time.monotonic())
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for an acknowledgement, if it is time to: our share may be less than what the peer has granted, which
+        would not give one yet.
+        """
+        if self.pace.asks(time.monotonic(), stopped=not self.window.open):
             self._publish(Kind.PROBE, b"")
 
     def _publish(self, kind: Kind, body: bytes) -> None:
         self._carrier.publish(self._topic, packet.header(kind, *self.window.stamp()) + body)
 
     def _watch_progress(self) -> None:
-        """Ask, if nothing is heard of what was sent: the last of it may be lost, or the answer."""
-        if self._probe is None:
-            self._probe = self._carrier.loop.at(time.monotonic() + _PROBE, self._ask, self.window.acked)
+        """Ask, if nothing is heard of what was sent: the last of it may be lost, or the question, or the answer."""
+        if self._reminder is None:
+            self._reminder = self._carrier.loop.at(time.monotonic() + self._patience, self._remind, self.window.acked)
 
-    def _ask(self, acked: int) -> None:
-        self._probe = None
+    def _remind(self, acked: int) -> None:
+        self._reminder = None
         if self.gone or not self.window.waiting:
             return
         if self.window.acked == acked:
-            self._publish(Kind.PROBE, b"")
+            if self.pace.asks(time.monotonic(), stopped=True) or self._patience > _PROBE:
+                self._publish(Kind.PROBE, b"")
+            self._patience = min(2 * self._patience, max(2 * _PROBE, self._carrier.heartbeat))
         self._watch_progress()
 
     def _part(self) -> None:
@@ -321,7 +305,13 @@ class Port:
             self._carrier.leave(group)
 
     def _progressed(self) -> None:
-        self.pace.acked(self.window.acked, time.monotonic())
+        self._carrier.proved(self.pace.acked(self.window.acked, time.monotonic()))
+        if self._reminder is not None and self._patience > _PROBE:
+            self._reminder.cancel()
+            self._reminder, self._patience = None, _PROBE
+            self._watch_progress()
+        if not self._may_send:  # of what has left since the question, nobody would tell
+            self._ask()
         groups = self._carrier.groups
         while groups is not None and self._references and self._references[0][0] <= self.window.acked:
             _, group, number = self._references.popleft()
@@ -344,7 +334,7 @@ class Port:
         self.gone = True
         self._segments.clear()
         self._held.clear()
-        for timer in (*self._timers, *([self._probe] if self._probe else ())):
+        for timer in (*self._timers, *([self._reminder] if self._reminder else ())):
             timer.cancel()
         for group in self._shelves:
             self._carrier.leave(group)

@@ -16,6 +16,7 @@ import secrets
 import time
 
 from netq import core
+from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner, backoff
 from netq.loop import Loop, Timer
@@ -52,7 +53,7 @@ class Reception:
         self._last_hello = 0.0
         self._attempt = 0
         self._up_since = 0.0
-        self._trouble = ""  # what the log has been told of
+        self._complaints = Complaints()  # of the broker
         self._closing = False
 
     # For the communicator.
@@ -95,9 +96,9 @@ class Reception:
         self._exchange.lose(error)
         if self._answer is not None:
             self._answer.cancel()
-        if (trouble := str(error)) != self._trouble:
+        trouble = printable(str(error))
+        if self._complaints.is_new(self._exchange.where, trouble):
             log.warning("%s: %s; trying again until it answers", self._exchange.where, trouble)
-            self._trouble = trouble
         now = time.monotonic()
         if self._up_since and now - self._up_since >= _STEADY:
             self._attempt = 0
@@ -138,9 +139,10 @@ class Reception:
         if not granted:
             return self._not_let(prefix)
         self._up_since = time.monotonic()
-        level = logging.WARNING if self._trouble or self._taken else logging.INFO
+        troubled = self._complaints.forget(self._exchange.where) or self._taken
+        level = logging.WARNING if troubled else logging.INFO
         log.log(level, "%s: connected to the broker, serving %r", self._exchange.where, prefix)
-        self._trouble, self._taken = "", False
+        self._taken = False
         return self._say_hello()
 
     def _not_let(self, prefix: str) -> None:
@@ -216,11 +218,12 @@ class Reception:
         port = self._exchange.ports.get(way)
         if port is not None:  # our answer was lost, or crossed this
             return port.welcome(packet.opening(self._options.mqtt.packet_size, self._instance))
+        if not self._exchange.make_room(way.client):
+            return None  # it knocks again
         port = self._exchange.new_port(way)
         port.window.arrived(came)
         port.welcome(packet.opening(self._options.mqtt.packet_size, self._instance))
-        self._exchange.attach(port, f"client {way.client} of {self._exchange.where}", opening.size)
-        return None
+        return self._exchange.attach(port, f"{self._exchange.where}, client {way.client}", opening.size)
 
     def _gone(self, client: str) -> None:
         for way, port in list(self._exchange.ports.items()):

@@ -7,7 +7,7 @@ another. Each side grants room for so many packets beyond those that it has used
 from __future__ import annotations
 
 from netq.errors import ProtocolError
-from netq.mqtt.packet import NUMBERED, Packet
+from netq.mqtt.packet import NUMBERED, Kind, Packet
 
 MOST = 8  # packets of one link on their way in one direction; 2 MiB
 TOGETHER = 256  # of all links of a server; mosquitto drops what is beyond 1,000 without a word
@@ -30,6 +30,7 @@ class Window:
         self._used = 0  # of those that arrived
         self._told = 0  # `used`, as the peer knows it
         self._granted = 0  # the last that we have granted
+        self._asked: int | None = None  # the packet whose acknowledgement the peer has asked for
 
     @property
     def open(self) -> bool:
@@ -43,8 +44,13 @@ class Window:
 
     @property
     def ack_due(self) -> bool:
-        """Whether the peer should be told, if nothing else is to be sent: half of its room is used."""
-        return 2 * (self._used - self._told) >= self.share
+        """Whether the peer should be told, if nothing else is to be sent: it has asked, or half of its room is used."""
+        return self._answers or 2 * (self._used - self._told) >= self.share
+
+    @property
+    def _answers(self) -> bool:
+        """Whether what the peer has asked for is used up; it asks once, so an answer before that would not help it."""
+        return self._asked is not None and self._used >= self._asked
 
     def send(self) -> None:
         """Count a numbered packet."""
@@ -53,6 +59,8 @@ class Window:
     def stamp(self) -> tuple[int, int, int]:
         """Return number, received and room for the header of a packet; they count as told."""
         self._told = self._used
+        if self._answers:
+            self._asked = None
         self._granted = max(self._granted, self._used + self.share)
         return self.sent, self._used, self._granted - self._used
 
@@ -70,6 +78,8 @@ class Window:
         self._arrived = expected
         self.acked = packet.received
         self._limit = max(self._limit, packet.received + packet.room)
+        if packet.kind is Kind.PROBE:
+            self._asked = packet.number
 
     def used(self) -> None:
         """Count a numbered packet that arrived as used up."""

@@ -40,7 +40,6 @@ class Listener:
         self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
         self._starved = False  # and the log has been told
         self._complaints = Complaints()
-        self._since = time.monotonic()  # the log has been told of these
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -115,10 +114,9 @@ class Listener:
 
     def _complain(self, sock: socket.socket, reason: str) -> None:
         """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
-        now = time.monotonic()
-        if now - self._since > _NEWS:
-            self._complaints, self._since = Complaints(), now
-        is_new = self._complaints.is_new(f"user {rendezvous.user(sock)}", reason)
+        now, user = time.monotonic(), f"user {rendezvous.user(sock)}"
+        is_new = self._complaints.is_new(user, reason, now)
+        self._complaints.forget_at(user, now + _NEWS)
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 

@@ -24,6 +24,19 @@ def test_it_is_news_again_after_all_was_well() -> None:
         assert not complaints.is_new(host, "no certificate")
 
 
+def test_one_that_is_well_makes_others_of_its_host_news_after_a_while_and_once() -> None:
+    complaints, told = Complaints(), 0
+    for second in range(1000):
+        told += complaints.is_new("10.0.0.1:1883, client a", "no INI", float(second))
+        complaints.forget_at("10.0.0.1:1883, client b", second + 60.0)
+    assert told == 1 + 999 // 60
+
+
+def test_all_clients_of_one_broker_are_one_host() -> None:
+    complaints = Complaints()
+    assert sum(complaints.is_new(f"127.0.0.1:1883, client {n:016x}", "no INI", 1.0) for n in range(500)) == 1
+
+
 def test_who_complains_of_ever_new_things_is_told_of_sixteen_times() -> None:
     complaints = Complaints()
     news = [

@@ -6,6 +6,7 @@ import http.server
 import itertools
 import logging
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -113,6 +114,32 @@ def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBr
         log.wait("(user None)")
     with Stage(at_broker(broker.netloc, user="ada", password="right")) as stage:
         introduce(stage.server(), stage.client(broker.netloc))
+
+
+def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: Log) -> None:
+    broker = new_broker(user="ada", password="right")
+    with Stage(at_broker(broker.netloc, user="u" * 300, password="wrong")) as stage:
+        stage.cut(stage.client(broker.netloc))
+        client = stage.client(broker.netloc)
+        assert f"(user '{'u' * 64}')" in log.wait("the broker refuses")
+        stage.cut(client)
+
+
+def test_two_troubles_that_take_turns_are_said_once_each(log: Log) -> None:
+    """One connection is closed, the next is reset."""
+    fickle = socket.create_server(("127.0.0.1", 0))
+    with fickle, Stage(at_broker(NetworkLocation(*fickle.getsockname()))) as stage:
+        server = stage.server(retry_max=0.01)
+        for turn in range(20):
+            sock, _ = fickle.accept()
+            with sock:
+                if turn % 2:
+                    sock.recv(4096)
+                else:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        stage.cut(server)
+    told = log.having("trying again until it answers")
+    assert 2 <= len(told) == len(set(told)) < 5
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):

@@ -23,3 +23,11 @@ def test_a_peer_that_is_gone_while_tls_has_something_to_say_is_the_error_that_is
         with pytest.raises(OSError) as caught:
             channel.push()  # the beginning of the handshake
         assert channel.error is caught.value
+
+
+def test_of_what_is_not_mqtt_no_byte_is_shown_that_did_not_come() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        far.send(b"\xe0\x02\x8e\x00")
+        with pytest.raises(ConnectionRefusedError, match=r"it said b'\\xe0\\x02\\x8e\\x00'$"):
+            Channel(over(near, None)).recv(1)

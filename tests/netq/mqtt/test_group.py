@@ -13,6 +13,7 @@ from netq.mqtt.group import (
     ALONE_NOW,
     JOIN,
     KEPT,
+    LARGE,
     LEAD,
     STALL,
     WAIT,
@@ -34,12 +35,17 @@ class Listener:
         self.client = self.id.hex[:16]
         self.told: list[tuple[Kind, str]] = []
         self.woken = 0
+        self.full = True
+        self.growing = False
 
     def command(self, kind: Kind, group: str) -> None:
         self.told.append((kind, group))
 
     def wake(self) -> None:
         self.woken += 1
+
+    def undecided(self, now: float) -> bool:
+        return self.growing
 
 
 class Hall:
@@ -308,3 +314,75 @@ def test_a_shelf_keeps_so_many_and_no_block_twice() -> None:
     assert bytes(shelf.take(3) or b"") == b"x"
     with pytest.raises(ProtocolError):
         shelf.take(2)
+
+
+def test_who_may_be_fast_is_waited_for_and_who_is_slow_is_not() -> None:
+    hall = Hall(4)
+    fast, other, new, slow = hall.members
+    new.full = slow.full = False
+    new.growing = True
+    hall.stream = Stream([bytes(LARGE)])
+    assert hall.place(fast, 2) == WAIT
+    assert not slow.told
+    (_, group), *_ = new.told
+    for member in (fast, other, new):
+        hall.groups.joined(member, group)
+    assert hall.place(fast, 2) == WAIT
+    assert hall.place(new, 2) == Publication(group, 1, new=True)
+    assert fast.woken == 1
+    assert hall.place(fast, 2) == Publication(group, 1, new=False)
+
+
+def test_who_does_not_grow_in_time_is_left_behind() -> None:
+    hall = Hall(3)
+    *others, new = hall.members
+    new.full, new.growing = False, True
+    hall.stream = Stream([bytes(LARGE)])
+    assert hall.place(others[0], 2) == WAIT
+    for member in hall.members:
+        hall.groups.joined(member, new.told[0][1])
+    hall.now = JOIN
+    hall.groups.tick(hall.now)
+    assert [member.told[-1][0] for member in hall.members] == [Kind.LEAVE] * 3
+    assert hall.place(others[0], 2) == WAIT
+    assert [member.told[-1][0] for member in hall.members] == [Kind.JOIN, Kind.JOIN, Kind.LEAVE]
+
+
+def test_a_message_too_small_to_grow_with_goes_alone_rather_than_wait() -> None:
+    hall = Hall(2)
+    fast, new = hall.members
+    new.full, new.growing = False, True
+    assert hall.place(fast, 0) == ALONE_NOW
+
+
+def test_who_began_later_catches_up_alone_and_is_then_one_of_them() -> None:
+    hall = Hall(2)
+    group = hall.joined()
+    first, second = hall.members
+    for number in (3, 4):
+        assert hall.place(first, number).new
+    assert [hall.place(second, number) for number in (1, 2)] == [ALONE_NOW, ALONE_NOW]
+    assert hall.place(second, 3) == Publication(group, 1, new=False)
+
+
+def test_a_stream_that_the_user_keeps_is_a_new_message_each_time() -> None:
+    hall = Hall(3)
+    slow, *others = hall.members
+    slow.full = False
+    assert hall.place(others[0], 0) == WAIT
+    for member in others:
+        hall.groups.joined(member, member.told[0][1])
+    for member in others:
+        hall.place(member, 0)
+        hall.groups.passed(member, member.told[0][1], 1, hall.now)
+    slow.full = True
+    assert hall.place(slow, 1) == ALONE_NOW, "the message has its group"
+    assert hall.place(slow, 0) == WAIT
+    assert [member.told[-1] for member in others] == [slow.told[0]] * 2
+
+
+def test_a_stream_that_went_alone_once_does_not_so_for_ever() -> None:
+    hall = Hall(2)
+    hall.groups._single[id(hall.stream), tuple(member.id for member in hall.members)] = hall.now
+    assert hall.place(hall.members[0], 1) == ALONE_NOW
+    assert hall.place(hall.members[0], 0) == WAIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
 SIZE = 2 * 1024**2
+NARROW = 10_000  # bytes a second: a packet of 256 KiB takes 26 s
 
 
 @pytest.mark.slow
@@ -34,5 +36,26 @@ def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first
         assert not large.done()
         assert receiver.get(timeout=LIMIT).data == bytes(SIZE)
         large.result(LIMIT)
+        assert not log.having("lost")
+        assert not log.having("nothing heard")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
+def test_at_ten_kilobytes_a_second_a_message_arrives_over_one_link(
+    broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: Log, to_server: bool
+) -> None:
+    proxy = proxies(broker.netloc)
+    with Stage(at_broker(broker.netloc)) as stage:
+        server = stage.server(heartbeat=2.0)
+        client = stage.client(proxy.netloc, heartbeat=2.0)
+        introduce(server, client)
+        proxy.bandwidth = NARROW
+        sender, receiver = (client, server) if to_server else (server, client)
+        data, start = bytes(10 * NARROW), time.monotonic()
+        sender.put(data).result(LIMIT)
+        assert receiver.get(timeout=LIMIT).data == data
+        print(f"{time.monotonic() - start:.1f} s for what takes 10")
+        assert time.monotonic() - start < 15.0
         assert not log.having("lost")
         assert not log.having("nothing heard")

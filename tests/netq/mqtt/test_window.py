@@ -50,6 +50,25 @@ def test_as_many_as_were_granted_may_be_sent_and_more_once_they_are_used() -> No
     assert not near.open
 
 
+def test_what_is_asked_for_is_acknowledged_once_when_it_is_used_up() -> None:
+    near, far = greeted(8)
+    far.arrived(data(near))
+    far.arrived(unnumbered(near, Kind.PROBE))
+    assert not far.ack_due, "it would say nothing"
+    far.arrived(data(near))
+    far.used()
+    assert far.ack_due
+    near.arrived(unnumbered(far))
+    assert near.acked == 1
+    assert not far.ack_due
+    far.arrived(unnumbered(near, Kind.PROBE))
+    far.used()
+    assert far.ack_due
+    near.arrived(unnumbered(far))
+    far.arrived(unnumbered(near, Kind.PROBE))
+    assert far.ack_due, "the answer may be lost"
+
+
 @pytest.mark.parametrize("skipped", [1, 2])
 def test_a_gap_is_found(skipped: int) -> None:
     near, far = greeted()

@@ -1,0 +1,151 @@
+"""The works of benchmarks/blocking.py once more, for peers whose calls are awaited: see there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Protocol
+
+from benchmarks.load import percentile, search
+from benchmarks.meter import Meter
+from benchmarks.task import ACK, Task, check, check_same, message
+
+
+class Wire(Protocol):
+    """One end of a connection between two processes."""
+
+    async def send(self, message: Any) -> None:
+        """Send it; it will not be changed. May return before it has left."""
+
+    async def receive(self, size: int) -> Any:
+        """Wait for the next message, which has `size` bytes if the peer must know; it is let go before the next."""
+
+    async def close(self) -> None:
+        """End, when all that was sent has left."""
+
+
+async def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.rest()
+    for _ in range(task.warm):
+        await wire.send(data)
+    await wire.receive(len(ACK))
+    meter.begin()
+    for _ in range(task.count):
+        await wire.send(data)
+    await wire.receive(len(ACK))
+    meter.end()
+
+
+async def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    for number in range(task.warm):
+        came = await wire.receive(task.size)
+        if number == 0:
+            check_same(task.size, came)
+        del came
+    await wire.send(ACK)
+    meter.begin()
+    nbytes = 0
+    for _ in range(task.count):
+        nbytes += len(await wire.receive(task.size))
+    meter.end()
+    check(task.count, nbytes, task.count, task.count * task.size)
+    await wire.send(ACK)
+
+
+async def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.rest()
+    for _ in range(task.warm):
+        await wire.send(data)
+        check_same(task.size, await wire.receive(task.size))
+    meter.begin()
+    nbytes = 0
+    for _ in range(task.count):
+        await wire.send(data)
+        nbytes += len(await wire.receive(task.size))
+    meter.end()
+    check(task.count, nbytes, task.count, task.count * task.size)
+
+
+async def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    for number in range(task.warm + task.count):
+        if number == task.warm:
+            meter.begin()
+        await wire.send(await wire.receive(task.size))
+    meter.end()
+
+
+async def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data, reply, clock, times = message(task.kind, task.size), task.reply or task.size, time.perf_counter_ns, []
+    meter.rest()
+    for _ in range(task.warm):
+        await wire.send(data)
+        check_same(reply, await wire.receive(reply))
+    meter.begin()
+    for _ in range(task.count):
+        sent = clock()
+        await wire.send(data)
+        await wire.receive(reply)
+        times.append(clock() - sent)
+    meter.end()
+    meter.times = times
+
+
+async def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.reply or task.size)
+    meter.rest()
+    for number in range(task.warm + task.count):
+        if number == task.warm:
+            meter.begin()
+        await wire.receive(task.size)
+        await wire.send(data)
+    meter.end()
+
+
+async def load_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.rest()
+    meter.begin()
+    rates = search()
+    sustained: bool | None = None
+    try:
+        while True:
+            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None, as generators want it
+            sustained = False
+            for _ in range(2):
+                sustained = sustained or percentile(await _at_rate(wire, data, rate, task), 99.9) < task.limit
+    except StopIteration as found:
+        meter.rate = found.value
+    meter.end()
+    await wire.send(ACK)
+
+
+async def load_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    meter.begin()
+    while len(came := await wire.receive(task.size)) > len(ACK):
+        await wire.send(came)
+    meter.end()
+
+
+async def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:
+    count = max(int(rate * task.seconds), 1)
+    begin = time.perf_counter() + 0.001
+    sender = asyncio.create_task(_pace(wire, data, rate, count, begin))
+    late = []
+    for number in range(count):
+        await wire.receive(task.size)
+        late.append(time.perf_counter() - begin - number / rate)
+    await sender
+    return late
+
+
+async def _pace(wire: Wire, data: Any, rate: float, count: int, begin: float) -> None:
+    for number in range(count):
+        early = begin + number / rate - time.perf_counter()
+        if early > 0:
+            await asyncio.sleep(early)
+        await wire.send(data)

@@ -1,0 +1,196 @@
+"""The works, for peers whose calls wait: each is what the client does and what the server does.
+
+Called by benchmarks/side.py, in the process's main thread. A Wire is what a peer of benchmarks/peers gives. What is
+measured is the same for all: the client makes its message, `rest`, warm-up, `begin`, the messages that count, `end`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Protocol
+
+from benchmarks.load import percentile, search
+from benchmarks.meter import Meter
+from benchmarks.task import ACK, Task, check, check_same, message
+
+
+class Wire(Protocol):
+    """One end of a connection between two processes. In a load, one thread sends and another receives."""
+
+    def send(self, message: Any) -> None:
+        """Send it; it will not be changed. May return before it has left."""
+
+    def receive(self, size: int) -> Any:
+        """Wait for the next message, which has `size` bytes if the peer must know; it is let go before the next."""
+
+    def close(self) -> None:
+        """End, when all that was sent has left."""
+
+
+def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.rest()
+    for _ in range(task.warm):
+        wire.send(data)
+    wire.receive(len(ACK))
+    meter.begin()
+    for _ in range(task.count):
+        wire.send(data)
+    wire.receive(len(ACK))
+    meter.end()
+
+
+def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    for number in range(task.warm):
+        came = wire.receive(task.size)
+        if number == 0:
+            check_same(task.size, came)
+        del came
+    wire.send(ACK)
+    meter.begin()
+    nbytes = 0
+    for _ in range(task.count):
+        nbytes += len(wire.receive(task.size))
+    meter.end()
+    check(task.count, nbytes, task.count, task.count * task.size)
+    wire.send(ACK)
+
+
+def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.rest()
+    for _ in range(task.warm):
+        wire.send(data)
+        check_same(task.size, wire.receive(task.size))
+    meter.begin()
+    nbytes = 0
+    for _ in range(task.count):
+        wire.send(data)
+        nbytes += len(wire.receive(task.size))
+    meter.end()
+    check(task.count, nbytes, task.count, task.count * task.size)
+
+
+def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    for number in range(task.warm + task.count):
+        if number == task.warm:
+            meter.begin()
+        wire.send(wire.receive(task.size))
+    meter.end()
+
+
+def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data, reply, clock, times = message(task.kind, task.size), task.reply or task.size, time.perf_counter_ns, []
+    meter.rest()
+    for _ in range(task.warm):
+        wire.send(data)
+        check_same(reply, wire.receive(reply))
+    meter.begin()
+    for _ in range(task.count):
+        sent = clock()
+        wire.send(data)
+        wire.receive(reply)
+        times.append(clock() - sent)
+    meter.end()
+    meter.times = times
+
+
+def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.reply or task.size)
+    meter.rest()
+    for number in range(task.warm + task.count):
+        if number == task.warm:
+            meter.begin()
+        wire.receive(task.size)
+        wire.send(data)
+    meter.end()
+
+
+def load_client(wire: Wire, task: Task, meter: Meter) -> None:
+    """Find the highest rate whose p99.9 is within the limit. Each rate has two tries: others use the machine too."""
+    data = message(task.kind, task.size)
+    meter.rest()
+    meter.begin()
+    rates = search()
+    sustained: bool | None = None
+    try:
+        while True:
+            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None, as generators want it
+            sustained = any(percentile(_at_rate(wire, data, rate, task), 99.9) < task.limit for _ in range(2))
+    except StopIteration as found:
+        meter.rate = found.value
+    meter.end()
+    wire.send(ACK)
+
+
+def load_server(wire: Wire, task: Task, meter: Meter) -> None:
+    meter.rest()
+    meter.begin()
+    while len(came := wire.receive(task.size)) > len(ACK):
+        wire.send(came)
+    meter.end()
+
+
+def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:
+    """Send at a rate, whatever comes back; return how long after the moment it was *due* each came back, in seconds.
+
+    So a stall is counted for all that should have been sent meanwhile ("coordinated omission").
+    """
+    count = max(int(rate * task.seconds), 1)
+    begin = time.perf_counter() + 0.001
+    sender = threading.Thread(target=_pace, args=(wire, data, rate, count, begin))
+    sender.start()
+    late = []
+    for number in range(count):
+        wire.receive(task.size)
+        late.append(time.perf_counter() - begin - number / rate)
+    sender.join()
+    return late
+
+
+def _pace(wire: Wire, data: Any, rate: float, count: int, begin: float) -> None:
+    for number in range(count):
+        early = begin + number / rate - time.perf_counter()
+        if early > 0:
+            time.sleep(early)
+        wire.send(data)
+
+
+def exchange_client(wire: Wire, task: Task, meter: Meter) -> None:
+    _exchange(wire, task, meter, first=True)
+
+
+def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
+    _exchange(wire, task, meter, first=False)
+
+
+def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
+    """Each side sends all; `send` must not wait. Done when all has come, and the other side says so too."""
+    sizes = task.mixture()
+    made = {size: message(task.kind, size) for size in set(sizes)}
+    meter.rest()
+    _greet(wire, first)
+    meter.begin()
+    nbytes = 0
+    if first or task.together:
+        for size in sizes:
+            wire.send(made[size])
+    for size in sizes:
+        nbytes += len(wire.receive(size))
+    if not first and not task.together:
+        for size in sizes:
+            wire.send(made[size])
+    _greet(wire, first)
+    meter.end()
+    check(len(sizes), nbytes, len(sizes), sum(sizes))
+
+
+def _greet(wire: Wire, first: bool) -> None:
+    if first:
+        wire.send(ACK)
+    wire.receive(len(ACK))
+    if not first:
+        wire.send(ACK)

@@ -1,0 +1,34 @@
+"""The search for the highest rate that an open loop sustains. Pure: rates go out, verdicts come in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+
+START = 2000.0  # messages a second
+TOP = 2e6
+STEPS = 4  # bisections: the answer is within 2**(1/16), 4.4 %, of the first rate that failed
+
+
+def search(start: float = START, steps: int = STEPS) -> Generator[float, bool, float]:
+    """Yield rates to try, be sent whether each was sustained, and return the highest that was (0: none).
+
+    Doubles until one fails, then bisects the last octave geometrically.
+    """
+    low, high = 0.0, start
+    while high <= TOP and (yield high):
+        low, high = high, high * 2
+    if not low:
+        return 0.0
+    for _ in range(steps):
+        middle = math.sqrt(low * high)
+        if (yield middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the nearest-rank percentile: the least value that at least so many per cent do not exceed."""
+    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]

@@ -1,0 +1,139 @@
+"""One measurement: two processes, started anew, pinned to two cores, and what they say.
+
+Called by benchmarks/__main__.py and the tests. Owns the processes (benchmarks/side.py) while they run, and what they
+share: a folder with certificates, and a broker. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import broker
+from benchmarks.peers import Peer
+from benchmarks.task import Place, Task
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 180.0  # seconds for one measurement
+_SHARED = Path("/dev/shm")
+
+
+class Failed(Exception):
+    """A side has ended without figures."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one measurement gave: the figures of both sides, as benchmarks/meter.py has them."""
+
+    task: Task
+    client: dict[str, Any]
+    server: dict[str, Any]
+
+    @property
+    def seconds(self) -> float:
+        """From the first send to the last receipt: one way, that is the other process's, and one clock for both."""
+        last = self.server if self.task.work == "one_way" else self.client
+        return float(last["ended"] - self.client["began"])
+
+
+@dataclass
+class Stage:
+    """What measurements share: the folder, and a broker that begins when it is needed."""
+
+    folder: Path
+    stack: ExitStack
+    broker_port: int = 0
+
+    def place(self, peer: Peer) -> Place:
+        """Prepare what the peer needs, and return where its two processes meet."""
+        if peer.tls and not (self.folder / "server.pem").exists():
+            from netq.security import certificates  # only now: it needs cryptography
+
+            certificates.make(self.folder)
+        if peer.broker and not self.broker_port:
+            self.broker_port = self.stack.enter_context(broker.running(self.folder))
+        port = self.broker_port if peer.broker else broker.free_port()
+        return Place("127.0.0.1", port, self.folder, peer.variant)
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    """Make a place to measure at, and leave nothing of it."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=_SHARED if _SHARED.is_dir() else None))
+        yield Stage(Path(folder), stack)
+
+
+def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
+    """Let two new processes do the task. Raises Failed, with the last line of what they said."""
+    told = {"module": peer.module, "task": dataclasses.asdict(task), "place": stage.place(peer).to_dict()}
+    with ExitStack() as stack:
+        server = _start(stack, peer, "server", told)
+        _within_limit(stack, server)
+        _until_ready(server)
+        client = _start(stack, peer, "client", told)
+        _within_limit(stack, client)
+        watch = threading.Thread(target=_end_together, args=(server, client))
+        watch.start()
+        out, errors = client.communicate()
+        if client.returncode:
+            server.kill()
+        server_out, server_errors = server.communicate()
+        watch.join()
+        if server.returncode > 0:  # the cause, and not a consequence
+            _figures(server, server_out, server_errors)
+        return Sample(task, _figures(client, out, errors), _figures(server, server_out, server_errors))
+
+
+def _within_limit(stack: ExitStack, process: subprocess.Popen[str]) -> None:
+    timer = threading.Timer(LIMIT, process.kill)
+    stack.callback(timer.join)
+    stack.callback(timer.cancel)
+    timer.start()
+
+
+def _end_together(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> None:
+    """A client whose server has failed would wait for it."""
+    if server.wait():
+        client.kill()
+
+
+def _start(stack: ExitStack, peer: Peer, side: str, told: dict[str, Any]) -> subprocess.Popen[str]:
+    command = [peer.python(), "-m", "benchmarks.side", side]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment)
+    stack.enter_context(process)
+    stack.callback(process.kill)
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(told) + "\n")
+    process.stdin.flush()
+    return process
+
+
+def _until_ready(server: subprocess.Popen[str]) -> None:
+    assert server.stdout is not None
+    for line in server.stdout:
+        if line.strip() == "ready":
+            return
+    _figures(server, "", server.communicate()[1])
+
+
+def _figures(process: subprocess.Popen[str], out: str, errors: str) -> dict[str, Any]:
+    lines = [line for line in out.splitlines() if line.startswith("{")]
+    if process.returncode or not lines:
+        said = [line for line in errors.splitlines() if line.strip()]
+        how = "killed: not done in time" if process.returncode == -9 else f"exit {process.returncode}"
+        raise Failed(f"{how}: {said[-1].strip() if said else 'nothing said'}")
+    found: dict[str, Any] = json.loads(lines[-1])
+    return found

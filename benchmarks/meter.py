@@ -1,0 +1,64 @@
+"""What a process costs: time, processor, memory. And on which core it runs. Linux; used by both processes of a run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+_CLEAR = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+def pin(core: int) -> None:
+    """Stay on one core, with all threads that begin from now on."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+class Meter:
+    """Measures this process, all its threads: memory from `rest` on, time and processor from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self.times: list[int] = []  # nanoseconds, of works that time each message
+        self.rate = 0.0  # messages a second, of a load
+        self._before = self._began = self._ended = self._cpu = 0.0
+
+    def rest(self) -> None:
+        """From here on memory counts: the message to be sent is there, nothing has been received."""
+        _CLEAR.write_text("5")  # the peak begins anew, at what is resident now
+        self._before = status("VmHWM")
+
+    def begin(self) -> None:
+        self._cpu = _cpu()
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self._ended = time.perf_counter()
+        self._cpu = _cpu() - self._cpu
+
+    def figures(self) -> dict[str, Any]:
+        """Return what was measured. `began` and `ended` are CLOCK_MONOTONIC, one for all processes of the machine."""
+        peak = status("VmHWM")
+        return {
+            "began": self._began,
+            "ended": self._ended,
+            "cpu": self._cpu,
+            "extra": peak - self._before,
+            "resident": peak,
+            "times": self.times,
+            "rate": self.rate,
+        }
+
+
+def _cpu() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def status(key: str) -> int:
+    """Return a figure of /proc/self/status, in bytes."""
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))

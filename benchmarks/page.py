@@ -1,0 +1,94 @@
+"""docs/benchmarks.md: written whole by a run of all questions, never by hand. And the plots beside it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import netq
+from benchmarks import plot
+from benchmarks.peers import PEERS
+from benchmarks.questions import Question
+from benchmarks.table import Missing, Samples, render, verdict
+
+TOP = """\
+# Benchmarks
+
+Written by `make bench` (`{command}`), which writes it again: do not edit. Each row is the median of {rounds}
+round(s), and in brackets the least and the most of them; in each round the peers took turns (A B A B …), so that
+what else the machine did hit all alike. **Only ratios within one table count.** Rows that netq loses stay.
+
+Each side is a process of its own, started anew for each figure: the client on core 0, the server on core 1. One way,
+the clock runs from the first send, after warm-up, to the last receipt at the other side, which counts messages and
+bytes. What has come is in memory, as a numpy array or a filled buffer, and is not read once more. Raw sockets fill one
+buffer over and over, and know what comes. "raw sliced" sends 1 MiB and reads 128 KiB at once, which suits the
+processor's caches. The bytes of echoes and exchanges are those of both directions. CPU is user and system time of both
+processes. Extra memory is the peak above what was resident before anything was sent, of the worse side. The
+first message of the warm-up is compared byte for byte. Every peer is used as its own documents advise, at its best; its
+module in `benchmarks/peers` says where they do.
+
+Machine: {machine}. Peers: {peers}.
+
+## The goals
+
+{goals}
+
+{missed}
+"""
+
+
+def write(
+    folder: Path,
+    results: Mapping[Question, tuple[Samples, Missing]],
+    rounds: int,
+    command: str,
+) -> None:
+    """Write folder/benchmarks.md and a plot a question in folder/benchmarks."""
+    plots = folder / "benchmarks"
+    plots.mkdir(exist_ok=True)
+    verdicts = [
+        (holds, f"{question.title}: {text}")
+        for question, (samples, _) in results.items()
+        for holds, text in (verdict(goal, samples) for goal in question.goals)
+    ]
+    counts = [sum(holds is value for holds, _ in verdicts) for value in (True, False, None)]
+    parts = [
+        TOP.format(
+            command=command,
+            rounds=rounds,
+            machine=machine(),
+            peers=versions(),
+            goals="{} of {} hold, {} are missed, {} could not be judged here.".format(
+                counts[0], len(verdicts), *counts[1:]
+            ),
+            missed="\n".join(f"- {text}" for holds, text in verdicts if holds is not True),
+        )
+    ]
+    for question, (samples, missing) in results.items():
+        plot.draw(question, samples, plots)
+        parts.append(section(question, samples, missing))
+    (folder / "benchmarks.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def section(question: Question, samples: Samples, missing: Missing) -> str:
+    """Return the part of the page that answers one question."""
+    note = [question.note, ""] if question.note else []
+    image = f"![{question.title}](benchmarks/{question.name}.svg)"
+    return "\n".join([f"## {question.title}", "", *note, *render(question, samples, missing), "", image, ""])
+
+
+def machine() -> str:
+    """Say what kind of machine this is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    cores = len(os.sched_getaffinity(0))
+    kind = f"{model or platform.machine()}, {cores} cores"
+    return f"{kind}, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
+
+
+def versions() -> str:
+    """Say which versions of which peers are here."""
+    found = {peer.version() for peer in PEERS.values() if not peer.why_not()} - {""}
+    return ", ".join([f"netq {netq.__version__}" if hasattr(netq, "__version__") else "netq", *sorted(found)])

@@ -1,0 +1,116 @@
+"""Those who are compared: one module each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
+
+PEERS has them by name. A peer is used as its own documents advise, at its best; its module says where they do. Modules
+are imported in the processes that measure, never here: what is not installed is a row that says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from benchmarks import broker
+
+PYTHON_313 = "NETQ_BENCH_PYTHON313"  # an environment variable: the interpreter that has net-queue
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Where it is, and what it needs: the import name and the package's, and a broker or certificates."""
+
+    name: str
+    module: str
+    needs: tuple[tuple[str, str], ...] = ()
+    variant: str = ""
+    broker: bool = False
+    tls: bool = False
+    python_313: bool = False
+
+    def python(self) -> str:
+        """Return the interpreter for its processes."""
+        return (_python_313() or sys.executable) if self.python_313 else sys.executable
+
+    def why_not(self) -> str:
+        """Return why it cannot be measured here; nothing if it can."""
+        if self.python_313 and _python_313() is None:
+            return f"no python3.13 with net-queue and numpy; ${PYTHON_313} may name one"
+        missing = [] if self.python_313 else [package for name, package in self.needs if not _is_here(name)]
+        if missing:
+            return f"pip install {' '.join(missing)}"
+        if self.broker and broker.program() is None:
+            return "apt install mosquitto"
+        return ""
+
+    def version(self) -> str:
+        """Return its package's version, or nothing if it is a part of Python or of netq."""
+        if self.python_313:
+            return _version_313()
+        return ", ".join(f"{package} {importlib.metadata.version(package)}" for _, package in self.needs)
+
+
+@functools.cache
+def _is_here(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@functools.cache
+def _python_313() -> str | None:
+    for name in (os.environ.get(PYTHON_313), shutil.which("python3.13")):
+        if name and _ask(name, "import net_queue, numpy") is not None:
+            return name
+    return None
+
+
+@functools.cache
+def _version_313() -> str:
+    code = (
+        "import importlib.metadata as m, platform as p; print(m.version('net-queue'), 'on Python', p.python_version())"
+    )
+    return f"net-queue {(_ask(_python_313() or '', code) or '').strip()}"
+
+
+def _ask(python: str, code: str) -> str | None:
+    try:
+        return subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+_TLS = (("cryptography", "cryptography"),)
+_GRPC = (("grpc", "grpcio"),)
+_PAHO = (("paho", "paho-mqtt"),)
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("netq tcp", "netq_", variant="tcp"),
+        Peer("netq tls", "netq_", _TLS, variant="tls", tls=True),
+        Peer("netq mqtt", "netq_", _PAHO, variant="mqtt", broker=True),
+        Peer("netq grpc", "netq_", _GRPC, variant="grpc"),
+        Peer("netq shm", "netq_", variant="shm"),
+        Peer("netq ring", "ring"),
+        Peer("raw", "raw"),
+        Peer("raw sliced", "raw", variant="sliced"),
+        Peer("raw tls", "rawtls", _TLS, tls=True),
+        Peer("pyzmq", "pyzmq", (("zmq", "pyzmq"),)),
+        Peer("multiprocessing", "multiprocessing_connection"),
+        Peer("asyncio streams", "asyncio_streams"),
+        Peer("asyncio buffered", "asyncio_buffered"),
+        Peer("asyncio sockets", "asyncio_sockets"),
+        Peer("uvloop", "uvloop_", (("uvloop", "uvloop"),)),
+        Peer("tornado", "tornado_", (("tornado", "tornado"),)),
+        Peer("curio", "curio_", (("curio", "curio"),)),
+        Peer("grpcio", "grpcio_", _GRPC),
+        Peer("grpcio aio", "grpcio_aio", _GRPC),
+        Peer("paho", "paho_", _PAHO, broker=True),
+        Peer("gloo", "gloo", (("torch", "torch"),)),
+        Peer("net-queue tcp", "netqueue", variant="tcp", python_313=True),
+        Peer("net-queue mqtt", "netqueue", _PAHO, variant="mqtt", broker=True, python_313=True),
+    )
+}

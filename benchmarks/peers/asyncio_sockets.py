@@ -1,0 +1,54 @@
+"""asyncio's loop.sock_sendall and loop.sock_recv_into: coroutines over a bare socket, without transports.
+
+https://docs.python.org/3/library/asyncio-eventloop.html#working-with-socket-objects-directly, which warns that
+transports are more convenient; for large messages it is the fastest that asyncio has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.peers.raw import AHEAD
+from benchmarks.task import Place
+
+run = asyncio.run
+
+
+async def listen(place: Place, ready: Callable[[], None]) -> Wire:
+    with socket.create_server((place.host, place.port)) as listener:
+        listener.setblocking(False)
+        ready()
+        return Wire((await asyncio.get_running_loop().sock_accept(listener))[0])
+
+
+async def connect(place: Place) -> Wire:
+    return Wire(socket.create_connection((place.host, place.port)))
+
+
+class Wire:
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        self._view = memoryview(bytearray(AHEAD))
+
+    async def send(self, message: Any) -> None:
+        await self._loop.sock_sendall(self._sock, message)
+
+    async def receive(self, size: int) -> memoryview:
+        if len(self._view) < size:
+            self._view = memoryview(bytearray(size))
+        view = self._view[:size]
+        got = 0
+        while got < size:
+            n = await self._loop.sock_recv_into(self._sock, view[got:])
+            if not n:
+                raise EOFError("the other side has closed")
+            got += n
+        return view
+
+    async def close(self) -> None:
+        self._sock.close()

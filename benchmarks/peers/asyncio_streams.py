@@ -1,0 +1,50 @@
+"""asyncio's streams: `write` and `drain`, `readexactly`.
+
+https://docs.python.org/3/library/asyncio-stream.html: the high-level way. Its buffer's limit (64 KiB) is raised:
+with the default a large message costs a pause and a resumption for each 128 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.task import Place
+
+LIMIT = 4 * 1024**2  # bytes
+run = asyncio.run
+
+
+async def listen(place: Place, ready: Callable[[], None]) -> Wire:
+    came: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set_result(Wire(reader, writer))
+
+    server = await asyncio.start_server(serve, place.host, place.port, limit=LIMIT)
+    ready()
+    wire = await came
+    server.close()
+    return wire
+
+
+async def connect(place: Place) -> Wire:
+    return Wire(*await asyncio.open_connection(place.host, place.port, limit=LIMIT))
+
+
+class Wire:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, message: Any) -> None:
+        self._writer.write(memoryview(message))
+        await self._writer.drain()
+
+    async def receive(self, size: int) -> bytes:
+        return await self._reader.readexactly(size)
+
+    async def close(self) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()

@@ -1,0 +1,71 @@
+"""gRPC by grpcio: one bidirectional stream of bytes, the synchronous API. No protobuf: messages are `bytes` already.
+
+https://grpc.io/docs/guides/performance/#python: a stream that lives long instead of calls; it also says that the
+synchronous streaming of Python needs a thread more, and to try the asyncio API: grpcio_aio.py.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from benchmarks.task import Place
+
+KIND = "object"  # it takes nothing but bytes
+METHOD = "/benchmarks.Peer/stream"
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def handlers(handler: Callable[..., Any]) -> Any:
+    """Return what a server is told, to have METHOD answered by `handler`."""
+    _, service, method = METHOD.split("/")
+    return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(handler)})
+
+
+def listen(place: Place, ready: Callable[[], None]) -> Wire:
+    calls: queue.SimpleQueue[Wire] = queue.SimpleQueue()
+
+    def handler(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        wire = Wire(requests, lambda: server.stop(10).wait())
+        calls.put(wire)
+        return wire.outgoing()
+
+    server = grpc.server(ThreadPoolExecutor(1), options=OPTIONS)
+    server.add_generic_rpc_handlers((handlers(handler),))
+    server.add_insecure_port(f"{place.host}:{place.port}")
+    server.start()
+    ready()
+    return calls.get()
+
+
+def connect(place: Place) -> Wire:
+    channel = grpc.insecure_channel(f"{place.host}:{place.port}", options=OPTIONS)
+    wire = Wire(iter(()), channel.close)
+    wire.incoming = channel.stream_stream(METHOD)(wire.outgoing())
+    return wire
+
+
+class Wire:
+    def __init__(self, incoming: Iterator[bytes], end: Callable[[], Any]) -> None:
+        self.incoming = incoming
+        self._end = end
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+
+    def outgoing(self) -> Iterator[bytes]:
+        return iter(self._out.get, None)
+
+    def send(self, message: bytes) -> None:
+        self._out.put(message)
+
+    def receive(self, size: int) -> bytes:
+        return next(self.incoming)
+
+    def close(self) -> None:
+        self._out.put(None)
+        for _ in self.incoming:  # until the other side has ended its half too
+            raise RuntimeError("more came than was sent")
+        self._end()

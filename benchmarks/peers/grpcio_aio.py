@@ -1,0 +1,65 @@
+"""gRPC by grpcio: one bidirectional stream of bytes, the asyncio API. See grpcio_.py.
+
+https://grpc.github.io/grpc/python/grpc_asyncio.html: `read` and `write` of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from benchmarks.peers.grpcio_ import KIND, METHOD, OPTIONS, handlers
+from benchmarks.task import Place
+
+__all__ = ["KIND", "connect", "listen", "run"]
+run = asyncio.run
+
+
+async def listen(place: Place, ready: Callable[[], None]) -> Wire:
+    came: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
+
+    async def handler(requests: Any, context: Any) -> None:
+        wire = Wire(context, lambda: server.stop(10))
+        came.set_result(wire)
+        await wire.ended.wait()
+
+    server = grpc.aio.server(options=OPTIONS)
+    server.add_generic_rpc_handlers((handlers(handler),))
+    server.add_insecure_port(f"{place.host}:{place.port}")
+    await server.start()
+    ready()
+    return await came
+
+
+async def connect(place: Place) -> Wire:
+    channel = grpc.aio.insecure_channel(f"{place.host}:{place.port}", options=OPTIONS)
+    call = channel.stream_stream(METHOD)()
+    return Wire(call, channel.close, call.done_writing)
+
+
+class Wire:
+    def __init__(self, call: Any, end: Callable[[], Any], half: Callable[[], Any] | None = None) -> None:
+        self._call = call
+        self._end = end
+        self._half = half
+        self.ended = asyncio.Event()
+
+    async def send(self, message: bytes) -> None:
+        await self._call.write(message)
+
+    async def receive(self, size: int) -> bytes:
+        return await self._call.read()  # type: ignore[no-any-return]
+
+    async def close(self) -> None:
+        if self._half is not None:
+            await self._half()
+        else:
+            await self._call.read()  # the client's end
+        self.ended.set()
+        if self._half is not None:
+            await self._call.read()  # the server's end
+        await self._end()

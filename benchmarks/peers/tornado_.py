@@ -1,0 +1,50 @@
+"""Tornado's IOStream: `write` of a memoryview, which is not copied, and `read_into` a buffer that is used again.
+
+https://www.tornadoweb.org/en/stable/iostream.html#tornado.iostream.BaseIOStream.read_into. `max_buffer_size` must hold
+a message; the chunk that is read at once is its default, 64 KiB at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from tornado.iostream import IOStream
+
+from benchmarks.peers.raw import AHEAD
+from benchmarks.task import Place
+
+run = asyncio.run
+
+
+async def listen(place: Place, ready: Callable[[], None]) -> Wire:
+    with socket.create_server((place.host, place.port)) as listener:
+        listener.setblocking(False)
+        ready()
+        return Wire((await asyncio.get_running_loop().sock_accept(listener))[0])
+
+
+async def connect(place: Place) -> Wire:
+    return Wire(socket.create_connection((place.host, place.port)))
+
+
+class Wire:
+    def __init__(self, sock: socket.socket) -> None:
+        self._stream = IOStream(sock, max_buffer_size=2**32)
+        self._stream.set_nodelay(True)
+        self._view = memoryview(bytearray(AHEAD))
+
+    async def send(self, message: Any) -> None:
+        await self._stream.write(memoryview(message))
+
+    async def receive(self, size: int) -> memoryview:
+        if len(self._view) < size:
+            self._view = memoryview(bytearray(size))
+        view = self._view[:size]
+        await self._stream.read_into(view)
+        return view
+
+    async def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,220 @@
+"""What is asked: work, sizes, peers and goals, as data. Read by __main__.py, table.py and page.py.
+
+A goal is a ratio of netq's median to the best of others in the same run, or a bound where there are no others. The
+first figure of a question is the one that is drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from benchmarks.task import Task
+
+MIB = 1024**2
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`figure` of `subject`: at least, or at most, so many times the best of `others`; without others, so much."""
+
+    figure: str
+    subject: str
+    others: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True)
+class Question:
+    """One table of the page."""
+
+    name: str
+    title: str
+    task: Task
+    figures: tuple[str, ...]
+    peers: tuple[str, ...]
+    goals: tuple[Goal, ...]
+    quick: Task
+    note: str = ""
+
+    @property
+    def subject(self) -> str:
+        """The one that the others are compared with: the first."""
+        return self.peers[0]
+
+
+def _question(
+    name: str, title: str, task: Task, figures: str, peers: tuple[str, ...], goals: tuple[Goal, ...], note: str = ""
+) -> Question:
+    """Make a question whose quick variant does a tenth, and two things at least."""
+    less = replace(task, count=max(task.count // 10, 2), seconds=task.seconds / 10)
+    if task.step:
+        less = replace(less, count=task.count, size=max(task.size >> 4, task.smallest))
+    return Question(name, title, task, tuple(figures.split()), peers, goals, less, note)
+
+
+def _exchange(count: int = 1, size: int = 2 * MIB, together: bool = True, smallest: int = 0, step: int = 0) -> Task:
+    return Task(
+        "exchange", "array", size, count, smallest=smallest, step=step, expo=0.5 if step else 1, together=together
+    )
+
+
+_BYTES = "throughput cpu extra resident"
+_LOOPS = ("asyncio streams", "asyncio buffered", "asyncio sockets", "uvloop", "tornado", "curio")
+_STREAMS = ("netq tcp", "raw", "raw sliced", "pyzmq", "multiprocessing", "gloo")
+_STREAM_GOALS = (
+    Goal("throughput", "netq tcp", ("raw",), at_least=0.85),
+    Goal("throughput", "netq tcp", ("pyzmq",), at_least=1.3),
+    Goal("cpu", "netq tcp", ("raw",), at_most=1.2),
+)
+_TCP_2X = (Goal("throughput", "netq tcp", ("net-queue tcp",), at_least=2.0),)
+_MQTT_3X = (
+    Goal("throughput", "netq mqtt", ("net-queue mqtt",), at_least=3.0),
+    Goal("resident", "netq mqtt", ("net-queue mqtt",), at_most=0.1),
+)
+_TRANSPORTS = ("netq tcp", "netq tls", "netq mqtt", "netq grpc", "netq shm")
+_SYNC = _exchange(400, together=False)
+_ASYNC = _exchange(400)
+_MIX = _exchange(size=2**28, smallest=2**8, step=2)
+_MIXED = "Powers of four from 256 B to 256 MiB, round((256 MiB / size) ** 0.5) of each, shuffled, both ways at once."
+
+QUESTIONS = (
+    _question(
+        "tcp-2mib",
+        "TCP, one way, arrays of 2 MiB",
+        Task("one_way", "array", 2 * MIB, 1000, warm=50),
+        _BYTES,
+        _STREAMS,
+        _STREAM_GOALS,
+    ),
+    _question(
+        "tcp-128mib",
+        "TCP, one way, arrays of 128 MiB",
+        Task("one_way", "array", 128 * MIB, 12, warm=2),
+        _BYTES,
+        _STREAMS,
+        _STREAM_GOALS,
+    ),
+    _question(
+        "tcp-echo",
+        "TCP, 100 MB there and back",
+        Task("echo", "array", 100_000_000, 8, warm=1),
+        _BYTES,
+        ("netq tcp", "raw", "raw sliced", *_LOOPS),
+        (
+            Goal("throughput", "netq tcp", _LOOPS, at_least=2.0),
+            Goal("throughput", "netq tcp", ("raw",), at_least=0.85),
+        ),
+        "The whole message is there before it is sent back.",
+    ),
+    _question(
+        "tcp-round-trip",
+        "TCP, round trip of an object of 64 bytes",
+        Task("round_trip", "object", 64, 10_000, warm=500),
+        "p50 p99 cpu_message",
+        ("netq tcp", "raw", "pyzmq", "multiprocessing", *_LOOPS),
+        tuple(
+            Goal(figure, "netq tcp", (other,), at_most=most)
+            for figure in ("p50", "p99")
+            for other, most in (("pyzmq", 1.0), ("raw", 1.3))
+        ),
+    ),
+    _question(
+        "tcp-64b",
+        "TCP, one way, objects of 64 bytes",
+        Task("one_way", "object", 64, 100_000, warm=5000),
+        "messages cpu_message resident",
+        ("netq tcp", "raw", "pyzmq", "multiprocessing", "net-queue tcp"),
+        (
+            Goal("messages", "netq tcp", ("pyzmq",), at_least=1.0),
+            Goal("messages", "netq tcp", ("net-queue tcp",), at_least=20.0),
+        ),
+        "raw has no framing: it counts bytes.",
+    ),
+    *(
+        _question(
+            f"seed-{name}-{protocol}",
+            f"net-queue's own benchmark, {title}, {protocol.upper()}",
+            task,
+            _BYTES,
+            (f"netq {protocol}", f"net-queue {protocol}"),
+            goals,
+            note,
+        )
+        for protocol, goals in (("tcp", _TCP_2X), ("mqtt", _MQTT_3X))
+        for name, title, task, note in (
+            ("sync", "sync", _SYNC, "400 × 2 MiB each way, one direction after the other."),
+            ("async", "async", _ASYNC, "400 × 2 MiB each way, both at once."),
+            ("mix", "mix", _MIX, _MIXED),
+        )
+    ),
+    _question(
+        "load",
+        "Open loop, 64 bytes and their echo: the highest rate with p99.9 below 5 ms",
+        Task("load", "object", 64, 1),
+        "rate",
+        ("netq tcp", "grpcio", "grpcio aio"),
+        (Goal("rate", "netq tcp", ("grpcio", "grpcio aio"), at_least=2.75),),
+        "From the moment that a message was due. Rates are doubled, then bisected; each has two tries of a second.",
+    ),
+    _question(
+        "grpc-2mib",
+        "gRPC, one way, 2 MiB",
+        Task("one_way", "array", 2 * MIB, 300, warm=10),
+        _BYTES,
+        ("netq grpc", "grpcio", "grpcio aio"),
+        (Goal("throughput", "netq grpc", ("grpcio", "grpcio aio"), at_least=0.85),),
+        "grpcio is given bytes, as it takes nothing else; netq arrays.",
+    ),
+    _question(
+        "mqtt-2mib",
+        "MQTT through one mosquitto, one way, 2 MiB",
+        Task("one_way", "array", 2 * MIB, 200, warm=10),
+        _BYTES,
+        ("netq mqtt", "paho"),
+        (Goal("throughput", "netq mqtt", ("paho",), at_least=0.9),),
+        "paho is given bytes, as it takes no arrays; the broker is not pinned, and in no figure.",
+    ),
+    _question(
+        "shm-ring",
+        "Shared memory: the ring alone, round trip 4 → 1024 bytes",
+        Task("round_trip", "object", 4, 50_000, warm=5000, reply=1024),
+        "p50 p99 cpu_message",
+        ("netq ring", "raw"),
+        (Goal("p50", "netq ring", ("raw",), at_most=0.1),),
+        "The ring's two sides spin; the sockets wait in the kernel.",
+    ),
+    _question(
+        "shm-round-trip",
+        "Shared memory: round trip of an object of 64 bytes",
+        Task("round_trip", "object", 64, 10_000, warm=500),
+        "p50 p99 cpu_message",
+        ("netq shm", "netq tcp"),
+        (Goal("p50", "netq shm", ("netq tcp",), at_most=1 / 3),),
+    ),
+    _question(
+        "shm-128mib",
+        "Shared memory: one way, arrays of 128 MiB",
+        Task("one_way", "array", 128 * MIB, 12, warm=2),
+        _BYTES,
+        ("netq shm", "raw", "raw sliced", "netq tcp"),
+        (Goal("throughput", "netq shm", ("raw",), at_least=2.0),),
+    ),
+    _question(
+        "tls-128mib",
+        "TLS 1.3, one way, arrays of 128 MiB",
+        Task("one_way", "array", 128 * MIB, 6, warm=1),
+        _BYTES,
+        ("netq tls", "raw tls"),
+        (Goal("throughput", "netq tls", ("raw tls",), at_least=0.9),),
+    ),
+    _question(
+        "memory",
+        "Extra memory for one array of 128 MiB",
+        Task("one_way", "array", 128 * MIB, 1),
+        "extra resident throughput",
+        (*_TRANSPORTS, "raw", "pyzmq"),
+        tuple(Goal("extra", name, at_most=1.25) for name in _TRANSPORTS),
+        "The first and only one: nothing is warm, and its memory is fresh. The sender's own array is not counted.",
+    ),
+)

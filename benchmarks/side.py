@@ -1,0 +1,57 @@
+"""python -m benchmarks.side client|server: one of the two processes of a measurement.
+
+Started by benchmarks/measure.py, which says on stdin which peer does which task, and where. The server says "ready"
+when a client may come; both print their figures as the last line. Owns nothing beyond the one connection.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import awaiting, blocking
+from benchmarks.meter import Meter, pin
+from benchmarks.task import Place, Task
+
+
+def main() -> None:
+    side = sys.argv[1]
+    pin(0 if side == "client" else 1)
+    told = json.loads(sys.stdin.readline())
+    peer: Any = importlib.import_module(f"benchmarks.peers.{told['module']}")
+    task = Task(**told["task"])
+    task = replace(task, kind=getattr(peer, "KIND", task.kind))
+    place = Place(**told["place"] | {"folder": Path(told["place"]["folder"])})
+    place = replace(place, work=task.work, kind=task.kind, size=task.size)
+    meter = Meter()
+    if inspect.iscoroutinefunction(peer.connect):
+        peer.run(_await(peer, side, task, place, meter))
+    else:
+        _wait(peer, side, task, place, meter)
+
+
+def _wait(peer: Any, side: str, task: Task, place: Place, meter: Meter) -> None:
+    wire: blocking.Wire = peer.connect(place) if side == "client" else peer.listen(place, _ready)
+    getattr(blocking, f"{task.work}_{side}")(wire, task, meter)
+    print(json.dumps(meter.figures()), flush=True)
+    wire.close()
+
+
+async def _await(peer: Any, side: str, task: Task, place: Place, meter: Meter) -> None:
+    wire: awaiting.Wire = await (peer.connect(place) if side == "client" else peer.listen(place, _ready))
+    await getattr(awaiting, f"{task.work}_{side}")(wire, task, meter)
+    print(json.dumps(meter.figures()), flush=True)
+    await wire.close()
+
+
+def _ready() -> None:
+    print("ready", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Samples to figures, figures to medians, medians to tables and verdicts. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.load import percentile
+from benchmarks.measure import Sample
+from benchmarks.questions import Goal, Question
+
+Samples = Mapping[str, Sequence[Sample]]  # by peer, a sample a round
+Missing = Mapping[str, str]  # by peer: why it is not here
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: what it is called, how it is reckoned from a sample, and which way is better."""
+
+    title: str
+    of: Callable[[Sample], float]
+    more_is_better: bool = False
+    digits: int = 2
+
+
+def _cpu(sample: Sample) -> float:
+    return float(sample.client["cpu"] + sample.server["cpu"])
+
+
+def _worse(key: str) -> Callable[[Sample], float]:
+    return lambda sample: float(max(sample.client[key], sample.server[key]))
+
+
+FIGURES = {
+    "throughput": Figure("GB/s", lambda s: s.task.bytes / s.seconds / 1e9, more_is_better=True),
+    "messages": Figure("messages/s", lambda s: s.task.messages / s.seconds, more_is_better=True, digits=0),
+    "rate": Figure("messages/s", lambda s: float(s.client["rate"]), more_is_better=True, digits=0),
+    "p50": Figure("p50, µs", lambda s: percentile(s.client["times"], 50) / 1e3, digits=1),
+    "p99": Figure("p99, µs", lambda s: percentile(s.client["times"], 99) / 1e3, digits=1),
+    "cpu": Figure("CPU s/GB, both sides", lambda s: _cpu(s) / s.task.bytes * 1e9),
+    "cpu_message": Figure("CPU µs/message, both sides", lambda s: _cpu(s) / s.task.messages * 1e6, digits=1),
+    "extra": Figure("extra memory, × message", lambda s: _worse("extra")(s) / s.task.size),
+    "resident": Figure("peak memory, MiB", lambda s: _worse("resident")(s) / 2**20, digits=0),
+}
+
+
+def values(samples: Sequence[Sample], figure: str) -> list[float]:
+    """Return the figure of each round."""
+    return [FIGURES[figure].of(sample) for sample in samples]
+
+
+def median(samples: Sequence[Sample], figure: str) -> float:
+    """Return the median of all rounds."""
+    return statistics.median(values(samples, figure))
+
+
+def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
+    """Return whether the goal holds (None: cannot be said here), and a sentence about it."""
+    figure = FIGURES[goal.figure]
+    sign, bound = ("≥", goal.at_least) if goal.at_least is not None else ("≤", goal.at_most)
+    assert bound is not None
+    others = [name for name in goal.others if name in samples]
+    whom = f" × {'the best of ' if len(goal.others) > 1 else ''}{', '.join(goal.others)}" if goal.others else ""
+    wish = f"{goal.subject}, {figure.title}: {sign} {bound:.3g}{whom}"
+    if goal.subject not in samples or (goal.others and not others):
+        return None, f"{wish}: not judged, somebody is not here"
+    found = median(samples[goal.subject], goal.figure)
+    if others:
+        best = (max if figure.more_is_better else min)(others, key=lambda name: median(samples[name], goal.figure))
+        reference = median(samples[best], goal.figure)
+        found = found / reference if reference else float("inf")
+        wish += f" ({best})" if len(goal.others) > 1 else ""
+    holds = found >= bound if goal.at_least is not None else found <= bound
+    return holds, f"{wish}: {found:.3g}, {'holds' if holds else '**missed**'}"
+
+
+def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
+    """Return the question's table and its goals, as lines of Markdown that are aligned, to be read as they are too."""
+    head = ["", *(FIGURES[name].title for name in question.figures)]
+    head.insert(2, f"× {question.subject}")
+    rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]
+    goals = [f"- {verdict(goal, samples)[1]}" for goal in question.goals]
+    absent = [f"- {name} is not here: {why}" for name, why in missing.items()]
+    return [*_align([head, ["---"] * len(head), *rows]), "", *goals, *absent]
+
+
+def _row(question: Question, samples: Samples, name: str, missing: Missing) -> list[str]:
+    if name not in samples:
+        return [name, "not here", *[""] * len(question.figures)]
+    cells = [_cell(samples[name], figure) for figure in question.figures]
+    first = question.figures[0]
+    subject = samples.get(question.subject)
+    own = median(subject, first) if subject else 0.0
+    return [name, cells[0], f"{median(samples[name], first) / own:.2f}" if own else "", *cells[1:]]
+
+
+def _cell(samples: Sequence[Sample], figure: str) -> str:
+    found, digits = values(samples, figure), FIGURES[figure].digits
+    low, middle, high = (f"{value:,.{digits}f}" for value in (min(found), statistics.median(found), max(found)))
+    return f"{middle} ({low} to {high})"
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return [
+        "| "
+        + " | ".join(cell.ljust(width, "-" if cell == "---" else " ") for cell, width in zip(row, widths, strict=True))
+        + " |"
+        for row in rows
+    ]

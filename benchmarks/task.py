@@ -1,0 +1,117 @@
+"""What one measurement is: the work, its messages, and the place where two processes meet. Plain data.
+
+Made by benchmarks/questions.py and measure.py, sent to the two processes as JSON, read by the works (blocking.py,
+awaiting.py) and by the peers. Needs nothing but the standard library and numpy: another Python may run it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ACK = b"."  # what says that all has come
+PIECE = 1024**2
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work for two processes.
+
+    work:   one_way, echo, round_trip, load or exchange: a pair of functions in blocking.py, and perhaps awaiting.py.
+    kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
+    size:   bytes of a message; of the largest one, in an exchange.
+    count:  messages, after `warm` that do not count; in an exchange, of the largest size.
+    reply:  bytes of what comes back in a round trip; 0: `size`.
+    seconds, limit: of a load: how long each rate is tried, and the p99.9 (in seconds) that it must not exceed.
+    smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other.
+    """
+
+    work: str
+    kind: str
+    size: int
+    count: int
+    warm: int = 0
+    reply: int = 0
+    seconds: float = 1.0
+    limit: float = 0.005
+    smallest: int = 0
+    step: int = 0
+    expo: float = 1.0
+    together: bool = False
+
+    def mixture(self) -> list[int]:
+        """Return the sizes of an exchange, shuffled, the same on both sides.
+
+        As net-queue's own benchmark has it: powers of two from `smallest` to `size` in steps of 2**step, of each
+        round((size / it) ** expo); with step 0, `count` messages of `size`.
+        """
+        if not self.step:
+            return [self.size] * self.count
+        sizes: list[int] = []
+        power = self.smallest
+        while power <= self.size:
+            sizes += [power] * (round((self.size / power) ** self.expo) * self.count)
+            power <<= self.step
+        random.Random(0).shuffle(sizes)
+        return sizes
+
+    @property
+    def messages(self) -> int:
+        """How many messages count, in both directions together."""
+        return len(self.mixture()) * 2 if self.work == "exchange" else self.count * (1 if self.work == "one_way" else 2)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes of messages count, in both directions together."""
+        if self.work == "exchange":
+            return sum(self.mixture()) * 2
+        return self.count * (self.size if self.work == "one_way" else self.size + (self.reply or self.size))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the two processes meet, and what they send: all that a peer needs to know."""
+
+    host: str
+    port: int
+    folder: Path
+    variant: str = ""
+    work: str = ""
+    kind: str = "object"
+    size: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"folder": str(self.folder)}
+
+
+def message(kind: str, size: int) -> Any:
+    """Make a message of random bytes, the same for the same size: its pages are written, none is the zero page."""
+    data = bytearray(size)
+    for start, piece in _pieces(size):
+        data[start : start + len(piece)] = piece
+    return np.frombuffer(data, np.uint8) if kind == "array" else bytes(data)
+
+
+def _pieces(size: int) -> Iterator[tuple[int, bytes]]:
+    numbers = random.Random(size)
+    for start in range(0, size, PIECE):
+        yield start, numbers.randbytes(min(PIECE, size - start))
+
+
+def check(came: int, nbytes: int, count: int, expected: int) -> None:
+    """Raise if not all has come."""
+    if (came, nbytes) != (count, expected):
+        raise RuntimeError(f"{came} messages of {nbytes} bytes came; expected {count} of {expected}")
+
+
+def check_same(size: int, came: Any) -> None:
+    """Raise if the first message is not byte for byte what was sent. Takes little memory: the peak is measured."""
+    view = memoryview(came)
+    if len(view) != size or any(bytes(view[start : start + PIECE]) != piece for start, piece in _pieces(size)):
+        raise RuntimeError("the first message is not what was sent")

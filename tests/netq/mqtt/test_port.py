@@ -1,0 +1,156 @@
+"""A port that is played by hand: what it publishes, and when it asks again. Its timers are kept, and rung in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from netq.loop import Loop
+from netq.mqtt import packet
+from netq.mqtt.group import Groups
+from netq.mqtt.pace import FIRST, Pace
+from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.port import Port
+from netq.mqtt.segment import Segment
+from netq.mqtt.shelf import Shelf
+from netq.mqtt.topic import Way, new_id
+from netq.mqtt.window import MOST, Window
+
+HEARTBEAT = 10.0
+
+
+class Alarm:
+    """A timer, which cancels itself as a loop's does."""
+
+    def __init__(self, pause: float, ring: Callable[[], None]) -> None:
+        self.pause = pause
+        self.ring = ring
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Desk:
+    """A port's loop and carrier, and a window that plays its peer's."""
+
+    groups: Groups | None = None
+    heartbeat = HEARTBEAT
+
+    def __init__(self, share: int = MOST) -> None:
+        self.loop = cast(Loop, self)
+        self.alarms: list[Alarm] = []
+        self.said: list[Packet] = []
+        self.peer = Window(MOST)
+        self.port = Port(self, Way("c", new_id(), new_id()), "topic", share, Pace(256 * 1024))
+        self.port.arrived(self.from_peer())
+
+    def from_peer(self, kind: Kind = Kind.ACK) -> Packet:
+        return packet.decode(packet.header(kind, *self.peer.stamp()))
+
+    def acknowledge(self) -> None:
+        """Let the peer have and use up all that was sent."""
+        for said in self.said:
+            self.peer.arrived(said)
+            if said.kind is Kind.DATA:
+                self.peer.used()
+        self.said.clear()
+        self.port.arrived(self.from_peer())
+
+    def send(self, count: int, size: int) -> None:
+        self.port.post([Segment([bytes(size)]) for _ in range(count)])
+        while self.port.turn():
+            pass
+
+    def probes(self) -> int:
+        return sum(said.kind is Kind.PROBE for said in self.said)
+
+    def ring(self) -> float:
+        """Let the next timer ring; return how long it ran."""
+        alarm = next(alarm for alarm in self.alarms if not alarm.cancelled)
+        self.alarms.remove(alarm)
+        alarm.ring()
+        return round(alarm.pause, 1)
+
+    # As a loop, and as a carrier.
+
+    def at(self, when: float, function: Callable[..., None], *args: object) -> Alarm:
+        self.alarms.append(Alarm(when - time.monotonic(), lambda: function(*args)))
+        return self.alarms[-1]
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        self.said.append(packet.decode(payload))
+
+    def publish_block(self, group: str, payload: bytes) -> None:
+        raise AssertionError
+
+    def wants(self, port: Port) -> None:
+        pass
+
+    def join(self, group: str, shelf: Shelf, port: Port) -> None:
+        raise AssertionError
+
+    def leave(self, group: str) -> None:
+        raise AssertionError
+
+    def proved(self, size: int) -> None:
+        pass
+
+    def ended(self, port: Port) -> None:
+        pass
+
+
+@pytest.mark.parametrize("share", [1, 2, MOST])
+def test_who_is_not_answered_asks_once_and_then_ever_more_seldom(share: int) -> None:
+    desk = Desk(share)
+    desk.send(share, FIRST)
+    assert desk.probes() == 1
+    assert [(desk.ring(), desk.probes()) for _ in range(6)] == [
+        (1.0, 1),
+        (2.0, 2),
+        (4.0, 3),
+        (8.0, 4),
+        (HEARTBEAT, 5),
+        (HEARTBEAT, 6),
+    ]
+
+
+def test_what_was_not_asked_for_is_asked_for_after_a_second() -> None:
+    desk = Desk()
+    desk.send(1, 10)
+    desk.acknowledge()
+    desk.send(1, 10)
+    assert (desk.ring(), desk.probes()) == (1.0, 0), "it began with the first, of which has been told"
+    assert (desk.ring(), desk.probes()) == (1.0, 1)
+
+
+def test_an_answer_makes_the_next_question_a_matter_of_a_second_again() -> None:
+    desk = Desk()
+    desk.send(2, FIRST)
+    for _ in range(4):
+        desk.ring()
+    desk.acknowledge()
+    desk.send(1, 2 * FIRST)
+    assert desk.probes() == 1
+    assert [desk.ring(), desk.ring()] == [1.0, 2.0]
+    assert desk.probes() == 2
+
+
+def test_what_was_sent_after_a_question_is_asked_for_when_it_is_answered_and_the_way_is_shut() -> None:
+    """The peer has granted more than our share: it would not tell of it."""
+    desk = Desk(2)
+    desk.send(1, FIRST // 2)
+    question, desk.said = desk.said, []
+    assert [said.kind for said in question] == [Kind.DATA, Kind.PROBE]
+    desk.send(1, FIRST // 2)
+    later, desk.said = desk.said, []
+    assert [said.kind for said in later] == [Kind.DATA]
+    desk.port.window.share = 1
+    for said in question:
+        desk.peer.arrived(said)
+    desk.peer.used()
+    desk.port.arrived(desk.from_peer())
+    assert desk.probes() == 1

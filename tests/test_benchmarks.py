@@ -1,0 +1,249 @@
+"""The benchmarks measure what they say: every peer that is installed delivers all, and goals are judged rightly."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import page, plot
+from benchmarks.load import percentile, search
+from benchmarks.measure import Failed, Sample, Stage, measure, stage
+from benchmarks.peers import PEERS, Peer
+from benchmarks.questions import QUESTIONS, Goal, Question
+from benchmarks.table import FIGURES, render, values, verdict
+from benchmarks.task import Task, check, check_same, message
+
+ONE_WAY = Task("one_way", "array", 300_000, 5, warm=1)
+ECHO = Task("echo", "object", 64, 5, warm=1)
+SLOW = {"gloo"}  # torch takes seconds to import
+
+
+@pytest.fixture
+def place() -> Iterator[Stage]:
+    with stage() as place:
+        yield place
+
+
+def peers() -> list[object]:
+    """One of each module, the slow ones marked."""
+    modules = {peer.module: name for name, peer in reversed(PEERS.items())}
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in modules.values()]
+
+
+def present(name: str) -> Peer:
+    if why := PEERS[name].why_not():
+        pytest.skip(f"{name} is not here: {why}")
+    return PEERS[name]
+
+
+@pytest.mark.parametrize("name", peers())
+@pytest.mark.parametrize("task", [ONE_WAY, ECHO], ids=lambda task: task.work)
+def test_a_peer_delivers_all_that_is_sent(name: str, task: Task, place: Stage) -> None:
+    sample = measure(present(name), task, place)  # the sides count, and compare the first message
+    assert sample.seconds > 0
+    assert sample.task.messages == (5 if task is ONE_WAY else 10)
+    assert sample.client["cpu"] > 0
+    assert sample.server["resident"] > 2**20
+
+
+def test_every_round_trip_is_timed(place: Stage) -> None:
+    sample = measure(PEERS["raw"], Task("round_trip", "object", 4, 20, warm=1, reply=1024), place)
+    assert len(sample.client["times"]) == 20
+    assert sum(sample.client["times"]) / 1e9 <= sample.seconds
+
+
+def test_an_exchange_goes_both_ways(place: Stage) -> None:
+    task = Task("exchange", "array", 2**14, 1, smallest=2**8, step=2, expo=0.5, together=True)
+    sample = measure(PEERS["netq tcp"], task, place)
+    assert sample.task.messages == 2 * (1 + 2 + 4 + 8)
+    assert sample.task.bytes == 2 * (2**14 + 2 * 2**12 + 4 * 2**10 + 8 * 2**8)
+
+
+def test_a_message_too_few_or_another_one_is_noticed() -> None:
+    with pytest.raises(RuntimeError, match="4 messages of 256 bytes came; expected 5 of 320"):
+        check(4, 256, 5, 320)
+    data = message("array", 2_500_000)
+    check_same(2_500_000, data)
+    data[-1] ^= 1
+    with pytest.raises(RuntimeError, match="not what was sent"):
+        check_same(2_500_000, data)
+    with pytest.raises(RuntimeError, match="not what was sent"):
+        check_same(2_500_000, data[:-1])
+
+
+def test_a_side_that_fails_says_why(place: Stage) -> None:
+    with pytest.raises(Failed, match="no_such_work"):
+        measure(PEERS["raw"], Task("no_such_work", "object", 1, 1), place)
+    with pytest.raises(Failed, match="No module named"):
+        measure(Peer("nobody", "nobody"), ECHO, place)
+
+
+def test_who_is_not_installed_says_how_to_be() -> None:
+    assert Peer("nobody", "nobody", (("no_such_module", "no-such-package"),)).why_not() == "pip install no-such-package"
+
+
+def test_one_core_is_a_reason_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert command._why_not("raw") == "1 core; two are needed"
+
+
+def sample(seconds: float, peer_cpu: float = 1.0, times: tuple[int, ...] = ()) -> Sample:
+    side = {
+        "began": 0.0,
+        "ended": seconds,
+        "cpu": peer_cpu,
+        "extra": 10,
+        "resident": 2**21,
+        "times": times,
+        "rate": 7.0,
+    }
+    return Sample(Task("one_way", "array", 10**9, 2), side, side | {"extra": 10**9})
+
+
+def test_figures_are_reckoned_from_both_sides() -> None:
+    one = sample(4.0, times=(3000, 1000, 2000))
+    found = {name: figure.of(one) for name, figure in FIGURES.items()}
+    assert found == {
+        "throughput": 0.5,
+        "messages": 0.5,
+        "rate": 7.0,
+        "p50": 2.0,
+        "p99": 3.0,
+        "cpu": 1.0,
+        "cpu_message": 1e6,
+        "extra": 1.0,
+        "resident": 2.0,
+    }
+    assert values([one, sample(2.0)], "throughput") == [0.5, 1.0]
+
+
+SAMPLES = {
+    "netq tcp": [sample(1.0), sample(1.1), sample(9.0)],
+    "raw": [sample(1.0), sample(1.0), sample(1.0)],
+    "pyzmq": [sample(2.2), sample(0.1), sample(3.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("goal", "holds", "text"),
+    [
+        (Goal("throughput", "netq tcp", ("raw",), at_least=0.9), True, "≥ 0.9 × raw: 0.909, holds"),
+        (Goal("throughput", "netq tcp", ("raw",), at_least=0.95), False, "0.909, **missed**"),
+        (Goal("throughput", "netq tcp", ("pyzmq",), at_least=2.0), True, "≥ 2 × pyzmq: 2, holds"),
+        (Goal("throughput", "netq tcp", ("pyzmq", "raw"), at_least=1.0), False, "the best of pyzmq, raw (raw): 0.909"),
+        (Goal("cpu", "netq tcp", ("raw",), at_most=1.0), True, "≤ 1 × raw: 1, holds"),
+        (Goal("extra", "netq tcp", at_most=0.9), False, "≤ 0.9: 1, **missed**"),
+        (Goal("throughput", "netq tcp", ("gloo",), at_least=1.0), None, "not judged"),
+        (Goal("throughput", "netq shm", ("raw",), at_least=1.0), None, "not judged"),
+    ],
+)
+def test_a_goal_is_judged_by_medians_and_the_best_of_the_others(goal: Goal, holds: bool | None, text: str) -> None:
+    found = verdict(goal, SAMPLES)
+    assert found[0] is holds
+    assert text in found[1]
+
+
+QUESTION = Question(
+    "name",
+    "Title",
+    ONE_WAY,
+    ("throughput", "extra"),
+    ("netq tcp", "raw", "pyzmq", "gloo"),
+    (Goal("throughput", "netq tcp", ("raw",), at_least=0.95),),
+    ONE_WAY,
+)
+
+
+def test_a_table_has_every_row_also_those_that_are_lost_or_not_here() -> None:
+    lines = render(QUESTION, SAMPLES, {"gloo": "pip install torch"})
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert table[0] == ["", "GB/s", "× netq tcp", "extra memory, × message"]
+    assert [row[0] for row in table[2:]] == list(QUESTION.peers)
+    assert table[2][1:3] == ["1.82 (0.22 to 2.00)", "1.00"]
+    assert table[3][1:3] == ["2.00 (2.00 to 2.00)", "1.10"]
+    assert table[5][1] == "not here"
+    assert len({len(line) for line in lines if line.startswith("|")}) == 1, "not aligned"
+    assert "- gloo is not here: pip install torch" in lines
+    assert any("**missed**" in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """matplotlib keeps the files of fonts open, from the first plot on."""
+    plot.draw(QUESTION, SAMPLES, tmp_path_factory.mktemp("fonts"))
+
+
+@pytest.mark.usefixtures("fonts")
+def test_the_page_and_its_plots_are_the_same_for_the_same_figures(tmp_path_factory: pytest.TempPathFactory) -> None:
+    written = []
+    for _ in range(2):
+        folder = tmp_path_factory.mktemp("docs")
+        page.write(folder, {QUESTION: (SAMPLES, {"gloo": "pip install torch"})}, 3, "python -m benchmarks")
+        written.append({file.name: file.read_bytes() for file in folder.rglob("*.*")})
+    assert written[0] == written[1]
+    assert sorted(written[0]) == ["benchmarks.md", "name.svg"]
+    text = written[0]["benchmarks.md"].decode()
+    assert "0 of 1 hold, 1 are missed, 0 could not be judged here." in text
+    assert "![Title](benchmarks/name.svg)" in text
+    assert len(written[0]["name.svg"]) < 20_000
+
+
+def test_the_search_finds_the_highest_rate_that_holds() -> None:
+    rates, tried = search(start=1000, steps=8), []
+    sustained = None
+    try:
+        while True:
+            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None
+            tried.append(rate)
+            sustained = rate <= 5000
+    except StopIteration as stop:
+        found = stop.value
+    assert 4980 <= found <= 5000
+    assert tried[:4] == [1000, 2000, 4000, 8000]
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    assert [percentile(range(1, 101), percent) for percent in (0, 50, 99, 99.9, 100)] == [1, 50, 99, 100, 100]
+    assert percentile([5], 50) == 5
+
+
+def test_the_questions_name_peers_that_exist_and_goals_that_can_be_judged() -> None:
+    assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
+    for question in QUESTIONS:
+        assert set(question.peers) <= set(PEERS), question.name
+        assert set(question.figures) <= set(FIGURES), question.name
+        for goal in question.goals:
+            assert {goal.subject, *goal.others} <= set(question.peers), question.name
+            assert (goal.at_least is None) != (goal.at_most is None), question.name
+
+
+def test_a_mixture_is_the_same_on_both_sides() -> None:
+    task = Task("exchange", "array", 2**12, 1, smallest=2**8, step=2, expo=0.5)
+    assert sorted(task.mixture()) == [2**8] * 4 + [2**10] * 2 + [2**12]
+    assert task.mixture() == replace(task).mixture()
+    assert Task("exchange", "array", 8, 3).mixture() == [8, 8, 8]
+
+
+def test_a_run_prints_its_tables_and_keeps_all_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr(command, "OUT", tmp_path)
+    monkeypatch.setattr(command, "QUESTIONS", [replace(QUESTION, quick=ONE_WAY)])
+    command.main(["--quick", "--only-peers", "netq tcp", "raw"])
+    out = capsys.readouterr().out
+    assert "name: Title" in out
+    found = json.loads((command.OUT / "benchmarks.json").read_text())["questions"]["name"]
+    assert {name: len(samples) for name, samples in found["samples"].items()} == {"netq tcp": 1, "raw": 1}
+
+
+@pytest.mark.parametrize("arguments", [["nothing"], ["--only-peers", "nobody"], ["--rounds", "0"]])
+def test_bad_arguments_are_refused_with_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command.main(arguments)
+    assert stopped.value.code == 2
+    assert arguments[-1] in capsys.readouterr().err
