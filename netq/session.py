@@ -166,9 +166,11 @@ class Session:
 
     def acks(self) -> list[Frame]:
         """Return the ACKs that are due, one a lane, and count them as said."""
-        frames = [Frame(Kind.ACK, lane=c.lane, number=c.held, value=c.limit) for c in self._due_cursors()]
+        if not self._acks:
+            return []
+        cursors = [receiver.cursor for receiver in self._acks.values()]
         self._acks.clear()
-        return frames
+        return [Frame(Kind.ACK, lane=c.lane, number=c.held, value=c.limit) for c in cursors]
 
     def said(self, flags: int) -> Frame:
         """Return an ACK of lane 0, whether or not it is due: the answer to a PING."""
@@ -292,10 +294,9 @@ class Session:
         self._acks[receiver.lane] = receiver
         self.wake()
 
-    def _due_cursors(self) -> list[Cursor]:
-        return [receiver.cursor for receiver in self._acks.values()]
-
     def _turns(self) -> deque[Sender]:
         """The lanes that have something to send, first the next one after the one that sent last."""
         ready = [sender for sender in self._senders.values() if sender.ready]
-        return deque(sorted(ready, key=lambda sender: (sender.lane - self._turn - 1) % LANES))
+        if len(ready) > 1:
+            ready.sort(key=lambda sender: (sender.lane - self._turn - 1) % LANES)
+        return deque(ready)

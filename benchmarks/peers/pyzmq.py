@@ -53,7 +53,7 @@ class Arrays:
 class Objects(Arrays):
     def __init__(self, context: zmq.Context[Any], sock: zmq.Socket[Any]) -> None:
         super().__init__(context, sock)
-        self.send = sock.send_pyobj  # type: ignore[method-assign]  # without a call in between
+        self.send = sock.send_pyobj  # type: ignore[assignment,method-assign,unused-ignore]  # no call in between
         self._receive = sock.recv_pyobj
 
     def receive(self, size: int) -> Any:

@@ -43,7 +43,7 @@ class Wire:
         if len(self._view) < size:
             self._view = memoryview(bytearray(size))
         view = self._view[:size]
-        await self._stream.read_into(view)
+        await self._stream.read_into(view)  # type: ignore[arg-type,unused-ignore]
         return view
 
     async def close(self) -> None:

@@ -43,6 +43,7 @@ class Link:
         self._appetite = Appetite()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
+        self._last = True  # what is unsent is all that the connection had
         self._interest = 0
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._heard = False  # anything that is for the connection
@@ -140,6 +141,8 @@ class Link:
             self._unsent = _skip(self._unsent, sent)
             enough = sent >= self._pace.batch and self._enough_queued()
             self._pace.sent(sent)
+            if self._last and not self._unsent and not pipe.blocked:
+                return self._pace.drained()
         else:
             self._soon(WRITE)
         if pipe.blocked or enough:
@@ -151,6 +154,7 @@ class Link:
     def _fill(self) -> bool:
         self._kept = False
         self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)
+        self._last = sum([len(buffer) for buffer in self._unsent]) < self._pace.batch
         return bool(self._unsent)
 
     def _enough_queued(self) -> bool:
