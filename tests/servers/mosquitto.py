@@ -45,7 +45,7 @@ class Mosquitto:
             pytest.skip(reason)
         folder.mkdir(parents=True, exist_ok=True)
         self.netloc = ports.free()
-        self._folder = folder
+        self.folder = folder
         self._log = folder / "mosquitto.log"
         self._process: subprocess.Popen[bytes] | None = None
         lines = [
@@ -75,7 +75,7 @@ class Mosquitto:
     def start(self) -> None:
         """Start, and wait until it listens. Again after `kill`, at the same address."""
         with self._log.open("ab") as log:
-            command = [str(_PROGRAM), "-c", str(self._folder / "mosquitto.conf")]
+            command = [str(_PROGRAM), "-c", str(self.folder / "mosquitto.conf")]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _LIMIT
         while not ports.listened(self.netloc):
@@ -133,7 +133,7 @@ class Mosquitto:
         self.stop()
 
     def _passwords(self, user: str, password: str) -> list[str]:
-        path = self._folder / "passwords"
+        path = self.folder / "passwords"
         path.touch(mode=0o600)
         subprocess.run([str(_PASSWORDS), "-b", str(path), user, password], check=True, capture_output=True)
         return ["allow_anonymous false", f"password_file {path}"]

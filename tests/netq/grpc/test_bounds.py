@@ -16,6 +16,7 @@ from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Protoc
 from netq.grpc import engine
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
+from tests.servers import ports
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, PING = 4, 6
@@ -83,7 +84,7 @@ def test_a_constructor_that_fails_leaves_no_engine(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket, "socket", make_some)
     with pytest.raises(OSError, match="Too many open files"):
-        netq.new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0)))
+        netq.new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=ports.free()))
     assert engine._state.engine is None
 
 

@@ -10,6 +10,7 @@ from netq import CommunicatorOptions, NetworkLocation, Protocol, Purpose, Securi
 from netq.security import certificates
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
+from tests.servers import ports
 
 AGAIN = 4  # attempts
 
@@ -84,7 +85,7 @@ def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(
     bad = tmp_path / "bad.pem"
     bad.write_text("no key")
     other = certificates.make(tmp_path / "other")
-    here = NetworkLocation("127.0.0.1", 0)
+    here = ports.free()
     for purpose, security, text in (
         (Purpose.SERVER, SecurityOptions(bad, bad), r"bad\.pem"),
         (Purpose.SERVER, SecurityOptions(other.key, files.certificate), "not the key of the certificate"),

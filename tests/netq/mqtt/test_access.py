@@ -1,0 +1,73 @@
+"""The access list of docs/mqtt.md: with it each may do what is needed, and nobody else's client more than that."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+import netq
+from netq import MqttOptions, Protocol, Purpose
+from netq.testing.stage import LIMIT
+from tests.netq.mqtt.conftest import NewBroker
+from tests.servers.mosquitto import Mosquitto
+
+PAGE = Path(__file__).parents[3] / "docs" / "mqtt.md"
+PASSWORD = "secret"
+
+
+def access_list() -> str:
+    """The block of the page that begins with a user."""
+    return next(block for block in PAGE.read_text(encoding="utf-8").split("```\n") if block.startswith("user "))
+
+
+def federation(new_broker: NewBroker, folder: Path) -> Mosquitto:
+    """A broker with the page's users, who may do what the page says."""
+    access = folder / "access"
+    access.write_text(access_list(), encoding="utf-8")
+    broker = new_broker(user="aggregator", password=PASSWORD, config=f"acl_file {access}")
+    command = [str(shutil.which("mosquitto_passwd")), "-b", str(broker.folder / "passwords"), "board", PASSWORD]
+    subprocess.run(command, check=True, capture_output=True)
+    broker.kill()
+    broker.start()
+    return broker
+
+
+def communicator(broker: Mosquitto, purpose: Purpose, user: str) -> netq.Communicator:
+    mqtt = MqttOptions(prefix="farm/north", user=user, password=PASSWORD)
+    return netq.new(Protocol.MQTT, purpose, netq.CommunicatorOptions(netloc=broker.netloc, mqtt=mqtt))
+
+
+def test_a_broadcast_and_its_answers_pass_an_access_list_as_the_page_has_it(
+    new_broker: NewBroker, tmp_path: Path
+) -> None:
+    broker = federation(new_broker, tmp_path)
+    model = np.ones(2**18)
+    with (
+        communicator(broker, Purpose.SERVER, "aggregator") as server,
+        communicator(broker, Purpose.CLIENT, "board") as one,
+        communicator(broker, Purpose.CLIENT, "board") as other,
+    ):
+        clients = {one.put("here"), other.put("here")}
+        peers = [server.get(timeout=LIMIT).peer for _ in clients]
+        for _ in range(2):  # the first over links that begin small, the second by a group
+            server.put(model, *peers).result(LIMIT)
+            for client in (one, other):
+                assert np.array_equal(client.get(timeout=LIMIT).data, model)
+        one.close(LIMIT)
+        other.close(LIMIT)
+    assert "g/" in broker.log  # so there was a group
+    assert "Denied" not in broker.log
+
+
+def test_a_board_may_not_speak_as_the_server(new_broker: NewBroker, tmp_path: Path) -> None:
+    broker = federation(new_broker, tmp_path)
+    with communicator(broker, Purpose.SERVER, "board"):
+        deadline = time.monotonic() + LIMIT
+        while "Denied PUBLISH" not in broker.log:
+            assert time.monotonic() < deadline, broker.log
+            threading.Event().wait(0.01)
