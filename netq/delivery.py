@@ -39,9 +39,11 @@ class Delivery(Future[None]):
     _whole: tuple[Delivery, Iterator[int]] | None = None  # what this is a part of, and who counts the parts
 
     def __init__(self, peer: uuid.UUID | None, futures: Sequence[Delivery] = ()) -> None:
-        # not Future's, which makes a lock and two lists
+        # Not Future's, which makes a lock and two lists. The dictionary is asked for while no other thread knows of
+        # this: CPython 3.11 makes it then, and twice if it collects garbage while it does and another thread asks too;
+        # both would free what is in it.
         self.peer = peer
-        self._free = True  # gone when it is decided whether it may still be cancelled: just one thread takes it
+        self.__dict__["_free"] = True  # until it is decided whether this can be cancelled: just one thread takes it
         if futures:
             self._futures = tuple(futures)
 

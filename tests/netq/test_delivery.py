@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 import uuid
@@ -198,3 +199,39 @@ def test_cancel_or_claim_just_one_of_them_wins() -> None:
             gate.wait(LIMIT)
             assert part.cancel() is not claiming.result(LIMIT)
             assert part.cancelled() is not part.running()
+
+
+COLLECTED = """
+import gc
+from netq.delivery import Delivery
+
+asked = None
+
+def another_thread(*_):  # whatever is collected gives way to one
+    global asked
+    delivery, asked = asked, None
+    if delivery is not None:
+        delivery._take()
+
+gc.callbacks.append(another_thread)
+gc.disable()
+gc.set_threshold(10)
+kept, deliveries = [], [Delivery(None) for _ in range(100)]
+for delivery in deliveries:
+    gc.collect()
+    delivery.withdraw = [].copy
+    kept.extend({} for _ in range(200))  # more than the threshold; and none lies about to be used again
+    asked = delivery
+    gc.enable()
+    delivery._take()
+    gc.disable()
+del deliveries, delivery
+gc.collect()
+print("whole")
+"""
+
+
+def test_memory_stays_whole_if_garbage_is_collected_while_two_threads_ask_for_one() -> None:
+    """A segmentation fault, else: CPython 3.11 lets other threads run in the midst of making an object's dictionary."""
+    ended = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, timeout=LIMIT)
+    assert (ended.returncode, ended.stdout) == (0, "whole\n"), ended.stderr
