@@ -33,8 +33,9 @@ broker:
 demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
-# In two processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself.
-BOTH = -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder
+# In two processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself. If one of them
+# crashes the run ends: to go on without it is to wait for ever.
+BOTH = -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: .venv/dev tools
 	$(RUN) -m pytest $(BOTH)

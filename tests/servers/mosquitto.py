@@ -75,7 +75,7 @@ class Mosquitto:
     def start(self) -> None:
         """Start, and wait until it listens. Again after `kill`, at the same address."""
         with self._log.open("ab") as log:
-            command = [str(_PROGRAM), "-c", str(self.folder / "mosquitto.conf")]
+            command = [*ports.DIES_WITH_US, str(_PROGRAM), "-c", str(self.folder / "mosquitto.conf")]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         deadline = time.monotonic() + _LIMIT
         while not ports.listened(self.netloc):

@@ -75,7 +75,7 @@ class Nginx:
 
     def start(self) -> None:
         """Start, and wait until it listens. Again after `kill`, at the same address."""
-        command = [str(_PROGRAM), "-p", str(self._folder), "-c", "nginx.conf", "-e", "error.log"]
+        command = [*ports.DIES_WITH_US, str(_PROGRAM), "-p", str(self._folder), "-c", "nginx.conf", "-e", "error.log"]
         with (self._folder / "output").open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
         deadline = time.monotonic() + _LIMIT

@@ -1,4 +1,4 @@
-"""Where a server of a test may listen, and whether it does."""
+"""Where a server of a test may listen, and whether it does; and how it ends with the tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import socket
 from netq import NetworkLocation
 
 _LIMIT = 20.0  # seconds for what takes milliseconds
+
+DIES_WITH_US = ("setpriv", "--pdeathsig", "TERM")  # before a command: it ends even if the tests crash
 
 
 def free() -> NetworkLocation:
