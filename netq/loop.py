@@ -29,9 +29,7 @@ from netq.bell import Bell
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
-_PASSES = (
-    2  # through what was called, in one turn: the second does what the first has asked for, as a flush for all puts
-)
+_PASSES = 2  # through what was called, in one turn: the second does what the first asks for, as a flush for all puts
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 Ready = Callable[[int], None]
 _T = TypeVar("_T")

@@ -13,10 +13,10 @@ from typing import Protocol
 
 from netq.errors import SecurityError
 from netq.memory import Buffer
-from netq.security.tls import RECORD, Tls
+from netq.security.tls import OVERHEAD, RECORD, Tls
 
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
-_CIPHERTEXT = 64 * 1024  # bytes read at once for the TLS layer: what pays,
+_CIPHERTEXT = 4 * (RECORD + OVERHEAD)  # bytes read at once for the TLS layer: what pays, whole records of a peer's,
 _WHOLE = RECORD + 261  # and what suffices: the largest record that any peer may make, header, padding and tag included
 
 

@@ -15,7 +15,7 @@ import contextlib
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from netq.errors import SecurityError
 from netq.memory import Buffer
@@ -25,9 +25,7 @@ RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.
 OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
 WAITING = 256 * 1024  # bytes of ciphertext that may wait for to_send; 1 MiB is slower by an eighth: it leaves the cache
 HANDSHAKE = 64 * 1024  # bytes that a peer may send before it has proved anything; a long chain has some 20 KiB
-IDLE = (
-    32 * 1024
-)  # bytes of records without data (new keys, tickets, padding) in a row; the largest record is half of it
+IDLE = 32 * 1024  # bytes of records without data (new keys, tickets, padding) in a row: twice the largest record
 
 
 class Tls(Protocol):
@@ -164,9 +162,11 @@ class _StandardTls:
         self._tell_end()
         taken = 0
         if self._handshaken:
-            with self._border():
+            try:
                 for piece in _pieces(buffers, WAITING - self._outgoing.pending):
                     taken += self._ssl.write(piece)
+            except ssl.SSLError as error:
+                self._keep(error)
         return taken
 
     def to_send(self) -> bytes:
@@ -177,20 +177,24 @@ class _StandardTls:
             self._ssl.unwrap()
 
     def _handshake(self) -> None:
-        with self._border():
+        try:
             self._ssl.do_handshake()
             self._handshaken = True
+        except ssl.SSLError as error:
+            self._keep(error)
         if not self._handshaken and self._early > HANDSHAKE and self._end is None:
             self._end = SecurityError, f"{self._peer} sent {self._early} bytes and no end of a TLS handshake"
 
     def _read(self, buffer: memoryview) -> int:
-        filled, size = 0, buffer.nbytes
-        with self._border():
-            while filled < size:
-                count = cast(int, self._ssl.read(RECORD, buffer[filled : filled + RECORD]))
+        tls, incoming, filled, size = self._ssl, self._incoming, 0, buffer.nbytes
+        try:
+            while filled < size and (incoming.pending or incoming.eof or tls.pending()):  # else it would only raise
+                count: int = tls.read(RECORD, buffer[filled : filled + RECORD])  # type: ignore[assignment]
                 if count == 0:
                     raise ssl.SSLZeroReturnError  # what ssl says only where both sides have closed
                 filled += count
+        except ssl.SSLError as error:
+            self._keep(error)
         self._idle = 0 if filled else self._idle
         if self._end is None and self._outgoing.pending > 2 * WAITING:  # more than `write` ever leaves
             self._end = SecurityError, f"{self._peer} asks for ever new keys and does not take the answers"
@@ -198,16 +202,11 @@ class _StandardTls:
             self._end = SecurityError, f"{self._peer} sent {self._idle} bytes of TLS without any data in them"
         return filled
 
-    @contextlib.contextmanager
-    def _border(self) -> Iterator[None]:
-        """Keep what ssl raises: `read_into` and `write` tell it when it is its turn."""
-        try:
-            yield
-        except ssl.SSLWantReadError:
-            pass
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+    def _keep(self, error: ssl.SSLError) -> None:
+        """What ssl raises `read_into` and `write` tell when it is its turn."""
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
             self._end = self._end_by(error)
-        except ssl.SSLError as error:
+        elif not isinstance(error, ssl.SSLWantReadError):
             self._end = SecurityError, _sentence(error, self._peer, self._handshaken)
 
     def _tell_end(self) -> None:
