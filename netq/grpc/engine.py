@@ -4,7 +4,8 @@ grpc wakes every event loop that has ever used it for each of its events, and le
 the process has ended: so there is one. Transports `acquire` it when they open and `release` it when all of theirs has
 ended; the last one ends the thread, and then nothing of grpc is left, neither a thread nor a descriptor.
 
-grpc's threads do not survive a fork. A child of a process that was using it then cannot use it at all.
+grpc's threads do not survive a fork, and end some time after their last use, nobody says when. So a child of a process
+that has ever used it cannot use it at all.
 """
 
 from __future__ import annotations
@@ -62,13 +63,14 @@ async def _end(tasks: set[asyncio.Task[Any]]) -> None:
 
 
 def acquire() -> Engine:
-    """Return the process's engine. Raises RuntimeError in a fork of a process that had one."""
+    """Return the process's engine. Raises RuntimeError in a fork of a process that has ever had one."""
     if _state.forked:
         raise RuntimeError(
-            "this process is a fork of one that was using gRPC, whose threads do not survive that; "
+            "this process is a fork of one that has used gRPC, whose threads do not survive that; "
             "fork before the first gRPC communicator is made, or start the process by spawn"
         )
     with _state.lock:
+        _state.used = True
         if _state.engine is None:
             _state.engine = Engine()
         _state.engine.users += 1
@@ -91,7 +93,8 @@ class _State:
     def __init__(self, forked: bool = False) -> None:
         self.lock = threading.Lock()
         self.engine: Engine | None = None
-        self.forked = forked
+        self.used = False  # ever
+        self.forked = forked  # a process that had used it
 
 
 _state = _State()
@@ -101,7 +104,7 @@ def _abandon() -> None:
     """Leave the engine to the parent."""
     global _state
     _left.append(_state)  # for good: what belongs to grpc there would wait for its threads as it dies
-    _state = _State(forked=_state.forked or _state.engine is not None)
+    _state = _State(forked=_state.forked or _state.used)
 
 
 _left: list[_State] = []

@@ -17,7 +17,7 @@ from netq.loop import READ, Loop
 
 
 class Outpost:
-    """One transport's place in the engine. Raises RuntimeError in a fork of a process that had one."""
+    """One transport's place in the engine. Raises RuntimeError in a fork of a process that has ever had one."""
 
     def __init__(self, owner: Owner, loop: Loop) -> None:
         self.closed = False  # no more links

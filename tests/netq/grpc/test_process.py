@@ -67,8 +67,10 @@ client.put("after").result(30)
 client.close()
 child = os.fork()
 if child == 0:
-    with netq.new(GRPC, CLIENT, options(sys.argv[1])) as own:
-        own.put("from a child of one that had closed")
+    try:
+        netq.new(GRPC, CLIENT, options(sys.argv[1]))
+    except RuntimeError as error:
+        tell(str(error))
     sys.exit(8)
 tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -168,12 +170,11 @@ def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Stage, start
 def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Stage, start: Start) -> None:
     server = stage.server()
     process = start(FORKS, server.netloc.port)
-    assert "fork before the first gRPC communicator is made" in str(told(process)[0])
-    assert told(process) == [7]
-    assert told(process) == [8]
+    for code in (7, 8):  # the second when all is closed: grpc's threads may still be there
+        assert "fork before the first gRPC communicator is made" in str(told(process)[0])
+        assert told(process) == [code]
     finish(process)
-    data = {server.get(timeout=LIMIT).data for _ in range(3)}
-    assert data == {"before", "after", "from a child of one that had closed"}
+    assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["before", "after"]
 
 
 def test_a_server_prints_nothing_of_grpc_s(stage: Stage, start: Start) -> None:
