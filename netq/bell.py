@@ -25,7 +25,7 @@ class Bell:
 
     def ring(self) -> None:
         """Let all who wait look again. Never waits."""
-        for sleeper in tuple(self._sleepers):
+        for sleeper in [*self._sleepers]:  # tuple() and copy() of CPython 3.11 read beyond what is left of it meanwhile
             sleeper.put(None)
 
     def wait(self, come: Callable[[], bool], timeout: float | None = None) -> bool:

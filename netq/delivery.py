@@ -110,8 +110,21 @@ class Delivery(Future[None]):
         self._take()
         self.withdraw = None  # it holds the message, and its memory
         self._exception = error
-        self._state = "FINISHED"
-        self._tell()
+        condition: threading.Condition | None = self.__dict__.setdefault("_lock", None)
+        if condition is None:  # nobody has it, so nobody listens; and whoever makes his own now sees the end first
+            self._state = "FINISHED"
+            self._ring()
+            return
+        with condition:  # whoever begins to listen sees the end, or is told of it: never both
+            self._state = "FINISHED"
+            for waiter in self._waiters:
+                (waiter.add_exception if error else waiter.add_result)(self)
+            condition.notify_all()
+        self._ring()
+        try:
+            self._invoke_callbacks()  # type: ignore[attr-defined]
+        except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
+            log.exception("a callback of a delivery failed")
 
     def _take(self) -> bool:
         """Decide; return False if that has been done."""
@@ -122,29 +135,26 @@ class Delivery(Future[None]):
             if not self._take():
                 return False
             self._state = "CANCELLED"
-        self._tell()
+            self._condition.notify_all()
+        self._ring()
+        self._invoke_callbacks()  # type: ignore[attr-defined]
         return True
 
-    def _tell(self) -> None:
-        """Tell whoever asked. Who asks after the state has changed sees that by himself."""
-        if "_lock" in self.__dict__:
-            with self._condition:
-                for waiter in self._waiters if self._state == "FINISHED" else ():
-                    (waiter.add_exception if self._exception else waiter.add_result)(self)
-                self._condition.notify_all()
-            try:
-                self._invoke_callbacks()  # type: ignore[attr-defined]
-            except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
-                log.exception("a callback of a delivery failed")
+    def _ring(self) -> None:
+        """Let those look who wait for nothing but the end."""
         if (bell := self.__dict__.get("_bell")) is not None:
             bell.ring()
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What Future does all else with."""
+        """What Future does all else with; it is made once, and by whoever comes first: `settle` makes none."""
         self._made("_waiters", list)
         self._made("_done_callbacks", list)
-        return self._made("_lock", threading.Condition)
+        condition = self._made("_lock", threading.Condition)
+        if condition is None:  # `settle` came first, and has done all but this, maybe
+            self._state = "FINISHED"
+            condition = self._made("_late", threading.Condition)
+        return condition
 
     def _made(self, name: str, make: Callable[[], T]) -> T:
         """Return what is made when it is first asked for, the same for all threads."""

@@ -201,6 +201,46 @@ def test_cancel_or_claim_just_one_of_them_wins() -> None:
             assert part.cancelled() is not part.running()
 
 
+def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
+    """Or concurrent.futures.wait counts it twice, and returns while another is pending."""
+    part, states = Delivery(A), list[str]()
+
+    class Watched(threading.Condition):
+        def __enter__(self) -> bool:
+            states.append(part._state)
+            return super().__enter__()
+
+    assert part._condition
+    part.__dict__["_lock"] = Watched()
+    part.set_running_or_notify_cancel()
+    part.settle()
+    assert states == ["RUNNING"], "it is not done before it has the lock of those who look"
+    assert part.done()
+
+
+def test_who_begins_to_listen_in_the_midst_of_the_end_sees_it() -> None:
+    part = Delivery(A)
+    part.set_running_or_notify_cancel()
+    part.__dict__["_lock"] = None  # what `settle` does first, if nobody listens
+    assert futures.wait([part], 0).done == {part}
+    assert not part.cancel()
+    called: list[futures.Future[None]] = []
+    part.add_done_callback(called.append)
+    assert called == [part]
+
+
+def test_an_exception_out_of_a_callback_of_who_cancels_is_his() -> None:
+    part = Delivery(A)
+    part.add_done_callback(_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        part.cancel()
+    assert part.cancelled()
+
+
+def _interrupted(part: object) -> None:
+    raise KeyboardInterrupt
+
+
 COLLECTED = """
 import gc
 from netq.delivery import Delivery
