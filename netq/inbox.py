@@ -68,7 +68,9 @@ class Inbox:
         self._lock = threading.RLock()
         self._work: deque[Callable[[], object]] = deque()  # of the loops
         self._begun: dict[Waiter, Callable[[Waiter], None]] = {}
+        self._leaving: deque[Waiter] = deque()  # those who wait no more, and whom the others do not know of yet
         self._uncounted: int | None = None  # a peer of whom something is taken, and its turn not yet
+        self._served = 0  # those who had to wait, so far
         self._numbers = itertools.count(1)
         self._lines: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # who waits for each peer
         self._queues: defaultdict[int, deque[Item]] = defaultdict(deque)  # by peer; none is left that is empty
@@ -79,9 +81,11 @@ class Inbox:
 
     # For the loops.
 
-    def deliver(self, items: Iterable[Item]) -> None:
-        """Leave messages, in order."""
+    def deliver(self, items: Iterable[Item]) -> bool:
+        """Leave messages, in order; return whether somebody who waited has been served."""
+        served = self._served
         self._do(functools.partial(self._deliver, tuple(items)))
+        return self._served != served
 
     def settle(self, room: Room) -> None:
         """Report what was taken and not yet reported; from now on all is, at once."""
@@ -122,6 +126,7 @@ class Inbox:
                 self._done()
             return self.accept(waiter)
         except BaseException:
+            self._leaving.append(waiter)  # at once: a signal handler cannot come between, and keep it in line for ever
             self.leave(waiter)
             raise
 
@@ -129,19 +134,27 @@ class Inbox:
         """Take what nobody waits for, if there is any: without a Waiter, for this is what most calls find."""
         if not self._ready:
             return None
-        with self._lock:
-            self._mend()
-            peer = self._choice(tuple([peer.int for peer in peers]))
-            if peer is None:
-                return None
-            self._uncounted = peer
-            item = self._queues[peer].popleft()
-            self._count_again()
-            due = item.room.count(item.cost)
-        self._done()
-        if due:
-            item.room.freed(due)
+        item, due = None, 0
+        try:
+            with self._lock:
+                self._mend()
+                peer = self._choice(tuple([peer.int for peer in peers]))
+                if peer is not None:
+                    queue = self._queues[peer]
+                    self._uncounted = peer
+                    item = queue[0]
+                    del queue[0]
+                    due = item.room.count(item.cost)
+                    self._count_again()
+        finally:
+            self._give_back(item, due)
         return item
+
+    def _give_back(self, item: Item | None, due: int) -> None:
+        """Report the room of what is taken, also if a signal handler has raised, and had the lock for long before."""
+        if item is not None and due:
+            item.room.freed(due)
+        self._done()
 
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter when it is its turn: at once if there is something for it."""
@@ -162,24 +175,27 @@ class Inbox:
         """
         if waiter.error is not None:
             raise Closed(waiter.error.peer, waiter.error.why) from waiter.error.__cause__
-        with self._lock:
-            self._mend()
-            assert waiter.promised is not None
-            item = self._queues[waiter.promised].popleft()
-            self._promised[waiter.promised].discard(waiter)
-            self._clear(waiter.promised)
-            waiter.promised = None
-            due = item.room.count(item.cost)
-        self._done()
-        if due:
-            item.room.freed(due)
+        item, due = None, 0
+        try:
+            with self._lock:
+                self._mend()
+                assert waiter.promised is not None
+                queue = self._queues[waiter.promised]
+                item = queue[0]
+                del queue[0]
+                due = item.room.count(item.cost)
+                self._promised[waiter.promised].discard(waiter)
+                self._clear(waiter.promised)
+                waiter.promised = None
+        finally:
+            self._give_back(item, due)
         return item
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no more; what was promised and not accepted is the next for others. Harmless afterwards."""
+        self._leaving.append(waiter)
         with self._lock:
             self._mend()
-            self._carry_out(self._let_go, waiter)
         self._done()
 
     def _do(self, work: Callable[[], object]) -> None:
@@ -229,13 +245,20 @@ class Inbox:
         self._begun.pop(waiter, None)
 
     def _mend(self) -> None:
-        """Do again what somebody who was interrupted had begun; the last first, which is a part of those before."""
+        """Do again what somebody who was interrupted had begun, the last first, which is a part of those before; then
+        let go of those who leave.
+        """
         if self._uncounted is not None:
             self._count_again()
         while self._begun:
             waiter, step = next(reversed(self._begun.items()))
             step(waiter)
             self._begun.pop(waiter, None)
+        while self._leaving:
+            waiter = self._leaving[0]
+            self._let_go(waiter)
+            if self._leaving and self._leaving[0] is waiter:  # no signal handler has done it meanwhile
+                self._leaving.popleft()
 
     def _count_again(self) -> None:
         """Give the next turn to others, now that something of a peer is taken."""
@@ -251,6 +274,7 @@ class Inbox:
             self._take_turn(waiter.promised)
         if waiter.number:
             self._drop_out(waiter)
+            self._served += 1
         waiter.wake()
 
     def _let_go(self, waiter: Waiter) -> None:

@@ -95,6 +95,11 @@ class Loop:
         self._bell.wait(lambda: self._done)
 
     @property
+    def called(self) -> bool:
+        """Whether something has been called and not yet run."""
+        return bool(self._calls)
+
+    @property
     def is_current(self) -> bool:
         """Whether this is the loop's thread."""
         return threading.current_thread() is self._thread
@@ -222,6 +227,11 @@ class Loop:
             self._wakee.recv(4096)
 
 
+def give_way() -> None:
+    """Let a thread that has just been woken run, before this one goes on."""
+    _yield()
+
+
 def _answer(answer: list[Callable[[], _T]], bell: Bell, function: Callable[..., _T], *args: Any) -> None:
     try:
         result = function(*args)
@@ -235,6 +245,7 @@ def _raise(error: Exception) -> NoReturn:
     raise error
 
 
+_yield: Callable[[], object] = getattr(os, "sched_yield", functools.partial(time.sleep, 0))
 _loops: weakref.WeakSet[Loop] = weakref.WeakSet()
 
 

@@ -21,7 +21,7 @@ from netq.events import Acked, Event, Failed, Finished, Lost, Opened, Received
 from netq.inbox import Inbox
 from netq.lane import Outgoing, Receiver
 from netq.link import Link
-from netq.loop import Loop, Timer
+from netq.loop import Loop, Timer, give_way
 from netq.options import ConnectionOptions
 from netq.room import Item, Room
 from netq.session import Session
@@ -359,7 +359,8 @@ class Peer:
 
     def _deliver(self, items: list[Item]) -> None:
         if items:
-            self._inbox.deliver(items)
+            if self._inbox.deliver(items):
+                give_way()  # whoever waited may have an answer: our ACK goes with it, and not before
             items.clear()
 
     def _acked(self, message: Outgoing) -> None:

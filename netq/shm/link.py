@@ -99,10 +99,10 @@ class Link:
         if loop is not self._loop or self._gone:  # it has moved meanwhile
             return
         events, self._due = self._due, 0
-        if events & READ:
-            self._turn()
-        else:
+        if events & WRITE:
             self.flush()
+        if events & READ and not self._gone:
+            self._turn()
 
     def _rung(self, mask: int) -> None:
         self._guarded(self._listen)
@@ -139,7 +139,9 @@ class Link:
         """Take what is there, send what is due, and sleep when there is nothing more."""
         self._reader.wake()
         self._guarded(self._receive)
-        if not self._gone:
+        if self._loop.called and not self._gone:  # maybe by who has an answer to what came
+            self._soon(WRITE)
+        elif not self._gone:
             self._guarded(self._send)
         if not self._gone:
             self._guarded(self._rest)

@@ -43,7 +43,7 @@ class Link:
         self._appetite = Appetite()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
-        self._last = True  # what is unsent is all that the connection had
+        self._last = False  # what is unsent is all that the connection has
         self._interest = 0
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._heard = False  # anything that is for the connection
@@ -98,7 +98,10 @@ class Link:
     def _go_on(self, loop: Loop) -> None:
         if loop is self._loop and not self._gone:  # it has not moved meanwhile
             events, self._due = self._due, 0
-            self._ready(events & READ)
+            if events & WRITE:
+                self._ready(0)
+            if events & READ and not self._gone:
+                self._ready(READ)
 
     def _ready(self, mask: int) -> None:
         if mask & READ & ~self._due:
@@ -107,6 +110,9 @@ class Link:
             return
         if mask & WRITE:
             self._watch(READ)
+        if mask & READ and self._loop.called:  # maybe by who has an answer to what came
+            self._soon(WRITE)
+            return
         self._guarded(self._send)
         if self._closing and not self._gone:
             self._guarded(self._part)
@@ -130,6 +136,7 @@ class Link:
 
     def _send(self) -> None:
         pipe, enough = self._pipe, False
+        self._last = False  # what was unsent was all, maybe; since then more may have come
         for _ in range(_WRITES):
             if enough or not pipe.push():
                 break

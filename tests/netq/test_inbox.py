@@ -37,14 +37,14 @@ def take(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
 
 
 @contextmanager
-def each_step(function: Callable[[], object]) -> Iterator[None]:
-    """Call a function before each bytecode of netq/inbox.py in this thread."""
+def each_step(function: Callable[[], object], step: str = "opcode") -> Iterator[None]:
+    """Call a function before each bytecode of netq/inbox.py in this thread; or at each "call" of what is there."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_filename != netq.inbox.__file__:
             return None
         frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == step:
             function()
         return trace
 
@@ -110,6 +110,17 @@ def test_those_who_wait_are_served_in_the_order_of_their_coming() -> None:
             inbox.deliver([item(peer, str(number))])
             assert len(waiters(inbox)) == len(waits) - number - 1
             assert bytes(wait.result(LIMIT).stream) == str(number).encode()
+
+
+def test_deliver_says_whether_somebody_waited_for_it() -> None:
+    inbox = Inbox()
+    assert not inbox.deliver([item(A, "nobody waits")])
+    enter(inbox, A)
+    waits = enter(inbox, B)
+    assert not inbox.deliver([item(A, "nobody waits for this, the first is there")])
+    assert inbox.deliver([item(A, "another"), item(B)])
+    assert waits.served
+    assert not inbox.deliver([item(B)])
 
 
 def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts() -> None:
@@ -370,7 +381,7 @@ class Interrupted(Exception):
     """What a signal handler raises."""
 
 
-def interrupt(step: int, call: Callable[[], object]) -> bool:
+def interrupt(step: int, call: Callable[[], object], of: str = "opcode") -> bool:
     """Call, and raise at this step; return whether it came to that."""
     left = itertools.count(step, -1)
 
@@ -379,7 +390,7 @@ def interrupt(step: int, call: Callable[[], object]) -> bool:
             raise Interrupted
 
     try:
-        with each_step(count):
+        with each_step(count, of):
             call()
     except Interrupted:
         return True
@@ -417,6 +428,23 @@ def test_take_that_is_interrupted_at_any_step_loses_at_most_what_it_was_returnin
         if not interrupted:
             assert len(got) == 3
             assert step > 100, "hardly a step was interrupted"
+            return
+
+
+def test_a_take_whose_time_is_up_leaves_nobody_in_line_however_it_is_interrupted() -> None:
+    """Where CPython lets a signal handler in: as a function begins."""
+
+    def take(inbox: Inbox) -> None:
+        with suppress(TimeoutError):
+            inbox.take(A, timeout=0)
+
+    for step in itertools.count():
+        inbox = Inbox()
+        interrupted = interrupt(step, partial(take, inbox), "call")
+        inbox.deliver([item(A)])
+        assert bytes(inbox.take(A, timeout=0).stream) == b"", f"step {step}"
+        if not interrupted:
+            assert step > 5, "hardly a step was interrupted"
             return
 
 

@@ -477,7 +477,7 @@ def a_link(control: Control, received: Callable[[int, float], object] | None = N
         lost=lambda link, error: lost.append(error),
     )
     loop = SimpleNamespace(
-        watch=lambda *_: None, forget=lambda *_: None, call=lambda step, *_: lost.append(step.__name__)
+        watch=lambda *_: None, forget=lambda *_: None, call=lambda step, *_: lost.append(step.__name__), called=False
     )
     return Link(owner, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
 
@@ -550,6 +550,33 @@ def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None
         assert [size for size, _ in took[1:]] == [0, 0]  # its turn is yet to come
         link._go_on(link._loop)
         assert 0 < took[0][0] + link._in.left < 200_000
+        link._go()
+        link._channel.close()
+
+
+def test_an_ack_goes_behind_what_was_called_meanwhile() -> None:
+    """Which may be an answer; but never after one turn more, whatever else is called."""
+    sent: list[int] = []
+
+    def to_send(limit: int, now: float) -> list[bytes]:
+        sent.append(limit)
+        return []
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        link, asked = a_link(Control(ours), lambda n, now: None)
+        asked.clear()
+        link._due = 0
+        link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
+        for called, due, sends in [(False, [], 1), (True, ["_go_on"], 0)]:
+            link._loop.called = called  # type: ignore[misc]
+            theirs.send(bytes([BELL]))
+            link._rung(READ)
+            assert asked == due
+            assert len(sent) == sends
+            sent.clear()
+        link._go_on(link._loop)
+        assert len(sent) == 1
         link._go()
         link._channel.close()
 
