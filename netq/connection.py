@@ -25,7 +25,7 @@ import math
 import uuid
 
 from netq.complaints import printable
-from netq.errors import ProtocolError
+from netq.errors import ProtocolError, bare
 from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
 from netq.lane import Part
 from netq.memory import Buffer, Memory
@@ -346,7 +346,7 @@ class Connection:
 
     def _lose(self, error: Exception, events: list[Event], code: Code = Code.DONE) -> None:
         self.detach()
-        events.append(Lost(error, code))
+        events.append(Lost(bare(error), code))
 
     @property
     def _session(self) -> Session:

@@ -82,3 +82,16 @@ class Unreadable(NetqError, pickle.UnpicklingError):
 
 class NotAllowed(Unreadable):
     """A message names a global that the `allow` function of PickleSerializer refuses."""
+
+
+def bare(error: Exception) -> Exception:
+    """Return an error without the frames that it has come through, nor those of its causes.
+
+    They hold what they were at work on, a message perhaps; and whoever keeps the error where one of them can see it has
+    made a cycle.
+    """
+    link: BaseException | None = error
+    while link is not None and link.__traceback__ is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

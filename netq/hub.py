@@ -21,7 +21,7 @@ from netq.bell import Bell
 from netq.budget import Budget
 from netq.complaints import Complaints, printable
 from netq.connection import Connection
-from netq.errors import Closed
+from netq.errors import Closed, bare
 from netq.events import Event, Hello, Lost
 from netq.inbox import Inbox
 from netq.link import Link, Owner, Transport, backoff
@@ -162,6 +162,7 @@ class Hub:
 
     def lost(self, link: Link | None, error: Exception) -> None:
         """Let a link go; a client tries again."""
+        bare(error)
         if link is None:
             self._retry(error)
         elif isinstance(link.peer, Peer):
@@ -200,9 +201,7 @@ class Hub:
         if not self.is_server:
             self.home.call(self._retry, error)
         elif not peer.session.closing:
-            log.info(
-                "%s: lost (%s); its session waits for it", peer.id, str(error)
-            )  # not with the frames of its traceback
+            log.info("%s: lost (%s); its session waits for it", peer.id, error)
 
     def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
         """Forget the peer."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
+import socket
 import threading
 import weakref
 from collections.abc import Iterator
@@ -13,6 +15,8 @@ import pytest
 
 import netq
 import netq.aio
+from netq.tcp.link import Link
+from netq.testing.log import Log
 
 
 @pytest.fixture
@@ -53,6 +57,29 @@ def test_what_was_delivered_is_let_go_on_both_sides(pair: tuple[netq.Communicato
     arrived = watched(received)
     del received
     assert arrived.wait(10)
+
+
+def test_the_error_that_a_link_is_lost_for_holds_nothing_of_it(
+    pair: tuple[netq.Communicator, netq.Communicator], log: Log
+) -> None:
+    """Nor the frames that it has come through, which hold what was being sent."""
+    server, client = pair
+    errors: list[Exception] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        errors.extend(argument for argument in record.args or () if isinstance(argument, Exception))
+        return True
+
+    client.put("hello").result(10)
+    (peer,) = server._hub.peers.values()
+    assert isinstance(peer.link, Link)
+    logging.getLogger("netq").addFilter(keep)
+    try:
+        peer.link._pipe.sock.shutdown(socket.SHUT_RDWR)
+        log.wait("its session waits for it")
+    finally:
+        logging.getLogger("netq").removeFilter(keep)
+    assert [(str(error), error.__traceback__) for error in errors] == [("the peer hung up", None)]
 
 
 @pytest.mark.usefixtures("no_collector")
