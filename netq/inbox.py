@@ -127,7 +127,7 @@ class Inbox:
             return self.accept(waiter)
         except BaseException:
             self._leaving.append(waiter)  # at once: a signal handler cannot come between, and keep it in line for ever
-            self.leave(waiter)
+            self._let_leave()
             raise
 
     def _take_now(self, peers: tuple[uuid.UUID, ...]) -> Item | None:
@@ -194,6 +194,9 @@ class Inbox:
     def leave(self, waiter: Waiter) -> None:
         """Wait no more; what was promised and not accepted is the next for others. Harmless afterwards."""
         self._leaving.append(waiter)
+        self._let_leave()
+
+    def _let_leave(self) -> None:
         with self._lock:
             self._mend()
         self._done()

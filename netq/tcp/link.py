@@ -43,7 +43,6 @@ class Link:
         self._appetite = Appetite()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
-        self._last = False  # what is unsent is all that the connection has
         self._interest = 0
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._heard = False  # anything that is for the connection
@@ -136,19 +135,21 @@ class Link:
 
     def _send(self) -> None:
         pipe, enough = self._pipe, False
-        self._last = False  # what was unsent was all, maybe; since then more may have come
+        last = False  # what is unsent is all that the connection has; not what was left before: since then more may be
         for _ in range(_WRITES):
             if enough or not pipe.push():
                 break
-            if not (self._unsent or self._fill()):
-                return self._pace.drained()
+            if not self._unsent:
+                last = self._fill() < self._pace.batch
+                if not self._unsent:
+                    return self._pace.drained()
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
             self._unsent = _skip(self._unsent, sent)
             enough = sent >= self._pace.batch and self._enough_queued()
             self._pace.sent(sent)
-            if self._last and not self._unsent and not pipe.blocked:
+            if last and not self._unsent and not pipe.blocked:
                 return self._pace.drained()
         else:
             self._soon(WRITE)
@@ -158,11 +159,11 @@ class Link:
             self._limit_queue()
         return None
 
-    def _fill(self) -> bool:
+    def _fill(self) -> int:
+        """Ask the connection for a batch; return its bytes."""
         self._kept = False
         self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)
-        self._last = sum([len(buffer) for buffer in self._unsent]) < self._pace.batch
-        return bool(self._unsent)
+        return sum([len(buffer) for buffer in self._unsent])
 
     def _enough_queued(self) -> bool:
         """Whether a batch or more waits in the system, which keeps its own limit roughly: give or take some 64 KiB."""
