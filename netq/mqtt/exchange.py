@@ -17,7 +17,8 @@ from netq.link import Owner
 from netq.loop import Loop, Timer
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
-from netq.mqtt.group import Groups, Member
+from netq.mqtt.group import Member
+from netq.mqtt.groups import Groups
 from netq.mqtt.link import PREFIX, Link
 from netq.mqtt.pace import LATE, Pace, Starts
 from netq.mqtt.packet import Kind, Packet
@@ -45,11 +46,11 @@ class Exchange:
         self.loop = loop
         self.options = owner.options
         self.topics = Topics(owner.options.mqtt.prefix)
-        self.groups = Groups(self._members) if is_server else None
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
         self.heartbeat = owner.options.connection.heartbeat
         self._late = min(LATE, self.heartbeat * owner.options.connection.misses / 4)
+        self.groups = Groups(self._members, self._late) if is_server else None
         self._starts = Starts()
         self._owner = owner
         self._strangers: dict[str, Port] = {}  # by client, a server's links that have not greeted, the oldest first

@@ -1,15 +1,12 @@
-"""A server's side of groups: what goes to several clients enters the broker once. Pure: the time is an argument.
+"""One group of a server's clients: what goes to all of them enters the broker once. Pure: the time is an argument.
 
-The clients of one put that read at one pace are a group, with a topic of its own that they all subscribe to. A block of
-the message is published there once, with a number; the link of each carries a reference in its place. All of it goes at
-the pace of the slowest, who may be LEAD blocks behind; one that makes no progress for STALL seconds is left behind, and
-gets the rest on its own topic. The others then move to another group: the broker must not go on filling its queue.
+A block of a message is published on the group's topic, with a number; the link of each member carries a reference in
+its place. All of it goes at the pace of the slowest, who may be `lead` blocks behind.
 
-    new ──JOIN──► joining ──JOINED of all──► ready ──► dissolved (LEAVE): one was lost, or slow, or it is not used
-                           whose packets are large
-
-A group gives way to another only when it is idle, and a message that has lost its group so, or found no room for one,
-goes alone to its end: groups that took turns would do nothing but join.
+Who is slow is told by the others, not by the clock: a machine that is busy delays them all. A member holds the others
+up when it makes no progress for STALL seconds, and for SPREAD times what half of them have needed, after these have
+passed a block. If half of them have not, the way of all is slow: then less is under way (`lead`), so that what lies in
+front of a heartbeat takes no longer than LATE.
 """
 
 from __future__ import annotations
@@ -17,22 +14,20 @@ from __future__ import annotations
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from netq.mqtt.pace import LATE
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.utils.stream import Stream
 
-LEAST = 64 * 1024  # bytes of a message that is worth a group
-LARGE = 1024 * 1024  # of one that is worth waiting for members whose packets may yet grow
-LEAD = 8  # blocks that the slowest member may be behind
-KEPT = 4  # groups that are kept for the next put to the same clients
-JOIN = 1.0  # seconds within which a client has to have joined
+LEAD = 8  # blocks that the slowest member may be behind, on a way that is fast
+JOIN = 1.0  # seconds without anybody who joins
 STALL = 1.0  # seconds without progress
-ALONE = 10.0  # seconds for which one that was left behind, or was lost with a block outstanding, is in no group
-ALONE_MOST = 600.0  # to which they double each time, until a block has reached it
+SPREAD = 2  # times what half of the members needed for a block, that the others may need beyond it
+PATIENCE = 5.0  # seconds, where nobody waits, or none of the members shows how fast the others should be
 
 
 class Block(NamedTuple):
@@ -84,64 +79,66 @@ class _Standing:
     since: float = 0.0  # when it made progress
 
 
-class _Entry(NamedTuple):
+@dataclass(eq=False)
+class _Entry:
+    """A block that was published and that not all have passed."""
+
     number: int
     stream: Stream
     start: int
-
-
-class _Penalty(NamedTuple):
-    until: float
-    seconds: float
+    born: float
+    passed: int = 0  # members
+    half: float = math.inf  # when half of them had passed it
 
 
 class Group:
-    """Members, and the blocks that not all of them have passed."""
+    """Members, and the blocks that not all of them have passed. `late`: seconds that a block should not take."""
 
-    def __init__(self, members: Iterable[Member], now: float) -> None:
+    def __init__(self, members: Iterable[Member], now: float, late: float = LATE) -> None:
         self.id = new_id()
         self.members = {member: _Standing(since=now) for member in members}
-        self.joining = set(self.members)
-        self.growing = {member for member in self.members if not member.full}
-        self.born = now
-        self.waiting: set[Member] = set()
-        self.entries: deque[_Entry] = deque()
         self.message: tuple[int, tuple[uuid.UUID, ...]] = (0, ())  # that it was gathered for last: id, audience
-        self._last = 0
+        self._joining = set(self.members)
+        self._growing = {member for member in self.members if not member.full}
+        self._waiting: set[Member] = set()
+        self._entries: deque[_Entry] = deque()
+        self._last = 0  # block that was published
+        self._lead = 1  # blocks: how fast the way is, nobody knows yet
+        self._late = late
+        self._born = self._moved = now  # when most of the members made progress
 
     @property
     def coming(self) -> set[Member]:
         """Those for whom the others wait: they are to join, and to come with a whole block."""
-        return self.joining | self.growing
+        return self._joining | self._growing
 
     @property
-    def idle(self) -> bool:
-        """Whether nobody would miss it now."""
-        return not self.coming and not self.entries
-
-    @property
-    def behind(self) -> int:
-        """The block that the slowest has passed."""
-        return min(standing.passed for standing in self.members.values())
-
-    def find(self, block: Block) -> _Entry | None:
-        """The entry of a block that was published and that not all have passed."""
-        return next((e for e in self.entries if e.stream is block.stream and e.start == block.start), None)
+    def busy(self) -> bool:
+        """Whether something is under way, or somebody."""
+        return bool(self._joining or self._growing or self._entries)
 
     def carries(self, stream: Stream) -> bool:
         """Whether a block of it was published that not all have passed."""
-        return any(entry.stream is stream for entry in self.entries)
+        return any(entry.stream is stream for entry in self._entries)
+
+    def owes(self, member: Member) -> bool:
+        """Whether it was referred to a block that it has not passed."""
+        return self.members[member].referred > self.members[member].passed
+
+    def joined(self, member: Member, now: float) -> None:
+        """A member has subscribed."""
+        self._come(self._joining, member, now)
 
     def place(self, member: Member, block: Block, now: float) -> Publication:
         """Say how a member's block goes."""
-        self._arrive(member)
-        standing, entry = self.members[member], self.find(block)
+        self._come(self._growing, member, now)  # it has a whole block: its packets have grown
+        standing, entry = self.members[member], self._find(block)
         if entry is None and self._is_past(block):
             return ALONE_NOW
-        if entry is None and not self.coming and self._last - self.behind < LEAD:
+        if entry is None and not self.coming and self._last - self._behind < self._lead:
             return self._publish(standing, block, now)
         if entry is None or self.coming:
-            self.waiting.add(member)
+            self._waiting.add(member)
             return WAIT
         if entry.number <= standing.referred:  # its lanes take turns in another order than those of the others
             return ALONE_NOW
@@ -151,171 +148,70 @@ class Group:
     def passed(self, member: Member, number: int, now: float) -> None:
         """A member has used a block up."""
         standing = self.members[member]
+        for entry in self._entries:
+            if standing.passed < entry.number <= number:
+                self._count(entry, now)
         standing.passed, standing.since = number, now
-        behind = self.behind
-        while self.entries and self.entries[0].number <= behind:
-            self.entries.popleft()
+        while self._entries and self._entries[0].passed == len(self.members):
+            self._entries.popleft()
             self.wake()
 
-    def late(self, now: float) -> list[Member]:
-        """Those who have not joined in time, or hold the others up."""
+    def slow(self, now: float) -> list[Member]:
+        """Those who have not come in time, or hold the others up."""
         if self.coming:
-            return list(self.coming) if now >= self.born + JOIN else []
-        if not self.entries:
+            return list(self.coming) if now >= min(self._moved + JOIN, self._born + PATIENCE) else []
+        if not self._entries:
             return []
-        behind, patience = self.behind, STALL if self.waiting else 5 * STALL
-        return [m for m, s in self.members.items() if s.passed == behind and now >= s.since + patience]
+        first = self._entries[0]
+        if first.half == math.inf:
+            since, patience = self._moved, PATIENCE
+        else:
+            since = first.half
+            patience = max(STALL if self._waiting else PATIENCE, SPREAD * (first.half - first.born))
+        behind = [(m, s) for m, s in self.members.items() if s.passed < first.number]
+        return [m for m, s in behind if now >= max(since, s.since) + patience]
 
     def wake(self) -> None:
         """Let those who wait try again."""
-        waiting, self.waiting = self.waiting, set()
+        waiting, self._waiting = self._waiting, set()
         for member in waiting:
             member.wake()
 
-    def _arrive(self, member: Member) -> None:
-        """It has a whole block: its packets have grown."""
-        if member in self.growing:
-            self.growing.remove(member)
-            if not self.coming:
-                self.wake()
+    @property
+    def _behind(self) -> int:
+        """The block that the slowest has passed."""
+        return self._entries[0].number - 1 if self._entries else self._last
+
+    def _find(self, block: Block) -> _Entry | None:
+        return next((e for e in self._entries if e.stream is block.stream and e.start == block.start), None)
 
     def _is_past(self, block: Block) -> bool:
         """Whether others have published what comes behind: who began later catches up alone."""
-        return any(entry.stream is block.stream and entry.start > block.start for entry in self.entries)
+        return any(entry.stream is block.stream and entry.start > block.start for entry in self._entries)
+
+    def _come(self, missing: set[Member], member: Member, now: float) -> None:
+        if member in missing:
+            missing.remove(member)
+            self._moved = now
+            if not self.coming:
+                self.wake()
 
     def _publish(self, standing: _Standing, block: Block, now: float) -> Publication:
-        for other in self.members.values():
-            if other.passed == self._last:  # it had nothing to do until now
-                other.since = now
+        if not self._entries:  # there was nothing to do until now
+            self._moved = now
         self._last += 1
-        self.entries.append(_Entry(self._last, block.stream, block.start))
+        self._entries.append(_Entry(self._last, block.stream, block.start, now))
         standing.referred = self._last
         return Publication(self.id, self._last, new=True)
 
-
-class Groups:
-    """The groups of one server. `find` returns the links of some peers that could be members."""
-
-    def __init__(self, find: Callable[[tuple[uuid.UUID, ...]], list[Member]]) -> None:
-        self._find = find
-        self._groups: dict[frozenset[Member], Group] = {}  # the one used last at the end
-        self._alone: dict[str, _Penalty] = {}  # clients
-        self._single: dict[tuple[int, tuple[uuid.UUID, ...]], float] = {}  # messages without a group; last seen when
-
-    def place(self, member: Member, block: Block, now: float) -> Publication:
-        """Say how a member's block goes: alone, or by a group."""
-        message = id(block.stream), block.audience  # the id may be that of an earlier one: then it had the same group
-        if self._goes_alone(message, now) and block.start:
-            return ALONE_NOW
-        group = self._found(message, block) or self._gather(member, block, now)
-        if group is None or member not in group.members:  # one group for a message: those who come late go alone
-            return ALONE_NOW
-        return group.place(member, block, now)
-
-    def joined(self, member: Member, id: str) -> None:
-        """A client has subscribed."""
-        for group in self._groups.values():
-            if group.id == id and member in group.joining:
-                group.joining.remove(member)
-                if not group.coming:
-                    group.wake()
-
-    def passed(self, member: Member, id: str, number: int, now: float) -> None:
-        """A client has used up a block that its link referred to."""
-        for group in self._groups.values():
-            if group.id == id and member in group.members:
-                self._alone.pop(member.client, None)
-                group.passed(member, number, now)
-
-    def lost(self, member: Member, now: float) -> None:
-        """A link is gone, and its groups with it; perhaps because no block reaches this client."""
-        groups = [group for group in self._groups.values() if member in group.members]
-        if any(group.members[member].referred > group.members[member].passed for group in groups):
-            self._leave_behind(member, now)
-        for group in groups:
-            self._dissolve(group, gone=member)
-
-    def clear(self) -> None:
-        """All links are about to be lost, by nobody's fault."""
-        self._groups.clear()
-
-    def tick(self, now: float) -> None:
-        """Leave behind who is slow."""
-        for group in list(self._groups.values()):
-            if late := group.late(now):
-                for member in late:
-                    self._leave_behind(member, now)
-                self._dissolve(group)
-
-    def deadline(self) -> float:
-        """When to `tick`, seconds from now on; never if nothing is under way."""
-        busy = any(group.coming or group.entries for group in self._groups.values())
-        return STALL / 4 if busy else math.inf
-
-    def _found(self, message: tuple[int, tuple[uuid.UUID, ...]], block: Block) -> Group | None:
-        """The group that a message has; none if it begins, perhaps once more: the user may keep the stream."""
-        group = next((g for g in self._groups.values() if g.message == message), None)
-        return group if group is not None and (block.start or group.carries(block.stream)) else None
-
-    def _gather(self, member: Member, block: Block, now: float) -> Group | None:
-        if self._is_alone(member, now):
-            return None
-        there = [m for m in self._find(block.audience) if not self._is_alone(m, now)]
-        able = frozenset(m for m in there if m.full or m.undecided(now))
-        if member not in able or len(able) < 2:
-            return None
-        if block.stream.nbytes < LARGE and not all(m.full for m in able):
-            return None
-        message = id(block.stream), block.audience
-        self._single.pop(message, None)
-        if able not in self._groups and not self._make_room(now):
-            self._single[message] = now
-            return None
-        for earlier in [group for group in self._groups.values() if group.message == message]:
-            earlier.message = 0, ()  # of when the stream was put before
-        group = self._groups.pop(able, None) or self._new(able, now)
-        group.message = message
-        self._groups[able] = group
-        return group
-
-    def _new(self, able: frozenset[Member], now: float) -> Group:
-        group = Group(able, now)
-        for other in able:
-            other.command(Kind.JOIN, group.id)
-        return group
-
-    def _make_room(self, now: float) -> bool:
-        """Dissolve the idle group that was used longest ago, if there are too many."""
-        if len(self._groups) < KEPT:
-            return True
-        idle = next((group for group in self._groups.values() if group.idle), None)
-        if idle is not None:
-            self._single[idle.message] = now
-            self._dissolve(idle)
-        return idle is not None
-
-    def _goes_alone(self, message: tuple[int, tuple[uuid.UUID, ...]], now: float) -> bool:
-        """Whether a message is to have no group; one not seen for a while is over, and its id may be another's."""
-        for over in [known for known, seen in self._single.items() if now > seen + STALL]:
-            del self._single[over]
-        if message in self._single:
-            self._single[message] = now
-        return message in self._single
-
-    def _is_alone(self, member: Member, now: float) -> bool:
-        penalty = self._alone.get(member.client)
-        return penalty is not None and penalty.until > now
-
-    def _leave_behind(self, member: Member, now: float) -> None:
-        for over in [client for client, penalty in self._alone.items() if penalty.until + ALONE_MOST < now]:
-            del self._alone[over]
-        last = self._alone.get(member.client)
-        seconds = ALONE if last is None else min(ALONE_MOST, 2 * last.seconds)
-        self._alone[member.client] = _Penalty(now + seconds, seconds)
-
-    def _dissolve(self, group: Group, gone: Member | None = None) -> None:
-        del self._groups[frozenset(group.members)]
-        for member in group.members:
-            if member is not gone:
-                member.command(Kind.LEAVE, group.id)
-        group.wake()
+    def _count(self, entry: _Entry, now: float) -> None:
+        """One more has passed a block. When half of the members have, it is known how fast the way is."""
+        entry.passed += 1
+        if entry.passed != max(1, len(self.members) // 2):
+            return
+        entry.half = self._moved = now
+        if now - entry.born > self._late:
+            self._lead = max(1, self._lead // 2)
+        elif now - entry.born < self._late / 2:
+            self._lead = min(LEAD, 2 * self._lead)
+            self.wake()

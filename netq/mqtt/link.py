@@ -13,7 +13,8 @@ from netq.lane import Part
 from netq.link import Owner
 from netq.loop import Loop
 from netq.memory import Buffer
-from netq.mqtt.group import LEAST, Block
+from netq.mqtt.group import Block
+from netq.mqtt.groups import LEAST
 from netq.mqtt.port import Port
 from netq.mqtt.segment import Segment
 

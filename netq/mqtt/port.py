@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from netq.errors import ProtocolError
 from netq.loop import Loop, Timer
 from netq.mqtt import packet
-from netq.mqtt.group import ALONE_NOW, WAIT, Block, Groups
+from netq.mqtt.group import ALONE_NOW, WAIT, Block
+from netq.mqtt.groups import Groups
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.segment import Far, Segment
@@ -57,6 +58,15 @@ class Carrier(Protocol):
         """Forget it."""
 
 
+class _Reference(NamedTuple):
+    """To a block of a group. The group tells how fast it passes, not the pace of this link (netq/mqtt/pace.py)."""
+
+    packet: int  # that has it
+    group: str
+    number: int
+    size: int  # bytes of the block
+
+
 class Port:
     """Packets to and from one peer."""
 
@@ -73,7 +83,7 @@ class Port:
         self._topic = topic
         self._commands: deque[tuple[Kind, bytes]] = deque()
         self._segments: deque[Segment] = deque()
-        self._references: deque[tuple[int, str, int]] = deque()  # number of the packet, group, number of the block
+        self._references: deque[_Reference] = deque()
         self._shelves: dict[str, Shelf] = {}
         self._held: deque[Packet] = deque()  # from the reference on whose block has yet to come
         self._closing = False
@@ -213,21 +223,21 @@ class Port:
         if how.new:
             self._carrier.publish_block(how.group, b"".join([packet.block(how.number), *block.buffers]))
         size = sum([len(buffer) for buffer in block.buffers])
-        self._number(Kind.BLOCK, b"".join([packet.reference(how.group, how.number), *segment.buffers]), size)
-        self._references.append((self.window.sent, how.group, how.number))
+        self._references.append(_Reference(self.window.sent + 1, how.group, how.number, size))
+        self._number(Kind.BLOCK, b"".join([packet.reference(how.group, how.number), *segment.buffers]))
         return True
 
-    def _number(self, kind: Kind, body: bytes, elsewhere: int = 0) -> None:
+    def _number(self, kind: Kind, body: bytes) -> None:
         self.window.send()
         self._publish(kind, body)
-        self.pace.sent(self.window.sent, len(body) + elsewhere, time.monotonic())
+        self.pace.sent(self.window.sent, len(body), time.monotonic())
         self._ask()
 
     def _ask(self) -> None:
         """Ask for an acknowledgement, if it is time to: our share may be less than what the peer has granted, which
-        would not give one yet.
+        would not give one yet; and the others of a group wait for it.
         """
-        if self.pace.asks(time.monotonic(), stopped=not self.window.open):
+        if self.pace.asks(time.monotonic(), stopped=not self.window.open or self.referring):
             self._publish(Kind.PROBE, b"")
 
     def _publish(self, kind: Kind, body: bytes) -> None:
@@ -295,7 +305,7 @@ class Port:
 
     def _use_command(self, kind: Kind, group: str) -> None:
         if kind is Kind.JOINED and self._carrier.groups is not None:
-            self._carrier.groups.joined(self, group)
+            self._carrier.groups.joined(self, group, time.monotonic())
         elif kind is Kind.JOIN:
             if len(self._shelves) >= _SHELVES or group in self._shelves:
                 raise ProtocolError(f"JOIN of {group}: one group too many")
@@ -310,12 +320,13 @@ class Port:
             self._reminder.cancel()
             self._reminder, self._patience = None, _PROBE
             self._watch_progress()
-        if not self._may_send:  # of what has left since the question, nobody would tell
-            self._ask()
         groups = self._carrier.groups
-        while groups is not None and self._references and self._references[0][0] <= self.window.acked:
-            _, group, number = self._references.popleft()
+        while groups is not None and self._references and self._references[0].packet <= self.window.acked:
+            _, group, number, size = self._references.popleft()
+            self._carrier.proved(size)
             groups.passed(self, group, number, time.monotonic())
+        if self.referring or not self._may_send:  # of what has left since the question, nobody would tell
+            self._ask()
 
     # The end.
 

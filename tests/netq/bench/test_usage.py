@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 import time
@@ -17,8 +18,9 @@ SIZE = 64 * 2**20
 
 def test_a_meter_sees_the_peak_of_memory_that_is_gone_again() -> None:
     meter = Meter()
-    block = b"x" * SIZE
-    del block
+    with mmap.mmap(-1, SIZE) as block:  # not from the heap, where there may be room that is resident already
+        for page in range(0, SIZE, mmap.PAGESIZE):
+            block[page] = 1
     used = meter.read()
     assert used.resident is not None
     assert used.extra is not None

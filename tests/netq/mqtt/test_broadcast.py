@@ -68,7 +68,7 @@ def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe
             client.get(timeout=LIMIT)
         warm.result(LIMIT)
         data = model(4 * MIB)
-        for _ in range(5):  # 1.1 of the message on a quiet machine; a busy one gives those that are late their own
+        for _ in range(5):  # one is enough, but on a busy machine: there those that are late get their own
             before, start = broker.counter("bytes/received"), time.monotonic()
             future = server.put(data)
             assert_all_got(clients, data)
@@ -76,10 +76,10 @@ def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe
             seconds = time.monotonic() - start
             received = broker.counter("bytes/received") - before
             print(f"{MANY} clients: {received / data.nbytes:.2f} of the message entered the broker, in {seconds:.1f} s")
-            if received <= MANY / 10 * data.nbytes:
+            if received <= 1.5 * data.nbytes:
                 break
-    assert received <= MANY / 10 * data.nbytes
-    assert seconds < 30.0
+    assert received <= 1.5 * data.nbytes
+    assert seconds < 10.0
 
 
 @pytest.mark.slow

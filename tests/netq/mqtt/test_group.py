@@ -7,21 +7,9 @@ import uuid
 import pytest
 
 from netq import ProtocolError
-from netq.mqtt.group import (
-    ALONE,
-    ALONE_MOST,
-    ALONE_NOW,
-    JOIN,
-    KEPT,
-    LARGE,
-    LEAD,
-    STALL,
-    WAIT,
-    Block,
-    Groups,
-    Member,
-    Publication,
-)
+from netq.mqtt.group import ALONE_NOW, JOIN, LEAD, PATIENCE, SPREAD, STALL, WAIT, Block, Member, Publication
+from netq.mqtt.groups import ALONE, ALONE_MOST, KEPT, LARGE, Groups
+from netq.mqtt.pace import LATE
 from netq.mqtt.packet import Kind
 from netq.mqtt.shelf import ROOM, Shelf
 from netq.utils.stream import Stream
@@ -70,8 +58,27 @@ class Hall:
         for member in self.members:
             kind, group = member.told[-1]
             assert kind is Kind.JOIN
-            self.groups.joined(member, group)
+            self.groups.joined(member, group, self.now)
         return group
+
+    def fast(self) -> str:
+        """Let all join, and pass blocks of another message until LEAD may be under way; return the group."""
+        group = self.joined()
+        other = Stream([bytes(100 * SIZE)])
+        for number in range(LEAD.bit_length() - 1):
+            self.all_pass(group, number, other)
+        return group
+
+    def all_pass(self, group: str, number: int, stream: Stream | None = None, seconds: float = 0.0) -> None:
+        """Place a block of everybody's, and let all pass it after so many seconds."""
+        placed = [self.place(member, number, stream).number for member in self.members]
+        self.now += seconds
+        for member, block in zip(self.members, placed, strict=True):
+            self.groups.passed(member, group, block, self.now)
+
+    def lead(self, member: Listener, first: int = 0) -> int:
+        """Return how many blocks a member may publish before it has to wait for the others."""
+        return next(count for count in range(LEAD + 1) if self.place(member, first + count) == WAIT)
 
 
 def test_a_block_is_published_once_and_referred_to_by_all() -> None:
@@ -83,32 +90,106 @@ def test_a_block_is_published_once_and_referred_to_by_all() -> None:
         Publication(group, 1, new=False),
         Publication(group, 1, new=False),
     ]
+    for member in hall.members:
+        hall.groups.passed(member, group, 1, hall.now)
     assert hall.place(hall.members[2], 1) == Publication(group, 2, new=True)
 
 
 def test_nobody_is_ahead_of_the_slowest_by_more_than_the_lead() -> None:
     hall = Hall(2)
-    group = hall.joined()
+    group = hall.fast()
     fast, slow = hall.members
-    assert all(hall.place(fast, number).new for number in range(LEAD))
+    published = [hall.place(fast, number) for number in range(LEAD)]
+    assert all(publication.new for publication in published)
     assert hall.place(fast, LEAD) == WAIT
-    hall.groups.passed(fast, group, LEAD, hall.now)
+    hall.groups.passed(fast, group, published[-1].number, hall.now)
     assert hall.place(fast, LEAD) == WAIT
-    assert hall.place(slow, 0) == Publication(group, 1, new=False)
+    first = published[0].number
+    assert hall.place(slow, 0) == Publication(group, first, new=False)
     woken = fast.woken
-    hall.groups.passed(slow, group, 1, hall.now)
+    hall.groups.passed(slow, group, first, hall.now)
     assert fast.woken == woken + 1
-    assert hall.place(fast, LEAD) == Publication(group, LEAD + 1, new=True)
+    assert hall.place(fast, LEAD) == Publication(group, first + LEAD, new=True)
+
+
+def test_a_new_group_has_one_block_under_way_and_twice_as_many_each_time_that_is_soon() -> None:
+    hall = Hall(3)
+    group = hall.joined()
+    leads = [hall.lead(hall.members[0], first=50)]
+    for number in range(LEAD.bit_length()):
+        hall = Hall(3)
+        group = hall.joined()
+        other = Stream([bytes(100 * SIZE)])
+        for before in range(number + 1):
+            hall.all_pass(group, before, other, seconds=LATE / 2 - 0.01)
+        leads.append(hall.lead(hall.members[0]))
+    assert leads == [1, 2, 4, 8, LEAD]
+
+
+def test_what_all_pass_late_is_not_one_members_fault_and_less_is_under_way() -> None:
+    hall = Hall(4)
+    group = hall.fast()
+    other = Stream([bytes(100 * SIZE)])
+    hall.all_pass(group, 0, other, seconds=2 * LATE)
+    hall.groups.tick(hall.now)
+    assert all(member.told[-1] == (Kind.JOIN, group) for member in hall.members)
+    assert hall.lead(hall.members[0]) == LEAD // 2
+
+
+def test_on_a_slow_way_one_block_is_under_way_and_nobody_is_left_behind() -> None:
+    hall = Hall(4)
+    group = hall.joined()
+    for number in range(5):
+        hall.all_pass(group, number, seconds=PATIENCE - 0.1)
+        hall.groups.tick(hall.now)
+    assert hall.members[0].told == [(Kind.JOIN, group)]
+    assert hall.lead(hall.members[0], first=50) == 1
+
+
+def test_the_rest_may_need_longer_than_half_of_the_members_needed() -> None:
+    hall = Hall(4)
+    group = hall.joined()
+    *half, third, slow = hall.members
+    for member in hall.members:
+        hall.place(member, 0)
+    assert hall.place(half[0], 1) == WAIT
+    hall.now = 3 * STALL
+    hall.groups.tick(hall.now)
+    for member in half:
+        hall.groups.passed(member, group, 1, hall.now)
+    hall.now = 3 * STALL * (1 + SPREAD) - 0.01
+    hall.groups.passed(third, group, 1, hall.now)
+    hall.groups.tick(hall.now)
+    assert slow.told[-1] == (Kind.JOIN, group)
+    hall.now += 0.02
+    hall.groups.tick(hall.now)
+    assert slow.told[-1] == (Kind.LEAVE, group)
+    assert hall.place(slow, 1) == ALONE_NOW
+    assert hall.place(third, 1) == WAIT  # for another group, that it is in
+
+
+def test_when_most_stand_still_they_are_left_behind_after_a_while() -> None:
+    hall = Hall(5)
+    group = hall.joined()
+    for member in hall.members:
+        hall.place(member, 0)
+    hall.groups.passed(hall.members[0], group, 1, hall.now)
+    assert hall.place(hall.members[0], 1) == WAIT
+    hall.now = PATIENCE - 0.01
+    hall.groups.tick(hall.now)
+    assert hall.members[1].told[-1] == (Kind.JOIN, group)
+    hall.now = PATIENCE
+    hall.groups.tick(hall.now)
+    assert hall.members[1].told[-1] == (Kind.LEAVE, group)
 
 
 def test_one_without_progress_is_left_behind_and_the_others_have_another_group() -> None:
     hall = Hall(3)
-    group = hall.joined()
+    group = hall.fast()
     slow, *others = hall.members
     for number in range(LEAD):
         for member in others:
-            hall.place(member, number)
-            hall.groups.passed(member, group, number + 1, hall.now)
+            hall.groups.passed(member, group, hall.place(member, number).number, hall.now)
     assert hall.place(others[0], LEAD) == WAIT
     hall.now = STALL - 0.01
     hall.groups.tick(hall.now)
@@ -130,15 +211,31 @@ def test_those_who_do_not_join_in_time_are_left_behind() -> None:
     assert hall.place(hall.members[0], 0) == WAIT
     group = hall.members[0].told[0][1]
     for member in hall.members[:2]:
-        hall.groups.joined(member, group)
-    hall.now = JOIN
+        hall.now += JOIN - 0.01  # as long as others do, it may yet
+        hall.groups.tick(hall.now)
+        hall.groups.joined(member, group, hall.now)
+    hall.now += JOIN
     hall.groups.tick(hall.now)
     assert hall.place(hall.members[2], 0) == ALONE_NOW
     assert hall.place(hall.members[0], 0) == WAIT
     for member in hall.members[:2]:
-        hall.groups.joined(member, member.told[-1][1])
+        hall.groups.joined(member, member.told[-1][1], hall.now)
     assert hall.place(hall.members[0], 0).new
     assert not hall.place(hall.members[1], 0).new
+
+
+def test_many_who_join_one_by_one_keep_the_others_no_longer_than_their_patience() -> None:
+    hall = Hall(100)
+    assert hall.place(hall.members[0], 0) == WAIT
+    group = hall.members[0].told[0][1]
+    for member in hall.members[: int(PATIENCE / JOIN)]:
+        hall.groups.tick(hall.now)
+        assert hall.members[-1].told == [(Kind.JOIN, group)]
+        hall.groups.joined(member, group, hall.now)
+        hall.now += JOIN - 0.01
+    hall.now = PATIENCE
+    hall.groups.tick(hall.now)
+    assert hall.members[-1].told[-1] == (Kind.LEAVE, group)
 
 
 def test_a_pause_between_two_messages_is_no_lack_of_progress() -> None:
@@ -164,12 +261,13 @@ def test_a_lost_member_ends_the_group_and_is_told_nothing() -> None:
 
 def test_lanes_that_take_turns_otherwise_do_not_refer_back() -> None:
     hall = Hall(2)
-    hall.joined()
+    hall.fast()
     one, two = hall.members
     other = Stream([bytes(100 * SIZE)])
     assert hall.place(one, 0).new
-    assert hall.place(one, 0, other).new
-    assert hall.place(two, 0, other).number == 2
+    second = hall.place(one, 0, other)
+    assert second.new
+    assert hall.place(two, 0, other).number == second.number
     assert hall.place(two, 0) == ALONE_NOW
 
 
@@ -193,7 +291,7 @@ class Pair:
 
     def join(self) -> None:
         for member in self.members:
-            self.hall.groups.joined(member, self.members[1].told[-1][1])
+            self.hall.groups.joined(member, self.members[1].told[-1][1], self.hall.now)
 
 
 def pairs(hall: Hall) -> list[Pair]:
@@ -326,7 +424,7 @@ def test_who_may_be_fast_is_waited_for_and_who_is_slow_is_not() -> None:
     assert not slow.told
     (_, group), *_ = new.told
     for member in (fast, other, new):
-        hall.groups.joined(member, group)
+        hall.groups.joined(member, group, hall.now)
     assert hall.place(fast, 2) == WAIT
     assert hall.place(new, 2) == Publication(group, 1, new=True)
     assert fast.woken == 1
@@ -340,7 +438,7 @@ def test_who_does_not_grow_in_time_is_left_behind() -> None:
     hall.stream = Stream([bytes(LARGE)])
     assert hall.place(others[0], 2) == WAIT
     for member in hall.members:
-        hall.groups.joined(member, new.told[0][1])
+        hall.groups.joined(member, new.told[0][1], hall.now)
     hall.now = JOIN
     hall.groups.tick(hall.now)
     assert [member.told[-1][0] for member in hall.members] == [Kind.LEAVE] * 3
@@ -357,12 +455,12 @@ def test_a_message_too_small_to_grow_with_goes_alone_rather_than_wait() -> None:
 
 def test_who_began_later_catches_up_alone_and_is_then_one_of_them() -> None:
     hall = Hall(2)
-    group = hall.joined()
+    hall.fast()
     first, second = hall.members
-    for number in (3, 4):
-        assert hall.place(first, number).new
+    third, _ = published = [hall.place(first, number) for number in (3, 4)]
+    assert all(publication.new for publication in published)
     assert [hall.place(second, number) for number in (1, 2)] == [ALONE_NOW, ALONE_NOW]
-    assert hall.place(second, 3) == Publication(group, 1, new=False)
+    assert hall.place(second, 3) == third._replace(new=False)
 
 
 def test_a_stream_that_the_user_keeps_is_a_new_message_each_time() -> None:
@@ -371,7 +469,7 @@ def test_a_stream_that_the_user_keeps_is_a_new_message_each_time() -> None:
     slow.full = False
     assert hall.place(others[0], 0) == WAIT
     for member in others:
-        hall.groups.joined(member, member.told[0][1])
+        hall.groups.joined(member, member.told[0][1], hall.now)
     for member in others:
         hall.place(member, 0)
         hall.groups.passed(member, member.told[0][1], 1, hall.now)

@@ -10,14 +10,16 @@ import pytest
 
 from netq.loop import Loop
 from netq.mqtt import packet
-from netq.mqtt.group import Groups
+from netq.mqtt.group import Block, Publication
+from netq.mqtt.groups import Groups
 from netq.mqtt.pace import FIRST, Pace
-from netq.mqtt.packet import Kind, Packet
+from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.port import Port
 from netq.mqtt.segment import Segment
 from netq.mqtt.shelf import Shelf
 from netq.mqtt.topic import Way, new_id
 from netq.mqtt.window import MOST, Window
+from netq.utils.stream import Stream
 
 HEARTBEAT = 10.0
 
@@ -55,7 +57,7 @@ class Desk:
         """Let the peer have and use up all that was sent."""
         for said in self.said:
             self.peer.arrived(said)
-            if said.kind is Kind.DATA:
+            if said.kind in NUMBERED:
                 self.peer.used()
         self.said.clear()
         self.port.arrived(self.from_peer())
@@ -85,7 +87,7 @@ class Desk:
         self.said.append(packet.decode(payload))
 
     def publish_block(self, group: str, payload: bytes) -> None:
-        raise AssertionError
+        pass
 
     def wants(self, port: Port) -> None:
         pass
@@ -101,6 +103,53 @@ class Desk:
 
     def ended(self, port: Port) -> None:
         pass
+
+
+class Usher:
+    """Groups, of which one takes all blocks: it has been told which are passed."""
+
+    def __init__(self) -> None:
+        self.passed_by: list[int] = []
+        self._last = 0
+
+    def place(self, member: Port, block: Block, now: float) -> Publication:
+        self._last += 1
+        return Publication("0" * 16, self._last, new=True)
+
+    def passed(self, member: Port, group: str, number: int, now: float) -> None:
+        self.passed_by.append(number)
+
+
+def test_a_reference_is_asked_about_until_it_is_passed_as_others_wait_for_it() -> None:
+    desk, usher = Desk(), Usher()
+    desk.groups = cast(Groups, usher)
+    stream = Stream([bytes(4 * MOST)])
+    desk.port.post([Segment([], Block(stream, start, (), [memoryview(bytes(1))])) for start in range(3)])
+    assert desk.port.turn()
+    first, desk.said = desk.said, []
+    assert [said.kind for said in first] == [Kind.BLOCK, Kind.PROBE]
+    while desk.port.turn():
+        pass
+    later, desk.said = desk.said, first
+    assert [said.kind for said in later] == [Kind.BLOCK, Kind.BLOCK], "one question at a time"
+    desk.acknowledge()
+    assert usher.passed_by == [1]
+    assert desk.probes() == 1
+    desk.said = later + desk.said
+    desk.acknowledge()
+    assert usher.passed_by == [1, 2, 3]
+    assert desk.said == []
+
+
+def test_how_long_a_block_of_a_group_takes_does_not_make_the_packets_of_a_link_smaller() -> None:
+    desk = Desk()
+    desk.groups = cast(Groups, Usher())
+    size = desk.port.pace.size
+    desk.port.post([Segment([], Block(Stream([bytes(size)]), 0, (), [memoryview(bytes(size))]))])
+    assert desk.port.turn()
+    late = time.monotonic() + 10.0
+    assert desk.port.pace.acked(desk.port.window.sent, late) < size
+    assert desk.port.pace.size == size
 
 
 @pytest.mark.parametrize("share", [1, 2, MOST])
