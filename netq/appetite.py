@@ -1,15 +1,14 @@
 """How much a link receives at once, one for a link. Pure.
 
-It takes what it can deal with soon, because all the other links of its loop wait: 128 KiB of a large array, which is
-what stays in a processor's own cache from the system's copy to ours (`python -m benchmarks tcp-2mib`: 3.8 GB/s, and 3.0
-with 512 KiB), and much less of frames without a body, of which each byte may cost a thousand times as much.
+It takes what it can deal with soon, because all the other links of its loop wait: up to a megabyte of a large array,
+and much less of frames without a body, of which each byte may cost a thousand times as much.
 """
 
 from __future__ import annotations
 
 PIECE = 0.001  # seconds of the processor for what is received at once
 TURN = 0.004  # and those until the others have their turn, if it is large pieces that so little time suffices for
-LITTLE, BEGIN, MUCH = 4 * 1024, 32 * 1024, 128 * 1024  # bytes received at once
+LITTLE, BEGIN, MUCH = 4 * 1024, 32 * 1024, 1024 * 1024  # bytes received at once
 
 
 class Appetite:

@@ -15,6 +15,7 @@ from netq.errors import SecurityError
 from netq.memory import Buffer
 from netq.security.tls import OVERHEAD, RECORD, Tls
 
+PIECE = 128 * 1024  # bytes received at once: what stays in a processor's own cache, from the system's copy to ours
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
 _CIPHERTEXT = 4 * (RECORD + OVERHEAD)  # bytes read at once for the TLS layer: what pays, whole records of a peer's,
 _WHOLE = RECORD + 261  # and what suffices: the largest record that any peer may make, header, padding and tag included
@@ -51,9 +52,18 @@ class Plain:
         self.blocked = self.more = False
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Receive into the caller's own buffer."""
-        count = self.sock.recv_into(buffer)
-        self.more = count == len(buffer)
+        """Receive into the caller's own buffer, as long as there are whole pieces."""
+        self.more = False
+        count = got = self.sock.recv_into(buffer[:PIECE])
+        try:
+            while got == PIECE and count < len(buffer):
+                got = self.sock.recv_into(buffer[count : count + PIECE])
+                count += got
+        except BlockingIOError:
+            return count
+        except OSError:  # the end is behind it, when the good bytes are taken
+            got = 0
+        self.more = count == len(buffer) or not got
         return count
 
     def send(self, buffers: Sequence[memoryview]) -> int:

@@ -9,7 +9,7 @@ asked to take twice as much.
 from __future__ import annotations
 
 QUEUED = 0.02  # seconds of the link's rate that may wait in the socket, and as much in the link
-LEAST, MOST = 8 * 1024, 1024 * 1024  # bytes
+LEAST, MOST = 8 * 1024, 1088 * 1024  # bytes; a message of two megabytes and its pickle leaves in two batches
 PERIOD = 0.02  # seconds over which the rate is measured, at least
 
 

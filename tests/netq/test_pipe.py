@@ -7,12 +7,13 @@ import socket
 import sys
 import termios
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
 from netq.errors import SecurityError
 from netq.options import SecurityOptions
-from netq.pipe import Plain, Secure
+from netq.pipe import PIECE, Plain, Secure
 from netq.security import certificates
 from netq.security.tls import OVERHEAD, RECORD, Tls, client_side, server_side
 
@@ -137,3 +138,46 @@ def test_a_plain_pipe_has_more_when_the_buffer_is_full() -> None:
         assert pipe.more
         assert pipe.recv_into(memoryview(bytearray(4))) == 2
         assert not pipe.more
+
+
+class Scripted:
+    """A socket that has so many bytes at each call, or raises."""
+
+    def __init__(self, *script: int | OSError) -> None:
+        self.script = list(script)
+        self.asked: list[int] = []
+
+    def recv_into(self, buffer: memoryview) -> int:
+        self.asked.append(len(buffer))
+        step = self.script.pop(0)
+        if isinstance(step, OSError):
+            raise step
+        return step
+
+
+@pytest.mark.parametrize(
+    ("script", "count", "more"),
+    [
+        ([PIECE, PIECE, 10], 2 * PIECE + 10, False),
+        ([PIECE, BlockingIOError()], PIECE, False),
+        ([PIECE, 0], PIECE, True),
+        ([PIECE, ConnectionResetError()], PIECE, True),
+        ([PIECE, PIECE, PIECE, 5], 3 * PIECE + 5, True),
+        ([0], 0, True),
+    ],
+)
+def test_a_plain_pipe_receives_in_pieces_as_long_as_they_are_whole(
+    script: list[int | OSError], count: int, more: bool
+) -> None:
+    sock = Scripted(*script)
+    pipe = Plain(cast(socket.socket, sock))
+    assert pipe.recv_into(memoryview(bytearray(3 * PIECE + 5))) == count
+    assert pipe.more == more
+    assert not sock.script
+    assert max(sock.asked) == PIECE
+
+
+def test_a_plain_pipe_raises_what_comes_first() -> None:
+    pipe = Plain(cast(socket.socket, Scripted(ConnectionResetError())))
+    with pytest.raises(ConnectionResetError):
+        pipe.recv_into(memoryview(bytearray(PIECE)))
