@@ -24,10 +24,12 @@ Each side is a process of its own, started anew for each figure: the client on c
 the clock runs from the first send, after warm-up, to the last receipt at the other side, which counts messages and
 bytes. What has come is in memory, as a numpy array or a filled buffer, and is not read once more. Raw sockets fill one
 buffer over and over, and know what comes. "raw sliced" sends 1 MiB and reads 128 KiB at once, which suits the
-processor's caches. The bytes of echoes and exchanges are those of both directions. CPU is user and system time of both
-processes. Extra memory is the peak above what was resident before anything was sent, of the worse side. The
-first message of the warm-up is compared byte for byte. Every peer is used as its own documents advise, at its best; its
-module in `benchmarks/peers` says where they do.
+processor's caches. It and netq's TCP ask for reno between two ends on one machine, where nothing is congested; all
+others have the system's congestion control, which is {congestion} here (BBR paces by timers, which cost). The bytes of
+echoes and exchanges are those of both directions. CPU is user and system time of both processes. Extra memory is the
+peak above what was resident before anything was sent, of the worse side. The first message of the warm-up is compared
+byte for byte. Every peer is used as its own documents advise, at its best; its module in `benchmarks/peers` says where
+they do.
 
 Machine: {machine}. Peers: {peers}.
 
@@ -59,6 +61,7 @@ def write(
             command=command,
             rounds=rounds,
             machine=machine(),
+            congestion=Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
             peers=versions(),
             goals="{} of {} hold, {} are missed, {} could not be judged here.".format(
                 counts[0], len(verdicts), *counts[1:]

@@ -169,7 +169,9 @@ class Sender:
             )
         gone = []
         while self._unacked and self._unacked[0].number <= number:
-            gone.append(self._unacked.popleft())
+            message = self._unacked.popleft()
+            message.stream = _EMPTY  # now: the next frame's message may come into the memory that this frees
+            gone.append(message)
         return gone
 
     def check(self, cursor: Cursor) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger("netq")
 
 _GRACE = 10.0  # seconds for which a lost link may be a short one
 _EXPLAIN = 1.0  # seconds after which a close that waits says why
+_SMALL = 64 * 1024  # bytes of a message whose ACK may wait for an answer; a larger one's frees memory
 _QUARRELS, _QUARREL = 3, 60.0  # superseded so often in so many seconds: by another process, not by our own late INI
 
 
@@ -359,7 +360,7 @@ class Peer:
 
     def _deliver(self, items: list[Item]) -> None:
         if items:
-            if self._inbox.deliver(items):
+            if self._inbox.deliver(items) and items[-1].cost <= _SMALL:
                 give_way()  # whoever waited may have an answer: our ACK goes with it, and not before
             items.clear()
 

@@ -50,6 +50,7 @@ class Link:
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
         pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        without_pacing(pipe.sock)
         self._limit_queue()
         self._watch(READ)
 
@@ -234,6 +235,15 @@ class Link:
         if events != self._interest:
             self._interest = events
             self._loop.watch(self._pipe.sock, events, self._ready)
+
+
+def without_pacing(sock: socket.socket) -> None:
+    """Where both ends have one address they are on one machine, and nothing is congested: there the timers of BBR, the
+    default of some systems, take half of the speed (docs/design.md).
+    """
+    with contextlib.suppress(OSError):
+        if hasattr(socket, "TCP_CONGESTION") and sock.getpeername()[:1] == sock.getsockname()[:1]:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _unsent_bytes(sock: socket.socket) -> int:

@@ -90,6 +90,17 @@ def test_acknowledged_messages_leave_once_and_in_order() -> None:
     assert len(one) == 0
 
 
+def test_the_memory_of_what_is_acknowledged_is_free_before_anybody_is_told() -> None:
+    """An echo is acknowledged by the link's next bytes, which may begin a message that wants that memory."""
+    memory, made = Memory(), Sender(3, 2 * LARGE)
+    made.put(Outgoing(Stream([memory.take(LARGE)])))
+    made.chunk(LARGE)
+    assert memory.idle == 0
+    gone = made.acked(1)
+    assert memory.idle >= LARGE
+    assert [(message.number, message.size) for message in gone] == [(1, LARGE)]
+
+
 def test_what_was_not_sent_cannot_be_acknowledged() -> None:
     one, messages = sender(1, 150)
     next_frame(one)
