@@ -18,7 +18,7 @@ from netq.dial import Dialer
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.mqtt.channel import Channel
 from netq.options import CommunicatorOptions
-from netq.pipe import over
+from netq.pipe import hasten, over
 from netq.security.tls import client_side
 
 try:
@@ -167,7 +167,7 @@ class Broker:
             sock.close()
 
     def _greet(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hasten(sock)
         self._channel = Channel(over(sock, self._tls))
         self._client = client = self._new_client()
         client.channel = self._channel

@@ -16,7 +16,7 @@ from netq.errors import SecurityError
 from netq.link import Owner
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import Buffer
-from netq.pipe import Pipe
+from netq.pipe import Pipe, hasten
 from netq.tcp.pace import MOST, Pace
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
@@ -49,8 +49,7 @@ class Link:
         self._closing = self._gone = False
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
-        pipe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        without_pacing(pipe.sock)
+        hasten(pipe.sock)
         self._limit_queue()
         self._watch(READ)
 
@@ -235,15 +234,6 @@ class Link:
         if events != self._interest:
             self._interest = events
             self._loop.watch(self._pipe.sock, events, self._ready)
-
-
-def without_pacing(sock: socket.socket) -> None:
-    """Where both ends have one address they are on one machine, and nothing is congested: there the timers of BBR, the
-    default of some systems, take half of the speed (docs/design.md).
-    """
-    with contextlib.suppress(OSError):
-        if hasattr(socket, "TCP_CONGESTION") and sock.getpeername()[:1] == sock.getsockname()[:1]:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def _unsent_bytes(sock: socket.socket) -> int:

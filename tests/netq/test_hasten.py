@@ -7,10 +7,7 @@ import sys
 
 import pytest
 
-from netq.tcp.link import without_pacing
-from tests.netq.tcp.test_turns import Flood, flood
-
-__all__ = ["flood"]  # a fixture
+from netq.pipe import hasten
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a socket choose")
 
@@ -27,16 +24,14 @@ def test_whoever_talks_to_his_own_address_has_no_pacing(source: str, ours: bool)
     with near, far:
         before = control(near)
         for sock in (near, far):
-            without_pacing(sock)
+            hasten(sock)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert control(near) == control(far) == (b"reno" if ours else before)
 
 
-def test_what_is_no_tcp_and_what_is_gone_stays_as_it_is() -> None:
-    near, far = socket.socketpair()
-    with near, far:
-        without_pacing(near)
-    without_pacing(near)
-
-
-def test_a_link_asks_for_it(flood: Flood) -> None:
-    assert control(flood.far) == b"reno"
+def test_a_socket_that_is_gone_is_an_error_of_the_network() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+    near.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        hasten(near)
