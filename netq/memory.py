@@ -25,6 +25,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 LARGE = 256 * 1024  # bytes from which a block is a mapping of its own and is recycled
 KEEP = 256 * 1024 * 1024  # bytes of idle blocks that are kept at most
+_PACKETS = 4 * 1024 * 1024  # bytes: no packet of a library is larger
 
 
 class Memory:
@@ -91,6 +92,16 @@ class Memory:
     def _give_back(self, block: mmap.mmap) -> None:
         self._idle.append((self._era, block))
         self.trim(self._keep)
+
+
+def keep_packets() -> None:
+    """Let malloc use the memory of a packet again, for links of libraries that make a few copies of each.
+
+    glibc gives a block of 128 KiB or more back to the system when it ends, and fills the next one page by page; until
+    a larger one has come and gone: from then on it keeps such blocks, and twice as much in all (mallopt(3),
+    M_MMAP_THRESHOLD). No page of this one is touched.
+    """
+    bytes(_PACKETS)
 
 
 def _size_class(size: int) -> int:

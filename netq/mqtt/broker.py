@@ -16,6 +16,7 @@ from typing import Protocol, cast
 
 from netq.dial import Dialer
 from netq.loop import READ, WRITE, Loop, Timer
+from netq.memory import keep_packets
 from netq.mqtt.channel import Channel
 from netq.options import CommunicatorOptions
 from netq.pipe import hasten, over
@@ -75,6 +76,7 @@ class Broker:
     """The broker at options.netloc."""
 
     def __init__(self, loop: Loop, options: CommunicatorOptions, user: User) -> None:
+        keep_packets()
         self._loop = loop
         self._options = options
         self._id = ""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from netq.errors import ProtocolError
 from netq.loop import Loop, Timer
+from netq.memory import Buffer
 from netq.mqtt import packet
 from netq.mqtt.group import ALONE_NOW, WAIT, Block
 from netq.mqtt.groups import Groups
@@ -132,7 +133,7 @@ class Port:
         if self._closing and not self._segments and not self._commands:
             self._part()
         elif self.window.ack_due:
-            self._publish(Kind.ACK, b"")
+            self._publish(Kind.ACK)
         return False
 
     def arrived(self, came: Packet) -> None:
@@ -195,7 +196,8 @@ class Port:
     def _command(self) -> bool:
         if not self._commands:
             return False
-        self._number(*self._commands.popleft())
+        kind, group = self._commands.popleft()
+        self._number(kind, [group])
         return True
 
     def _segment(self) -> bool:
@@ -211,7 +213,7 @@ class Port:
         return sent
 
     def _plain(self, segment: Segment) -> bool:
-        self._number(Kind.DATA, b"".join([*segment.buffers, *(segment.block.buffers if segment.block else ())]))
+        self._number(Kind.DATA, [*segment.buffers, *(segment.block.buffers if segment.block else ())])
         return True
 
     def _grouped(self, segment: Segment, block: Block, groups: Groups) -> bool:
@@ -224,13 +226,13 @@ class Port:
             self._carrier.publish_block(how.group, b"".join([packet.block(how.number), *block.buffers]))
         size = sum([len(buffer) for buffer in block.buffers])
         self._references.append(_Reference(self.window.sent + 1, how.group, how.number, size))
-        self._number(Kind.BLOCK, b"".join([packet.reference(how.group, how.number), *segment.buffers]))
+        self._number(Kind.BLOCK, [packet.reference(how.group, how.number), *segment.buffers])
         return True
 
-    def _number(self, kind: Kind, body: bytes) -> None:
+    def _number(self, kind: Kind, body: Sequence[Buffer]) -> None:
         self.window.send()
-        self._publish(kind, body)
-        self.pace.sent(self.window.sent, len(body), time.monotonic())
+        size = self._publish(kind, *body)
+        self.pace.sent(self.window.sent, size, time.monotonic())
         self._ask()
 
     def _ask(self) -> None:
@@ -238,10 +240,13 @@ class Port:
         would not give one yet; and the others of a group wait for it.
         """
         if self.pace.asks(time.monotonic(), stopped=not self.window.open or self.referring):
-            self._publish(Kind.PROBE, b"")
+            self._publish(Kind.PROBE)
 
-    def _publish(self, kind: Kind, body: bytes) -> None:
-        self._carrier.publish(self._topic, packet.header(kind, *self.window.stamp()) + body)
+    def _publish(self, kind: Kind, *body: Buffer) -> int:
+        """Return the bytes of the body, which is copied once."""
+        payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
+        self._carrier.publish(self._topic, payload)
+        return len(payload) - packet.HEADER_SIZE
 
     def _watch_progress(self) -> None:
         """Ask, if nothing is heard of what was sent: the last of it may be lost, or the question, or the answer."""
@@ -254,13 +259,13 @@ class Port:
             return
         if self.window.acked == acked:
             if self.pace.asks(time.monotonic(), stopped=True) or self._patience > _PROBE:
-                self._publish(Kind.PROBE, b"")
+                self._publish(Kind.PROBE)
             self._patience = min(2 * self._patience, max(2 * _PROBE, self._carrier.heartbeat))
         self._watch_progress()
 
     def _part(self) -> None:
         if not self.gone:
-            self._publish(Kind.CLOSE, b"")
+            self._publish(Kind.CLOSE)
             self._forget()
 
     # In.
