@@ -3,9 +3,10 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit faults soak check bench clean
+.PHONY: setup tools broker demo test unit other faults soak check bench clean
 
 PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
+OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
 SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
 
 setup: .venv/dev
@@ -43,6 +44,12 @@ test: .venv/dev tools
 unit: .venv/dev
 	$(RUN) -m pytest $(BOTH) -m 'not slow'
 
+# The quick tests of what needs no torch, under another Python.
+other: tools
+	$(OTHER) -m venv .venv-other
+	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	.venv-other/bin/python -m pytest $(BOTH) -m 'not slow' tests/netq tests/edge
+
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults
 
@@ -56,4 +63,4 @@ check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
 
 clean:
-	rm -rf .venv build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-other build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

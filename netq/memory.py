@@ -25,7 +25,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 LARGE = 256 * 1024  # bytes from which a block is a mapping of its own and is recycled
 KEEP = 256 * 1024 * 1024  # bytes of idle blocks that are kept at most
-_PACKETS = 4 * 1024 * 1024  # bytes: no packet of a library is larger
+_PACKETS = 1024 * 1024  # bytes: some packets of MQTT
 
 
 class Memory:
@@ -95,11 +95,11 @@ class Memory:
 
 
 def keep_packets() -> None:
-    """Let malloc use the memory of a packet again, for links of libraries that make a few copies of each.
+    """Let malloc use the memory of a packet again: of each, paho makes a few copies.
 
     glibc gives a block of 128 KiB or more back to the system when it ends, and fills the next one page by page; until
-    a larger one has come and gone: from then on it keeps such blocks, and twice as much in all (mallopt(3),
-    M_MMAP_THRESHOLD). No page of this one is touched.
+    a larger one has come and gone: from then on it keeps smaller ones, and twice its size in all (mallopt(3),
+    M_MMAP_THRESHOLD). No page of this one is touched. MQTT, 2 MiB one way: 0.36 GB/s with, 0.24 GB/s without it.
     """
     bytes(_PACKETS)
 

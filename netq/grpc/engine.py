@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from netq.memory import keep_packets
-
 _LAST = 0.5  # seconds, for tasks to end by themselves, and when cancelled
 
 T = TypeVar("T")
@@ -28,7 +26,6 @@ class Engine:
     """A thread that runs an event loop. Any thread may use all of it."""
 
     def __init__(self) -> None:
-        keep_packets()
         self.users = 0
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="netq-grpc", daemon=True)
