@@ -64,6 +64,7 @@ class Loop:
         self._watched: dict[int, selectors.SelectorKey] = {}  # what it has, to look up quickly
         self._waker, self._wakee = socket.socketpair()
         self._asleep = False
+        self._sleeps = self._woken = 0  # times that it has slept; the sleep from which somebody has woken it
         self._stop_by: float | None = None
         self._over = False  # who calls now runs it
         self._done = False
@@ -109,8 +110,9 @@ class Loop:
         self._calls.append((function, args))
         if self._over:
             self._run_calls()  # nobody else will: what is called after the end runs here, and finds all ended
-        elif self._asleep:  # it clears that itself: between that and waking it a signal handler might call
+        elif self._asleep and self._woken != (sleep := self._sleeps):
             self._wake()
+            self._woken = sleep  # not before: in between a signal handler might call, and not wake it
 
     def ask(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function(*args)` in the loop's thread and return what it returns, or raise what it raises."""
@@ -172,7 +174,8 @@ class Loop:
             self._bell.ring()
 
     def _turn(self) -> None:
-        self._asleep = True  # from here on, whoever calls wakes us; what was called before is seen below
+        self._sleeps += 1
+        self._asleep = True  # from here on, whoever calls first wakes us; what was called before is seen below
         timeout = 0.0 if self._calls else self._timeout()
         ready = self._selector.select(timeout)
         self._asleep = False

@@ -50,9 +50,12 @@ class Plain:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.blocked = self.more = False
+        self._error: OSError | None = None  # the system says it once
 
     def recv_into(self, buffer: memoryview) -> int:
         """Receive into the caller's own buffer, as long as there are whole pieces."""
+        if self._error is not None:
+            raise self._error
         self.more = False
         count = got = self.sock.recv_into(buffer[:PIECE])
         try:
@@ -61,8 +64,8 @@ class Plain:
                 count += got
         except BlockingIOError:
             return count
-        except OSError:  # the end is behind it, when the good bytes are taken
-            got = 0
+        except OSError as error:  # to be raised when the good bytes are taken
+            self._error, got = error, 0
         self.more = count == len(buffer) or not got
         return count
 

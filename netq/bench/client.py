@@ -54,8 +54,9 @@ class Client:
     """A bench server that has said hello: `facts` is what it runs on."""
 
     def __init__(self, queue: Communicator, timeout: float) -> None:
-        self._end = flow.Endpoint(queue.put, queue.get)
-        self.facts: Facts = protocol.read_hello(protocol.hear(functools.partial(queue.get, timeout=timeout), "hello"))
+        server, said = queue.get(timeout=timeout)
+        self._end = flow.Endpoint(queue.put, functools.partial(queue.get, server))  # until its session is given up
+        self.facts: Facts = protocol.read_hello(protocol.heard(said, "hello"))
 
     def transfer(self, direction: str, plan: Plan, show: flow.Show) -> Transfer:
         """Send the messages of a plan "up" to the server, have it send them "down", or "both" at once."""
@@ -74,9 +75,9 @@ class Client:
         return Transfer(seconds, up, down, Sides(meter.read(), theirs))
 
     @contextmanager
-    def echoing(self) -> Iterator[Echoes]:
-        """Have the server put back what comes, within a with statement; its end waits for all that is under way."""
-        self._end.put(("echo",))
+    def echoing(self, size: int) -> Iterator[Echoes]:
+        """Have the server put messages of `size` bytes back, within a with statement, whose end waits for the last."""
+        self._end.put(("echo", size))
         protocol.hear(self._end.get, "ready")
         meter, echoes = Meter(), Echoes(self._end)
         yield echoes

@@ -124,7 +124,7 @@ def pace(end: flow.Endpoint, message: flow.Payload, rate: float, count: int, lim
 
 def _attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
     message, count = flow.payload(load.size), load.count(rate)
-    with client.echoing() as echoes:
+    with client.echoing(load.size) as echoes:
         echoes.warm(message)
         begin = time.perf_counter_ns()
         latencies = pace(echoes.end, message, rate, count, limit)

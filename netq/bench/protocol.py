@@ -7,7 +7,7 @@ pickled class is among them, and none is loaded.
 |---|---|---|
 | server | "hello", VERSION, facts | first of all, when a session begins; so also when the server was started anew |
 | client | "transfer", direction, pairs, seed | the messages of a Plan: "up" to the server, "down", "both" at once |
-| client | "echo" | the server puts back what comes until "end" |
+| client | "echo", size | the server puts back what comes until "end" |
 | server | "ready" | what is needed is there, and the server's meter has begun |
 | server | "refused", why | instead of "ready"; or to what was not expected, and then nothing more is heard |
 | client | "go" | a transfer begins |
@@ -96,9 +96,14 @@ def read_transfer(said: tuple[Any, ...], largest: int) -> tuple[str, Plan]:
             plan = _plan(pairs, seed)
         case _:
             raise Unexpected(("transfer", *said))
-    if plan.largest > largest:
-        raise BenchError(f"messages of {plan.largest:,} bytes; it takes {largest:,} at most (its --max-message)")
+    check_size(plan.largest, largest)
     return direction, plan
+
+
+def check_size(size: int, largest: int) -> None:
+    """Raise BenchError if messages of `size` bytes are too large for a server that takes `largest`."""
+    if size > largest:
+        raise BenchError(f"messages of {size:,} bytes; it takes {largest:,} at most (its --max-message)")
 
 
 def read_done(said: tuple[Any, ...]) -> Done:

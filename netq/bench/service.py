@@ -72,7 +72,8 @@ def _answer(end: flow.Endpoint, largest: int) -> None:
     match asked:
         case ("transfer", *said):
             _transfer(end, *protocol.read_transfer(tuple(said), largest))
-        case ("echo",):
+        case ("echo", int(size)):
+            protocol.check_size(size, largest)
             _echo(end)
         case _:
             raise protocol.Unexpected(asked)

@@ -58,7 +58,7 @@ def latency(client: Client, size: int, count: int, progress: Progress) -> Figure
     """Make round trips of one message, each begun when the one before has ended."""
     message, times = flow.payload(size), array("q", bytes(8 * count))
     show = progress.bar("latency", count)
-    with client.echoing() as echoes:
+    with client.echoing(size) as echoes:
         echoes.warm(message)
         begin = time.perf_counter_ns()
         trips(echoes.end, message, times, show)

@@ -6,7 +6,7 @@ its place. All of it goes at the pace of the slowest, who may be `lead` blocks b
 Who is slow is told by the others, not by the clock: a machine that is busy delays them all. A member holds the others
 up when it makes no progress for STALL seconds, and for SPREAD times what half of them have needed, after these have
 passed a block. If half of them have not, the way of all is slow: then less is under way (`lead`), so that what lies in
-front of a heartbeat takes no longer than LATE.
+front of a heartbeat takes no longer than LATE. One that does not even come for a block is given STALL seconds.
 """
 
 from __future__ import annotations
@@ -92,9 +92,11 @@ class _Entry:
 
 
 class Group:
-    """Members, and the blocks that not all of them have passed. `late`: seconds that a block should not take."""
+    """Members, and the blocks that not all of them have passed. `late`: seconds that a block should not take;
+    `silence`: for which one may wait for others, as nothing else of its link passes meanwhile.
+    """
 
-    def __init__(self, members: Iterable[Member], now: float, late: float = LATE) -> None:
+    def __init__(self, members: Iterable[Member], now: float, late: float = LATE, silence: float = math.inf) -> None:
         self.id = new_id()
         self.members = {member: _Standing(since=now) for member in members}
         self.message: tuple[int, tuple[uuid.UUID, ...]] = (0, ())  # that it was gathered for last: id, audience
@@ -105,6 +107,7 @@ class Group:
         self._last = 0  # block that was published
         self._lead = 1  # blocks: how fast the way is, nobody knows yet
         self._late = late
+        self._stall, self._patience = min(STALL, silence), min(PATIENCE, silence)
         self._born = self._moved = now  # when most of the members made progress
 
     @property
@@ -159,16 +162,20 @@ class Group:
     def slow(self, now: float) -> list[Member]:
         """Those who have not come in time, or hold the others up."""
         if self.coming:
-            return list(self.coming) if now >= min(self._moved + JOIN, self._born + PATIENCE) else []
+            over = min(self._moved + min(JOIN, self._patience), self._born + self._patience)
+            return list(self.coming) if now >= over else []
         if not self._entries:
             return []
-        first = self._entries[0]
+        first, stall = self._entries[0], self._stall if self._waiting else self._patience
+        behind = [(m, s) for m, s in self.members.items() if s.passed < first.number]
+        absent = [m for m, s in behind if s.referred < first.number and now >= max(first.born, s.since) + stall]
+        if absent:  # not for want of speed: their users do not read, say
+            return absent
         if first.half == math.inf:
-            since, patience = self._moved, PATIENCE
+            since, patience = max(self._moved, first.born), self._patience
         else:
             since = first.half
-            patience = max(STALL if self._waiting else PATIENCE, SPREAD * (first.half - first.born))
-        behind = [(m, s) for m, s in self.members.items() if s.passed < first.number]
+            patience = max(stall, min(SPREAD * (first.half - first.born), 2 * self._patience))
         return [m for m, s in behind if now >= max(since, s.since) + patience]
 
     def wake(self) -> None:
@@ -207,7 +214,7 @@ class Group:
     def _count(self, entry: _Entry, now: float) -> None:
         """One more has passed a block. When half of the members have, it is known how fast the way is."""
         entry.passed += 1
-        if entry.passed != max(1, len(self.members) // 2):
+        if entry.passed != (len(self.members) + 1) // 2:
             return
         entry.half = self._moved = now
         if now - entry.born > self._late:

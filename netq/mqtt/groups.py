@@ -35,11 +35,14 @@ class _Penalty(NamedTuple):
 
 
 class Groups:
-    """The groups of one server. `find` returns the links of peers that could be members; `late` is as for a Group."""
+    """The groups of one server. `find` returns the links of peers that could be members; the rest is as for a Group."""
 
-    def __init__(self, find: Callable[[tuple[uuid.UUID, ...]], list[Member]], late: float = LATE) -> None:
+    def __init__(
+        self, find: Callable[[tuple[uuid.UUID, ...]], list[Member]], late: float = LATE, silence: float = math.inf
+    ) -> None:
         self._find = find
         self._late = late
+        self._silence = silence
         self._groups: dict[frozenset[Member], Group] = {}  # the one used last at the end
         self._alone: dict[str, _Penalty] = {}  # clients
         self._single: dict[tuple[int, tuple[uuid.UUID, ...]], float] = {}  # messages without a group; last seen when
@@ -89,7 +92,7 @@ class Groups:
 
     def deadline(self) -> float:
         """When to `tick`, seconds from now on; never if nothing is under way."""
-        return STALL / 4 if any(group.busy for group in self._groups.values()) else math.inf
+        return min(STALL, self._silence) / 4 if any(group.busy for group in self._groups.values()) else math.inf
 
     def _found(self, message: tuple[int, tuple[uuid.UUID, ...]], block: Block) -> Group | None:
         """The group that a message has; none if it begins, perhaps once more: the user may keep the stream."""
@@ -118,7 +121,7 @@ class Groups:
         return group
 
     def _new(self, able: frozenset[Member], now: float) -> Group:
-        group = Group(able, now, self._late)
+        group = Group(able, now, self._late, self._silence)
         for other in able:
             other.command(Kind.JOIN, group.id)
         return group

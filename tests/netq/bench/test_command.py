@@ -120,7 +120,7 @@ def test_ctrl_c_ends_a_client_that_measures_without_a_word(start: Start) -> None
         client = start("latency", "--netloc", f"127.0.0.1:{server.netloc.port}")
         assert arrivals.get(timeout=LIMIT) is not None
         server.put(("hello", protocol.VERSION, facts()))
-        assert server.get(timeout=LIMIT).data == ("echo",)
+        assert server.get(timeout=LIMIT).data == ("echo", 64)
         server.put(("ready",))
         assert len(server.get(timeout=LIMIT).data) == 64  # and it waits for the echo
         client.send_signal(signal.SIGINT)

@@ -61,7 +61,7 @@ def test_a_client_is_served_while_another_one_is(
 ) -> None:
     first = stage.client(location)
     assert said(first)[0] == "hello"
-    first.put(("echo",))
+    first.put(("echo", 64))
     assert said(first) == ("ready",)
     assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
     first.put(b"abc")

@@ -168,6 +168,66 @@ def test_the_rest_may_need_longer_than_half_of_the_members_needed() -> None:
     assert hall.place(third, 1) == WAIT  # for another group, that it is in
 
 
+def test_one_who_does_not_come_for_a_block_is_not_waited_for_as_the_slow_are() -> None:
+    """Its user does not read; and nothing of those who wait passes, not even a heartbeat."""
+    hall = Hall(4)
+    group = hall.joined()
+    reader, *others = hall.members
+    assert hall.place(reader, 0).new
+    hall.groups.passed(reader, group, 1, hall.now)
+    assert hall.place(reader, 1) == WAIT
+    hall.now = STALL - 0.01
+    hall.groups.tick(hall.now)
+    assert others[0].told[-1] == (Kind.JOIN, group)
+    hall.now = STALL
+    hall.groups.tick(hall.now)
+    assert all(hall.place(other, 0) == ALONE_NOW for other in others)
+    assert hall.place(reader, 1) == ALONE_NOW
+
+
+def test_nobody_waits_for_longer_than_silence_is_borne() -> None:
+    hall = Hall(4)
+    hall.groups = Groups(hall.find, silence=0.3)
+    assert hall.place(hall.members[0], 0) == WAIT
+    group = hall.members[0].told[-1][1]
+    hall.groups.tick(0.29)
+    assert hall.members[3].told == [(Kind.JOIN, group)]
+    hall.groups.tick(0.3)  # nobody has joined
+    assert hall.members[3].told[-1] == (Kind.LEAVE, group)
+    hall = Hall(4)
+    hall.groups = Groups(hall.find, silence=0.3)
+    group = hall.joined()
+    for member in hall.members:
+        hall.place(member, 0)
+    assert hall.place(hall.members[0], 1) == WAIT
+    hall.groups.tick(0.29)
+    assert hall.members[3].told == [(Kind.JOIN, group)]
+    for member in hall.members[:2]:
+        hall.groups.passed(member, group, 1, 0.29)
+    hall.groups.tick(0.29 + 0.57)  # twice what these needed
+    assert hall.members[3].told == [(Kind.JOIN, group)]
+    hall.groups.tick(0.29 + 0.59)
+    assert hall.members[3].told[-1] == (Kind.LEAVE, group)
+
+
+def test_what_was_published_late_is_not_held_against_those_who_passed_what_was_before() -> None:
+    hall = Hall(4)
+    group = hall.fast()
+    *quick, slow = hall.members
+    first = hall.place(slow, 0).number
+    for member in quick:
+        hall.place(member, 0)
+        hall.groups.passed(member, group, first, hall.now)
+    hall.now += PATIENCE - 0.2
+    for member in hall.members:
+        hall.place(member, 1)
+    hall.now += 0.1
+    hall.groups.passed(slow, group, first, hall.now)
+    hall.now += 0.2
+    hall.groups.tick(hall.now)
+    assert all(member.told[-1] == (Kind.JOIN, group) for member in hall.members)
+
+
 def test_when_most_stand_still_they_are_left_behind_after_a_while() -> None:
     hall = Hall(5)
     group = hall.joined()
@@ -347,8 +407,7 @@ def test_a_client_lost_with_a_block_outstanding_is_alone_for_longer_each_time_un
         assert hall.place(bad, 0, Stream([bytes(SIZE)])) == ALONE_NOW
         hall.now += 0.1
     group = hall.joined()
-    assert hall.place(bad, 0).number == 1
-    hall.groups.passed(bad, group, 1, hall.now)
+    hall.all_pass(group, 0)
     assert hall.place(bad, 1).number == 2
     hall.groups.lost(bad, hall.now)
     hall.members[2] = bad = again(bad)
