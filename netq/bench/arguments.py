@@ -60,7 +60,7 @@ def _server(parser: Parser) -> None:
     parser.add_argument(
         "--max-message", type=_size, default=2**30, metavar="SIZE", help="the largest it takes; default 1GiB"
     )
-    parser.add_argument("--core", type=_whole(0), metavar="N", help="stay on this core")
+    parser.add_argument("--core", type=_whole(0, (os.cpu_count() or 1) - 1), metavar="N", help="stay on this core")
     parser.add_argument("--until-eof", action="store_true", help="end when stdin does, too")
     _shared(parser)
 

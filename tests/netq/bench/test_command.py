@@ -52,6 +52,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "bench.md").read_text()
         ("load --rate 0", "expected a number from 0.1"),
         ("load --rate 1e7 --seconds 1000", "10,000,000,000 messages"),
         ("throughput --direction left", "invalid choice: 'left'"),
+        ("server --core 9999", "'9999'; expected a whole number from 0 to "),
         ("server --tls ca.pem", "--tls is a client's"),
         ("server --key /no/key --certificate /no/such", "/no/key"),
         ("server --protocol mqtt --netloc here:1 --key k --certificate c", "TLS is the broker's"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import pytest
 import netq
 from netq import NetworkLocation
 from netq.__main__ import main
-from netq.bench import plan, protocol, service
+from netq.bench import command, plan, protocol, service
 from netq.testing.log import Log
+from netq.testing.proxy import Proxy
 from netq.testing.stage import LIMIT, Stage
 from tests.netq.bench.conftest import Run, Start
 
 MIB = 2**20
+Proxies = Callable[[NetworkLocation], Proxy]
 
 
 @pytest.fixture
@@ -81,6 +84,30 @@ def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, st
         killed.kill()
         killed.wait()
         assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
+
+
+@pytest.mark.parametrize(
+    "arguments", ["latency --count 50000000", "throughput --size 1KiB --count 50000000 --direction down"]
+)
+def test_a_client_whose_server_is_gone_says_so_and_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxies: Proxies, arguments: str
+) -> None:
+    monkeypatch.setattr(command, "_GONE", 0.3)
+    with serving() as server, ThreadPoolExecutor() as pool:
+        proxy = proxies(server.netloc)
+        client = pool.submit(main, ["bench", *arguments.split(), "--netloc", "{}:{}".format(*proxy.netloc)])
+        proxy.wait(100_000, LIMIT)
+        proxy.close()
+        assert client.result(LIMIT) == 1
+    assert "no link for 0.3 s (session_timeout)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ["latency", "load --rate 100"])
+def test_an_echo_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str], netloc: str, arguments: str) -> None:
+    assert main(["bench", *arguments.split(), "--size", "2MiB", "--netloc", netloc]) == 1
+    _, errors = capsys.readouterr()
+    assert errors.count("\n") == 1
+    assert "the server refuses: messages of 2,097,152 bytes; it takes 1,048,576 at most" in errors
 
 
 def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
