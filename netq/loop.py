@@ -29,6 +29,7 @@ from netq.bell import Bell
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
+_AHEAD = 256  # calls that wait; then who calls gives way, or keeps the interpreter from the loop, 5 ms each time
 _PASSES = 2  # through what was called, in one turn: the second does what the first asks for, as a flush for all puts
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 Ready = Callable[[int], None]
@@ -106,13 +107,15 @@ class Loop:
         return threading.current_thread() is self._thread
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits."""
+        """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits for the loop."""
         self._calls.append((function, args))
         if self._over:
             self._run_calls()  # nobody else will: what is called after the end runs here, and finds all ended
         elif self._asleep and self._woken != (sleep := self._sleeps):
             self._wake()
             self._woken = sleep  # not before: in between a signal handler might call, and not wake it
+        if len(self._calls) >= _AHEAD and not self.is_current:
+            give_way()
 
     def ask(self, function: Callable[..., _T], *args: Any) -> _T:
         """Run `function(*args)` in the loop's thread and return what it returns, or raise what it raises."""

@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -84,6 +85,39 @@ def test_a_call_wakes_a_sleeping_loop(stage: Stage) -> None:
     for _ in range(100):
         stage.rest()  # it would hang for ever
         assert stage.loop.ask(lambda: 7) == 7
+
+
+def test_a_loop_is_woken_once_from_each_sleep() -> None:
+    loop = Loop("asleep", print)
+    loop._asleep = True
+    for sleep in (1, 2, 3):
+        loop._sleeps = sleep
+        for _ in range(10):
+            loop.call(int)
+        assert len(loop._wakee.recv(100)) == 1
+    loop.end()
+
+
+def test_no_call_of_several_threads_finds_the_loop_asleep_for_ever(stage: Stage) -> None:
+    def ask(thread: int) -> None:
+        for number in range(1000):
+            assert stage.loop.ask(abs, -number) == number
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
+
+
+def test_who_calls_much_gives_way_to_the_loop_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[bool] = []
+    loop = Loop("behind", print)
+    monkeypatch.setattr("netq.loop.give_way", lambda: ways.append(loop.is_current))
+    for _ in range(300):
+        loop.call(int)
+    assert len(ways) == 300 - 255
+    loop.call(lambda: deque(map(loop.call, [int] * 300), 0))
+    ways.clear()
+    loop.end()
+    assert ways in ([], [False])  # but for `stop`, which comes behind all that waits
 
 
 def test_what_a_call_calls_runs_in_a_later_turn_after_those_before_it(stage: Stage) -> None:
