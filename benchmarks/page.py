@@ -29,7 +29,7 @@ others have the system's congestion control, which is {congestion} here (BBR pac
 echoes and exchanges are those of both directions. CPU is user and system time of both processes. Extra memory is the
 peak above what was resident before anything was sent, of the worse side. The first message of the warm-up is compared
 byte for byte. Every peer is used as its own documents advise, at its best; its module in `benchmarks/peers` says where
-they do.
+they do. [performance.md](performance.md) says of what is missed why it is.
 
 Machine: {machine}. Peers: {peers}.
 
