@@ -49,9 +49,9 @@ class Exchange:
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
         self.heartbeat = owner.options.connection.heartbeat
-        silence = self.heartbeat * owner.options.connection.misses / 6  # it may have to be borne three times in a row
-        self._late = min(LATE, 1.5 * silence)
-        self.groups = Groups(self._members, self._late, silence) if is_server else None
+        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; groups may ask for several waits
+        self._late = min(LATE, borne / 4)
+        self.groups = Groups(self._members, self._late, borne / 6) if is_server else None
         self._starts = Starts()
         self._owner = owner
         self._strangers: dict[str, Port] = {}  # by client, a server's links that have not greeted, the oldest first

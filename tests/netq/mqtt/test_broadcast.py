@@ -68,16 +68,13 @@ def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe
             client.get(timeout=LIMIT)
         warm.result(LIMIT)
         data = model(4 * MIB)
-        for _ in range(5):  # one is enough, but on a busy machine: there those that are late get their own
-            before, start = broker.counter("bytes/received"), time.monotonic()
-            future = server.put(data)
-            assert_all_got(clients, data)
-            future.result(LIMIT)
-            seconds = time.monotonic() - start
-            received = broker.counter("bytes/received") - before
-            print(f"{MANY} clients: {received / data.nbytes:.2f} of the message entered the broker, in {seconds:.1f} s")
-            if received <= 1.5 * data.nbytes:
-                break
+        before, start = broker.counter("bytes/received"), time.monotonic()
+        future = server.put(data)
+        assert_all_got(clients, data)
+        future.result(LIMIT)
+        seconds = time.monotonic() - start
+        received = broker.counter("bytes/received") - before
+    print(f"{MANY} clients: {received / data.nbytes:.2f} of the message entered the broker, in {seconds:.1f} s")
     assert received <= 1.5 * data.nbytes
     assert seconds < 10.0
 
