@@ -118,7 +118,7 @@ class Group:
     @property
     def busy(self) -> bool:
         """Whether something is under way, or somebody."""
-        return bool(self._joining or self._growing or self._entries)
+        return bool(self.coming or self._entries)
 
     def carries(self, stream: Stream) -> bool:
         """Whether a block of it was published that not all have passed."""
@@ -204,8 +204,6 @@ class Group:
                 self.wake()
 
     def _publish(self, standing: _Standing, block: Block, now: float) -> Publication:
-        if not self._entries:  # there was nothing to do until now
-            self._moved = now
         self._last += 1
         self._entries.append(_Entry(self._last, block.stream, block.start, now))
         standing.referred = self._last
