@@ -22,6 +22,7 @@ from fl.watch import State, Watchers
 log = logging.getLogger("netq.fl")
 
 _LOOK = 1.0  # seconds between looks at who is still connected
+_SILENT = 3  # times the grace: for so long others wait for one that may send, is connected, and sends nothing
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
 
@@ -148,13 +149,31 @@ class Exchange:
         known = self._queue.statistics()
         for peer, asked in tuple(self._asked.items()):
             if reason := self._why_lost(peer, asked.delivery, known):
-                while peer in self._asked and self._take(0.0, peer):
-                    pass
-                asked.delivery.cancel()
-                self._refuse(peer, Why.LOST, reason)
+                self._lose(peer, asked, reason)
         for peer in self._uploads.peers - known.keys():
             self.free(peer)
+        self._pass_silent_by(known)
         self._look = time.monotonic() + _LOOK
+
+    def _pass_silent_by(self, known: Mapping[uuid.UUID, netq.Statistics]) -> None:
+        """Let others send in the place of who may, is connected, and does not."""
+        progress = {peer: of.bytes_in + of.arriving for peer, of in known.items()}
+        limit = _SILENT * max(1.0, self._grace)
+        for peer, seconds in self._uploads.silent(progress, time.monotonic()).items():
+            if seconds <= limit or any(answer.peer == peer for answer in self._held):
+                continue
+            asked = self._asked.get(peer)
+            if asked is not None and self._permitted.get(peer) == asked.job:
+                self._lose(peer, asked, f"it may send its update, others wait, and nothing came for {seconds:.1f} s")
+            else:  # of an older task
+                self.free(peer)
+
+    def _lose(self, peer: uuid.UUID, asked: _Asked, reason: str) -> None:
+        """Wait for a client no more, unless its answer is here."""
+        while peer in self._asked and self._take(0.0, peer):
+            pass
+        asked.delivery.cancel()
+        self._refuse(peer, Why.LOST, reason)
 
     def _take(self, timeout: float, *peers: uuid.UUID) -> bool:
         """Take a message, of these peers or of anybody; False if none comes."""

@@ -7,7 +7,7 @@ one is not passed by for ever. Pure; owned by fl/exchange.py.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 
 class Uploads:
@@ -17,6 +17,7 @@ class Uploads:
         self._room = room
         self._waiting: dict[uuid.UUID, int] = {}
         self._admitted: dict[uuid.UUID, int] = {}
+        self._heard: dict[uuid.UUID, tuple[int, float]] = {}  # of who has been let in: how far it is, and since when
 
     @property
     def peers(self) -> Set[uuid.UUID]:
@@ -36,6 +37,7 @@ class Uploads:
         """It is done, or gone. Harmless if it was not there."""
         self._waiting.pop(peer, None)
         self._admitted.pop(peer, None)
+        self._heard.pop(peer, None)
 
     def admit(self) -> dict[uuid.UUID, int]:
         """Return who may send now, and has not been told; and how much."""
@@ -45,6 +47,17 @@ class Uploads:
                 break
             self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
         return admitted
+
+    def silent(self, progress: Mapping[uuid.UUID, int], now: float) -> dict[uuid.UUID, float]:
+        """Return for how many seconds each that has been let in has come no further, while others waited.
+
+        `progress`: how far each is, in whatever unit. To be asked now and then.
+        """
+        for peer in self._admitted:
+            at = progress.get(peer, 0)
+            if not self._waiting or peer not in self._heard or self._heard[peer][0] != at:
+                self._heard[peer] = (at, now)
+        return {peer: now - since for peer, (_, since) in self._heard.items()}
 
     def share(self, clients: int) -> int:
         """Return how many bytes each of so many clients may send without asking: then there is room for all."""

@@ -47,6 +47,7 @@ class Statistics:
     messages_out: int
     bytes_in: int
     bytes_out: int
+    arriving: int  # bytes of messages that have begun to come, and are not whole
     round_trip: float | None  # seconds, of the last heartbeat
 
 
@@ -235,6 +236,7 @@ class Peer:
             messages_out=self._messages_out,
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
+            arriving=self.session.arriving,
             round_trip=self._round_trip,
         )
 

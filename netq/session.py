@@ -119,6 +119,11 @@ class Session:
 
     # What the peer sends.
 
+    @property
+    def arriving(self) -> int:
+        """Bytes of messages that have begun to come, and are not whole."""
+        return sum(receiver.partial for receiver in self._receivers.values())
+
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
         """Return the memory for the body of a MSG, which may begin in the link's own; raises ProtocolError."""
         receiver = self._receiver(frame.lane)

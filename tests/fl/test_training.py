@@ -250,6 +250,53 @@ def test_the_permit_of_one_that_is_lost_goes_to_the_next() -> None:
     assert federation.w == [7] * 100
 
 
+def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.exchange._SILENT", 0.1)
+    with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        for client, task in zip(clients, tasks, strict=True):
+            client.offer(task, SIZE)
+        assert clients[0].permitted(tasks[0])
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        report = round.result(SOON)
+        assert (report.clients, report.failures[A].why) == ((B,), fl.Why.LOST)
+        assert str(report.failures[A]).startswith("it may send its update, others wait, and nothing came for")
+        clients[0].send(tasks[0], 5)  # of a round that is over: no harm
+        round = federation.start(federation.round, 2)
+        for client in clients:
+            task = client.task()
+            client.offer(task, SIZE)
+            assert client.permitted(task)
+            client.send(task, 9)
+        assert set(round.result(SOON).clients) == {A, B}
+    assert federation.w == [9] * 100
+
+
+def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.exchange._SILENT", 0.1)
+    settings = {"memory_limit": 1200, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
+    with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[1].send(tasks[1], 3)
+        assert round.result(SOON).clients == (B,)  # by the deadline; A keeps its place
+        federation.server._training.deadline = SOON
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        clients[1].offer(tasks[1], SIZE)
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[0].send(tasks[0], 9)
+        assert set(round.result(SOON).clients) == {A, B}
+    assert federation.w == [8] * 100
+
+
 def test_offers_that_are_out_of_place_get_nothing() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 1) as (client,):
         round = federation.start(federation.round, 1)

@@ -65,6 +65,22 @@ def test_who_offers_again_goes_to_the_end() -> None:
     assert list(uploads.admit()) == [B]
 
 
+def test_who_is_let_in_and_comes_no_further_while_others_wait_is_told_of() -> None:
+    uploads = Uploads(100)
+    uploads.offer(A, 100)
+    uploads.admit()
+    assert uploads.silent({A: 5}, now=10.0) == {A: 0.0}
+    assert uploads.silent({A: 5}, now=20.0) == {A: 0.0}, "nobody waits"
+    uploads.offer(B, 100)
+    assert uploads.silent({A: 5, B: 0}, now=30.0) == {A: 10.0}
+    assert uploads.silent({A: 6, B: 0}, now=40.0) == {A: 0.0}
+    assert uploads.silent({A: 6, B: 9}, now=45.0) == {A: 5.0}
+    uploads.leave(A)
+    uploads.admit()
+    uploads.offer(A, 100)
+    assert uploads.silent({A: 6, B: 9}, now=60.0) == {B: 0.0}
+
+
 def test_what_all_may_send_unasked_fits_together() -> None:
     assert [Uploads(100).share(clients) for clients in (0, 1, 3, 1000)] == [100, 100, 33, 0]
 

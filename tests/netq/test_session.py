@@ -197,6 +197,19 @@ def test_a_limit_never_shrinks() -> None:
     assert [frame.length for frame in sent(one)] == [10]
 
 
+def test_what_has_come_of_messages_that_are_not_whole_is_counted() -> None:
+    one = session()
+    for lane, number, size in ((0, 1, 100), (3, 1, 70)):
+        part = Frame(Kind.MSG, lane=lane, length=40, number=number, value=size)
+        one.place(part)
+        assert one.received(part) is None
+    assert one.arriving == 80
+    rest = Frame(Kind.MSG, lane=3, length=30, number=1, value=70)
+    one.place(rest)
+    assert one.received(rest) is not None
+    assert one.arriving == 40
+
+
 def test_one_ack_a_lane_says_all() -> None:
     one = session()
     arrive(one, 1, 10)

@@ -51,9 +51,12 @@ def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
     proxy.wait(held, LIMIT)
     (peer,) = server._hub.peers.values()
     assert peer.loop.ask(lambda: peer.session._memory.idle) < SIZE, "it is not on its way"
+    arriving = server.statistics()[client.id].arriving
+    assert HELD // 2 < arriving < SIZE
     assert future.cancel()
     proxy.release()
     client.put("next", lane=1).result(LIMIT)
     client.put("last").result(LIMIT)  # behind it: so the server has heard
     assert peer.loop.ask(lambda: peer.session._memory.idle) >= SIZE, "its block is here, and not idle"
     assert {server.get(timeout=0).data for _ in range(2)} == {"next", "last"}
+    assert server.statistics()[client.id].arriving == 0
