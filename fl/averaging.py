@@ -47,6 +47,12 @@ class FedAvg(Strategy):
         """Start over."""
         self._mean.reset()
 
+    def reject(self) -> None:
+        """Start over, the optimizer too."""
+        self.abandon()
+        if self._optimizer is not None:
+            self._optimizer.reset()
+
     def state(self) -> dict[str, Any]:
         """Return the optimizer's."""
         return {} if self._optimizer is None else self._optimizer.state()

@@ -1,7 +1,7 @@
 """What a server needs to go on after its process was killed: a file that is whole, or is not there.
 
 Written by fl/server.py after each round: beside the file, to the disk, and then renamed; the one before is kept as
-`….previous`. So whenever the machine stops, one of the two is whole. The layout:
+`….previous`. So whenever the machine stops, one of the two is whole. `….lock` keeps a second server away. The layout:
 
     8 bytes "NETQFL01"   8 bytes length of the body, little-endian   body   32 bytes BLAKE2b of all before (RFC 7693)
 
@@ -10,6 +10,7 @@ The body is a dict of plain values, arrays and tensors, as fl/tensors.py has the
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -35,27 +36,39 @@ class CheckpointError(NetqError):
     """There is no checkpoint that can be gone on from; the text names the file, and what is wrong with it."""
 
 
-def place(path: str | os.PathLike[str]) -> Path:
-    """Return where a checkpoint will be, through links. Raises CheckpointError if none can be written there."""
-    found = Path(path).resolve()
-    if found.is_dir():
-        raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
-    if not os.access(found.parent, os.W_OK):
-        raise CheckpointError(f"{path}: its folder is not there, or cannot be written to; make it, or name another")
-    return found
+class Checkpoint:
+    """A file to be written round after round, by this process alone until it is closed, or the process has ended.
 
+    A link is followed. Raises CheckpointError if none can be written there, or another process has it.
+    """
 
-def save(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write a checkpoint, and keep the one before. Raises OSError, and then that one is still in its place."""
-    path = Path(path)
-    new = _beside(path, "new")
-    with new.open("wb") as file:
-        _write(file, _PLAIN.dump(dict(state)))
-        os.fsync(file.fileno())
-    if path.exists():
-        path.replace(_beside(path, "previous"))
-    new.replace(path)
-    _to_disk(path.parent)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path).resolve()
+        if self._path.is_dir():
+            raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
+        if not os.access(self._path.parent, os.W_OK):
+            raise CheckpointError(f"{path}: its folder is not there, or cannot be written to; make it, or name another")
+        self._lock = _beside(self._path, "lock").open("ab")
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked children must not have it
+        except BlockingIOError:
+            self._lock.close()
+            raise CheckpointError(f"{path}: another process writes it; give each server a file of its own") from None
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write it, and keep the one before. Raises OSError, and then that one is still in its place."""
+        new = _beside(self._path, "new")
+        with new.open("wb") as file:
+            _write(file, _PLAIN.dump(dict(state)))
+            os.fsync(file.fileno())
+        if self._path.exists():
+            self._path.replace(_beside(self._path, "previous"))
+        new.replace(self._path)
+        _to_disk(self._path.parent)
+
+    def close(self) -> None:
+        """Leave it to others."""
+        self._lock.close()
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from fl.strategy import Strategy, within
 
 _LARGEST = 1e9  # a loss, or a number of steps
 _SMALLEST = 1e-10  # a loss; that of a perfect model is raised to a negative power
+_MOST_Q = 30  # to it, the largest and the smallest loss are floats
 
 
 class QFedAvg(Strategy):
@@ -30,7 +31,7 @@ class QFedAvg(Strategy):
 
     def __init__(self, q: float = 0.1, learning_rate: float = 0.1, loss: str = "loss", **options: Any) -> None:
         super().__init__(**options)
-        self._q = within("q", q, 0, math.inf, low_too=True)
+        self._q = within("q", q, 0, _MOST_Q, low_too=True)
         self._smoothness = 1 / within("learning_rate", learning_rate, 0, math.inf)
         self._loss = loss
 
@@ -149,6 +150,11 @@ class Scaffold(Strategy):
         """Start over."""
         self._mean.reset()
         self._changes.reset()
+
+    def reject(self) -> None:
+        """Start over, with the control variate too."""
+        self.abandon()
+        self._control = zeros_like(self._control)
 
     def state(self) -> dict[str, Any]:
         """Return the control variate."""

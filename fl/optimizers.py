@@ -29,6 +29,9 @@ class Optimizer(Protocol):
     def step(self, block: Block) -> None:
         """Write the next model into `block.value`, which holds the mean."""
 
+    def reset(self) -> None:
+        """Forget all rounds."""
+
     def state(self) -> dict[str, Any]:
         """Return what is kept from round to round."""
 
@@ -66,6 +69,10 @@ class Momentum:
         np.multiply(velocity, self._rate, out=block.value)
         block.value += block.model
 
+    def reset(self) -> None:
+        """Stand still."""
+        self._velocity.arrays.clear()
+
     def state(self) -> dict[str, Any]:
         """Return the velocity."""
         return {"velocity": self._velocity.arrays}
@@ -100,6 +107,11 @@ class Adaptive:
         np.divide(first, np.sqrt(second) + self._adaptivity, out=block.value)
         block.value *= self._rate
         block.value += block.model
+
+    def reset(self) -> None:
+        """Begin both moments anew."""
+        self._first.arrays.clear()
+        self._second.arrays.clear()
 
     def state(self) -> dict[str, Any]:
         """Return both moments."""

@@ -88,6 +88,7 @@ class Answers:
         self.failures.pop(peer, None)
         self.folded += 1
         self.weights[peer] = content.num_examples
+        self.staleness.pop(peer, None)
         if staleness:
             self.staleness[peer] = staleness
         for name, value in content.metrics.items():

@@ -8,6 +8,7 @@ An asynchronous strategy (Strategy.buffer) has the same loop without the barrier
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import secrets
@@ -20,12 +21,12 @@ from types import TracebackType
 from typing import Any, Self
 
 import netq
-from fl import checkpoint as checkpoints
 from fl.averaging import FedAvg
-from fl.checkpoint import CheckpointError
+from fl.checkpoint import Checkpoint, CheckpointError, load
 from fl.exchange import Exchange
 from fl.messages import MESSAGES, Job, Purpose, Task
 from fl.model import InvalidUpdate, Model, check, nbytes
+from fl.presence import until_connected
 from fl.round import Answers, Refusal, RoundReport, Why
 from fl.strategy import Strategy, TooFewUpdates
 from fl.training import Training
@@ -33,7 +34,6 @@ from fl.watch import State, Watcher, Watchers
 
 log = logging.getLogger("netq.fl")
 
-_LOOK = 1.0  # seconds between looks at who is connected, while waiting for more
 _EXTRA = 10**6  # bytes that an update may have, beside four models' worth: SCAFFOLD's has two
 _SPARE = 60 * 10**6  # bytes of updates that are admitted beside one; 40 MB are the interpreter's
 
@@ -87,12 +87,12 @@ class Server:
         self._min_clients = min_clients
         self._config = dict(config or {})
         self._evaluate = evaluate
-        self._checkpoint = None if checkpoint is None else checkpoints.place(checkpoint)
+        self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
         self._watchers = Watchers(watchers)
         self._closed = False
         self._changed = threading.Event()  # somebody has come or gone
         self._begun: set[uuid.UUID] = set()  # who has come, or come anew
-        self._queue = netq.new(protocol, netq.Purpose.SERVER, self._with_events(options or netq.CommunicatorOptions()))
+        self._queue = self._listen(protocol, options or netq.CommunicatorOptions())
         self._exchange = Exchange(
             self._queue, secrets.randbits(63), grace, room, 4 * size + _EXTRA, self._begun, self._watchers
         )
@@ -107,7 +107,7 @@ class Server:
         `settings`: the other arguments of Server, with a strategy made as the first was; it gets its state back. Raises
         CheckpointError.
         """
-        state = checkpoints.load(path)
+        state = load(path)
         strategy = settings.setdefault("strategy", FedAvg())
         server = cls(_restored(path, state, strategy), options, **{"checkpoint": path, **settings})
         server._exchange.run, server.number = state["run"], state["number"]
@@ -156,21 +156,12 @@ class Server:
 
     def wait(self, count: int, timeout: float | None = None) -> tuple[uuid.UUID, ...]:
         """Wait until `count` clients are connected, and return all that are. Raises TimeoutError, Closed."""
-        give_up = None if timeout is None else time.monotonic() + timeout
-        said = -1
-        while True:
-            self._changed.clear()
+
+        def connected() -> tuple[uuid.UUID, ...]:
             self._check_open()
-            clients = self.clients
-            if len(clients) >= count:
-                return clients
-            if len(clients) != said:
-                log.warning("waiting for clients: %d of %d are connected", len(clients), count)
-                said = len(clients)
-            left = _LOOK if give_up is None else min(_LOOK, give_up - time.monotonic())
-            if left <= 0:
-                raise TimeoutError(f"{len(clients)} of {count} clients are connected after {timeout:g} s")
-            self._changed.wait(left)
+            return self.clients
+
+        return until_connected(count, "clients", connected, self._changed, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most."""
@@ -178,6 +169,8 @@ class Server:
         self._exchange.close()
         self._changed.set()
         self._queue.close(timeout)
+        if self._checkpoint is not None:
+            self._checkpoint.close()
 
     def __enter__(self) -> Self:
         return self
@@ -208,12 +201,21 @@ class Server:
         """Take the next model; or return why there is none."""
         try:
             model = self._strategy.finish(self.model)
-            check(model, like=self.model)  # finite clients' numbers may come to more than a float holds
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
+        except OSError:  # a disk's
+            raise
+        except Exception as error:  # the user's code; the next round may do better
+            log.exception("the strategy could not finish round %d", self.number)
+            return f"the strategy could not finish it: {type(error).__name__}: {error}"
+        try:
+            check(model, like=self.model)  # finite clients' numbers may come to more than a float holds
+        except InvalidUpdate as error:
+            self._strategy.reject()
+            return f"what it came to is no model: {error}"
         self.model = model
         if self._checkpoint is not None:
-            checkpoints.save(self._checkpoint, self._state())
+            self._checkpoint.save(self._state())
         return ""
 
     def _state(self) -> dict[str, Any]:
@@ -274,6 +276,14 @@ class Server:
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent
 
+    def _listen(self, protocol: netq.Protocol, options: netq.CommunicatorOptions) -> netq.Communicator:
+        try:
+            return netq.new(protocol, netq.Purpose.SERVER, self._with_events(options))
+        except BaseException:
+            if self._checkpoint is not None:
+                self._checkpoint.close()
+            raise
+
     def _with_events(self, options: netq.CommunicatorOptions) -> netq.CommunicatorOptions:
         theirs = options.events
 
@@ -300,7 +310,7 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 ours = type(strategy).__name__
                 raise CheckpointError(f"{path}: is of the strategy {name}, and this is {ours}; give the one it is of")
             try:
-                strategy.restore(own)
+                strategy.restore(copy.deepcopy(own))  # not in the memory that the model is in, which it outlives
             except KeyError as error:
                 raise CheckpointError(
                     f"{path}: its strategy has no {error}; give the strategy as it was made"

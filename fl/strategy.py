@@ -1,8 +1,9 @@
 """Who trains, with what configuration, and how their updates become the next model.
 
 A strategy is called by one thread, the server's: `begin` once; then in each round `select`, `config`, `fold` for each
-update as it arrives, and `finish` or `abandon`. It never sees a socket. Whatever it refuses with InvalidUpdate counts
-as that client's failure, and must have changed nothing. docs/strategies.md writes one.
+update as it arrives, and `finish` or `abandon`; `reject`, if it finished with no model. It never sees a socket.
+Whatever it refuses with InvalidUpdate counts as that client's failure, and must have changed nothing.
+docs/strategies.md writes one.
 """
 
 from __future__ import annotations
@@ -95,6 +96,13 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def abandon(self) -> None:
         """Forget the updates folded since the last `finish`: the round does not count."""
+
+    def reject(self) -> None:
+        """Forget what has led to the model that `finish` returned: it is not finite, and is not taken.
+
+        A memory from round to round that is as far gone as the model begins anew.
+        """
+        self.abandon()
 
     def state(self) -> dict[str, Any]:
         """Return what must be kept from round to round, plain values and arrays; it is the strategy's own memory."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -52,15 +52,14 @@ class Training:
     def collect(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[Answers, int]:
         """Ask, and fold what comes; return who answered what, and how many updates there must be."""
         self._forget_old(task.job.round)
+        if self._strategy.buffer is not None:
+            return self._collect_some(task, clients, self._strategy.buffer), 1
         busy = self._exchange.busy
         idle = [peer for peer in clients if peer not in busy]
         answers = Answers(dict.fromkeys(self._strategy.select(task.job.round, idle)))
         round = _Round(task, time.monotonic() + self.deadline, answers)
         asked = len(answers.pending)
         self._exchange.ask(task, answers.pending)
-        if self._strategy.buffer is not None:
-            self._fold_some(round, self._strategy.buffer)
-            return answers, 1
         enough = min(self._strategy.enough(len(idle)), asked)
         needed = max(1, min(self._min_clients, asked + len(busy.keys() & set(clients))))
         self._fold_enough(round, enough, needed)
@@ -95,19 +94,31 @@ class Training:
             return False
         return len(answers.weights) >= needed or not self._exchange.busy
 
-    def _fold_some(self, round: _Round, count: int) -> None:
-        """Fold so many updates of whatever round, and let nobody be idle meanwhile who does well."""
+    def _collect_some(self, task: Task, clients: Collection[uuid.UUID], count: int) -> Answers:
+        """Fold so many updates of whatever round; as many clients are at work meanwhile as the strategy selects."""
+        chosen = self._strategy.select(task.job.round, list(clients))
+        round = _Round(task, time.monotonic() + self.deadline, Answers())
+        self._keep_busy(round, chosen)
         while (answer := self._exchange.answer(round.give_up, "train")) is not None:
-            peer, good = answer.peer, self._take(round, answer)
+            peer = answer.peer
+            self._take(round, answer)
             del answer  # first, for it is large: whoever may send now sends at once
             self._exchange.free(peer)
             if round.answers.folded >= count:
                 break
-            if good:
-                self._exchange.ask(round.task, [peer])
+            self._keep_busy(round, chosen)
+        return round.answers
 
-    def _take(self, round: _Round, answer: Answer) -> bool:
-        """Fold an answer if it is an update; return whether it is in the next model."""
+    def _keep_busy(self, round: _Round, chosen: Sequence[uuid.UUID]) -> None:
+        """Ask more of the chosen, so that as many are at work; first those who have not answered in this round."""
+        busy, answers = self._exchange.busy, round.answers
+        idle = [peer for peer in chosen if peer not in busy and peer not in answers.failures]
+        more = sorted(idle, key=lambda peer: peer in answers.weights)[: max(0, len(chosen) - len(busy))]
+        answers.pending.update(dict.fromkeys(more))
+        self._exchange.ask(round.task, more)
+
+    def _take(self, round: _Round, answer: Answer) -> None:
+        """Fold an answer if it is an update."""
         peer, job, content = answer
         staleness, size = round.task.job.round - job.round, 0
         if isinstance(content, Update):
@@ -115,10 +126,9 @@ class Training:
             content = self._fold(round.task.model, content, staleness) or content
         if isinstance(content, Refusal):
             self._fail(round.answers, peer, content)
-            return False
+            return
         round.answers.count(peer, content, staleness)
         self._watchers.client_is(peer, State.DONE, size)
-        return True
 
     def _fail(self, answers: Answers, peer: uuid.UUID, refusal: Refusal) -> None:
         if answers.fail(peer, refusal):

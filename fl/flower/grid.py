@@ -7,7 +7,6 @@ the memory that netq filled: nothing of a model is copied here, in either direct
 
 from __future__ import annotations
 
-import logging
 import math
 import secrets
 import time
@@ -26,10 +25,7 @@ from fl._flower_compat import ErrorCode, Run, RunIsOver, identity, set_message_i
 from fl.flower.pending import Answer, Pending
 from fl.flower.replies import Streamed, reply, reply_to_nothing
 from fl.flower.wire import Ask, check_config, message_id, write_ask
-
-log = logging.getLogger("netq.fl")
-
-_LOOK = 1.0  # seconds between looks at who is connected, should an event be missed
+from fl.presence import until_connected
 
 
 class Grid(flwr.serverapp.Grid):
@@ -70,20 +66,7 @@ class Grid(flwr.serverapp.Grid):
 
     def wait(self, count: int, timeout: float | None = None) -> list[int]:
         """Wait until `count` nodes are connected, and return all that are. Raises TimeoutError, Closed."""
-        give_up = math.inf if timeout is None else time.monotonic() + timeout
-        said = -1
-        while True:
-            self._pending.stirred.clear()
-            nodes = self.get_node_ids()
-            if len(nodes) >= count:
-                return nodes
-            if len(nodes) != said:
-                log.warning("waiting for nodes: %d of %d are connected", len(nodes), count)
-                said = len(nodes)
-            left = min(_LOOK, give_up - time.monotonic())
-            if left <= 0:
-                raise TimeoutError(f"{len(nodes)} of {count} nodes are connected after {timeout:g} s")
-            self._pending.stirred.wait(left)
+        return until_connected(count, "nodes", self.get_node_ids, self._pending.stirred, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the run: the nodes' `run` returns. Waits for them `timeout` seconds at most. Harmless if repeated."""

@@ -18,7 +18,7 @@ import torch
 
 import fl
 import netq
-from fl.checkpoint import load, save
+from fl.checkpoint import Checkpoint, load
 from fl.messages import Update
 from tests.fl.federation import SOON, A, B, C, Federation, adds, at
 
@@ -27,6 +27,14 @@ STATE: dict[str, Any] = {
     "model": {"w": np.arange(6.0).reshape(2, 3), "t": torch.ones(3, dtype=torch.bfloat16)},
     "strategy": {"name": "FedAdam", "state": {"first": {"w": np.ones(100_000, np.float32)}, "rates": [0.1, None]}},
 }
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    checkpoint = Checkpoint(path)
+    try:
+        checkpoint.save(state)
+    finally:
+        checkpoint.close()
 
 
 def assert_same(found: Mapping[str, Any]) -> None:
@@ -43,7 +51,7 @@ def test_what_was_saved_is_loaded_and_may_be_changed(tmp_path: Path) -> None:
     assert_same(found)
     found["model"]["w"][:] = 0
     assert_same(load(tmp_path / "c"))
-    assert sorted(os.listdir(tmp_path)) == ["c"]
+    assert sorted(os.listdir(tmp_path)) == ["c", "c.lock"]
 
 
 def test_the_one_before_is_kept_and_used_if_the_last_is_damaged(
@@ -85,6 +93,29 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_in_its_place(tmp_pa
     with pytest.raises(OSError, match=r"c\.new"):
         save(path, {"number": 8})
     assert_same(load(path))
+
+
+WRITER = """
+import sys
+from fl.checkpoint import Checkpoint
+
+checkpoint = Checkpoint(sys.argv[1])
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "c")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        with pytest.raises(fl.CheckpointError, match="c: another process writes it; give each server a file of its"):
+            fl.Server({"w": np.zeros(1)}, checkpoint=tmp_path / "c")
+        other.kill()
+    save(tmp_path / "c", STATE)
+    assert_same(load(tmp_path / "c"))
 
 
 def test_a_place_where_none_can_be_written_is_refused_before_anybody_trains(tmp_path: Path) -> None:

@@ -69,6 +69,17 @@ def test_qfedavg_is_algorithm_2(q: float) -> None:
         assert_close(folded(strategy, model(), updates), q_fed_avg(model(), updates, q, 0.05))
 
 
+def test_the_fairest_takes_any_loss() -> None:
+    strategy = QFedAvg(30)
+    strategy.begin(model())
+    least, most = Update(model(1), 1, {"loss": 1e-10}), Update(model(2), 1, {"loss": 1e9})
+    perfect = Update(model(1), 1, {"loss": 0.0})
+    assert_close(folded(strategy, model(), [perfect]), q_fed_avg(model(), [least], 30, 0.1))
+    assert_close(folded(strategy, model(), [perfect, most]), q_fed_avg(model(), [least, most], 30, 0.1))
+    with pytest.raises(ValueError, match="q: 31; expected 0 or more, and 30 at most"):
+        QFedAvg(31)
+
+
 def test_who_does_worse_pulls_more_and_more_with_q() -> None:
     start, near, far = {"w": np.zeros(3)}, {"w": np.full(3, -0.01)}, {"w": np.full(3, 0.01)}
     pulls = []

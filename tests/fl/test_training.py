@@ -276,7 +276,7 @@ def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pyte
 
 def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.exchange._SILENT", 0.1)
-    settings = {"memory_limit": 1200, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
+    settings: dict[str, Any] = {"memory_limit": 1200, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -534,6 +534,70 @@ def test_a_model_that_is_no_longer_finite_is_not_taken() -> None:
         assert report.clients == ()
         assert federation.w == [0] * 3
         assert all("NaN or infinity" in reason for reason in reasons(report).values())
+
+
+@pytest.mark.parametrize("strategy", [fl.FedAvgM(), fl.FedAdam(), fl.Scaffold()], ids=lambda each: type(each).__name__)
+def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) -> None:
+    """Else no model of the next rounds would be finite."""
+    finish, update = type(strategy).finish, Update(filled(1), 1, extra=filled(1))
+
+    def explodes(model: Any) -> Any:
+        for array in strategy.state().get("velocity", strategy.state().get("first", strategy.state())).values():
+            (array["w"] if isinstance(array, dict) else array)[:] = np.inf
+        with np.errstate(all="ignore"):
+            return {name: array * np.float32(np.inf) for name, array in finish(strategy, model).items()}
+
+    with Federation(strategy=strategy, min_clients=1) as federation:
+        federation.join(A, lambda model, config: update)
+        assert federation.round(1).clients == (A,)
+        strategy.finish = explodes
+        assert set(reasons(federation.round(1))) == {A}
+        del strategy.finish
+        assert federation.round(1).clients == (A,)
+        assert np.isfinite(federation.server.model["w"]).all()
+
+
+def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(fl.FedAvg):
+        def finish(self, model: Any) -> Any:
+            result = super().finish(model)
+            if result["w"][0] == 3:
+                raise ZeroDivisionError("by zero")
+            return result
+
+    with Federation(strategy=Fails(), min_clients=1) as federation:
+        federation.join(A, lambda model, config: Update(filled(2 + config["round"]), 1))
+        report = federation.round(1)
+        why = "the round does not count: the strategy could not finish it: ZeroDivisionError: by zero"
+        assert report.failures == {A: fl.Refusal(fl.Why.VOID, why)}
+        assert federation.w == [0] * 3
+        assert federation.round(1).clients == (A,)
+        assert federation.w == [4] * 3
+    assert "test_training.py" in caplog.text, "its traceback is in the log"
+
+
+def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
+    gates = {id: Gate(1) for id in IDS}
+    strategy = fl.FedBuff(2, fraction=0.5, seed=1)
+    begun: list[uuid.UUID] = []
+
+    class Begun(fl.Watcher):
+        def client_is(self, client: uuid.UUID, state: fl.State, size: int) -> None:
+            if state is fl.State.TRAINING:
+                begun.append(client)
+
+    with Federation(strategy=strategy, min_clients=1, watchers=[Begun()]) as federation:
+        for id, gate in gates.items():
+            federation.join(id, gate)
+            gate.let_go(100)
+        federation.server.wait(4, SOON)
+        for _ in range(10):
+            before = len(begun)
+            busy = len(federation.server._exchange.busy)
+            report = federation.round(4)
+            assert not report.failures
+            assert busy + len(begun) - before == 2 + 1, "two at work, and one more when the first had answered"
+    assert set(begun) == set(IDS), "each has its turn"
 
 
 def test_a_flood_of_stale_answers_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
