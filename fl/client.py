@@ -28,16 +28,21 @@ class Client:
     evaluate(model, config) -> Report: the same, for a server that asks how well a model does. Optional.
     compression: how updates are packed on this client's link (fl.Compression, or its text); None: as the server's
         strategy says. Packing takes the memory of two more models: where the round began, and what was not sent.
+    seed: of what packing rounds at random; None: the system's.
     """
 
     def __init__(
-        self, train: Train, evaluate: Evaluate | None = None, compression: Compression | str | None = None
+        self,
+        train: Train,
+        evaluate: Evaluate | None = None,
+        compression: Compression | str | None = None,
+        seed: int | None = None,
     ) -> None:
         self._does: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
             "train": train,
             "evaluate": evaluate,
         }
-        self._packing = _Packing(compression)
+        self._packing = _Packing(compression, seed)
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
         """Take part until the server ends the federation. An absent server is waited for, a lost one too.
@@ -75,7 +80,8 @@ class Client:
 class _Packing:
     """What becomes of an update before it travels; what is left out of one is remembered for the next."""
 
-    def __init__(self, compression: Compression | str | None) -> None:
+    def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
+        self._seed = seed
         self._own = None if compression is None else str(as_compression(compression))
         self._compressor = Compressor(Compression())
         self._run: int | None = None  # of the server whose model it is
@@ -88,7 +94,7 @@ class _Packing:
         if compression == Compression():
             return difference if task.deltas else None
         if compression != self._compressor.compression:
-            self._compressor = Compressor(compression)
+            self._compressor = Compressor(compression, self._seed)
         if self._run != task.job.run:
             self._compressor.reset()
             self._run = task.job.run

@@ -94,7 +94,7 @@ def _shares(
         raise netq.InvalidOption(f"simulate.start: {start!r}; expected 'fork' or 'spawn'")
     if processes is not None and processes < 1:
         raise netq.InvalidOption(f"simulate.processes: {processes!r}; expected 1 or more, or None")
-    all_clients = dict(enumerate(map(_client, clients)))
+    all_clients = {partition: _client(partition, each) for partition, each in enumerate(clients)}
     if not all_clients:
         raise netq.InvalidOption("simulate.clients: there are none; expected train functions, or fl.Client objects")
     if len(set(map(id, all_clients.values()))) < len(all_clients):
@@ -106,10 +106,10 @@ def _shares(
     return [{part: all_clients[part] for part in range(first, len(all_clients), count)} for first in range(count)]
 
 
-def _client(each: Train | Client) -> Client:
+def _client(partition: int, each: Train | Client) -> Client:
     if not (isinstance(each, Client) or callable(each)):
         raise netq.InvalidOption(f"simulate.clients: {each!r}; expected a train function, or an fl.Client")
-    return each if isinstance(each, Client) else Client(each)
+    return each if isinstance(each, Client) else Client(each, seed=partition)
 
 
 class _Turns(Watcher):

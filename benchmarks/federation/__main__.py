@@ -1,4 +1,7 @@
-"""python -m benchmarks.federation: rounds with fl and with Flower, in turn; writes docs/benchmarks-federation.md."""
+"""python -m benchmarks.federation: rounds of fl and Flower in turn, a server with more clients, and its kernels.
+
+Writes docs/benchmarks-federation.md.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import page
-from benchmarks.federation import work
+from benchmarks.federation import kernel, work
 from benchmarks.federation.processes import Failed, Processes
-from benchmarks.federation.rows import OFFLINE, ROWS, Row
+from benchmarks.federation.rows import OFFLINE, ROWS, SIZES, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-federation.md"
 TOP = """\
@@ -32,8 +35,35 @@ at once wants, and fl does not have.
 
 Machine: {machine}. flwr {flwr}, ray {ray}, Python {python}.
 
+"""
+ROUNDS = """\
 | | s/round | × fl, TCP | memory, MB | × fl, TCP |
 |---|---|---|---|---|
+{lines}
+"""
+SIZES_PART = """\
+
+## The server's memory
+
+fl over TCP, clients in a process each; the most that the server's process has had in memory, its interpreter and numpy
+with it, in models. The goal is three models and 100 MB. The last model is larger than a message of protobuf can be.
+
+| | s/round | server, MB | models |
+|---|---|---|---|
+{lines}
+"""
+KERNELS = """\
+
+## Folding
+
+Bytes of a model of {mb} MB in float32 (of half that in the others) by second, one thread, pinned; and that beside
+numpy's copy of as many: the median of {turns} turns, in each of which all took theirs. A fold reads update and mean,
+checks that the update is finite, and writes the mean; a round of one also makes the next model. The goal is 0.5 for
+float32.
+
+| | GB/s | × a copy |
+|---|---|---|
+{lines}
 """
 
 
@@ -41,20 +71,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser("python -m benchmarks.federation", description="rounds, beside Flower")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each row (default: 2)")
-    parser.add_argument("--only", nargs="+", default=[row.name for row in ROWS], metavar="ROW", help="rows by name")
+    parser.add_argument(
+        "--only", nargs="+", default=[row.name for row in (*ROWS, *SIZES)], metavar="ROW", help="rows by name"
+    )
     args = parser.parse_args(arguments)
-    rows = [row for row in ROWS if row.name in args.only]
+    rows = [row for row in (*ROWS, *SIZES) if row.name in args.only]
     found: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
-    for _ in range(args.repeat):
-        for row in rows:
+    for turn in range(args.repeat):
+        for row in rows if turn == 0 else [row for row in rows if row in ROWS]:  # its memory does not vary
             figures = _measure(row)
             print(f"{row.name}: {figures}", file=sys.stderr, flush=True)
             if figures is not None:
                 found[row.name].append(figures)
-    lines = _table(found)
-    print("\n".join(lines))
-    if len(rows) == len(ROWS) and work.MODEL_MB == 100:
-        PAGE.write_text(_top(args.repeat) + "\n".join(lines) + "\n", encoding="utf-8")
+    text = _text(found, args.repeat)
+    print(text)
+    if len(rows) == len(ROWS) + len(SIZES) and work.MODEL_MB == 100:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+def _text(found: Mapping[str, list[dict[str, Any]]], repeat: int) -> str:
+    sizes = {row.name: found[row.name] for row in SIZES if row.name in found}
+    rounds = {row.name: found[row.name] for row in ROWS if row.name in found}
+    kernels = [f"| {name} | {speed.rate / 1e9:.2f} | {speed.ratio:.2f} |" for name, speed in kernel.measure().items()]
+    return (
+        _top(repeat)
+        + ROUNDS.format(lines="\n".join(_table(rounds)))
+        + SIZES_PART.format(lines="\n".join(_peaks(sizes)))
+        + KERNELS.format(mb=work.MODEL_MB, turns=kernel.TURNS, lines="\n".join(kernels))
+    )
 
 
 def _measure(row: Row) -> dict[str, Any] | None:
@@ -85,6 +129,18 @@ def _table(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
             f"| {name} | {middle:.2f} ({spread}) | {middle / ours:.1f} | {memory[name]:.0f} "
             f"| {memory[name] / memory[first]:.1f} |"
         )
+    return lines
+
+
+def _peaks(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
+    lines = []
+    for name, runs in found.items():
+        if not runs:
+            lines.append(f"| {name} | it failed here | | |")
+            continue
+        (run,), megabytes = runs, int(name.split()[-2])
+        seconds, server = statistics.median(run["seconds"]), run["server"] / 1e6
+        lines.append(f"| {name} | {seconds:.2f} | {server:.0f} | {server / megabytes:.2f} |")
     return lines
 
 

@@ -123,6 +123,22 @@ def test_the_model_is_the_same_to_the_last_bit_wherever_it_is_run(
     assert w(run(protocol=protocol, start=start, processes=processes)) == w(run(processes=7))
 
 
+def test_what_is_rounded_at_random_is_rounded_alike_the_next_time() -> None:
+    def run(clients: Any, **settings: Any) -> Any:
+        return w(simulate({"w": np.zeros(100, np.float32)}, clients, 3, **SETTINGS, **settings))
+
+    def climbs(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update({"w": model["w"] + np.linspace(0, 1, 100, dtype=np.float32)}, 1)
+
+    def own(seed: int) -> list[fl.Client]:
+        return [fl.Client(climbs, compression="int4", seed=seed + part) for part in range(3)]
+
+    packed = run([climbs] * 3, strategy=fl.FedAvg(compression="int4"))
+    assert packed == run([climbs] * 3, strategy=fl.FedAvg(compression="int4"))
+    assert packed != run([climbs] * 3)
+    assert run(own(1)) == run(own(1)) != run(own(9))
+
+
 def test_updates_are_folded_in_the_order_in_which_their_clients_were_selected() -> None:
     """The first cannot answer before the last has trained."""
     gate_out, gate_in = os.pipe()

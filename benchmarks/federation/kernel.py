@@ -1,0 +1,97 @@
+"""How fast the server folds and finishes: bytes of an update by second, beside numpy copying as many.
+
+Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned; in each turn all take
+theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import fl
+from benchmarks.federation import work
+from fl.messages import Update
+
+TURNS = 15
+
+
+class Speed(NamedTuple):
+    """Of one kernel: medians of all turns."""
+
+    rate: float  # bytes of one model by second
+    ratio: float  # of that to the copy's, in the same turn
+
+
+def measure() -> dict[str, Speed]:
+    """Return the speed of each kernel, the copy's first."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        return _speeds(_kernels())
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def _kernels() -> dict[str, tuple[int, Callable[[], object]]]:
+    """Return what is to be timed, each with the bytes of its model."""
+    model, update, target = (work.model() for _ in range(3))
+    work.train(update)
+
+    def copy() -> None:
+        for name, array in update.items():
+            np.copyto(target[name], array)
+
+    tensors = {name: torch.from_numpy(array) for name, array in update.items()}
+    half = {name: array.astype(np.float16) for name, array in update.items()}
+    brain = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
+    return {
+        "a copy (numpy)": (fl.model.nbytes(update), copy),
+        "a copy, again": (fl.model.nbytes(update), copy),
+        "fold, float32": _fold(update),
+        "fold, float32 (torch)": _fold(tensors),
+        "fold, float16": _fold(half),
+        "fold, bfloat16 (torch)": _fold(brain),
+        "round of 1, FedAvg": _round(fl.FedAvg(), model, update),
+        "round of 1, FedAvgM": _round(fl.FedAvgM(), model, update),
+        "round of 1, FedAdam": _round(fl.FedAdam(), model, update),
+    }
+
+
+def _fold(model: Mapping[str, Any]) -> tuple[int, Callable[[], object]]:
+    mean = fl.WeightedMean(model)
+    mean.fold(model, 1.0)  # the first is a copy
+    return fl.model.nbytes(model), lambda: mean.fold(model, 1.0)
+
+
+def _round(strategy: fl.Strategy, model: Any, update: Any) -> tuple[int, Callable[[], object]]:
+    strategy.begin(model)
+
+    def fold_and_finish() -> None:
+        strategy.fold(model, Update(update, 1))
+        strategy.finish(model)
+
+    return fl.model.nbytes(model), fold_and_finish
+
+
+def _speeds(kernels: Mapping[str, tuple[int, Callable[[], object]]]) -> dict[str, Speed]:
+    rates: dict[str, list[float]] = {name: [] for name in kernels}
+    for _ in range(TURNS + 1):
+        for name, (size, kernel) in kernels.items():
+            begin = time.perf_counter()
+            kernel()
+            rates[name].append(size / (time.perf_counter() - begin))
+    first = next(iter(rates.values()))
+    return {
+        name: Speed(
+            statistics.median(of[1:]),  # the first turn finds nothing warm
+            statistics.median(own / copied for own, copied in zip(of[1:], first[1:], strict=True)),
+        )
+        for name, of in rates.items()
+    }
