@@ -23,7 +23,7 @@ from netq.core import Communicator
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Children
-from tests.faults.wires import ALL, Wire, on, together
+from tests.faults.wires import ALL, Wire, together
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
@@ -152,31 +152,35 @@ CLOCKED = ("tcp", "tls", "grpc", "shm")  # a broker would have both servers of t
 
 @pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
 @pytest.mark.slow
-@on(*CLOCKED)
+@together(*CLOCKED)
 def test_a_wall_clock_that_jumps_a_day_changes_nothing(
-    stage: Stage, children: Children, wire: Wire, tmp_path: Path, log: Log, figure: Figure
+    wires: dict[str, Wire], children: Children, tmp_path: Path, log: Log, figure: Figure
 ) -> None:
-    clock, id = Clock(tmp_path / "clock"), uuid.uuid4()
-    server = stage.server(**QUICK)
-    far_client = children.start("echo", wire, Purpose.CLIENT, server.netloc, clock.environment, id=id, connection=QUICK)
-    far_server = children.start("echo", wire, Purpose.SERVER, environment=clock.environment, connection=QUICK)
-    assert far_client.hear()["netloc"] == list(server.netloc)
-    client = stage.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
-    assert server.get(timeout=LIMIT) == (id, "hello")
-    for jump in (DAY, -DAY):
-        clock.set(jump)
-        for queue in (server, client):
-            assert_sees(queue, jump)
-            with pytest.raises(TimeoutError):
-                queue.get(timeout=SILENCE)
-            assert_sees(queue, jump)
-    for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
-        queue.put("enough").result(LIMIT)
-        assert program.hear() == {"connected": connected, "lost": []}
-        program.finish()
-    assert len(log.having("connected")) == 1
+    def scenario(wire: Wire, stage: Stage) -> None:
+        clock, id = Clock(tmp_path / wire.kind), uuid.uuid4()
+        server = stage.server(**QUICK)
+        environment, netloc = clock.environment, server.netloc
+        far_client = children.start("echo", wire, Purpose.CLIENT, netloc, environment, id=id, connection=QUICK)
+        far_server = children.start("echo", wire, Purpose.SERVER, environment=environment, connection=QUICK)
+        assert far_client.hear()["netloc"] == list(netloc)
+        client = stage.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
+        assert server.get(timeout=LIMIT) == (id, "hello")
+        for jump in (DAY, -DAY):
+            clock.set(jump)
+            for queue in (server, client):
+                assert_sees(queue, jump)
+                with pytest.raises(TimeoutError):
+                    queue.get(timeout=SILENCE)
+                assert_sees(queue, jump)
+        for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
+            queue.put("enough").result(LIMIT)
+            assert program.hear() == {"connected": connected, "lost": []}
+            program.finish()
+        figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
+
+    on_each(wires, scenario)
+    assert len(log.having("connected")) == len(wires)
     assert not log.having("lost")
-    figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
 
 
 class Clock:
