@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import fl.flower
-from edge.config import Config, File
+from edge.config import FILE, KEYS, Config, told
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, MqttOptions, NetworkLocation
+from netq.toml import File
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,9 @@ class Device:
     @classmethod
     def load(cls, path: str | Path, app: str) -> Device:
         """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where."""
-        file = _FlowerFile(Path(path))
-        file.check_names()
-        config = Config(
-            netloc=NetworkLocation(file.host(), file.port()),
-            protocol=file.protocol(),
-            id=file.id(),
-            security=file.security(),
-            mqtt=file.options("mqtt", MqttOptions, file.table("mqtt")),
-            connection=file.options("connection", ConnectionOptions, file.table("connection")),
-            settings=file.node_config,
-        )
+        file = File(Path(path), FILE)
+        file.check_names({**KEYS, "flower": None})
+        config = told(file, settings=_node_config(file))
         return cls(_import(app), config)
 
     def run(self) -> None:
@@ -50,22 +42,19 @@ class Device:
         fl.flower.Node(self.app, self.config.settings).run(self.config.options(), self.config.protocol)
 
 
-class _FlowerFile(File):
-    """A device's file with the table [flower]."""
-
-    def check_names(self) -> None:
-        self.node_config: dict[str, Any] = self._tables.pop("flower", {})
-        if not isinstance(self.node_config, dict):
-            raise self._wrong(f"flower: {self.node_config!r}; expected a table: begin it with a line [flower]")
-        for name, value in self.node_config.items():
-            right = isinstance(value, (bool, int, float, str))
-            self._check(f"flower.{name}", value, right, "a text, a number, true or false")
-        super().check_names()
-        for table, key in (("client", "train"), ("client", "evaluate")):
-            if key in self.table(table):
-                raise self._wrong(f"{table}.{key}: is not for --flower, whose app trains and evaluates; leave it out")
-        if self.table("settings"):
-            raise self._wrong("[settings]: is not for --flower; a node's config is the table [flower]")
+def _node_config(file: File) -> dict[str, Any]:
+    """Return what [flower] says, after a look at what --flower has no use for."""
+    for key in ("train", "evaluate"):
+        if key in file.table("client"):
+            raise file.wrong(f"client.{key}: is not for --flower, whose app trains and evaluates; leave it out")
+    if "compression" in file.table("client"):
+        raise file.wrong("client.compression: is not for --flower, whose messages are its app's; leave it out")
+    if file.table("settings"):
+        raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
+    for name, value in file.table("flower").items():
+        right = isinstance(value, (bool, int, float, str))
+        file.check(f"flower.{name}", value, right, "a text, a number, true or false")
+    return file.table("flower")
 
 
 def _import(name: str) -> fl.flower.ClientApp:

@@ -16,7 +16,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.errors", "netq.memory", "netq.loop", "netq.delivery", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.utils.stream"],
     ["netq.lane", "netq.options", "netq.room"],
-    ["netq.inbox"],
+    ["netq.inbox", "netq.toml"],
     ["netq.session", "netq.security*"],
     ["netq.events"],
     ["netq.connection"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ requires = ["hatchling"]
 build-backend = "hatchling.build"
 
 [project]
-name = "bench"
+name = "farm"
 version = "1.0.0"
 license = "Apache-2.0"
 dependencies = []
@@ -48,10 +49,10 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ours(processes: Processes, folder: Path | None = None) -> None:
+def _ours(processes: Processes, folder: Path | None = None, clients: int = work.CLIENTS) -> None:
     port, more = str(free_port()), () if folder is None else (str(folder),)
     server = processes.python("benchmarks.federation.ours", "server", port, *more)
-    for _ in range(work.CLIENTS):
+    for _ in range(clients):
         processes.python("benchmarks.federation.ours", "client", port, *more)
     processes.wait(server)
 
@@ -102,16 +103,29 @@ def _ray(processes: Processes) -> None:
 
 def _project(processes: Processes) -> int:
     """Write an app for `flwr run`, and return the port of its SuperLink."""
-    port, farm, home = free_port(), processes.folder / "farm", processes.folder / "home"
+    port, text = free_port(), "from benchmarks.federation.apps import {0}\n\napp = {0}\n"
+    write_app(processes.folder, port, text.format("client_app"), text.format("server_app"))
+    return port
+
+
+def write_app(folder: Path, port: int, client: str, server: str, config: str = "") -> None:
+    """Write what `flwr run . mine` wants: an app of two modules, and in FLWR_HOME, `home`, where its SuperLink is.
+
+    `config`: lines of the app's run config.
+    """
+    farm, home = folder / "farm", folder / "home"
     farm.mkdir()
     home.mkdir()
-    (processes.folder / "pyproject.toml").write_text(PROJECT)
-    (farm / "__init__.py").write_text("")
-    (farm / "client_app.py").write_text("from benchmarks.federation.apps import client_app\n\napp = client_app\n")
-    (farm / "server_app.py").write_text("from benchmarks.federation.apps import server_app\n\napp = server_app\n")
+    (folder / "pyproject.toml").write_text(PROJECT + config)
+    for name, text in (("__init__", ""), ("client_app", client), ("server_app", server)):
+        (farm / f"{name}.py").write_text(text)
     lines = f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     (home / "config.toml").write_text(lines)
-    return port
+
+
+def _of_size(clients: int, megabytes: int) -> Row:
+    size = {"FEDERATION_CLIENTS": str(clients), "FEDERATION_MB": str(megabytes)}
+    return Row(f"{clients} clients, {megabytes} MB", functools.partial(_ours, clients=clients), size)
 
 
 ROWS = (
@@ -122,4 +136,11 @@ ROWS = (
     Row("flwr, legacy gRPC", _legacy),
     Row("flwr, simulation on Ray", _ray),
     Row("flwr, deployment", _deployment),
+)
+
+# fl over TCP, where the server's own memory is looked at. Two clients with a model beyond 2 GB, which is more than a
+# message of protobuf holds.
+SIZES = (
+    *(_of_size(clients, work.MODEL_MB) for clients in (2, 8, 32)),
+    _of_size(2, 22 * work.MODEL_MB),
 )

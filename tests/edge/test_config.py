@@ -128,7 +128,7 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         (SERVER + '[client]\ntrain = "nunpy:mean"\n', "client.train: 'nunpy:mean'", "No module named 'nunpy'"),
         (SERVER + '[client]\nevaluate = "numpy:meen"\n', "client.evaluate: 'numpy:meen'", "did you mean mean?"),
         (SERVER + '[client]\ncompression = "int3"\n', "client.compression: dtype: 'int3'", "bfloat16, int8, int4"),
-        (SERVER + "[client]\ncompression = 8\n", "client.compression: compression: 8", "expected"),
+        (SERVER + "[client]\ncompression = 8\n", "client.compression: 8; expected", '"none", or a dtype'),
         (SERVER + '[client]\ntrain = "numpy:qqqqqq"\n', "client.train: 'numpy:qqqqqq'", "define it in"),
         (SERVER + '[client]\ntrain = "numpy:pi"\n', "client.train: 'numpy:pi'", "pi is a float"),
         (SERVER + "[security]\ncertificate = 1\n", "security.certificate: 1", "the path of a PEM file"),

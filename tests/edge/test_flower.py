@@ -151,6 +151,7 @@ def test_a_device_that_is_killed_is_not_waited_for_and_comes_back_as_the_same_no
     [
         ("farm_app:app", "[flower]\nx = [1]\n", "flower.x: [1]; expected a text, a number, true or false"),
         ("farm_app:app", "[client]\ntrain = 'a:b'\n", "client.train: is not for --flower, whose app trains and"),
+        ("farm_app:app", "[client]\ncompression = 'int8'\n", "client.compression: is not for --flower, whose mess"),
         ("farm_app:app", "[settings]\nx = 1\n", "[settings]: is not for --flower; a node's config is the table [fl"),
         ("farm_app:app", "[flowers]\n", "[flowers]: no such table; "),
         ("farm_app:app", "[client]\nid = 7\n", "client.id: 7; expected a UUID"),

@@ -5,6 +5,7 @@ Models are chosen so that their means are exact floats: `==` means it.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -72,9 +73,12 @@ class Said(logging.Handler):
 @pytest.fixture
 def said() -> Iterator[Said]:
     handler = Said()
-    logging.getLogger("netq.fl").addHandler(handler)
+    logger = logging.getLogger("netq.fl")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
     yield handler
-    logging.getLogger("netq.fl").removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
 
 
 # What a round makes of good updates.
@@ -441,24 +445,26 @@ def test_a_server_that_fails_says_no_goodbye_and_the_next_one_finds_its_clients(
 
 
 class FailsOnce(fl.FedAvg):
-    """A strategy with a bug."""
+    """A strategy with a bug, or a full disk."""
 
-    failed = False
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._errors = [error]
 
     def finish(self, model: Any) -> Any:
-        if not self.failed:
-            self.failed = True
-            raise LookupError("a bug of the strategy")
+        if self._errors:
+            raise self._errors.pop()
         return super().finish(model)
 
 
-def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next() -> None:
+@pytest.mark.parametrize(("error", "raised"), [(LookupError("a bug"), False), (OSError("full"), True)])
+def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next(error: Exception, raised: bool) -> None:
     values = iter([100.0, 1.0])
-    with Federation(strategy=FailsOnce(), min_clients=1) as federation:
-        federation.join(uuid.UUID(int=1), lambda model, config: fl.Update(filled(next(values)), 1))
+    with Federation(strategy=FailsOnce(error), min_clients=1) as federation:
+        federation.join(A, lambda model, config: fl.Update(filled(next(values)), 1))
         federation.server.wait(1, SOON)
-        with pytest.raises(LookupError):
-            federation.server.round()
+        with pytest.raises(OSError, match="full") if raised else contextlib.nullcontext():
+            assert federation.server.round().failures[A].why is fl.Why.VOID
         federation.round(1)
         assert set(federation.w) == {1.0}
 

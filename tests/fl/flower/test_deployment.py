@@ -19,34 +19,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.federation.rows import OFFLINE, write_app
 from netq import NetworkLocation
 from tests.servers import ports
 
 ROOT = Path(__file__).parents[3]
 BINARIES = Path(sys.executable).parent
 LIMIT = 100.0  # seconds
-
-PROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "farm"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "netq"
-
-[tool.flwr.app.components]
-serverapp = "farm.server_app:app"
-clientapp = "farm.client_app:app"
-
-[tool.flwr.app.config]
-result = ""
-"""
 
 CLIENT = """
 import numpy as np
@@ -103,27 +82,12 @@ class Flower:
         self._environment = {
             **os.environ,
             "FLWR_HOME": str(folder / "home"),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
+            **OFFLINE,
             "RAY_TMPDIR": str(ray),
             "PYTHONPATH": str(ROOT),
             "PATH": f"{BINARIES}{os.pathsep}{os.environ['PATH']}",
         }
-        self._write()
-
-    def _write(self) -> None:
-        farm = self.folder / "farm"
-        farm.mkdir()
-        (self.folder / "home").mkdir()
-        (self.folder / "pyproject.toml").write_text(PROJECT)
-        for name, text in (("__init__", ""), ("client_app", CLIENT), ("server_app", SERVER)):
-            (farm / f"{name}.py").write_text(text)
-        host, port = self.superlink
-        (self.folder / "home" / "config.toml").write_text(
-            f'[superlink]\ndefault = "mine"\n[superlink.mine]\naddress = "{host}:{port}"\ninsecure = true\n'
-        )
+        write_app(folder, self.superlink.port, CLIENT, SERVER, 'result = ""\n')
 
     @contextmanager
     def running(self, program: str, *arguments: str, listens: NetworkLocation | None = None) -> Iterator[None]:

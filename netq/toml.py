@@ -1,0 +1,176 @@
+"""A TOML file that a person has written: read one value at a time, with a clear sentence for whatever is wrong in it.
+
+Called by fl/config.py and edge/config.py, which own the names of their tables and keys. Every error is InvalidOption,
+in the file's own words: file and key, what it says, what was expected, what to do. Paths are seen from the file's
+folder. Opens no connection and writes nothing; but `function` imports the module that a value names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import importlib
+import math
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from netq.errors import InvalidOption
+from netq.options import SecurityOptions
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=enum.Enum)
+
+
+class File:
+    """A parsed file. `what`: what it is to its reader, as in "the device's TOML file".
+
+    Whatever reads a value by table and key wants it to be there, unless it says otherwise; `expected` says what the
+    value must be, for the error.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.tables = self._parse(what)
+
+    def _parse(self, what: str) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise self.wrong(f"no such file; give the path of {what}") from None
+        except OSError as error:
+            raise self.wrong(f"cannot be read ({error.strerror}); give a TOML file that this user may read") from None
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
+        except tomllib.TOMLDecodeError as error:
+            raise self.wrong(f"not TOML: {error}; correct it there") from None
+
+    def check_names(self, known: Mapping[str, Collection[str] | None]) -> None:
+        """Refuse tables and keys that do not exist; None: the table may have any key."""
+        for name, table in self.tables.items():
+            if name not in known:
+                raise self.wrong(f"[{name}]: no such table; {did_you_mean(name, known, '[{}]')}")
+            if not isinstance(table, dict):
+                raise self.wrong(f"{name}: {table!r}; expected a table: begin it with a line [{name}]")
+            keys = known[name]
+            for key in table:
+                if keys is not None and key not in keys:
+                    raise self.wrong(f"{name}.{key}: no such key; {did_you_mean(key, keys, name + '.{}')}")
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table; empty, if it is not there."""
+        table: dict[str, Any] = self.tables.get(name, {})
+        return table
+
+    def text(self, table: str, key: str, expected: str) -> str:
+        """Return a text, of one character at least."""
+        text = self.table(table).get(key)
+        self.check(f"{table}.{key}", text, isinstance(text, str) and text != "", expected)
+        return str(text)
+
+    def whole(self, table: str, key: str, expected: str, least: float = -math.inf, most: float = math.inf) -> int:
+        """Return a whole number from `least` to `most`."""
+        number: Any = self.table(table).get(key)
+        self.check(f"{table}.{key}", number, type(number) is int and least <= number <= most, expected)
+        return int(number)
+
+    def seconds(self, table: str, key: str, expected: str) -> float:
+        """Return a number, whole or not."""
+        number: Any = self.table(table).get(key)
+        self.check(f"{table}.{key}", number, type(number) in (int, float), expected)
+        seconds: float = number
+        return seconds
+
+    def boolean(self, table: str, key: str) -> bool:
+        """Return true or false."""
+        value = self.table(table).get(key)
+        self.check(f"{table}.{key}", value, isinstance(value, bool), "true or false")
+        return bool(value)
+
+    def choice(self, table: str, key: str, default: Choice) -> Choice:
+        """Return what the file names of an enum whose values are texts; `default`, if it names nothing."""
+        names = [each.value for each in type(default)]
+        name = self.table(table).get(key, default.value)
+        self.check(f"{table}.{key}", name, name in names, " or ".join(f'"{name}"' for name in names))
+        return type(default)(name)
+
+    def place(self, table: str, key: str) -> Path | None:
+        """Return the path of what may be written, if the file names one; its folder is there."""
+        if key not in self.table(table):
+            return None
+        path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
+        if not path.parent.is_dir():
+            raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
+        return path
+
+    def pem(self, table: str, key: str) -> Path:
+        """Return the path of a PEM file that is there; nobody has looked into it yet."""
+        name = self.table(table).get(key)
+        right = isinstance(name, str) and (self.path.parent / name).is_file()
+        expected = "the path of a PEM file that is there, seen from the folder of this file"
+        self.check(f"{table}.{key}", name, right, expected)
+        return self.path.parent / str(name)
+
+    def security(self) -> SecurityOptions | None:
+        """Return what [security] says of TLS, by PEM files; None without the table, which turns TLS on."""
+        if "security" not in self.tables:
+            return None
+        files = {key: self.pem("security", key) for key in self.table("security")}
+        return self.options("security", SecurityOptions, files)
+
+    def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+        """Return option classes, which check themselves; their errors say Class.option where this says table.key."""
+        try:
+            return kind(**values)
+        except InvalidOption as error:
+            raise self.wrong(f"{table}.{str(error).partition('.')[2]}") from None
+
+    def function(self, table: str, key: str, example: str) -> Callable[..., Any]:
+        """Return what "module:function" names, which can be called; `example` is such a name, for the error."""
+        where, name = f"{table}.{key}", self.table(table).get(key)
+        right = isinstance(name, str) and all(part.strip() for part in name.partition(":"))
+        self.check(where, name, right, f'"module:function", as in "{example}"')
+        module_name, _, function_name = str(name).partition(":")
+        module = self._import(where, str(name), module_name)
+        try:
+            function: Callable[..., Any] = functools.reduce(getattr, function_name.split("."), module)
+        except AttributeError:
+            raise self.wrong(f"{where}: {name!r}; {_no_function(module, function_name)}") from None
+        self.check(where, name, callable(function), f"a function, and {function_name} is a {type(function).__name__}")
+        return function
+
+    def _import(self, where: str, name: str, module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except Exception as error:  # a module runs code of its own, which may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise self.wrong(
+                f"{where}: {name!r}; expected a module that can be imported from here, but {module} gives {reason}: "
+                "correct the name, or set PYTHONPATH to the folder it lies in"
+            ) from error
+
+    def check(self, where: str, value: object, right: bool, expected: str) -> None:
+        """Refuse a value that is not right, or is missing."""
+        if not right:
+            raise self.wrong(f"{where}: {'missing' if value is None else repr(value)}; expected {expected}")
+
+    def wrong(self, what: str) -> InvalidOption:
+        """Return the error that says what is wrong with this file."""
+        return InvalidOption(f"{self.path}: {what}")
+
+
+def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:
+    """Return the hint for a name that is not among `names`: the one that is near it, or all; each written in `form`."""
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean {form.format(near[0])}?"
+    return f"expected one of {', '.join(form.format(name) for name in names)}"
+
+
+def _no_function(module: Any, name: str) -> str:
+    near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
+    file = getattr(module, "__file__", None) or module.__name__  # a folder without __init__.py has none
+    hint = f"did you mean {near[0]}?" if near else f"define it in {file}"
+    return f"expected a function of that name, but {module.__name__} has no {name}: {hint}"
