@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp.strategy import (
     Bulyan,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
     FedAdagrad,
     FedAdam,
     FedAvg,
@@ -30,7 +36,7 @@ from flwr.serverapp.strategy import (
 import fl.flower
 import netq
 from netq.security import certificates
-from tests.fl.flower.apps import CONTEXT, ROUNDS, app, direct, server
+from tests.fl.flower.apps import CONTEXT, ROUNDS, app, direct, evaluate, server, train
 from tests.fl.flower.federation import SOON, Federation, at
 from tests.servers import ports
 from tests.servers.mosquitto import Mosquitto
@@ -49,21 +55,23 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "MultiKrum": lambda: MultiKrum(num_malicious_nodes=1, num_nodes_to_select=2),
     "Bulyan": lambda: Bulyan(num_malicious_nodes=0),
     "QFedAvg": lambda: QFedAvg(client_learning_rate=0.05, q=0.2),
+    "clipped": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 0.5, NODES),  # no noise, so no chance
+    "clipped adaptively": lambda: DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.0, NODES, 0.5),
     "ours": fl.flower.strategy,
 }
 
 
-def over(federation: Federation, strategy: Strategy) -> Result:
+def over(federation: Federation, strategy: Strategy, client: ClientApp = app) -> Result:
     """What a strategy comes to over a grid."""
-    federation.join_all(app, NODES)
+    federation.join_all(client, NODES)
     server_app, results = server(strategy)
     federation.run(server_app)
     return results[0]
 
 
-def in_process(strategy: Strategy) -> Result:
+def in_process(strategy: Strategy, client: ClientApp = app) -> Result:
     server_app, results = server(strategy)
-    with direct(app, NODES) as grid:
+    with direct(client, NODES) as grid:
         server_app(grid, CONTEXT)
     return results[0]
 
@@ -86,23 +94,28 @@ def assert_close(one: ArrayRecord, other: ArrayRecord) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_strategy_runs_unchanged(name: str) -> None:
-    with Federation() as federation:
-        found = over(federation, STRATEGIES[name]())
+@pytest.mark.parametrize("protocol", netq.Protocol, ids=lambda protocol: protocol.value)
+def test_a_strategy_runs_unchanged(protocol: netq.Protocol, name: str, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        options = None
+        if protocol is netq.Protocol.MQTT:
+            options = at(stack.enter_context(Mosquitto(tmp_path)).netloc)
+        found = over(stack.enter_context(Federation(options, protocol)), STRATEGIES[name]())
     assert_same(found, in_process(STRATEGIES[name]()))
 
 
-@pytest.mark.parametrize("protocol", [netq.Protocol.GRPC, netq.Protocol.SHM])
-def test_it_is_the_same_over_another_transport(protocol: netq.Protocol) -> None:
-    with Federation(protocol=protocol) as federation:
-        found = over(federation, FedAvg())
-    assert_same(found, in_process(FedAvg()))
+def test_clipping_at_the_nodes_runs_unchanged() -> None:
+    def strategy() -> Strategy:
+        return DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.0, 0.5, NODES)
 
-
-def test_it_is_the_same_over_mqtt(tmp_path: Path) -> None:
-    with Mosquitto(tmp_path) as broker, Federation(at(broker.netloc), netq.Protocol.MQTT) as federation:
-        found = over(federation, FedAvg())
-    assert_same(found, in_process(FedAvg()))
+    clipped = ClientApp()
+    clipped.train(mods=[fixedclipping_mod])(train)
+    clipped.evaluate()(evaluate)
+    with Federation() as federation:
+        found = over(federation, strategy(), clipped)
+    assert_same(found, in_process(strategy(), clipped))
+    with pytest.raises(AssertionError):
+        assert_close(found.arrays, in_process(FedAvg()).arrays)
 
 
 @pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.GRPC])
