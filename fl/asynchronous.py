@@ -24,7 +24,7 @@ class FedAsync(Strategy):
 
     buffer = 1
 
-    def __init__(self, mixing: float = 0.6, staleness: Discount | None = None, **options: Any) -> None:
+    def __init__(self, mixing: float = 0.6, staleness: Discount | str | None = None, **options: Any) -> None:
         super().__init__(staleness=staleness or polynomial(0.5), **options)
         self._mixing = within("mixing", mixing, 0, 1)
         self._factor = 0.0
@@ -57,7 +57,7 @@ class FedBuff(Strategy):
     deltas = True
 
     def __init__(
-        self, size: int = 10, learning_rate: float = 1.0, staleness: Discount | None = None, **options: Any
+        self, size: int = 10, learning_rate: float = 1.0, staleness: Discount | str | None = None, **options: Any
     ) -> None:
         super().__init__(staleness=staleness or polynomial(0.5), **options)
         self.buffer = whole("size", size, 1)

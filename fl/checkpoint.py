@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fl.plain import strangers
 from fl.tensors import serialization
 from netq.errors import NetqError, Unreadable
 from netq.memory import Buffer, Memory
@@ -56,7 +57,11 @@ class Checkpoint:
             raise CheckpointError(f"{path}: another process writes it; give each server a file of its own") from None
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write it, and keep the one before. Raises OSError, and then that one is still in its place."""
+        """Write it, and keep the one before. Raises OSError, or CheckpointError for what could not be loaded again; and
+        then that one is still in its place.
+        """
+        if wrong := strangers(state):
+            raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
         new = _beside(self._path, "new")
         with new.open("wb") as file:
             _write(file, _PLAIN.dump(dict(state)))

@@ -11,7 +11,7 @@ from typing import Any
 import netq
 from fl.compress import Compression, Compressor, as_compression
 from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
-from fl.model import Model, copied, difference, nbytes
+from fl.model import InvalidUpdate, Model, Spec, check_specs, copied, difference, nbytes, specs_of
 
 log = logging.getLogger("netq.fl")
 
@@ -38,6 +38,9 @@ class Client:
         compression: Compression | str | None = None,
         seed: int | None = None,
     ) -> None:
+        for name, function in (("train", train), ("evaluate", evaluate)):
+            if not (callable(function) or (name == "evaluate" and function is None)):
+                raise netq.InvalidOption(f"Client.{name}: {function!r}; expected a function of a model and a config")
         self._does: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
             "train": train,
             "evaluate": evaluate,
@@ -49,6 +52,8 @@ class Client:
 
         The options' serialisation is replaced by that of the federation's messages.
         """
+        if not isinstance(options, netq.CommunicatorOptions | None):
+            raise netq.InvalidOption(f"Client.run: options: {options!r}; expected a netq.CommunicatorOptions")
         options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             server = _Server(queue)
@@ -64,17 +69,28 @@ class Client:
             return Failure(f"this client has no function to {purpose}")
         expected = Update if purpose == "train" else Report
         try:
-            pack = self._packing.of(task)
+            pack, like = self._packing.of(task), specs_of(task.model)
             start = copied(task.model) if pack is not None else {}
             content = function(task.model, {**task.config, "round": number})
             if not isinstance(content, expected):
                 raise TypeError(f"{function!r} returned {type(content).__name__}; expected fl.{expected.__name__}")
+            if isinstance(content, Update):
+                _doubt(number, content.model, like)
             if pack is not None and isinstance(content, Update):
                 content = replace(content, model=pack(content.model, start))
         except Exception as error:  # the user's code: its failure is an answer
-            log.exception("round %d: %s failed", number, purpose)
+            known = isinstance(error, InvalidUpdate)  # which says what is wrong without a traceback
+            log.error("round %d: %s failed: %s", number, purpose, str(error), exc_info=not known)
             return Failure(f"{type(error).__name__}: {error}")
         return content
+
+
+def _doubt(number: int, model: Model, like: Mapping[str, Spec]) -> None:
+    """Say in the log what the server is going to say of an update; a strategy may take what is not alike."""
+    try:
+        check_specs(model, like)
+    except InvalidUpdate as error:
+        log.warning("round %d: the update is not like the model, and most strategies refuse it: %s", number, str(error))
 
 
 class _Packing:

@@ -29,7 +29,7 @@ class Compression:
     dtype:          of the values that are sent: None (the tensor's own), "float16", "bfloat16", "int8" or "int4".
     top_k:          the fraction of each tensor's elements that is sent, more than 0 to 1: those of the largest
                     magnitude. None: all.
-    zstd:           the level at which the bytes are compressed, 1 to 19; None: they are not. Needs netq[compression].
+    zstd:           the level at which the bytes are compressed, 1 to 19; None: they are not. Needs zstandard.
     error_feedback: whether what was not sent is sent the next time.
 
     Sources: Alistarh et al., 2017 (QSGD: int8 and int4, see fl/quantize.py); Aji and Heafield, 2017, "Sparse
@@ -70,8 +70,11 @@ class Compression:
 
 
 def as_compression(value: Compression | str) -> Compression:
-    """Return what is a Compression, or says one; raises ValueError."""
-    return value if isinstance(value, Compression) else Compression.parse(value)
+    """Return what is a Compression, or says one; raises ValueError, and ImportError if zstandard is missing for it."""
+    compression = value if isinstance(value, Compression) else Compression.parse(value)
+    if compression.zstd is not None:
+        zstandard()
+    return compression
 
 
 class Compressor:

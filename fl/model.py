@@ -49,8 +49,13 @@ def check(model: Model, like: Model) -> None:
 
     A numpy array and a torch tensor of one shape and dtype are alike.
     """
+    check_specs(model, specs_of(like))
+
+
+def check_specs(model: Model, specs: Mapping[str, Spec]) -> None:
+    """Do the same as `check`, where no model of the kind is there any more."""
     scratch = Scratch()
-    for name, source in sources(model, specs_of(like)):
+    for name, source in sources(model, specs):
         check_finite(name, source, scratch)
 
 

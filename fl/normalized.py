@@ -133,7 +133,11 @@ class Scaffold(Strategy):
 
     def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
         """Add to the means of the models and of the variates' changes."""
-        check(update.extra, like=self._control)
+        try:
+            check(update.extra, like=self._control)
+        except InvalidUpdate as error:
+            why = "expected the change of its control variate, as fl.ControlVariate gives it"
+            raise InvalidUpdate(f"in Update.extra {error}; {why}") from None
         self._mean.fold(update.model, self.discount(staleness))
         self._changes.fold(update.extra, self.discount(staleness))
 
@@ -167,8 +171,10 @@ class Scaffold(Strategy):
 
 def _metric(update: Update, name: str, least: float) -> float:
     """Return a metric that the strategy cannot do without."""
-    value = update.metrics.get(name, math.nan)
+    expected = f"a number of {least:g} or more from every client, and {_LARGEST:g} at most"
+    if name not in update.metrics:
+        raise InvalidUpdate(f"its metrics have no {name!r}; expected {expected}")
+    value = update.metrics[name]
     if not least <= value <= _LARGEST:
-        expected = f"a number of {least:g} or more from every client, and {_LARGEST:g} at most"
         raise InvalidUpdate(f"metrics[{name!r}] is {value:g}; expected {expected}")
     return value

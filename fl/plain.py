@@ -1,14 +1,19 @@
-"""What a message may be made of: plain frozen data that checks itself when it is made, however it is made.
+"""What a message may be made of: plain frozen data that checks itself when it is made, and plain values.
 
-For fl/messages.py and fl/packed.py. A pickle can do no more with such a class than call it with its fields.
+For fl/messages.py and fl/packed.py, whose classes are Plain: a pickle can do no more with one than call it with its
+fields. And for fl/server.py: what a user gives it to send, or to write down, is to be loaded again.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import reprlib
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Self
 
+from fl import tensors
 from fl.model import InvalidUpdate
 from netq.errors import Unreadable
 
@@ -27,6 +32,30 @@ class Plain:
 
     def __setstate__(self, state: object) -> None:
         raise Unreadable(f"a message sets the state of a {type(self).__name__}, past its checks")
+
+
+def strangers(values: Mapping[str, Any]) -> str:
+    """Return which of these values nobody could load again, and why; nothing, if there is none.
+
+    Constants and containers of Python's own, arrays and tensors can be; what pickle needs a name for can not.
+    """
+    for name, value in values.items():
+        try:
+            _Checker(io.BytesIO(), 5).dump(value)
+        except Exception as error:  # a value of the user's, whose pickling may raise anything
+            return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
+    return ""
+
+
+class _Checker(pickle.Pickler):
+    """Goes through a value as pickling does, and writes nothing of arrays."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return None if tensors.dump(obj) is None else True
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        raise TypeError(f"has a {kind.__module__}.{kind.__qualname__} in it")
 
 
 def expect(right: bool, name: str, value: object, expected: str) -> None:

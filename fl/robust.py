@@ -95,19 +95,18 @@ class FedTrimmedAvg(Spooled):
         return self._reduced(functools.partial(trimmed_mean, cut=min(cut, (count - 1) // 2)))
 
 
-class MultiKrum(Spooled):
-    """The mean of the `keep` updates that are closest to their neighbours; None: of all but `byzantine`.
+class Neighbourly(Spooled):
+    """What Krum and MultiKrum have in common: `_keep` of the updates, those that are closest to their neighbours."""
 
-    Source: Blanchard et al., 2017, "Machine learning with adversaries: Byzantine tolerant gradient descent" (Krum and
-    Multi-Krum). Against f liars (`byzantine`), 2f + 3 updates are needed, and f + keep. Score: the sum of the squared
-    distances to the n - f - 2 closest others; of equal scores the earlier arrival is first. Whole numbers and bools
-    count in no distance, and are the rounded mean of the same updates. Time grows with the square of the updates.
-    """
-
-    def __init__(self, byzantine: int = 1, keep: int | None = None, **options: Any) -> None:
+    def __init__(self, byzantine: int = 1, **options: Any) -> None:
         super().__init__(**options)
         self._byzantine = whole("byzantine", byzantine, 0)
-        self._keep = None if keep is None else whole("keep", keep, 1)
+        self._keep: int | None = None  # all but the byzantine
+
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        """2f + 3, and f + keep."""
+        return max(2 * self._byzantine + 3, (self._keep or 0) + self._byzantine)
 
     def finish(self, model: Model) -> Model:
         """Return the mean of the best."""
@@ -118,11 +117,26 @@ class MultiKrum(Spooled):
         return self._reduced(mean, best[:keep].tolist())
 
 
-class Krum(MultiKrum):
+class MultiKrum(Neighbourly):
+    """The mean of the `keep` updates that are closest to their neighbours; None: of all but `byzantine`.
+
+    Source: Blanchard et al., 2017, "Machine learning with adversaries: Byzantine tolerant gradient descent" (Krum and
+    Multi-Krum). Against f liars (`byzantine`), 2f + 3 updates are needed, and f + keep. Score: the sum of the squared
+    distances to the n - f - 2 closest others; of equal scores the earlier arrival is first. Whole numbers and bools
+    count in no distance, and are the rounded mean of the same updates. Time grows with the square of the updates.
+    """
+
+    def __init__(self, byzantine: int = 1, keep: int | None = None, **options: Any) -> None:
+        super().__init__(byzantine, **options)
+        self._keep = None if keep is None else whole("keep", keep, 1)
+
+
+class Krum(Neighbourly):
     """The one update that is closest to its neighbours: see MultiKrum. Against f liars, 2f + 3 updates are needed."""
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
-        super().__init__(byzantine, keep=1, **options)
+        super().__init__(byzantine, **options)
+        self._keep = 1
 
 
 class Bulyan(Spooled):
@@ -138,9 +152,14 @@ class Bulyan(Spooled):
         super().__init__(**options)
         self._byzantine = whole("byzantine", byzantine, 0)
 
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        """4f + 3."""
+        return 4 * self._byzantine + 3
+
     def finish(self, model: Model) -> Model:
         """Return the mean around the median of those that are chosen."""
-        self._need(4 * self._byzantine + 3, f"4f + 3, with f = {self._byzantine} byzantine")
+        self._need(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
         count, distances = len(self._spool), squared_distances(self._spool)
         left, chosen = list(range(count)), list[int]()
         while len(chosen) < count - 2 * self._byzantine:

@@ -56,12 +56,19 @@ class RoundReport:
     )  # of those in it that came late: by how many rounds
 
     def __str__(self) -> str:
-        metrics = "".join(f", {name} {value:.4g}" for name, value in {**self.metrics, **self.evaluation}.items())
+        metrics, evaluation = [
+            "".join(f", {before}{name} {value:.4g}" for name, value in of.items())
+            for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
+        ]
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
         return (
-            f"round {self.number}: {len(self.clients)} clients{late}, {len(self.failures)} failed{metrics}, "
-            f"{self.seconds:.2f} s, {self.bytes_in / 1e6:.2f} MB in, {self.bytes_out / 1e6:.2f} MB out"
+            f"round {self.number}: {len(self.clients)} clients{late}, {len(self.failures)} failed{metrics}{evaluation}"
+            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
         )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.2f} kB"
 
 
 @dataclass

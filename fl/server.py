@@ -28,6 +28,7 @@ from fl.messages import MESSAGES, Job, Purpose, Task
 from fl.model import InvalidUpdate, Model, check, nbytes
 from fl.presence import until_connected
 from fl.round import Answers, Refusal, RoundReport, Why
+from fl.settings import check_config, check_settings, checked_watchers
 from fl.strategy import Strategy, TooFewUpdates
 from fl.training import Training
 from fl.watch import State, Watcher, Watchers
@@ -73,22 +74,21 @@ class Server:
         watchers: Iterable[Watcher] = (),
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
-        if min_clients < 1:
-            raise netq.InvalidOption(f"Server.min_clients: {min_clients!r}; expected 1 or more")
-        if not (deadline > 0 and grace >= 0):
-            raise netq.InvalidOption(f"Server.deadline {deadline!r}, grace {grace!r}; expected seconds")
-        check(model, like=model)
+        check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         size = nbytes(model)
         room = _room(size, memory_limit)
         self.model: Model = dict(model)
         self.number = 0  # of the last round
         self._strategy = strategy or FedAvg()
         self._strategy.begin(self.model)
+        if self._strategy.least > min_clients:
+            who, least = type(self._strategy).__name__, self._strategy.least
+            log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
         self._min_clients = min_clients
         self._config = dict(config or {})
         self._evaluate = evaluate
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
-        self._watchers = Watchers(watchers)
+        self._watchers = Watchers(checked_watchers(watchers))
         self._closed = False
         self._changed = threading.Event()  # somebody has come or gone
         self._begun: set[uuid.UUID] = set()  # who has come, or come anew
@@ -108,7 +108,7 @@ class Server:
         CheckpointError.
         """
         state = load(path)
-        strategy = settings.setdefault("strategy", FedAvg())
+        strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
         server = cls(_restored(path, state, strategy), options, **{"checkpoint": path, **settings})
         server._exchange.run, server.number = state["run"], state["number"]
         return server
@@ -212,7 +212,7 @@ class Server:
             check(model, like=self.model)  # finite clients' numbers may come to more than a float holds
         except InvalidUpdate as error:
             self._strategy.reject()
-            return f"what it came to is no model: {error}"
+            return f"what {type(self._strategy).__name__} came to is no model: {error}"
         self.model = model
         if self._checkpoint is not None:
             self._checkpoint.save(self._state())
@@ -259,9 +259,9 @@ class Server:
         )
 
     def _told(self) -> Mapping[str, Any]:
-        config = {**self._config, **self._strategy.config(self.number)}
-        MESSAGES.load(MESSAGES.dump(config))  # raises here, and at once, what no client could read
-        return config
+        own = self._strategy.config(self.number)
+        check_config(own, f"{type(self._strategy).__name__}.config")
+        return {**self._config, **own}
 
     def _check_open(self) -> None:
         if self._closed:

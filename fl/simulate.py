@@ -67,6 +67,10 @@ def simulate(
     """
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
+    settings = {"min_clients": min(2, len(clients)), **settings}
+    if isinstance(settings["min_clients"], int) and settings["min_clients"] > len(clients):
+        wanted = settings["min_clients"]
+        raise netq.InvalidOption(f"simulate.min_clients: {wanted}; expected {len(clients)}, the clients, at most")
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with Crew(shares) as crew:
@@ -74,7 +78,7 @@ def simulate(
         watchers = [_Turns(crew), *settings.pop("watchers", ())]
         events = netq.EventOptions(ini=crew.came)
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
-        settings = {"min_clients": min(2, len(clients)), **settings, "strategy": strategy, "protocol": protocol}
+        settings |= {"strategy": strategy, "protocol": protocol}
         server = Server(model, options, watchers=watchers, **settings)
         with server, crew.at_work(server, protocol, ordered=strategy.buffer is None):
             for report in server.rounds(rounds):

@@ -9,8 +9,10 @@ docs/strategies.md writes one.
 from __future__ import annotations
 
 import abc
+import inspect
 import math
 import random
+import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from fl.compress import Compression, as_compression
 from fl.messages import Update
 from fl.model import Model
 from netq.errors import NetqError
+from netq.toml import did_you_mean
 
 Discount = Callable[[int], float]  # of a staleness in rounds, 0 for none, to a factor of the weight, 1 at most
 
@@ -38,10 +41,12 @@ class Strategy(abc.ABC):
     oversample:  so many more are asked, as a fraction of those needed; the round ends when enough have answered.
     config:      what the clients are told in every round. Plain values: numbers, texts, lists, dicts, arrays.
     compression: how clients pack their updates (fl.Compression, or its text), unless one knows better; None: not at all
-    staleness:   the weight of an update that comes a round late or more, by how many rounds; None: it is refused.
+    staleness:   the weight of an update that comes a round late or more, by how many rounds: a function, or the text of
+                 one, as in "polynomial(0.5)" or "hinge(10, 4)"; None: it is refused.
     """
 
     buffer: int | None = None  # of an asynchronous strategy: after so many updates there is a new model
+    least = 1  # updates without which `finish` raises TooFewUpdates
     deltas = False  # whether `fold` wants differences from the model that the client was sent, not models
 
     def __init__(
@@ -51,15 +56,21 @@ class Strategy(abc.ABC):
         oversample: float = 0.0,
         config: Mapping[str, Any] | None = None,
         compression: Compression | str | None = None,
-        staleness: Discount | None = None,
+        staleness: Discount | str | None = None,
         seed: int = 0,
+        **unknown: Any,
     ) -> None:
+        for name in unknown:
+            known = options_of(type(self))
+            raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
         self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, math.inf, low_too=True)
+        if not isinstance(config, Mapping | None):
+            raise ValueError(f"{type(self).__name__}.config: {config!r}; expected a dict of plain values by name")
         self._config = dict(config or {})
-        self._seed = seed
+        self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         self.compression = "none" if compression is None else str(as_compression(compression))
-        self.staleness = staleness
+        self.staleness = None if staleness is None else as_discount(staleness)
 
     def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
         """Return those of the connected clients that take part in round `number` (1, 2, …): at random, reproducibly."""
@@ -110,6 +121,42 @@ class Strategy(abc.ABC):
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # nothing is kept, nothing is restored
         """Go on from what `state` returned; called before `begin`."""
+
+
+def options_of(kind: type) -> list[str]:
+    """Return the names of a strategy's options: its own, and those of its parents as long as it passes others on."""
+    names: list[str] = []
+    for each in kind.__mro__:
+        if "__init__" in vars(each):
+            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
+            names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            if each is Strategy or not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return list(dict.fromkeys(names))
+
+
+def as_discount(value: Discount | str) -> Discount:
+    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises ValueError."""
+    discount = _read(value) if isinstance(value, str) else value
+    try:
+        within("staleness", discount(1), 0, math.inf, low_too=True)
+    except (TypeError, ValueError):
+        raise ValueError(f"staleness: {value!r}; {_DISCOUNT}, of a staleness to a weight") from None
+    return discount
+
+
+_DISCOUNT = 'expected "polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
+
+
+def _read(text: str) -> Discount:
+    found = re.fullmatch(r"(\w+)\s*(?:\(([-+.\w\s,]*)\))?", text.strip())
+    makers: dict[str, Callable[..., Discount]] = {"polynomial": polynomial, "hinge": hinge}
+    if found is None or found[1] not in makers:
+        raise ValueError(f"staleness: {text!r}; {_DISCOUNT}")
+    try:
+        return makers[found[1]](*[float(number) for number in (found[2] or "").split(",") if number.strip()])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
 
 
 def polynomial(exponent: float = 0.5) -> Discount:

@@ -48,9 +48,11 @@ class Training:
         self._min_clients = min_clients
         self.deadline = deadline
         self._watchers = watchers
+        self._told: set[type[Exception]] = set()  # of whose tracebacks the log has been told, in this round
 
     def collect(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[Answers, int]:
         """Ask, and fold what comes; return who answered what, and how many updates there must be."""
+        self._told.clear()
         self._forget_old(task.job.round)
         if self._strategy.buffer is not None:
             return self._collect_some(task, clients, self._strategy.buffer), 1
@@ -146,6 +148,8 @@ class Training:
         except OSError:  # a disk's, not the client's: to go on without those who come last would bend the model
             raise
         except Exception as error:  # the user's code; the others' updates are good all the same
-            log.exception("the strategy could not fold an update")
+            if type(error) not in self._told:
+                self._told.add(type(error))
+                log.exception("the strategy could not fold an update")
             return Refusal(Why.ERROR, f"the strategy could not fold it: {type(error).__name__}: {error}")
         return None

@@ -118,6 +118,18 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "c"))
 
 
+def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
+    class Remembers(fl.FedAvg):
+        def state(self) -> dict[str, Any]:
+            return {"seen": [A]}
+
+    with Federation(strategy=Remembers(), min_clients=1, checkpoint=tmp_path / "c") as federation:
+        federation.join(A, adds(1))
+        with pytest.raises(fl.CheckpointError, match=r"c: cannot be written: 'strategy': has a uuid\.UUID in"):
+            federation.round(1)
+    assert os.listdir(tmp_path) == ["c.lock"]
+
+
 def test_a_place_where_none_can_be_written_is_refused_before_anybody_trains(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "precious").write_text("mine")

@@ -225,11 +225,70 @@ def test_clients_are_told_round_and_config() -> None:
     assert told == [{**both, "round": 1, "rate": 1.0}, {**both, "round": 2, "rate": 0.5}]
 
 
+class Tells(fl.FedAvg):
+    """A strategy whose config is made anew in each round."""
+
+    def config(self, number: int) -> Mapping[str, Any]:
+        return {"folder": Path("data")}
+
+
 def test_a_config_that_no_client_could_read_is_an_error_here() -> None:
-    with Federation(config={"folder": Path("data")}, min_clients=1) as federation:
+    with Federation(strategy=Tells(), min_clients=1) as federation:
         federation.join(A, gives(1))
-        with pytest.raises(netq.NotAllowed, match="pathlib"):
+        with pytest.raises(netq.InvalidOption, match=r"Tells\.config: 'folder': has a pathlib\.PosixPath in it; expec"):
             federation.round(1)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": [np.zeros(3)]}, "model: [array([0., 0., 0.])]; expected a dict of arrays or tensors by name"),
+    ({"model": {}}, "model: {}; expected a dict of arrays"),
+    ({"options": ("127.0.0.1", 5000)}, "options: ('127.0.0.1', 5000); expected a netq.CommunicatorOptions"),
+    ({"strategy": fl.FedAvg}, "strategy: <class 'fl.averaging.FedAvg'>; expected an object, as in fl.FedAvg()"),
+    ({"strategy": "FedAvg"}, "strategy: 'FedAvg'; expected an object"),
+    ({"min_clients": 2.5}, "min_clients: 2.5; expected 1 or more, a whole number"),
+    ({"min_clients": True}, "min_clients: True; expected"),
+    ({"deadline": None}, "deadline: None; expected seconds, more than 0"),
+    ({"deadline": "5"}, "deadline: '5'; expected seconds"),
+    ({"grace": -1}, "grace: -1; expected seconds, 0 or more"),
+    ({"evaluate": "yes"}, "evaluate: 'yes'; expected True or False"),
+    ({"config": 3}, "config: 3; expected a dict of plain values by name"),
+    ({"config": {"x": [print]}}, "config: 'x': has a builtins.builtin_function_or_method in it; expected plain values"),
+    ({"config": {"round": 5}}, "config: 'round' is the number of the round; expected another name"),
+    ({"watchers": fl.Watcher()}, "watchers: <fl.watch.Watcher object at"),
+    ({"watchers": ["x"]}, "watchers: 'x'; expected objects of classes that inherit from fl.Watcher"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[said[:20] for _, said in WRONG])
+def test_what_cannot_be_an_argument_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=f"^Server.{re.escape(said)}"):
+        fl.Server(**{"model": zeros(), **wrong})
+
+
+def test_a_client_wants_functions_and_options() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Client\.train: None; expected a function"):
+        fl.Client(None)  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match=r"Client\.evaluate: 5; expected a function"):
+        fl.Client(gives(1), 5)  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match=r"Client\.run: options: \('h', 1\); expected a netq\.Commun"):
+        fl.Client(gives(1)).run(("h", 1))  # type: ignore[arg-type]
+
+
+def test_a_strategy_that_needs_more_than_min_clients_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(strategy=fl.MultiKrum(byzantine=3), min_clients=2):
+        pass
+    assert "MultiKrum needs 9 updates; with min_clients=2 a round may come to nothing" in caplog.text
+
+
+def test_a_client_says_what_is_wrong_with_its_own_update(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=1) as federation:
+        federation.join(A, gives(1))
+        federation.join(B, lambda model, config: fl.Update({"w": np.full(3, np.nan, np.float32)}, 1))
+        federation.join(C, lambda model, config: fl.Update(filled(1), 0))
+        assert set(federation.round(3).failures) == {B, C}
+    assert "round 1: the update is not like the model, and most strategies refuse it: 'w' holds NaN" in caplog.text
+    assert "round 1: train failed: num_examples: int 0; expected a whole number above 0" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_metrics_are_means_by_number_of_examples() -> None:
@@ -312,7 +371,10 @@ def test_a_report_prints_as_one_line() -> None:
     report = fl.RoundReport(
         3, (A, B), {C: fl.Refusal(fl.Why.FAILED, "no")}, {"loss": 0.123456}, {"accuracy": 0.9}, 1.234, 5_000_000, 12_345
     )
-    assert str(report) == "round 3: 2 clients, 1 failed, loss 0.1235, accuracy 0.9, 1.23 s, 5.00 MB in, 0.01 MB out"
+    assert (
+        str(report)
+        == "round 3: 2 clients, 1 failed, loss 0.1235, evaluated accuracy 0.9, 1.23 s, 5.00 MB in, 12.35 kB out"
+    )
 
 
 # Who takes part.

@@ -291,6 +291,7 @@ def test_what_a_new_interpreter_cannot_import_is_an_error_with_advice(monkeypatc
         ({"clients": []}, "there are none"),
         ({"clients": [adds(1), 5]}, "5; expected a train function"),
         ({"clients": [fl.Client(adds(1))] * 2}, "one fl.Client is there twice"),
+        ({"min_clients": 5}, "simulate.min_clients: 5; expected 1, the clients, at most"),
         ({"processes": 0}, "processes: 0; expected 1 or more"),
         ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from typing import Any
 
 import pytest
 
-from fl.averaging import FedAvg
+from fl.asynchronous import FedBuff
+from fl.averaging import FedAdam, FedAvg, FedProx
+from fl.client import Client
+from fl.messages import Update
+from fl.robust import Krum
 from fl.strategy import hinge, polynomial
 
 IDS = [uuid.UUID(int=n) for n in range(1, 21)]
@@ -68,3 +73,53 @@ def test_what_late_updates_weigh() -> None:
 def test_a_discount_does_not_grow(exponent: Any) -> None:
     with pytest.raises(ValueError, match=r"exponent: .*expected 0 or more"):
         polynomial(exponent)
+
+
+@pytest.mark.parametrize(
+    ("text", "late", "weight"), [("polynomial", 3, 0.5), (" polynomial( 1.0 ) ", 3, 0.25), ("hinge(10, 4)", 5, 1 / 11)]
+)
+def test_a_discount_may_be_a_text(text: str, late: int, weight: float) -> None:
+    assert FedAvg(staleness=text).discount(late) == weight
+    assert FedBuff(staleness=text).discount(late) == weight
+
+
+WRONG: list[tuple[Any, str]] = [
+    (0.5, '0.5; expected "polynomial'),
+    (polynomial, "<function polynomial at .*or a function, such as fl.polynomial"),
+    ("exponential(2)", "'exponential\\(2\\)'; expected \"polynomial"),
+    ("polynomial(-1)", "'polynomial\\(-1\\)': exponent: -1.0; expected 0 or more; see fl.polynomial"),
+    ("hinge(1, 2, 3)", "takes from 0 to 2 positional arguments but 3 were given; see fl.hinge"),
+]
+
+
+@pytest.mark.parametrize(("staleness", "said"), WRONG, ids=["number", "maker", "name", "exponent", "count"])
+def test_a_discount_that_is_none_is_refused_at_once(staleness: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^staleness: .*{said}"):
+        FedAvg(staleness=staleness)
+
+
+def test_an_option_that_there_is_not_is_said_with_those_that_there_are() -> None:
+    with pytest.raises(
+        TypeError, match=r"^FedProx has no option 'proximal_mu'; expected one of mu, optimizer, fraction"
+    ):
+        FedProx(proximal_mu=0.1)
+    with pytest.raises(TypeError, match=r"^Krum has no option 'keep'; expected one of byzantine, folder, fraction"):
+        Krum(keep=2)
+    with pytest.raises(TypeError, match=r"^FedAdam has no option 'learning_rat'; did you mean learning_rate\?"):
+        FedAdam(learning_rat=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"seed": "a"}, "seed: 'a'; expected"), ({"config": 3}, "config: 3; exp")]
+)
+def test_what_cannot_be_an_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^FedAvg\.{said}"):
+        FedAvg(**options)
+
+
+def test_zstd_without_its_library_is_said_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="zstd needs zstandard"):
+        FedAvg(compression="int8, zstd=3")
+    with pytest.raises(ImportError, match="zstd needs zstandard"):
+        Client(lambda model, config: Update(model, 1), compression="int8, zstd=3")
