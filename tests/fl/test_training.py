@@ -576,6 +576,21 @@ def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCa
     assert "test_training.py" in caplog.text, "its traceback is in the log"
 
 
+def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(fl.FedAvg):
+        def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+            raise ZeroDivisionError("by zero")
+
+    with Federation(strategy=Fails()) as federation:
+        for id in IDS:
+            federation.join(id, gives(1))
+        for times in (1, 2):
+            report = federation.round(4)
+            assert {refusal.why for refusal in report.failures.values()} == {fl.Why.ERROR}
+            assert len(report.failures) == 4
+            assert caplog.text.count("Traceback") == times
+
+
 def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
     gates = {id: Gate(1) for id in IDS}
     strategy = fl.FedBuff(2, fraction=0.5, seed=1)
