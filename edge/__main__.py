@@ -24,6 +24,7 @@ from types import FrameType
 from edge.config import Config
 from edge.runtime import run
 from netq.errors import InvalidOption, SecurityError
+from netq.toml import in_the_files_words
 
 log = logging.getLogger("edge")
 
@@ -42,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _serve(config, take_part)
     except (InvalidOption, SecurityError) as error:  # what only a transport can tell: a certificate that is none, …
-        return _fail(type(error)(f"{options.config}: {error}"), 2)
+        wrong = InvalidOption(f"{options.config}: {in_the_files_words(error)}")
+        wrong.__cause__ = error
+        return _fail(wrong, 2)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the process ends here, and a service's log wants a line, not a page

@@ -12,7 +12,7 @@ scripts before `edge.run`. Opens no connection and starts nothing; but it import
                                  server says
 [security]    certificate        PEM file of the certificates it trusts, seen from this file; default: the system's.
                                  The table turns TLS on, even an empty one
-[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt"
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [settings]    anything; added to the config that train and evaluate get. Where the server names the same key,
               the device's value holds
@@ -75,6 +75,8 @@ class Config:
         Raises InvalidOption, which names file and key, what was expected and what to do.
         """
         file = File(Path(path), FILE)
+        if "flower" in file.tables:
+            raise file.wrong("[flower]: is a Flower app's table; start it with --flower module:app, or leave it out")
         file.check_names(KEYS)
         return told(
             file,
@@ -93,12 +95,13 @@ class Config:
 
 def told(file: File, **more: Any) -> Config:
     """Return what each device is told, whatever it runs; `more`: what this one is told beside."""
+    protocol = file.choice("server", "protocol", Protocol.TCP)
     return Config(
         netloc=_netloc(file),
-        protocol=file.choice("server", "protocol", Protocol.TCP),
+        protocol=protocol,
         id=_id(file),
         security=file.security(),
-        mqtt=file.options("mqtt", MqttOptions, file.table("mqtt")),
+        mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
         **more,
     )
@@ -127,12 +130,8 @@ def _function(file: File, key: str) -> Callable[..., Any] | None:
 
 
 def _compression(file: File) -> str | None:
-    text = file.table("client").get("compression")
-    if text is None:
+    if "compression" not in file.table("client"):
         return None
-    from fl.compress import Compression  # only who asks for it needs it
+    from fl.named import compression  # only who asks for it needs it
 
-    try:
-        return str(Compression.parse(text))
-    except ValueError as error:
-        raise file.wrong(f"client.compression: {str(error).removeprefix('compression: ')}") from None
+    return compression(file, "client")

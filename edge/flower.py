@@ -5,7 +5,7 @@ The file is that of edge/config.py, without what is a ClientApp's own affair (cl
 
 [flower]      anything of a node's config, as in partition-id = 0; found by the app in context.node_config
 
-Called by edge/__main__.py. Needs Flower: `pip install 'netq[flower]'`.
+Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import fl.flower
 from edge.config import FILE, KEYS, Config, told
+from fl.flower.apps import is_client_app
 from netq.errors import InvalidOption
 from netq.toml import File
 
@@ -71,7 +72,7 @@ def _import(name: str) -> fl.flower.ClientApp:
             f"--flower: {name!r}; expected {expected}, and this gives {reason}: correct the name, or set PYTHONPATH to "
             "the folder the module lies in"
         ) from error
-    if not callable(app):
-        raise InvalidOption(f"--flower: {name!r}; expected a ClientApp, and this is a {type(app).__name__}")
+    if not is_client_app(app):
+        raise InvalidOption(f"--flower: {name!r}; expected a flwr.clientapp.ClientApp, and this is {app!r}")
     found: fl.flower.ClientApp = app
     return found

@@ -1,7 +1,7 @@
 """python -m fl serve CONFIG.toml: run an aggregator, as a service does; plot ROUNDS.jsonl: draw its rounds.
 
-Owns the process: its arguments, its log lines on stderr, its signals and its exit status. Everything else is
-fl.config's, fl.server's and fl.plots's. Needs typer, of netq[serve].
+Owns the process: its arguments, its environment, log lines on stderr, signals and exit status. Everything else is
+fl.config's, fl.server's and fl.plots's. Needs typer.
 
 status  when
 0       all rounds are done; or SIGTERM came, which is how a service is told to stop: its clients wait for the next
@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ import numpy as np
 try:
     import typer
 except ImportError as error:
-    sys.exit(f"fl: the command line needs typer ({error}): pip install 'netq[serve]'")
+    sys.exit(f"fl: the command line needs typer ({error}): pip install typer")
 
 import fl
 from fl import plots
@@ -40,11 +40,16 @@ from fl.progress import Progress
 from fl.prometheus import Prometheus
 from fl.records import JsonLines, Measured
 from fl.tensorboard import TensorBoard
-from netq.errors import InvalidOption
+from netq.errors import AddressError, InvalidOption
 
 log = logging.getLogger("fl")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+
+_MLFLOW = {  # its client reads these of the environment; it would try for four minutes
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
+}
 
 _Verbose = Annotated[bool, typer.Option("--verbose", help="log more, and tracebacks")]
 
@@ -61,7 +66,7 @@ def serve(
 ) -> None:
     """Run an aggregator, until its rounds are done."""
     _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
-    signal.signal(signal.SIGTERM, _stop)
+    _on_signals(_stop)
     with _statuses():
         _serve(Config.load(config))
 
@@ -76,6 +81,8 @@ def plot(
     """Draw a metric and the bytes, by round."""
     _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
     with _statuses():
+        if not out.parent.is_dir():
+            raise InvalidOption(f"--out: {str(out)!r}; there is no folder {str(out.parent)!r}: make it")
         try:
             plots.rounds({str(run): run for run in runs}, metric=metric, out=out)
         except FileNotFoundError as error:
@@ -110,7 +117,16 @@ def _watchers(config: Config, stack: ExitStack) -> Iterator[fl.Watcher]:
         host, port = watch.prometheus
         yield stack.enter_context(Prometheus(port, host))
     if watch.mlflow is not None:
-        yield stack.enter_context(MLflow(watch.mlflow))
+        yield stack.enter_context(_mlflow(config, watch.mlflow))
+
+
+def _mlflow(config: Config, uri: str) -> MLflow:
+    for name, value in _MLFLOW.items():
+        os.environ.setdefault(name, value)
+    try:
+        return MLflow(uri)
+    except AddressError as error:
+        raise AddressError(f"{config.path}: watch.mlflow: {error}") from error
 
 
 class _Logged(fl.Watcher):
@@ -167,10 +183,27 @@ class _Stderr(logging.StreamHandler[TextIO]):
 def _log_to_stderr(level: int) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(handlers=[_Stderr()], level=level, format=form)
+    if level > logging.DEBUG:
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # of each call to an MLflow that is away; fl says it once
+
+
+def _on_signals(do: Callable[[int, FrameType | None], None]) -> None:
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as a shell starts what is to run behind it
+            signal.signal(signum, do)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)  # unwinds the stack: the clients wait for the next server, which has the checkpoint
+    """Unwind the stack: the clients wait for the next server, which has the checkpoint."""
+    _on_signals(_end)
+    if signum == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(0)
+
+
+def _end(signum: int, frame: FrameType | None) -> None:
+    """End at once: it was said twice."""
+    os._exit(0 if signum == signal.SIGTERM else 130)
 
 
 if __name__ == "__main__":

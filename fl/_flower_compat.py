@@ -14,7 +14,7 @@ from importlib import metadata
 from netq.errors import Closed
 
 KNOWN = "flwr>=1.39,<2"
-_INSTALL = "pip install 'netq[flower]'"
+_INSTALL = f"pip install '{KNOWN}'"
 
 
 def check_version(version: str) -> None:

@@ -13,7 +13,7 @@ docs/aggregator.md has a whole one; fl.Server says what the keys of [server] are
 [strategy]    name               of a class of fl, or "module:Class"; default "FedAvg"; and that class's own options:
                                  see fl/named.py
 [security]    key, certificate   PEM files. The table turns TLS on
-[mqtt]        any field of netq.MqttOptions
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [watch]       progress, json, tensorboard, prometheus, mlflow: see Watch
 """
@@ -21,6 +21,7 @@ docs/aggregator.md has a whole one; fl.Server says what the keys of [server] are
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -30,7 +31,7 @@ from typing import Any
 import fl
 from fl import named
 from fl.model import InvalidUpdate, check
-from fl.records import Measure
+from fl.records import Measure, name_of
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -40,15 +41,9 @@ from netq.options import (
     Protocol,
     SecurityOptions,
 )
-from netq.toml import File
+from netq.toml import File, in_the_files_words
 
 _SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # as fl.Server has them
-_TABLES = {  # that have the options of these classes
-    "Server": "server",
-    "SecurityOptions": "security",
-    "MqttOptions": "mqtt",
-    "ConnectionOptions": "connection",
-}
 
 
 @dataclass(frozen=True)
@@ -107,19 +102,20 @@ class Config:
         """
         file = File(Path(path), "the aggregator's TOML file")
         file.check_names(KEYS)
+        protocol = file.choice("server", "protocol", Protocol.TCP)
         return cls(
             path=file.path,
             netloc=_netloc(file),
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
-            protocol=file.choice("server", "protocol", Protocol.TCP),
+            protocol=protocol,
             settings=_settings(file),
             checkpoint=file.place("server", "checkpoint"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
             save=file.place("model", "save"),
             strategy=named.strategy(file),
             security=file.security(),
-            mqtt=file.options("mqtt", MqttOptions, file.table("mqtt")),
+            mqtt=file.mqtt(protocol),
             connection=file.options("connection", ConnectionOptions, file.table("connection")),
             watch=_watch(file),
         )
@@ -139,16 +135,21 @@ class Config:
             "checkpoint": self.checkpoint,
             "watchers": tuple(watchers),
         }
+        if self.checkpoint is not None and _is_there(self.checkpoint):
+            make = partial(fl.Server.resume, self.checkpoint)
+        else:
+            make = partial(fl.Server, self._first())
         try:
-            if self.checkpoint is not None and _is_there(self.checkpoint):
-                return fl.Server.resume(self.checkpoint, options, **settings)
-            return fl.Server(self._first(), options, **settings)
+            return make(options, **settings)
         except (InvalidOption, SecurityError) as error:
-            owner, dot, rest = str(error).removeprefix(f"{self.path}: ").partition(".")
-            raise InvalidOption(f"{self.path}: {_TABLES.get(owner, owner)}{dot}{rest}") from None
+            raise InvalidOption(f"{self.path}: {in_the_files_words(error)}") from error
 
     def _first(self) -> Mapping[str, Any]:
-        model = self.initial()
+        try:
+            model = self.initial()
+        except Exception as error:  # the user's code, which may raise anything
+            said = f"{name_of(self.initial)} raised {type(error).__name__}: {error}"
+            raise InvalidOption(f"{self.path}: model.initial: {said}; --verbose shows the traceback") from error
         if not isinstance(model, Mapping):
             kind = type(model).__name__
             raise InvalidOption(f"{self.path}: model.initial: returned a {kind}; expected a dict of arrays by name")
@@ -198,8 +199,8 @@ def _settings(file: File) -> dict[str, Any]:
 def _watch(file: File) -> Watch:
     table = file.table("watch")
     progress = "progress" in table and file.boolean("watch", "progress")
-    uri = file.text("watch", "mlflow", 'an address, as in "http://localhost:5000"') if "mlflow" in table else None
-    return Watch(progress, file.place("watch", "json"), file.place("watch", "tensorboard"), _prometheus(file), uri)
+    tensorboard = file.place("watch", "tensorboard", folder=True)
+    return Watch(progress, file.place("watch", "json"), tensorboard, _prometheus(file), _mlflow(file))
 
 
 def _prometheus(file: File) -> tuple[str, int] | None:
@@ -210,3 +211,12 @@ def _prometheus(file: File) -> tuple[str, int] | None:
     right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
     file.check("watch.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
     return host, int(port)
+
+
+def _mlflow(file: File) -> str | None:
+    uri = file.table("watch").get("mlflow")
+    if uri is None:
+        return None
+    right = isinstance(uri, str) and re.fullmatch(r"https?://[^/\s]\S*", uri) is not None
+    file.check("watch.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
+    return str(uri)

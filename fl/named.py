@@ -1,21 +1,21 @@
-"""The strategy that an aggregator's file names, with its options: the table [strategy].
+"""The strategy that an aggregator's file names, with its options: the table [strategy]; and any file's compression.
 
-Called by fl/config.py. Knows no strategy by itself: the names are those of the classes of fl, or of anybody's own
-module, and the options those of the class's constructor. docs/strategies.md has them all.
+Called by fl/config.py and edge/config.py. Knows no strategy by itself: the names are those of the classes of fl, or of
+anybody's own module, and the options those of the class's constructor. docs/strategies.md has them all.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 import fl
 from fl.compress import as_compression
+from fl.settings import check_config
+from fl.strategy import as_discount, options_of
+from netq.errors import InvalidOption
 from netq.toml import File, did_you_mean
 
-_DISCOUNTS: dict[str, Callable[..., Any]] = {"polynomial": fl.polynomial, "hinge": fl.hinge}
 _NO_TEXT = {"optimizer"}  # an option that is an object
 
 
@@ -23,16 +23,18 @@ def strategy(file: File) -> fl.Strategy:
     """Return what [strategy] says; FedAvg, if it says nothing. Raises InvalidOption, in the file's words."""
     options = dict(file.table("strategy"))
     kind = _kind(file, options.pop("name", "FedAvg"))
-    known = _parameters(kind)
+    known = [name for name in options_of(kind) if name not in _NO_TEXT]
     for key in options:
         if key not in known:
             raise file.wrong(f"strategy.{key}: {kind.__name__} has no such option; {did_you_mean(key, known)}")
-    if "staleness" in options:
-        options["staleness"] = _discount(file, options["staleness"])
-    if "folder" in options:
-        options["folder"] = file.place("strategy", "folder")
-    if "compression" in options:
-        _check_compression(file, options["compression"])
+    readers: dict[str, Callable[[], Any]] = {
+        "seed": lambda: file.whole("strategy", "seed", "a whole number"),
+        "config": lambda: _config(file),
+        "staleness": lambda: _discount(file),
+        "folder": lambda: file.folder("strategy", "folder"),
+        "compression": lambda: compression(file, "strategy"),
+    }
+    options |= {key: read() for key, read in readers.items() if key in options}
     try:
         return kind(**options)
     except TypeError as error:
@@ -58,30 +60,31 @@ def _is_strategy(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, fl.Strategy) and kind is not fl.Strategy
 
 
-def _parameters(kind: type) -> list[str]:
-    """Return the names of a class's options: its own, and those of its parents as long as it passes others on."""
-    names: list[str] = []
-    for each in kind.__mro__:
-        if "__init__" in vars(each):
-            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
-            names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                break
-    return [name for name in dict.fromkeys(names) if name not in _NO_TEXT]
-
-
-def _check_compression(file: File, text: Any) -> None:
+def compression(file: File, table: str) -> str:
+    """Return what a table says of how updates are packed, which can be done here. Raises InvalidOption."""
+    text = file.table(table)["compression"]
     try:
-        as_compression(text)
+        return str(as_compression(text))
     except ValueError as error:
-        raise file.wrong(f"strategy.compression: {str(error).removeprefix('compression: ')}") from None
+        raise file.wrong(f"{table}.compression: {str(error).removeprefix('compression: ')}") from None
+    except ImportError as error:
+        raise file.wrong(f"{table}.compression: {text!r}; {error}") from None
 
 
-def _discount(file: File, text: Any) -> Any:
-    found = re.fullmatch(r"(polynomial|hinge)\s*(?:\(([-+.\w\s,]*)\))?", text) if isinstance(text, str) else None
-    file.check("strategy.staleness", text, found is not None, '"polynomial(0.5)" or "hinge(10, 4)"')
-    assert found is not None
+def _config(file: File) -> dict[str, Any]:
+    config = file.table("strategy")["config"]
+    file.check("strategy.config", config, isinstance(config, dict), "a table, as in { epochs = 2 }")
     try:
-        return _DISCOUNTS[found[1]](*[float(number) for number in (found[2] or "").split(",") if number.strip()])
-    except (ValueError, TypeError) as error:
-        raise file.wrong(f"strategy.staleness: {text!r}: {error}; see fl.{found[1]}") from None
+        check_config(config, "strategy.config")
+    except InvalidOption as error:
+        raise file.wrong(str(error)) from None
+    return dict(config)
+
+
+def _discount(file: File) -> Any:
+    text = file.table("strategy")["staleness"]
+    file.check("strategy.staleness", text, isinstance(text, str), '"polynomial(0.5)" or "hinge(10, 4)"')
+    try:
+        return as_discount(text)
+    except ValueError as error:
+        raise file.wrong(f"strategy.{error}") from None

@@ -164,7 +164,7 @@ def zstandard() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise ImportError("zstd needs zstandard: pip install 'netq[compression]'", name="zstandard") from error
+        raise ImportError("zstd needs zstandard: pip install zstandard", name="zstandard") from error
     return zstandard
 
 

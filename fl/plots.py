@@ -10,7 +10,6 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fl.records import missing, read, record
@@ -29,15 +28,15 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
 
     runs:   by the name that each has in the legend: a file of fl.JsonLines, or reports.
     metric: of the evaluation or, where that has none of this name, of training; None: the first that there is.
-    out:    a file to save it in, by its suffix as PNG, SVG or PDF; its folder is made if need be.
+    out:    a file to save it in, by its suffix as PNG, SVG or PDF; its folder is there.
 
-    Raises ValueError if no round has the metric, OSError for a file that cannot be read or written.
+    Raises ValueError if no round has the metric or a file no round, OSError for one that cannot be read or written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise missing("fl.plots", "matplotlib", "plots", error) from error
+        raise missing("fl.plots", "matplotlib", "matplotlib", error) from error
     found = {name: _rounds_of(run) for name, run in runs.items()}
     name = _metric(found, metric)
     figure = Figure(figsize=(7, 6), layout="constrained")
@@ -46,7 +45,6 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
     _draw_metric(upper, found, name)
     _draw_bytes(lower, found)
     if out is not None:
-        Path(out).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=120)
     return figure
 

@@ -25,7 +25,7 @@ class Prometheus(Watcher):
         try:
             import prometheus_client as prometheus
         except ImportError as error:
-            raise missing("fl.Prometheus", "prometheus_client", "prometheus", error) from error
+            raise missing("fl.Prometheus", "prometheus_client", "prometheus_client", error) from error
         registry = prometheus.CollectorRegistry()
         gauge, counter = prometheus.Gauge, prometheus.Counter
         self._numbers = {

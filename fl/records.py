@@ -10,6 +10,7 @@ import json
 import logging
 import math
 import os
+import reprlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ class Measured(Watcher):
     """Tells other watchers of rounds, with what `measure(model)` finds added to the report's evaluation.
 
     Its names get "server_" before them: the clients' evaluation may have the same ones. The server waits while it
-    measures. Where it raises, the others are told without it.
+    measures. Where it raises, or returns something else, that is logged, and the others are told without it.
     """
 
     def __init__(self, measure: Measure, watchers: Iterable[Watcher]) -> None:
@@ -76,11 +77,23 @@ class Measured(Watcher):
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Measure, and tell the others."""
+        found = {f"server_{name}": value for name, value in self._measured(model).items()}
+        self._watchers.round_ends(replace(report, evaluation={**report.evaluation, **found}), model)
+
+    def _measured(self, model: Model) -> dict[str, float]:
         try:
-            found = {f"server_{name}": float(value) for name, value in self._measure(model).items()}
-            report = replace(report, evaluation={**report.evaluation, **found})
-        finally:
-            self._watchers.round_ends(report, model)
+            found = self._measure(model)
+        except Exception as error:  # the user's code; the round has nothing to do with it
+            return self._nothing(f"raised {type(error).__name__}: {error}", error)
+        try:
+            return {name: float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # the last is torch's
+            return self._nothing(f"returned {_kinds(found)}; expected a dict of numbers by name", error)
+
+    def _nothing(self, why: str, error: Exception) -> dict[str, float]:
+        log.error("%s %s", name_of(self._measure), why)
+        log.debug("where it happened", exc_info=error)
+        return {}
 
 
 class JsonLines(Watcher):
@@ -110,17 +123,22 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     A server that was started again may repeat rounds, and begins at 1 where it has no checkpoint: a round is in the
     place of those of its number and above that stand before it. A line that is none of ours is left out, with a
-    warning: a loss of power may have cut one off.
+    warning: a loss of power may have cut one off. Raises ValueError, if there are lines, and none is ours.
     """
     rounds: list[dict[str, Any]] = []
+    others: list[int] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         found = _parsed(line)
         if found is None:
-            log.warning("%s, line %d: is no round; left out", path, number)
+            others.append(number)
             continue
         while rounds and rounds[-1]["round"] >= found["round"]:
             rounds.pop()
         rounds.append(found)
+    if others and not rounds:
+        raise ValueError(f"{path}: no line of it is a round; give a file that fl.JsonLines has written ([watch] json)")
+    if others:
+        log.warning("%s: no round in line %s; left out", path, reprlib.repr(others)[1:-1])
     return rounds
 
 
@@ -136,9 +154,22 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
             return None
 
 
-def missing(what: str, needs: str, extra: str, error: ImportError) -> ImportError:
+def missing(what: str, needs: str, packages: str, error: ImportError) -> ImportError:
     """Return the error of a watcher that needs more than is installed."""
-    return ImportError(f"{what} needs {needs} ({error}): pip install 'netq[{extra}]'", name=error.name)
+    return ImportError(f"{what} needs {needs} ({error}): pip install {packages}", name=error.name)
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return "module:function", as it is for a sentence."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
+
+
+def _kinds(found: object) -> str:
+    """Return what it is that is no dict of numbers; of a dict, each value's type."""
+    if not isinstance(found, Mapping):
+        return type(found).__name__
+    return "{" + ", ".join(f"{name!r}: {type(value).__name__}" for name, value in found.items()) + "}"
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:

@@ -18,7 +18,7 @@ class TensorBoard(Watcher):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise missing("fl.TensorBoard", "torch and tensorboard", "tensorboard", error) from error
+            raise missing("fl.TensorBoard", "torch and tensorboard", "torch tensorboard", error) from error
         self._writer: Any = SummaryWriter(os.fspath(folder))
 
     def round_ends(self, report: RoundReport, model: Model) -> None:

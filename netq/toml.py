@@ -12,16 +12,26 @@ import enum
 import functools
 import importlib
 import math
+import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from netq.errors import InvalidOption
-from netq.options import SecurityOptions
+from netq.options import MqttOptions, Protocol, SecurityOptions
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)
+
+_OURS = {  # how option classes and transports begin what they say, and how a file says it
+    "CommunicatorOptions.netloc": "[server]",
+    "CommunicatorOptions.security": "[security]",
+    "ConnectionOptions.": "connection.",
+    "MqttOptions.": "mqtt.",
+    "SecurityOptions.": "security.",
+    "Server.": "server.",
+}
 
 
 class File:
@@ -96,13 +106,22 @@ class File:
         self.check(f"{table}.{key}", name, name in names, " or ".join(f'"{name}"' for name in names))
         return type(default)(name)
 
-    def place(self, table: str, key: str) -> Path | None:
-        """Return the path of what may be written, if the file names one; its folder is there."""
+    def place(self, table: str, key: str, *, folder: bool = False) -> Path | None:
+        """Return the path of a file that may be written, or of a folder, if this names one; where it lies is there."""
         if key not in self.table(table):
             return None
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
         if not path.parent.is_dir():
             raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
+        expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
+        self.check(f"{table}.{key}", str(path), path.is_dir() == folder or not path.exists(), expected)
+        return path
+
+    def folder(self, table: str, key: str) -> Path:
+        """Return the path of a folder that is there, and may be written to."""
+        path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
+        right = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
+        self.check(f"{table}.{key}", str(path), right, "a folder that is there and that this user may write to")
         return path
 
     def pem(self, table: str, key: str) -> Path:
@@ -119,6 +138,13 @@ class File:
             return None
         files = {key: self.pem("security", key) for key in self.table("security")}
         return self.options("security", SecurityOptions, files)
+
+    def mqtt(self, protocol: Protocol) -> MqttOptions:
+        """Return what [mqtt] says of the broker, which only that protocol has."""
+        if "mqtt" in self.tables and protocol is not Protocol.MQTT:
+            hint = 'say protocol = "mqtt", or leave the table out'
+            raise self.wrong(f'[mqtt]: server.protocol is "{protocol.value}"; {hint}')
+        return self.options("mqtt", MqttOptions, self.table("mqtt"))
 
     def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
         """Return option classes, which check themselves; their errors say Class.option where this says table.key."""
@@ -167,6 +193,13 @@ def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:
     if near:
         return f"did you mean {form.format(near[0])}?"
     return f"expected one of {', '.join(form.format(name) for name in names)}"
+
+
+def in_the_files_words(error: Exception) -> str:
+    """Return what option classes and transports say, which is Class.option, as a file says it: table.key."""
+    text = str(error)
+    theirs = next((each for each in _OURS if text.startswith(each)), "")
+    return _OURS.get(theirs, "") + text.removeprefix(theirs)
 
 
 def _no_function(module: Any, name: str) -> str:

@@ -10,12 +10,13 @@ Imported by who wants it: `import fl` does not, and needs no Flower. docs/flower
 from __future__ import annotations
 
 from fl._flower_compat import KNOWN
+from fl.flower.apps import ClientApp, ServerApp
 from fl.flower.averaging import Kernel, strategy
 from fl.flower.grid import Grid
-from fl.flower.node import ClientApp, Node
+from fl.flower.node import Node
 from fl.flower.records import Array, arrays
 from fl.flower.replies import Streamed
-from fl.flower.server import ServerApp, run
+from fl.flower.server import run
 from fl.flower.wire import node_id
 
 __all__ = [

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 
 import netq
 from fl._flower_compat import SUPERLINK_NODE_ID, ErrorCode, make_message
+from fl.flower.apps import ClientApp, check_client_app
 from fl.flower.wire import MESSAGES, Ask, Reply, check_config, message_id, node_id, read_ask, write_reply
+from netq.complaints import printable
 
 log = logging.getLogger("netq.fl")
-
-ClientApp = Callable[[Message, Context], Message]
 
 
 class Node:
     """Runs a ClientApp whenever a grid has a message for it.
 
     client_app:  flwr.clientapp.ClientApp, of the message API or with a `client_fn`; nothing of it is to be changed.
+                 A function of (message, context) may stand for one.
     node_config: what it finds in `context.node_config`, as in {"partition-id": 0, "num-partitions": 2}.
     copy:        whether `numpy()` of the arrays in a message gives a copy each time, as Flower's do. Without, it is
                  the message's own memory: for an app that does not change it in place and then ask for it again.
 
     What the app keeps in `context.state` it finds there again, until the grid ends; an app that raises leaves it as it
-    was, and the grid gets an error with the reason.
+    was, and the grid gets an error with the reason. Raises InvalidOption for what is no such app, and Unreadable for a
+    config that is none.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Node:
         *,
         copy: bool = True,
     ) -> None:
+        check_client_app("Node.client_app", client_app)
         self._app = client_app
         self._config = dict(node_config or {})
         check_config(self._config)
@@ -71,7 +74,7 @@ class Node:
 
     def _answer(self, ask: Ask, context: Context) -> tuple[RecordDict | Error, Context]:
         """Return what the app says, and the context that it leaves: where it fails, the one that it found."""
-        log.info("%s %s", ask.message_type, ask.group_id)
+        log.info("%s", _title(ask))
         theirs = _copy_of(context)
         try:
             reply = self._app(_message(ask, context.node_id), theirs)
@@ -81,6 +84,12 @@ class Node:
             log.exception("the ClientApp failed")
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), context  # Flower's form
         return (reply.error if reply.has_error() else reply.content), theirs
+
+
+def _title(ask: Ask) -> str:
+    """What a message asks for, and in which round: its group, for a legacy app; else what FedAvg says in the config."""
+    rounds = [record.get("server-round", "") for record in ask.content.config_records.values()]
+    return printable(f"{ask.message_type} {ask.group_id or next(iter(rounds), '')}".rstrip())
 
 
 def _copy_of(context: Context) -> Context:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import flwr.serverapp
 from flwr.app import Context, RecordDict
 
 import netq
 from fl._flower_compat import SUPERLINK_NODE_ID
+from fl.flower.apps import ServerApp, check_server_app
 from fl.flower.grid import Grid
-
-ServerApp = Callable[[flwr.serverapp.Grid, Context], None]
 
 
 def run(
@@ -26,9 +24,11 @@ def run(
     """Run an unmodified ServerApp, with any strategy, when `min_nodes` are connected; return its context.
 
     A strategy waits by itself for the nodes that it needs. When the app returns the nodes' `run` returns too; if it
-    raises they wait for the next server. `run_config` is what both sides find in `context.run_config`; for `options`,
-    `grace` and what is raised see Grid.
+    raises they wait for the next server. A function of (grid, context) may stand for an app; what is neither raises
+    InvalidOption. `run_config` is what both sides find in `context.run_config`; for `options`, `grace` and what else is
+    raised see Grid.
     """
+    check_server_app("run.server_app", server_app)
     with Grid(options, protocol, run_config=run_config, grace=grace) as grid:
         grid.wait(min_nodes)
         context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))

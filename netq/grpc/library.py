@@ -20,7 +20,7 @@ try:
     import grpc
     import grpc.aio
 except ImportError as error:
-    raise ImportError("netq.Protocol.GRPC needs grpcio: pip install 'netq[grpc]'") from error
+    raise ImportError("netq.Protocol.GRPC needs grpcio: pip install grpcio") from error
 finally:
     for _name in _ours:
         del os.environ[_name]

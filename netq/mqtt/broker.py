@@ -29,7 +29,8 @@ try:
     from paho.mqtt.reasoncodes import ReasonCode
     from paho.mqtt.subscribeoptions import SubscribeOptions
 except ImportError as error:
-    raise ImportError(f"Protocol.MQTT needs paho-mqtt ({error}): pip install 'netq[mqtt]'", name="paho") from error
+    why = f"Protocol.MQTT needs paho-mqtt ({error}): pip install 'paho-mqtt>=2.1,<3'"
+    raise ImportError(why, name="paho") from error
 
 _READS = 32  # packets before the others have their turn
 _TAKEN_OVER = 0x8E

@@ -23,7 +23,7 @@ try:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
-    raise ImportError("netq.security.certificates needs cryptography: pip install 'netq[security]'") from error
+    raise ImportError("netq.security.certificates needs cryptography: pip install cryptography") from error
 
 BACKDATED = datetime.timedelta(days=1)  # clocks of boards are often late
 LONGEST = 10_000  # days

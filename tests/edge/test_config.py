@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
         [server]
         host = "aggregator.local"
         port = 4433
-        protocol = "tcp"
+        protocol = "mqtt"
         [client]
         id = "{ID}"
         train = "numpy:mean"
@@ -63,7 +64,7 @@ def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
         """,
     )
     config = edge.Config.load(path)
-    assert config.protocol is Protocol.TCP
+    assert config.protocol is Protocol.MQTT
     assert config.compression == "int8, zstd=3"
     functions: tuple[Any, Any] = (config.train, config.evaluate)
     assert functions == (np.mean, np.linalg.norm)
@@ -136,7 +137,10 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         (SERVER + "[connection]\nheartbeat = -1\n", "connection.heartbeat: -1", "expected seconds, from 0.001"),
         (SERVER + '[connection]\nwindow = "big"\n', "connection.window: 'big'", "expected a whole number"),
         (SERVER + "[connection]\nretry_max = 0.01\n", "connection.retry_max: 0.01", "at least retry_min"),
-        (SERVER + '[mqtt]\nprefix = "a#"\n', "mqtt.prefix: 'a#'", "none of + # and NUL"),
+        (SERVER + 'protocol = "mqtt"\n[mqtt]\nprefix = "a#"\n', "mqtt.prefix: 'a#'", "none of + # and NUL"),
+        (SERVER + "[mqtt]\n", '[mqtt]: server.protocol is "tcp"', 'say protocol = "mqtt", or leave the table out'),
+        (SERVER + 'protocol = "shm"\n[mqtt]\n', '[mqtt]: server.protocol is "shm"', "or leave the table out"),
+        (SERVER + "[flower]\npartition-id = 0\n", "[flower]: ", "start it with --flower module:app"),
         (SERVER + '[mqtt]\nprefx = "a"\n', "mqtt.prefx", "did you mean mqtt.prefix?"),
         (SERVER + "[connection]\nheartbeet = 1\n", "connection.heartbeet", "did you mean connection.heartbeat?"),
     ],
@@ -194,13 +198,27 @@ def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, l
     assert done.stderr == f"edge: {path}: {line}\n"
 
 
-def test_what_only_a_transport_can_tell_names_the_file_too(tmp_path: Path) -> None:
-    tables = SERVER + 'protocol = "shm"\n[client]\ntrain = "builtins:dict"\n[security]\n'
-    path = write(tmp_path, tables)
+@pytest.mark.parametrize(
+    ("protocol", "certificate", "said"),
+    [
+        ('protocol = "shm"\n', "", "[security]: shared memory takes none"),
+        ("", 'certificate = "device.toml"\n', "security.certificate: "),
+    ],
+)
+def test_what_only_a_transport_can_tell_is_said_in_the_files_words_too(
+    tmp_path: Path, protocol: str, certificate: str, said: str
+) -> None:
+    path = write(tmp_path, f'{SERVER}{protocol}[client]\ntrain = "builtins:dict"\n[security]\n{certificate}')
     done = run_edge(str(path))
     assert done.returncode == 2
     line = done.stderr.splitlines()[-1]
-    assert line.startswith(f"edge: {path}: CommunicatorOptions.security: shared memory takes none")
+    assert line.startswith(f"edge: {path}: {said}")
+
+
+def test_zstd_without_zstandard_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    said = refusal(write(tmp_path, SERVER + '[client]\ncompression = "zstd=3"\n'))
+    assert "client.compression: 'zstd=3'; zstd needs zstandard: pip install " in said
 
 
 def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
@@ -227,7 +245,9 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
 
 def test_the_page_of_the_agent_names_just_the_keys_that_there_are() -> None:
     page = (Path(__file__).parents[2] / "docs" / "edge.md").read_text()
-    tables = tomllib.loads(page.split("```toml")[1].split("```")[0])
+    example = page.split("```toml")[1].split("```")[0]
+    assert "mqtt" not in tomllib.loads(example)
+    tables = tomllib.loads(re.sub(r"^# ", "", example, flags=re.MULTILINE))
     assert set(tables) == set(KEYS)
     for name, known in KEYS.items():
         if known is not None and name != "connection":

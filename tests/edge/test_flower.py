@@ -23,7 +23,7 @@ import netq
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # click's, of what typer does
-    flwr: Any = pytest.importorskip("flwr.app", reason="no flwr here: pip install 'netq[flower]'")
+    flwr: Any = pytest.importorskip("flwr.app", reason="no flwr here: pip install 'flwr>=1.39,<2'")
     flower, edge_flower, strategies = (
         importlib.import_module(name) for name in ("fl.flower", "edge.flower", "flwr.serverapp.strategy")
     )
@@ -36,8 +36,10 @@ APP = """
     import os, time
     from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
+    from flwr.serverapp import ServerApp
 
     app = ClientApp()
+    server = ServerApp()
     number = 7
 
 
@@ -182,7 +184,13 @@ def test_a_table_that_is_none_is_a_mistake(tmp_path: Path) -> None:
             "and this gives ModuleNotFoundError: No module named 'farm_ap': correct the name, or set PYTHON",
         ),
         ("farm_app:apple", "and this gives AttributeError: module 'farm_app' has no attribute 'apple'"),
-        ("farm_app:number", "expected a ClientApp, and this is a int"),
+        ("farm_app:number", "expected a flwr.clientapp.ClientApp, and this is 7"),
+        (
+            "farm_app:server",
+            "expected a flwr.clientapp.ClientApp, and this is <flwr.serverapp.server_app.ServerApp obj",
+        ),
+        ("farm_app:ClientApp", "expected a flwr.clientapp.ClientApp, and this is <class 'flwr.clientapp.client_app."),
+        ("numpy:zeros", "expected a flwr.clientapp.ClientApp, and this is <built-in function zeros>"),
     ],
 )
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
 LEAST = SERVER + MODEL
 PAGE = (Path(__file__).parents[2] / "docs" / "aggregator.md").read_text()
 EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
 
 class Own(fl.FedAvg):
@@ -34,6 +36,18 @@ class Own(fl.FedAvg):
 
 def a_list() -> list[int]:
     return [1, 2]
+
+
+class Needs(fl.FedAvg):
+    """A strategy with an option that has no default."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+
+def raises() -> dict[str, Any]:
+    raise RuntimeError("no disk")
 
 
 def of_text() -> dict[str, Any]:
@@ -59,14 +73,22 @@ def refusal(folder: Path, text: str) -> str:
     return said
 
 
-def test_the_pages_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("text", "protocol", "mqtt"),
+    [(EXAMPLE, Protocol.TCP, MqttOptions()), (OF_MQTT, Protocol.MQTT, MqttOptions("farm"))],
+    ids=["as it is", "with a broker"],
+)
+def test_the_pages_example_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, protocol: Protocol, mqtt: MqttOptions
+) -> None:
     for name in ("server.key", "server.pem"):
         (tmp_path / name).write_text("PEM")
     for name in ("farm", "runs"):
         (tmp_path / name).mkdir()
     (tmp_path / "farm" / "model.py").write_text("from tests.fl.federation import zeros as initial\nmeasure = dict\n")
     monkeypatch.syspath_prepend(tmp_path)
-    config = load(tmp_path, EXAMPLE)
+    config = load(tmp_path, text)
+    assert config.protocol is protocol
     assert config.netloc == NetworkLocation("0.0.0.0", 51966)
     assert config.rounds == 100
     assert config.settings == {
@@ -86,7 +108,7 @@ def test_the_pages_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert config.strategy.config(1) == {"epochs": 2}
     assert config.strategy.enough(10) == 5
     assert config.security == SecurityOptions(tmp_path / "server.key", tmp_path / "server.pem")
-    assert config.mqtt == MqttOptions("farm")
+    assert config.mqtt == mqtt
     assert config.connection == ConnectionOptions(heartbeat=30.0)
     watch = Watch(
         True, tmp_path / "rounds.jsonl", tmp_path / "runs" / "farm", ("127.0.0.1", 9100), "http://localhost:5000"
@@ -95,7 +117,7 @@ def test_the_pages_example_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_pages_example_has_every_table_and_key() -> None:
-    example = tomllib.loads(EXAMPLE)
+    example = tomllib.loads(OF_MQTT)
     assert set(example) == set(KEYS)
     for table in ("server", "model", "security", "watch"):
         assert set(example[table]) == set(KEYS[table] or ())
@@ -135,6 +157,7 @@ def test_staleness_is_said_in_words(tmp_path: Path, text: str, staleness: int, d
 
 
 def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
     strategy: Any = load(tmp_path, f'{LEAST}[strategy]\nname = "FedMedian"\nfolder = "spool"\n').strategy
     assert strategy._folder == tmp_path / "spool"
 
@@ -191,7 +214,13 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[strategy]\noptimizer = 1\n", "strategy.optimizer: FedAvg has no", "expected one of fraction"),
         (LEAST + "[strategy]\nfraction = 2\n", "strategy.fraction: 2;", "1 at most"),
         (LEAST + "[strategy]\nname = 'FedAdam'\nbeta_2 = 2\n", "strategy.beta_2: 2;", "expected"),
-        (LEAST + "[strategy]\nname = 'Krum'\nkeep = 2\n", "strategy: ", "see docs/strategies.md"),
+        (LEAST + "[strategy]\nname = 'Krum'\nkeep = 2\n", "strategy.keep: Krum has no such option", "byzantine"),
+        (LEAST + f"[strategy]\nname = '{__name__}:Needs'\n", "strategy: ", "'bound'; see docs/strategies.md"),
+        (LEAST + "[strategy]\nconfig = 3\n", "strategy.config: 3; expected a table", "{ epochs = 2 }"),
+        (LEAST + "[strategy]\nconfig = { day = 1979-05-27 }\n", "strategy.config: ", "'day'"),
+        (LEAST + "[strategy]\nseed = 'a'\n", "strategy.seed: 'a'; expected", "a whole number"),
+        (LEAST + "[strategy]\nseed = true\n", "strategy.seed: True; expected", "a whole number"),
+        (LEAST + "[strategy]\nname = 'Krum'\nfolder = '/nope'\n", "strategy.folder: '/nope'; expected", "is there"),
         (LEAST + "[strategy]\ncompression = 'int9'\n", "strategy.compression: dtype: 'int9'", "int8"),
         (LEAST + "[strategy]\ncompression = 8\n", "strategy.compression: 8; expected", '"none", or a dtype'),
         (LEAST + "[strategy]\nname = ':Mine'\n", "strategy.name: ':Mine'", 'as in "farm.strategies:Mine"'),
@@ -200,20 +229,42 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[strategy]\nstaleness = 'polynomial(-1)'\n", "strategy.staleness: ", "see fl.polynomial"),
         (LEAST + "[strategy]\nstaleness = 'hinge(1, 2, 3)'\n", "strategy.staleness: ", "see fl.hinge"),
         (LEAST + "[security]\nkey = 'none.pem'\n", "security.key: 'none.pem'", "a PEM file"),
-        (LEAST + "[mqtt]\nprefix = ''\n", "mqtt.prefix: ''", "1 to 128 characters"),
+        (SERVER + "protocol = 'mqtt'\n" + MODEL + "[mqtt]\nprefix = ''\n", "mqtt.prefix: ''", "1 to 128 characters"),
+        (LEAST + "[mqtt]\n", '[mqtt]: server.protocol is "tcp"', 'say protocol = "mqtt", or leave the table out'),
         (LEAST + "[connection]\nheartbeat = 0\n", "connection.heartbeat: 0", "seconds"),
         (LEAST + "[watch]\nprogress = 1\n", "watch.progress: 1", "true or false"),
         (LEAST + "[watch]\nprometheus = 65536\n", "watch.prometheus: 65536", 'a port, as in 9100, or "host:port"'),
         (LEAST + "[watch]\nprometheus = true\n", "watch.prometheus: True", "a port, as in 9100"),
         (LEAST + "[watch]\nprometheus = ':9100'\n", "watch.prometheus: ':9100'", "a port, as in 9100"),
         (LEAST + "[watch]\njson = 'none/rounds.jsonl'\n", "watch.json: ", "there is no folder"),
-        (LEAST + "[watch]\nmlflow = 5000\n", "watch.mlflow: 5000", "an address"),
+        (LEAST + "[watch]\njson = '.'\n", "watch.json: ", "expected a file, and this is a folder"),
+        (
+            LEAST + "[watch]\ntensorboard = 'aggregator.toml'\n",
+            "watch.tensorboard: ",
+            "expected a folder, and there is",
+        ),
+        (LEAST + "[watch]\nmlflow = 5000\n", "watch.mlflow: 5000", "the address of an MLflow server"),
+        (LEAST + "[watch]\nmlflow = 'mlruns'\n", "watch.mlflow: 'mlruns'", 'as in "http://localhost:5000"'),
+        (LEAST + "[watch]\nmlflow = 'sqlite:///ml.db'\n", "watch.mlflow: 'sqlite:///ml.db'", "the address of an"),
+        (LEAST + "[watch]\nmlflow = 'http://'\n", "watch.mlflow: 'http://'", "the address of an MLflow server"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
     said = refusal(tmp_path, text)
     assert key in said
     assert expectation in said
+
+
+def test_zstd_without_zstandard_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    said = refusal(tmp_path, f'{LEAST}[strategy]\ncompression = "int8, zstd=3"\n')
+    assert "strategy.compression: 'int8, zstd=3'; zstd needs zstandard: pip install " in said
+
+
+def test_what_raised_the_first_model_is_kept_for_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        load(tmp_path, f"{SERVER}[model]\ninitial = '{__name__}:raises'\n").server()
+    assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
@@ -233,6 +284,11 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (SERVER + "memory_limit = 1\n" + MODEL, "server.memory_limit: 1; expected 36 bytes, three models, at least"),
         (f"{SERVER}[model]\ninitial = '{__name__}:a_list'\n", "model.initial: returned a list; expected a dict"),
         (f"{SERVER}[model]\ninitial = '{__name__}:of_text'\n", "model.initial: "),
+        (
+            f"{SERVER}[model]\ninitial = '{__name__}:raises'\n",
+            f"model.initial: {__name__}:raises raised RuntimeError: no disk; --verbose shows the traceback",
+        ),
+        (f"{SERVER}protocol = 'shm'\n{MODEL}[security]\n", "[security]: shared memory takes none"),
     ],
 )
 def test_what_only_the_server_can_tell_is_said_in_the_files_words(tmp_path: Path, text: str, said: str) -> None:

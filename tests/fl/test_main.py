@@ -7,6 +7,7 @@ import importlib.util
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -135,7 +136,7 @@ def test_it_serves_its_rounds_writes_what_came_of_them_and_tells_the_clients(tmp
         (3, {"server_sum": 9.0}),
     ]
     assert w(tmp_path / "model.npz") == [3.0] * 3
-    assert "round 3: 2 clients, 0 failed, server_sum 9," in served.said
+    assert "round 3: 2 clients, 0 failed, evaluated server_sum 9," in served.said
     assert not list(tmp_path.glob("*.new"))
 
 
@@ -193,6 +194,31 @@ def test_what_was_killed_goes_on_from_the_last_round_that_counted(tmp_path: Path
     assert w(tmp_path / "model.npz") == [float(rounds)] * 3
 
 
+def lingers() -> dict[str, Any]:
+    """A model that never comes; and it does not end when it is told to, either."""
+    try:
+        print("it begins", file=sys.stderr, flush=True)
+        signal.pause()
+    finally:
+        print("it is to end", file=sys.stderr, flush=True)
+        signal.pause()
+    return {}
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_it_at_once_and_quietly(tmp_path: Path, signum: signal.Signals, status: int) -> None:
+    config = write(tmp_path)
+    config.write_text(config.read_text().replace("tests.fl.federation:zeros", "tests.fl.test_main:lingers"))
+    command = [*COMMAND, "serve", str(config)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for said in ("it begins", "it is to end"):
+            assert process.stderr.readline() == f"{said}\n"
+            process.send_signal(signum)
+        assert process.stderr.read() == ""
+    assert process.returncode == status
+
+
 def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served:
         served.process.send_signal(signal.SIGINT)
@@ -246,6 +272,7 @@ def test_on_a_terminal_the_states_are_drawn_and_the_log_is_seen(tmp_path: Path) 
         ({"rounds": 0}, "server.rounds: 0; expected a whole number, 1 or more"),
         ({"protocol": "udp"}, "server.protocol: 'udp'; expected"),
         ({"more": "[security]"}, "security.key: None; a server needs its private key, a PEM file"),
+        ({"more": 'mlflow = "mlruns"'}, "watch.mlflow: 'mlruns'; expected the address of an MLflow server"),
         ({"more": '[strategy]\nname = "FedAdm"'}, "strategy.name: 'FedAdm': no such strategy; did you mean FedAdam?"),
     ],
 )
@@ -275,6 +302,18 @@ def test_an_address_that_is_taken_is_a_line_and_1(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"fl: cannot listen at 127.0.0.1:{server.netloc.port}")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
+def test_an_mlflow_that_does_not_answer_is_a_line_and_1(tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
+        uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        config = write(tmp_path, more=f'mlflow = "{uri}"')
+        done = run("serve", str(config), MLFLOW_DISABLE_TELEMETRY="true")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"fl: {config}: watch.mlflow: MLflow does not answer at {uri} (")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_checkpoint_of_another_strategy_is_a_line_and_1(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
         assert served.end() == 0
@@ -299,7 +338,14 @@ def test_plot_draws_runs_and_says_what_is_not_there(tmp_path: Path) -> None:
         2,
         f"fl: no round of {path} has the metric 'f1'; those there are: loss\n",
     )
-    done = run("plot", str(tmp_path / "none.jsonl"))
+    done = run("plot", str(path), "--out", str(tmp_path / "none" / "rounds.png"))
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"; there is no folder '{tmp_path / 'none'}': make it\n")
+    assert not (tmp_path / "none").exists()
+    done = run("plot", str(write(tmp_path)), "--out", str(out))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "aggregator.toml: no line of it is a round" in done.stderr
+    done = run("plot", str(tmp_path / "none.jsonl"), "--out", str(out))
     assert done.returncode == 2
     assert done.stderr.startswith(f"fl: {tmp_path / 'none.jsonl'}: no such file")
 
@@ -315,4 +361,4 @@ def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('No module named typer')")
     done = run("serve", "x.toml", PYTHONPATH=str(tmp_path), PYTHONSAFEPATH="1")
     assert done.returncode == 1
-    assert done.stderr == "fl: the command line needs typer (No module named typer): pip install 'netq[serve]'\n"
+    assert done.stderr == "fl: the command line needs typer (No module named typer): pip install typer\n"

@@ -74,8 +74,8 @@ def test_a_round_without_the_metric_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_it_is_saved_as_its_suffix_says_in_a_folder_that_is_made(tmp_path: Path, suffix: str, head: bytes) -> None:
-    out = tmp_path / "pictures" / f"rounds.{suffix}"
+def test_it_is_saved_as_its_suffix_says(tmp_path: Path, suffix: str, head: bytes) -> None:
+    out = tmp_path / f"rounds.{suffix}"
     plots.rounds({"run": reports(0.5)}, out=out)
     assert out.read_bytes().startswith(head)
 
@@ -93,6 +93,12 @@ def test_a_metric_that_is_not_there_is_said(runs: dict[str, Any], metric: str | 
         plots.rounds(runs, metric=metric)
 
 
+def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        plots.rounds({"run": reports(0.5)}, out=tmp_path / "pictures" / "rounds.png")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         plots.rounds({"run": tmp_path / "none.jsonl"})
@@ -100,5 +106,5 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"fl\.plots needs matplotlib .*netq\[plots\]"):
+    with pytest.raises(ImportError, match=r"fl\.plots needs matplotlib .*: pip install matplotlib"):
         plots.rounds({"run": reports(0.5)})

@@ -118,5 +118,5 @@ def test_a_federation_is_shown() -> None:
 
 def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ImportError, match=r"fl\.Progress needs rich .*: pip install 'netq\[rich\]'"):
+    with pytest.raises(ImportError, match=r"fl\.Progress needs rich .*: pip install rich"):
         Progress()

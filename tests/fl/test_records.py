@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import logging
 import math
 import os
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -18,7 +23,7 @@ import pytest
 import fl
 from fl.mlflow import MLflow
 from fl.prometheus import Prometheus
-from fl.records import JsonLines, read, record, scalars
+from fl.records import JsonLines, Measured, name_of, read, record, scalars
 from fl.tensorboard import TensorBoard
 from netq.errors import AddressError
 from netq.testing.log import Log
@@ -108,7 +113,7 @@ def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, log: Log) -> No
     path.write_bytes(path.read_bytes() + b'{"round": 2, "cli')
     JsonLines(path).round_ends(report(2), zeros())
     assert [round["round"] for round in read(path)] == [1, 2]
-    assert log.having(f"{path}, line 2: is no round")
+    assert log.having(f"{path}: no round in line 2; left out")
 
 
 def test_rounds_that_were_run_again_are_read_as_they_were_the_last_time(tmp_path: Path) -> None:
@@ -118,10 +123,66 @@ def test_rounds_that_were_run_again_are_read_as_they_were_the_last_time(tmp_path
     assert [(round["round"], round["seconds"]) for round in read(path)] == [(1, 1.0), (2, 4.0), (3, 5.0)]
 
 
-@pytest.mark.parametrize("line", ["", "7", "[]", '{"round": 1}', '{"round": "1", "metrics": {}}', "\x00\xff"])
-def test_what_is_no_round_is_left_out(tmp_path: Path, line: str) -> None:
-    (tmp_path / "r").write_text(f"{line}\n")
+OTHERS = ["", "7", "[]", '{"round": 1}', '{"round": "1", "metrics": {}}', "\x00\xff"]
+
+
+def test_what_is_no_round_is_left_out_with_one_warning(tmp_path: Path, log: Log) -> None:
+    path = tmp_path / "r"
+    path.write_text("".join(f"{line}\n" for line in OTHERS))
+    JsonLines(path).round_ends(report(1), zeros())
+    assert [round["round"] for round in read(path)] == [1]
+    assert log.having("no round") == [f"{path}: no round in line 1, 2, 3, 4, 5, 6; left out"]
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_a_file_without_a_round_is_refused(tmp_path: Path, line: str, log: Log) -> None:
+    (tmp_path / "r").write_text(f"{line}\n" * 30)
+    with pytest.raises(ValueError, match=r"no line of it is a round; give a file that fl\.JsonLines has written"):
+        read(tmp_path / "r")
+    assert not log.having("no round")
+
+
+def test_a_file_to_which_nothing_was_written_yet_has_no_rounds(tmp_path: Path) -> None:
+    JsonLines(tmp_path / "r")
     assert read(tmp_path / "r") == []
+
+
+class Scores:
+    """A function of a class of its own."""
+
+    def __call__(self, model: Any) -> dict[str, float]:
+        return {"f1": 0.5}
+
+
+def gone(model: Any) -> dict[str, float]:
+    """A measure that fails."""
+    raise ValueError("the test set is gone")
+
+
+@pytest.mark.parametrize(
+    ("returned", "kinds"),
+    [(5, "int"), (None, "NoneType"), ({"loss": [0.5], "f1": 1.0}, "{'loss': list, 'f1': float}")],
+)
+def test_a_measure_that_returns_no_numbers_is_said_in_a_sentence(returned: Any, kinds: str, log: Log) -> None:
+    def measure(model: Any) -> Any:
+        return returned
+
+    with Federation(watchers=[Measured(measure, [])], min_clients=1) as federation:
+        federation.join(A, gives(1))
+        federation.round(1)
+    [line] = log.having("", logging.WARNING)
+    assert line == f"{name_of(measure)} returned {kinds}; expected a dict of numbers by name"
+
+
+def test_a_measure_that_raises_is_said_in_a_sentence(log: Log) -> None:
+    Measured(gone, []).round_ends(report(), zeros())
+    assert log.having("", logging.INFO) == [f"{__name__}:gone raised ValueError: the test set is gone"]
+
+
+def test_a_function_is_named_as_the_files_name_it() -> None:
+    assert name_of(gone) == f"{__name__}:gone"
+    assert name_of(Scores()) == f"{__name__}:Scores"
+    assert name_of(functools.partial(gone)) == "functools:partial"
 
 
 def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
@@ -159,6 +220,66 @@ runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id
 history = [[(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "seconds")] for run in runs]
 print(json.dumps([sorted(history), [run.info.status for run in runs], sorted(runs[0].data.metrics)]))
 """
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What MLflow's server would say, unless it is away."""
+
+    asked: queue.Queue[tuple[str, bool]] = queue.Queue()  # the last word of each call, and whether it was answered
+    away = False
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        step = [str(metric["step"]) for metric in json.loads(body or "{}").get("metrics", [])][:1]
+        run = {"info": {"run_id": "7", "experiment_id": "1"}, "data": {}}
+        answer = json.dumps({"experiment": {"experiment_id": "1"}, "run": run}).encode()
+        away = self.away
+        self.send_response(503 if away else 200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+        self.asked.put((step[0] if step else self.path.rpartition("/")[2].partition("?")[0], not away))
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def away_and_back() -> None:
+    """Log five rounds in an MLflow that is away for two of them, and for the end. In a process of its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    logged: list[str] = []
+    with Log() as log:
+        with MLflow(f"http://127.0.0.1:{server.server_port}") as watcher:
+            for number, away in enumerate((False, True, True, False), 1):
+                Answers.away = away
+                watcher.round_ends(report(number), {})
+                logged += _logged_until("2" if away else str(number), not away)
+            log.wait("answers again")
+            Answers.away = True
+            watcher.round_ends(report(5), {})
+        print(json.dumps([logged, log.having("MLflow at")]))
+
+
+def _logged_until(call: str, answered: bool) -> list[str]:
+    """Wait for a call; return what was answered meanwhile, with it."""
+    asked = [*iter(lambda: Answers.asked.get(timeout=30), (call, answered)), (call, answered)]
+    return [name for name, answered in asked if answered]
+
+
+@installed("mlflow")
+def test_an_mlflow_that_is_away_is_said_once_gets_its_rounds_later_and_keeps_nobody() -> None:
+    environment = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", "from tests.fl.test_records import away_and_back as run; run()"]
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=60)
+    logged, (left, back, left_again, end) = json.loads(done.stdout.splitlines()[-1])
+    assert logged == ["get-by-name", "create", "1", "2", "3", "4"]
+    for line in (left, left_again):
+        assert "does not answer (too many 503 error responses); rounds go on, and are kept for it" in line
+    assert "answers again" in back
+    assert "has not got the end of the run, and 1 of its rounds" in end
 
 
 @installed("mlflow")
@@ -213,13 +334,13 @@ def _fetched(port: int) -> list[str]:
 @pytest.mark.parametrize(
     ("make", "module", "text"),
     [
-        (lambda: TensorBoard("."), "torch.utils.tensorboard", r"fl\.TensorBoard needs torch and .*netq\[tensorboard\]"),
-        (lambda: MLflow("http://127.0.0.1:1"), "mlflow", r"fl\.MLflow needs mlflow .*netq\[mlflow\]"),
-        (lambda: Prometheus(0), "prometheus_client", r"fl\.Prometheus needs prometheus_client .*netq\[prometheus\]"),
+        (lambda: TensorBoard("."), "torch.utils.tensorboard", r"TensorBoard needs .*: pip install torch tensorboard"),
+        (lambda: MLflow("http://127.0.0.1:1"), "mlflow", r"fl\.MLflow needs mlflow .*: pip install mlflow-skinny"),
+        (lambda: Prometheus(0), "prometheus_client", r"fl\.Prometheus needs .*: pip install prometheus_client"),
     ],
     ids=["tensorboard", "mlflow", "prometheus"],
 )
-def test_what_is_missing_is_named_with_its_extra(
+def test_what_is_missing_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], fl.Watcher], module: str, text: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)

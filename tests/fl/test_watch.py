@@ -104,4 +104,4 @@ def test_a_measure_that_raises_takes_nothing_from_the_watchers(log: Log) -> None
         report = federation.round(1)
         assert federation.w == [2.0] * 3
     assert notes.ended[0][0] == report
-    assert log.having("Measured.round_ends failed")
+    assert log.having("raised KeyError: 'x'")

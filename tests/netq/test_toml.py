@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, SecurityOptions
-from netq.toml import File, did_you_mean
+from netq.options import ConnectionOptions, Protocol, SecurityOptions
+from netq.toml import File, did_you_mean, in_the_files_words
 
 WHAT = "the gate's TOML file"
 
@@ -42,11 +43,14 @@ def file(tmp_path: Path) -> File:
         colour = "blue"
         log = "gate.log"
         far = "none/gate.log"
+        here = "."
         key = "key.pem"
         open = "math:sqrt"
         close = "math.pi:sqrt"
         [security]
         key = "key.pem"
+        [mqtt]
+        prefix = "farm"
         [connection]
         misses = 0
         """,
@@ -66,6 +70,10 @@ def file(tmp_path: Path) -> File:
         (lambda file: file.choice("fence", "colour", Colour.RED), Colour.RED),
         (lambda file: file.place("gate", "log"), Path("gate.log")),
         (lambda file: file.place("gate", "nothing"), None),
+        (lambda file: file.place("gate", "log", folder=True), Path("gate.log")),
+        (lambda file: file.place("gate", "here", folder=True), Path()),
+        (lambda file: file.folder("gate", "here"), Path()),
+        (lambda file: file.mqtt(Protocol.MQTT).prefix, "farm"),
         (lambda file: file.pem("gate", "key"), Path("key.pem")),
         (lambda file: file.function("gate", "open", "farm:open")(9), 3.0),
         (lambda file: file.table("fence"), {}),
@@ -89,6 +97,11 @@ def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any)
         (lambda file: file.boolean("gate", "width"), "gate.width: 3; expected true or false"),
         (lambda file: file.choice("gate", "name", Colour.RED), 'gate.name: \'north\'; expected "red" or "blue"'),
         (lambda file: file.place("gate", "far"), "gate.far: "),
+        (lambda file: file.place("gate", "here"), "gate.here: "),
+        (lambda file: file.place("gate", "key", folder=True), "gate.key: "),
+        (lambda file: file.folder("gate", "key"), "gate.key: "),
+        (lambda file: file.folder("gate", "far"), "gate.far: "),
+        (lambda file: file.mqtt(Protocol.GRPC), '[mqtt]: server.protocol is "grpc"; say protocol = "mqtt", or leave '),
         (lambda file: file.place("gate", "width"), "gate.width: 3; expected a path, seen from the folder of this file"),
         (lambda file: file.pem("gate", "log"), "gate.log: 'gate.log'; expected the path of a PEM file that is there"),
         (lambda file: file.function("gate", "name", "farm:open"), "gate.name: 'north'; expected "),
@@ -109,8 +122,28 @@ def test_a_value_that_is_wrong_is_named_with_file_and_key_and_what_was_expected(
     assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to_is_refused(file: File) -> None:
+    file.path.parent.chmod(0o500)
+    with pytest.raises(InvalidOption, match="expected a folder that is there and that this user may write to"):
+        file.folder("gate", "here")
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("SecurityOptions.key: None; a server needs it", "security.key: None; a server needs it"),
+        ("CommunicatorOptions.security: none", "[security]: none"),
+        ("Server.min_clients: 0", "server.min_clients: 0"),
+        ("round 3: SecurityOptions.key", "round 3: SecurityOptions.key"),
+    ],
+)
+def test_what_options_say_of_themselves_is_put_in_the_files_words(said: str, ours: str) -> None:
+    assert in_the_files_words(InvalidOption(said)) == ours
+
+
 def test_a_table_of_which_anything_may_be_said_has_any_key(file: File) -> None:
-    file.check_names({"gate": None, "security": ("key", "certificate"), "connection": ("misses",)})
+    file.check_names({"gate": None, "security": ("key", "certificate"), "mqtt": None, "connection": ("misses",)})
 
 
 def test_the_table_of_tls_turns_it_on(file: File, tmp_path: Path) -> None:

@@ -24,10 +24,10 @@ def test_fl_and_edge_do_without_flower() -> None:
 @pytest.mark.skipif(HERE, reason="Flower is installed")
 def test_without_flower_the_error_names_the_extra() -> None:
     said = output("import fl.flower")
-    assert said == "ImportError: fl.flower needs Flower, and there is no flwr here: pip install 'netq[flower]'"
+    assert said == "ImportError: fl.flower needs Flower, and there is no flwr here: pip install 'flwr>=1.39,<2'"
 
 
-@pytest.mark.skipif(not HERE, reason="no flwr here: the tests of fl.flower were left out; pip install 'netq[flower]'")
+@pytest.mark.skipif(not HERE, reason="no flwr here: the tests of fl.flower were left out; pip install 'flwr>=1.39,<2'")
 def test_with_flower_it_is_there() -> None:
     assert output("import fl.flower; print(fl.flower.KNOWN)") == "flwr>=1.39,<2"
 
@@ -40,7 +40,7 @@ def test_a_release_that_is_not_known_is_refused(version: str) -> None:
     with pytest.raises(ImportError) as caught:
         check_version(version)
     assert str(caught.value) == (
-        f"fl.flower: flwr {version} is installed; expected flwr>=1.39,<2: pip install 'netq[flower]'"
+        f"fl.flower: flwr {version} is installed; expected flwr>=1.39,<2: pip install 'flwr>=1.39,<2'"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, Metadata,
 from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
+import netq
+from fl.aggregate import WeightedMean
 from fl.flower.replies import reply as reply_to
 from fl.model import InvalidUpdate
 from netq.testing.log import Log
@@ -34,6 +37,13 @@ def reply(model: dict[str, Any], number: Any = 1, **metrics: Any) -> Message:
     """A model that it has trained, made a record by Flower."""
     record = ArrayRecord({name: Array(np.asarray(array)) for name, array in model.items()})
     return records(arrays=record, metrics=MetricRecord({"num-examples": number, **metrics}))
+
+
+def send(strategy: FedAvg, model: dict[str, Any], server_round: int = 1) -> None:
+    """Begin a round: these arrays go to the nodes."""
+    with direct(app, 2) as grid:
+        messages = list(strategy.configure_train(server_round, fl.flower.arrays(model), ConfigRecord(), grid))
+    assert len(messages) == 2
 
 
 def failure(reason: str | None) -> Message:
@@ -101,8 +111,9 @@ def test_a_reply_is_folded_when_it_comes_and_its_arrays_are_dropped() -> None:
         (records(a=ArrayRecord(), b=ConfigRecord()), "it has 0 records of type MetricRecord; expected one"),
         (records(a=ArrayRecord(), b=MetricRecord()), "its metrics have no number 'num-examples'"),
         (reply(model(1), [1, 2]), "its metrics have no number 'num-examples'"),
-        (reply(model(1), 0), "the weight is 0.0"),
-        (reply(model(1), float("nan")), "the weight is nan"),
+        (reply(model(1), 0), "its 'num-examples' is 0; expected a finite number above 0"),
+        (reply(model(1), -5), "its 'num-examples' is -5; expected a finite number above 0"),
+        (reply(model(1), float("nan")), "its 'num-examples' is nan; expected a finite number above 0"),
         (reply(model(1), 1, loss=1), "its metrics are ['loss', 'num-examples']; expected those of the others"),
         (reply({**model(1), "w": np.full((2, 2), np.nan, np.float32)}), "'w' holds NaN or infinity"),
         (reply({"w": model(1)["w"]}), "'steps' is missing"),
@@ -140,9 +151,64 @@ def test_a_round_that_was_broken_off_leaves_no_trace() -> None:
 
 def test_another_run_may_have_another_model() -> None:
     strategy = fl.flower.strategy()
-    strategy.aggregate_train(1, [reply(model(1))])
-    assert strategy.aggregate_train(2, [reply({"other": np.ones(1)})]) == (None, None)
-    assert values(strategy.aggregate_train(1, [reply({"other": np.ones(1)})])[0]) == {"other": [1]}
+    for sent in (model(1), {"other": np.ones(1)}):
+        send(strategy, sent)
+        assert values(strategy.aggregate_train(1, [reply(sent)])[0]) == values(fl.flower.arrays(sent))
+
+
+def test_a_server_may_go_on_with_another_model() -> None:
+    strategy = fl.flower.strategy()
+    for server_round, sent in enumerate([model(1), {"other": np.ones(1)}], 1):
+        send(strategy, sent, server_round)
+        assert values(strategy.aggregate_train(server_round, [reply(sent)])[0]) == values(fl.flower.arrays(sent))
+
+
+STRANGE = [
+    ({**model(5), "w": np.ones(5, np.float32)}, "'w' is float32 of shape (5,); expected float32 of shape (2, 2)"),
+    ({**model(5), "w": np.ones((2, 2))}, "'w' is float64 of shape (2, 2); expected float32 of shape (2, 2)"),
+    ({"w": model(5)["w"]}, "'steps' is missing; expected int64 of shape ()"),
+    ({**model(5), "more": np.ones(1)}, "'more' is unexpected; expected the model's 2 names only"),
+]
+
+
+@pytest.mark.parametrize(("strange", "reason"), STRANGE)
+def test_the_reply_that_is_not_like_what_was_sent_fails_whoever_is_first(strange: dict[str, Any], reason: str) -> None:
+    for replies in itertools.permutations([(strange, 1, {"odd": 1}), (model(1), 1, {}), (model(3), 1, {})]):
+        strategy = fl.flower.strategy()
+        send(strategy, model(0))
+        with Log() as log:
+            arrays, _ = strategy.aggregate_train(1, [reply(model, n, **metrics) for model, n, metrics in replies])
+            assert log.having("round 1: node 7 is left out") == [f"round 1: node 7 is left out: {reason}"]
+            assert len(log.having("round 1: 2 results, 1 failures")) == 1
+        assert values(arrays) == {"w": [[2, 2], [2, 2]], "steps": 20}
+
+
+def test_one_reply_like_what_was_sent_holds_for_the_run() -> None:
+    strategy = fl.flower.strategy()
+    for server_round, sent in enumerate([model(1), STRANGE[0][0]], 1):
+        send(strategy, model(0), server_round)
+        found = strategy.aggregate_train(server_round, [reply(sent)])
+    assert found == (None, None)
+
+
+@pytest.mark.parametrize("part", [{"w": model(1)["w"]}, {"w": np.ones((2, 2)), "steps": np.ones(())}])
+def test_nodes_that_all_answer_with_something_else_are_folded(part: dict[str, Any]) -> None:
+    strategy = fl.flower.strategy()
+    for server_round in (1, 2):  # whoever has the rest himself sends all of it again
+        send(strategy, model(0), server_round)
+        with Log() as log:
+            arrays, _ = strategy.aggregate_train(server_round, [reply(part), reply(part)])
+            assert len(log.having("no reply is like the arrays that were sent; those like node 7's are taken: '")) == 1
+        assert values(arrays) == values(fl.flower.arrays(part))
+
+
+def test_of_what_was_sent_no_copy_is_kept() -> None:
+    strategy, sent = fl.flower.strategy(), model(1)
+    arrays = [weakref.ref(array) for array in sent.values()]
+    send(strategy, sent)
+    del sent
+    gc.collect()
+    assert [each() for each in arrays] == [None, None]
 
 
 def test_the_arrays_of_a_round_are_not_touched_by_the_next() -> None:
@@ -179,6 +245,12 @@ class Last:
 
     def reset(self) -> None:
         self.count = 0
+
+
+@pytest.mark.parametrize("kernel", [5, None, WeightedMean(model(1))])
+def test_a_kernel_that_cannot_be_called_is_refused(kernel: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"strategy\.kernel: .*; expected what is called with a model"):
+        fl.flower.strategy(kernel)
 
 
 def test_another_kernel_is_another_result() -> None:

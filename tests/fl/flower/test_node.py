@@ -14,6 +14,7 @@ from flwr.clientapp.mod import fixedclipping_mod
 
 import fl.flower
 import netq
+from netq.testing.log import Log
 from tests.fl.flower import apps
 from tests.fl.flower.federation import SOON, Federation, at, error_of
 from tests.servers import ports
@@ -129,6 +130,22 @@ def test_an_app_may_answer_with_arrays_that_are_its_own_memory() -> None:
         for number in range(10):
             found: Any = replies[number].content["arrays"]
             assert set(found["w"].numpy()) == {number + 1}  # a node puts one, then changes it for the next
+
+
+@pytest.mark.parametrize(
+    ("group", "records", "line"),
+    [
+        ("", {}, "query"),
+        ("3", {}, "query 3"),  # as legacy strategies say it
+        ("", {"config": ConfigRecord({"server-round": 5, "lr": 0.1})}, "query 5"),  # as FedAvg says it
+        ("", {"config": ConfigRecord({"lr": 0.1})}, "query"),
+        ("3\nall is well", {}, "query 3\\nall is well"),
+    ],
+)
+def test_the_log_says_the_round_where_the_message_does(group: str, records: dict[str, Any], line: str) -> None:
+    with Federation() as federation, Log() as log:
+        federation.query(federation.join(apps.app), group_id=group, content=RecordDict(records))
+        assert log.having("query") == [line]
 
 
 def test_a_config_that_is_none_is_refused() -> None:

@@ -193,5 +193,5 @@ def test_the_library_that_is_not_there_is_named(start: Start) -> None:
         "sys.modules['grpc'] = None\n"
         "try:\n    netq.new(GRPC)\nexcept ImportError as error:\n    tell(str(error), 'GRPC_VERBOSITY' in os.environ)"
     )
-    assert told(process) == ["netq.Protocol.GRPC needs grpcio: pip install 'netq[grpc]'", False]
+    assert told(process) == ["netq.Protocol.GRPC needs grpcio: pip install grpcio", False]
     finish(process)

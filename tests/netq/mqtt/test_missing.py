@@ -21,4 +21,4 @@ def test_the_error_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "paho.py").write_text("raise ImportError('not here')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.count("Protocol.MQTT needs paho-mqtt (not here): pip install 'netq[mqtt]'") == 2
+    assert done.stdout.count("Protocol.MQTT needs paho-mqtt (not here): pip install 'paho-mqtt>=2.1,<3'") == 2

@@ -1,0 +1,50 @@
+"""What is an app of Flower's, and what may stand for one.
+
+Asked by who is given an app (fl/flower/node.py, fl/flower/server.py, edge/flower.py), before anything is opened: a
+ServerApp on a device would run there for each message. Pure.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flwr.clientapp
+import flwr.serverapp
+from flwr.app import Context, Message
+
+from netq.errors import InvalidOption
+
+ClientApp = Callable[[Message, Context], Message]
+ServerApp = Callable[[flwr.serverapp.Grid, Context], None]
+
+
+def is_client_app(app: Any) -> bool:
+    """Return whether it is a ClientApp of Flower's, of the message API or with a `client_fn`."""
+    return isinstance(app, flwr.clientapp.ClientApp)
+
+
+def check_client_app(name: str, app: Any) -> None:
+    """Raise InvalidOption unless it is a ClientApp, or a function of (message, context)."""
+    if not (is_client_app(app) or _is_function_of_two(app)):
+        raise InvalidOption(
+            f"{name}: {app!r}; expected a flwr.clientapp.ClientApp, or a function of (message, context)"
+        )
+
+
+def check_server_app(name: str, app: Any) -> None:
+    """Raise InvalidOption unless it is a ServerApp, or a function of (grid, context)."""
+    if not (isinstance(app, flwr.serverapp.ServerApp) or _is_function_of_two(app)):
+        raise InvalidOption(f"{name}: {app!r}; expected a flwr.serverapp.ServerApp, or a function of (grid, context)")
+
+
+def _is_function_of_two(app: Any) -> bool:
+    """Whether it can be called with two arguments, and is no class, nor an app of either side."""
+    if isinstance(app, (type, flwr.clientapp.ClientApp, flwr.serverapp.ServerApp)):
+        return False
+    try:
+        inspect.signature(app).bind(None, None)
+    except (TypeError, ValueError):  # it is not callable; takes others; does not say what it takes
+        return False
+    return True

@@ -1,0 +1,222 @@
+"""docs/fl.md says what there is in fl, and docs/strategies.md which options each strategy has of its own."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import enum
+import inspect
+import pkgutil
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.robust import Spooled
+from netq.errors import NetqError
+from netq.utils.stream import Stream
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, STRATEGIES = [(DOCS / name).read_text() for name in ("fl.md", "strategies.md")]
+SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")}
+
+STRATEGY = [
+    kind
+    for kind in map(fl.__dict__.get, fl.__all__)
+    if isinstance(kind, type) and issubclass(kind, fl.Strategy) and kind is not fl.Strategy
+]
+
+
+def parameters(function: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments of a function or class by name, with their defaults; without `self`, *those and **those."""
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+
+def shown(default: Any) -> str:
+    if default is inspect.Parameter.empty:
+        return "needed"
+    text = f"netq.{default}" if isinstance(default, enum.Enum) else repr(default).replace("'", '"')
+    return f"`{text}`"
+
+
+def call(name: str, options: dict[str, Any]) -> str:
+    """A call with all arguments, as in "Prometheus(port=9100)"."""
+    words = [each if "needed" in shown(value) else f"{each}={shown(value)[1:-1]}" for each, value in options.items()]
+    return f"{name}({', '.join(words)})"
+
+
+def table(section: str, head: str) -> dict[str, str]:
+    """The second column by the first, of the table of a section that begins with this line."""
+    rows = SECTIONS[section].split(f"| {head} |", 1)[1].split("\n\n")[0]
+    return dict(re.findall(r"^\| `(.*?)`.*? \| (.*?) \|", rows, re.MULTILINE))
+
+
+def test_every_name_is_there() -> None:
+    assert [name for name in fl.__all__ if not re.search(rf"\b{name}\b", PAGE)] == []
+
+
+def test_every_name_that_the_page_takes_from_fl_is_there() -> None:
+    for name in re.findall(r"`(fl\.[\w.]+)", PAGE):
+        pkgutil.resolve_name(name)
+
+
+@pytest.mark.parametrize(
+    ("section", "head", "function"),
+    [
+        ("The server", "argument | default |", fl.Server),
+        ("The client", "argument | default |", fl.Client),
+        ("Strategies", "option | default |", fl.Strategy.__init__),
+        ("A federation on one machine", "argument | default |", fl.simulate),
+    ],
+)
+def test_every_argument_is_there_with_its_default(section: str, head: str, function: Callable[..., Any]) -> None:
+    expected = {name: shown(default) for name, default in parameters(function).items() if name != "self"}
+    if function is fl.simulate:
+        assert f"`fl.simulate({call('', dict(list(parameters(function).items())[:3]))[1:-1]}, …)`" in PAGE
+        expected = dict(list(expected.items())[3:])
+    assert table(section, head) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Compression",
+        "ControlVariate",
+        "JsonLines",
+        "MLflow",
+        "Measured",
+        "Progress",
+        "Prometheus",
+        "TensorBoard",
+        "WeightedMean",
+        "hinge",
+        "polynomial",
+        "proximal_gradient",
+        "proximal_term",
+    ],
+)
+def test_what_is_shown_as_a_call_has_these_arguments(name: str) -> None:
+    assert f"`{call(name, parameters(getattr(fl, name)))}`" in PAGE
+
+
+def test_the_methods_are_there_with_their_defaults() -> None:
+    assert f"`{call('run', own(fl.Client.run))}`" in PAGE
+    assert "`fl.Server.resume(path, options=None, **settings)`" in PAGE
+    assert list(inspect.signature(fl.Server.resume).parameters) == ["path", "options", "settings"]
+    row = PAGE.split("| `WeightedMean(like)` |")[1].splitlines()[0]
+    for name in re.findall(r"`(\w+)", row):
+        assert hasattr(fl.WeightedMean({}), name), name
+    for name in ("begin", "correction", "finish"):
+        assert f"`{call(name, own(getattr(fl.ControlVariate, name)))}`" in PAGE
+    for name in ("round_begins", "client_is", "round_ends"):
+        assert f"`{call(name, own(getattr(fl.Watcher, name)))}`" in PAGE
+
+
+def own(method: Callable[..., Any]) -> dict[str, Any]:
+    return {name: default for name, default in parameters(method).items() if name != "self"}
+
+
+def test_of_a_server_there_is_all_that_is_public() -> None:
+    methods = [name for name, value in vars(fl.Server).items() if inspect.isfunction(value) and name[0] != "_"]
+    properties = [name for name, value in vars(fl.Server).items() if isinstance(value, property)]
+    expected = {call(name, own(getattr(fl.Server, name))) for name in methods} | {*properties, "model", "number"}
+    assert (
+        set(re.findall(r"^\| `(.*?)` \|", SECTIONS["The server"].split("| of a server |")[1], re.MULTILINE)) == expected
+    )
+
+
+@pytest.mark.parametrize("kind", [fl.Update, fl.Report])
+def test_what_a_client_returns_is_there_with_its_fields(kind: Any) -> None:
+    fields = {
+        each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        for each in dataclasses.fields(kind)
+    }
+    needed = {name: inspect.Parameter.empty for name, value in fields.items() if value is dataclasses.MISSING}
+    assert f"`{call(kind.__name__, {**fields, **needed})}`" in PAGE
+
+
+def test_a_report_a_refusal_and_a_state_have_what_the_page_says() -> None:
+    rows = SECTIONS["What a round comes to"].split("| of a `RoundReport` |")[1].split("\n\n")[0]
+    columns = "".join(re.findall(r"^\|(.*?)\|", rows, re.MULTILINE))
+    assert re.findall(r"`(\w+)`", columns) == [each.name for each in dataclasses.fields(fl.RoundReport)]
+    assert f"`{call('Refusal', parameters(fl.Refusal))}`" in PAGE
+    assert [state.name for state in fl.State if state.name not in SECTIONS["Watchers"]] == []
+
+
+def test_every_reason_is_there_in_its_own_words() -> None:
+    rows = table("What a round comes to", "`Why` | kept an update out")
+    assert list(rows) == [why.name for why in fl.Why]
+    for why in fl.Why:
+        assert rows[why.name].startswith(why.value)
+
+
+def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
+    rows = re.findall(r"^\| ([A-Z]\w+)(?: \((\w+)\))? \|", SECTIONS["Errors"], re.MULTILINE)
+    ours = {name: base for name, base in rows if hasattr(fl, name)}
+    errors = {
+        name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, Exception)
+    }
+    assert set(ours) == errors
+    assert len(ours) == 5
+    for name, base in ours.items():
+        assert issubclass(getattr(fl, name), NetqError)
+        assert not base or issubclass(getattr(fl, name), getattr(builtins, base))
+
+
+@pytest.mark.parametrize("kind", STRATEGY)
+def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
+    common = {*parameters(fl.Strategy.__init__), *parameters(Spooled.__init__)}
+    mine = {name: value for name, value in parameters(kind).items() if name not in common}
+    block = STRATEGIES.split("```\n")[1].splitlines()
+    assert any(re.split(r"(?<=\)) {2,}", line)[0] == call(kind.__name__, mine) for line in block)
+    assert len([line for line in block if line[0] != " "]) == len(STRATEGY)
+
+
+def test_the_options_that_each_strategy_has_are_there_with_their_defaults() -> None:
+    for name, default in own(fl.Strategy.__init__).items():
+        assert f"`{name}={shown(default)[1:-1]}`" in STRATEGIES
+    assert own(Spooled.__init__) == {"folder": None}
+    assert "`folder=None`" in STRATEGIES
+
+
+def test_fedprox_tells_its_clients_what_the_page_says() -> None:
+    assert fl.FedProx(mu=0.3).config(1) == {"proximal_mu": 0.3}
+    assert "FedProx's option is `mu`; its clients find the value in their config as `proximal_mu`" in STRATEGIES
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, 1, 2**100, 1.5, "a", b"a", bytearray(b"a"), (1,), [1], {"a": 1}, {1}, frozenset({1})]
+)
+def test_what_the_page_calls_plain_is_sent_and_comes_back(value: Any) -> None:
+    assert f" {type(value).__name__}".removesuffix("Type").lower() in SECTIONS["What may be sent"].lower()
+    assert passed(value) == value
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
+)
+def test_so_are_arrays_and_scalars_of_these(dtype: str) -> None:
+    np.testing.assert_array_equal(passed(np.ones(3, dtype)), np.ones(3, dtype))
+    assert passed(np.ones(3, dtype)[0]) == 1
+
+
+class Own(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize("value", [1j, Own(a=1), fl.Why.LOST, np.array(["a"]), np.array([None]), np.datetime64(1, "s")])
+def test_what_the_page_excludes_is_refused(value: Any) -> None:
+    with pytest.raises(netq.NotAllowed):
+        passed(value)
+
+
+def passed(value: Any) -> Any:
+    """What comes of a value that is sent."""
+    options = fl.serialization()
+    return options.load(Stream([bytearray(bytes(options.dump(value)))]))
