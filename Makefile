@@ -34,21 +34,21 @@ broker:
 demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
-# In two processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself. If one of them
+# In three processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself. If one of them
 # crashes the run ends: to go on without it is to wait for ever.
-BOTH = -p tests.faults.plugin -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+SPREAD = -p tests.faults.plugin -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: .venv/dev tools
-	$(RUN) -m pytest $(BOTH)
+	$(RUN) -m pytest $(SPREAD)
 
 unit: .venv/dev
-	$(RUN) -m pytest $(BOTH) -m 'not slow'
+	$(RUN) -m pytest $(SPREAD) -m 'not slow'
 
 # The quick tests of what needs no torch, under another Python.
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	.venv-other/bin/python -m pytest $(BOTH) -m 'not slow' tests/netq tests/edge
+	.venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
 .venv-flower: pyproject.toml constraints.txt
@@ -57,7 +57,7 @@ other: tools
 	--editable '.[test,torch,flower]' 'flwr[simulation]' && touch $@
 
 flower: .venv-flower tools
-	.venv-flower/bin/python -m pytest $(BOTH) tests/fl/flower tests/edge
+	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/edge
 
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults

@@ -31,6 +31,7 @@ _HEAD = struct.Struct("<8sQ")
 _MAGIC = b"NETQFL01"
 _DIGEST = 32  # bytes
 _PLAIN = serialization()
+_HELD: set[Path] = set()  # by this process; a lock of POSIX keeps other processes away, and no more
 
 
 class CheckpointError(NetqError):
@@ -44,17 +45,22 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).resolve()
-        if self._path.is_dir():
-            raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
+        self._path = _resolved(path)
         if not os.access(self._path.parent, os.W_OK):
             raise CheckpointError(f"{path}: its folder is not there, or cannot be written to; make it, or name another")
-        self._lock = _beside(self._path, "lock").open("ab")
+        if self._path in _HELD:
+            raise CheckpointError(f"{path}: another server of this process writes it; give each a file of its own")
+        try:
+            _beside(self._path, "previous").exists()  # raises for a name that is too long
+            self._lock = _beside(self._path, "lock").open("ab")
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror}); name another") from None
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked children must not have it
         except BlockingIOError:
             self._lock.close()
             raise CheckpointError(f"{path}: another process writes it; give each server a file of its own") from None
+        _HELD.add(self._path)
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Write it, and keep the one before. Raises OSError, or CheckpointError for what could not be loaded again; and
@@ -73,7 +79,9 @@ class Checkpoint:
 
     def close(self) -> None:
         """Leave it to others."""
-        self._lock.close()
+        if not self._lock.closed:
+            self._lock.close()
+            _HELD.discard(self._path)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -81,7 +89,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Its arrays are in memory of their own.
     """
-    path = Path(path)
+    path = _resolved(path)
     previous = _beside(path, "previous")
     try:
         return _read(path)
@@ -92,6 +100,20 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise error from None
         log.warning("%s; going on from %s", error, previous)
         return state
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is one, or the one before: a machine may stop between two renamings."""
+    found = _resolved(path)
+    return found.exists() or _beside(found, "previous").exists()
+
+
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    """Return where it is, through links."""
+    found = Path(path).resolve()
+    if found.is_dir():
+        raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
+    return found
 
 
 def _beside(path: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from typing import Any
 import netq
 from fl.compress import Compression, Compressor, as_compression
 from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
-from fl.model import InvalidUpdate, Model, Spec, check_specs, copied, difference, nbytes, specs_of
+from fl.model import InvalidUpdate, Model, Spec, check_specs, copied, difference, specs_of
 
 log = logging.getLogger("netq.fl")
 
@@ -151,7 +151,7 @@ class _Server:
 
     def answer(self, job: Job, content: Update | Report | Failure, unasked: int) -> None:
         """Send the answer to a task; or, if it is large, offer it, and keep it until there is a permit."""
-        size = nbytes(content.model) + nbytes(content.extra) if isinstance(content, Update) else 0
+        size = content.nbytes if isinstance(content, Update) else 0
         if size > unasked:
             self._offered = Reply(job, content)
             self._queue.put(Offer(job, size))

@@ -37,6 +37,8 @@ class Answer(NamedTuple):
 class _Asked(NamedTuple):
     job: Job
     delivery: netq.Delivery
+    unasked: int  # bytes of an answer that need no permit
+    since: float
 
 
 class Exchange:
@@ -90,8 +92,23 @@ class Exchange:
         delivery = self._queue.put(replace(task, unasked=share), *clients)
         for part in delivery.futures:
             if part.peer is not None:
-                self._asked[part.peer] = _Asked(task.job, part)
+                self._asked[part.peer] = _Asked(task.job, part, share, time.monotonic())
                 self._watchers.client_is(part.peer, State.TRAINING)
+
+    def overdue(self, seconds: float) -> list[uuid.UUID]:
+        """Return who has been at work for so long, or longer."""
+        now = time.monotonic()
+        return [peer for peer, asked in self._asked.items() if now - asked.since >= seconds]
+
+    def trim(self, size: int) -> None:
+        """Take tasks back that have not arrived, where they keep more models of so many bytes alive than there is room
+        for. Those of the oldest rounds go on: they have come the furthest.
+        """
+        waiting = {peer: asked.job.round for peer, asked in self._asked.items() if not asked.delivery.done()}
+        dropped = sorted(set(waiting.values()))[max(1, self._uploads.room // max(1, size)) :]
+        for peer, round in waiting.items():
+            if round in dropped:
+                self.forget(peer)
 
     def forget(self, peer: uuid.UUID) -> None:
         """Wait for a client no more. A task that it has not got yet it need not get.
@@ -207,9 +224,18 @@ class Exchange:
         elif not isinstance(content, _CONTENT[job.purpose]):
             expected = _CONTENT[job.purpose].__name__
             self._refuse(peer, Why.INVALID, f"it answered with {type(content).__name__}; expected {expected}")
+        elif wrong := self._too_large(peer, asked, content):
+            self._refuse(peer, Why.INVALID, wrong)
         else:
+            self._uploads.withdraw(peer)
             del self._asked[peer]
             self._held.append(Answer(peer, job, content))
+
+    def _too_large(self, peer: uuid.UUID, asked: _Asked, content: Update | Report) -> str:
+        """Return what is wrong with the size of an answer: else what nobody let in would fill the memory."""
+        size = content.nbytes if isinstance(content, Update) else 0
+        limit = self._uploads.admitted(peer) if self._permitted.get(peer) == asked.job else asked.unasked
+        return f"it sent {size} bytes, and might send {limit}; expected an offer first" if size > limit else ""
 
     def _out_of_place(self, peer: uuid.UUID, job: Job) -> None:
         """An answer to what was not asked, or is not waited for: of a client that is wrong, or of one that is late."""

@@ -17,15 +17,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from fl.model import Model
+from fl.model import Model, nbytes, plain
 from fl.packed import Packed, Unpacked
 from fl.plain import Plain, expect
 from fl.tensors import serialization
+from netq.complaints import printable
 
 Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
 
-_REASON = 1000  # characters of a client's reason that are kept
 _LARGEST = 2**63 - 1  # of a number in a message
 
 
@@ -41,12 +41,17 @@ class Update(Plain):
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays and tensors."""
+        return nbytes(self.model) + nbytes(self.extra)
+
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
             value = getattr(self, name)
             expect(isinstance(value, (dict, Unpacked)), name, value, "a dict of arrays or tensors by name")
             if isinstance(value, dict):  # a state_dict is of a class that is not allowed
-                object.__setattr__(self, name, dict(value))
+                object.__setattr__(self, name, plain(value))
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
 
@@ -71,7 +76,7 @@ class Failure(Plain):
 
     def __post_init__(self) -> None:
         expect(isinstance(self.reason, str), "reason", self.reason, "a text")
-        object.__setattr__(self, "reason", self.reason[:_REASON])
+        object.__setattr__(self, "reason", printable(self.reason))
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,17 @@ def check_specs(model: Model, specs: Mapping[str, Spec]) -> None:
         check_finite(name, source, scratch)
 
 
+def plain(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same in a dict, with arrays of numpy's subclasses, such as memmap, as plain ones in the same memory.
+
+    Raises InvalidUpdate for masked arrays, which would lose their mask.
+    """
+    for name, tensor in model.items():
+        if isinstance(tensor, np.ma.MaskedArray):
+            raise InvalidUpdate(f"{name!r}: a masked array; expected one without a mask, as of its filled()")
+    return {name: np.asarray(tensor) if isinstance(tensor, np.ndarray) else tensor for name, tensor in model.items()}
+
+
 def copied(model: Model) -> dict[str, Any]:
     """Return a copy in memory of its own: to remember what the round began with, where training changes that."""
     return {name: _copied(tensor) for name, tensor in model.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -101,7 +102,9 @@ class Answers:
         for name, value in content.metrics.items():
             total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
             mean = self.metrics.get(name, 0.0)
-            self.metrics[name] = mean + (value - mean) * (content.num_examples / total)
+            share = content.num_examples / total
+            moved = mean + (value - mean) * share
+            self.metrics[name] = moved if math.isfinite(moved) else mean * (1 - share) + value * share
 
     def fail(self, peer: uuid.UUID, refusal: Refusal) -> bool:
         """Do without a client, if it has not answered well; return whether it has not.

@@ -25,7 +25,7 @@ from fl.averaging import FedAvg
 from fl.checkpoint import Checkpoint, CheckpointError, load
 from fl.exchange import Exchange
 from fl.messages import MESSAGES, Job, Purpose, Task
-from fl.model import InvalidUpdate, Model, check, nbytes
+from fl.model import InvalidUpdate, Model, check, nbytes, plain
 from fl.presence import until_connected
 from fl.round import Answers, Refusal, RoundReport, Why
 from fl.settings import check_config, check_settings, checked_watchers
@@ -77,7 +77,7 @@ class Server:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         size = nbytes(model)
         room = _room(size, memory_limit)
-        self.model: Model = dict(model)
+        self.model: Model = plain(model)
         self.number = 0  # of the last round
         self._strategy = strategy or FedAvg()
         self._strategy.begin(self.model)
@@ -209,6 +209,7 @@ class Server:
             log.exception("the strategy could not finish round %d", self.number)
             return f"the strategy could not finish it: {type(error).__name__}: {error}"
         try:
+            model = plain(model)
             check(model, like=self.model)  # finite clients' numbers may come to more than a float holds
         except InvalidUpdate as error:
             self._strategy.reject()

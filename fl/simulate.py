@@ -67,7 +67,7 @@ def simulate(
     """
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
-    settings = {"min_clients": min(2, len(clients)), **settings}
+    settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
     if isinstance(settings["min_clients"], int) and settings["min_clients"] > len(clients):
         wanted = settings["min_clients"]
         raise netq.InvalidOption(f"simulate.min_clients: {wanted}; expected {len(clients)}, the clients, at most")

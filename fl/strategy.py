@@ -64,7 +64,7 @@ class Strategy(abc.ABC):
             known = options_of(type(self))
             raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
-        self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, math.inf, low_too=True)
+        self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, low_too=True)
         if not isinstance(config, Mapping | None):
             raise ValueError(f"{type(self).__name__}.config: {config!r}; expected a dict of plain values by name")
         self._config = dict(config or {})

@@ -54,6 +54,7 @@ class Training:
         """Ask, and fold what comes; return who answered what, and how many updates there must be."""
         self._told.clear()
         self._forget_old(task.job.round)
+        self._exchange.trim(nbytes(task.model))
         if self._strategy.buffer is not None:
             return self._collect_some(task, clients, self._strategy.buffer), 1
         busy = self._exchange.busy
@@ -84,12 +85,15 @@ class Training:
             self._take(round, answer)
             del answer  # first, for it is large: whoever may send now sends at once
             self._exchange.free(peer)
-        late = f"no answer within {self.deadline:g} s (deadline)"
-        reason = "enough others had answered" if answers.in_time >= enough else late
+        others = Refusal(Why.LATE, "enough others had answered")
         for peer in tuple(answers.pending):
-            self._fail(answers, peer, Refusal(Why.LATE, reason))
+            self._fail(answers, peer, others if answers.in_time >= enough else self._late)
             if self._strategy.staleness is None:
                 self._exchange.forget(peer)
+
+    @property
+    def _late(self) -> Refusal:
+        return Refusal(Why.LATE, f"no answer within {self.deadline:g} s (deadline)")
 
     def _is_enough(self, answers: Answers, enough: int, needed: int) -> bool:
         if answers.pending and answers.in_time < enough:
@@ -107,17 +111,27 @@ class Training:
             del answer  # first, for it is large: whoever may send now sends at once
             self._exchange.free(peer)
             if round.answers.folded >= count:
-                break
+                return round.answers
             self._keep_busy(round, chosen)
+        for peer in self._overdue():
+            self._fail(round.answers, peer, self._late)
         return round.answers
 
     def _keep_busy(self, round: _Round, chosen: Sequence[uuid.UUID]) -> None:
-        """Ask more of the chosen, so that as many are at work; first those who have not answered in this round."""
+        """Ask more of the chosen, so that as many are at work; first those who have not answered in this round.
+
+        Who has been at work for a whole deadline does not count as one of them: it may never answer.
+        """
         busy, answers = self._exchange.busy, round.answers
         idle = [peer for peer in chosen if peer not in busy and peer not in answers.failures]
-        more = sorted(idle, key=lambda peer: peer in answers.weights)[: max(0, len(chosen) - len(busy))]
+        at_work = len(busy) - len(self._overdue())
+        more = sorted(idle, key=lambda peer: peer in answers.weights)[: max(0, len(chosen) - at_work)]
         answers.pending.update(dict.fromkeys(more))
         self._exchange.ask(round.task, more)
+
+    def _overdue(self) -> list[uuid.UUID]:
+        """Return who has had a deadline's time: a little less, for even the first is asked after the round began."""
+        return self._exchange.overdue(0.9 * self.deadline)
 
     def _take(self, round: _Round, answer: Answer) -> None:
         """Fold an answer if it is an update."""

@@ -14,7 +14,7 @@ class Uploads:
     """Who waits, and who has been let in. `room` is bytes."""
 
     def __init__(self, room: int) -> None:
-        self._room = room
+        self.room = room
         self._waiting: dict[uuid.UUID, int] = {}
         self._admitted: dict[uuid.UUID, int] = {}
         self._heard: dict[uuid.UUID, tuple[int, float]] = {}  # of who has been let in: how far it is, and since when
@@ -43,7 +43,7 @@ class Uploads:
         """Return who may send now, and has not been told; and how much."""
         admitted = {}
         for peer, size in tuple(self._waiting.items()):
-            if self._admitted and sum(self._admitted.values()) + size > self._room:
+            if self._admitted and sum(self._admitted.values()) + size > self.room:
                 break
             self._admitted[peer] = admitted[peer] = self._waiting.pop(peer)
         return admitted
@@ -59,6 +59,10 @@ class Uploads:
                 self._heard[peer] = (at, now)
         return {peer: now - since for peer, (_, since) in self._heard.items()}
 
+    def admitted(self, peer: uuid.UUID) -> int:
+        """Return how many bytes it has been let in with."""
+        return self._admitted.get(peer, 0)
+
     def share(self, clients: int) -> int:
         """Return how many bytes each of so many clients may send without asking: then there is room for all."""
-        return self._room // max(1, clients)
+        return self.room // max(1, clients)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
+import reprlib
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from netq.memory import ALIGNMENT, Buffer
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
+_NAME = 200  # characters of a name that errors show: it is a peer's word
 
 
 class Stream:
@@ -172,7 +174,8 @@ def _loads(
                 found = super().find_class(module, name)
                 if _is_defined_there(found, module, name):
                     return found
-            raise NotAllowed(f"a message names {full}, which `allow` refuses; it was not loaded")
+            shown = full if full.isprintable() and len(full) <= _NAME else reprlib.repr(full)
+            raise NotAllowed(f"a message names {shown}, which `allow` refuses; it was not loaded")
 
         def persistent_load(self, pid: Any) -> Any:
             if persistent_load is None:

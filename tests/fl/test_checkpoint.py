@@ -18,7 +18,7 @@ import torch
 
 import fl
 import netq
-from fl.checkpoint import Checkpoint, load
+from fl.checkpoint import Checkpoint, is_there, load
 from fl.messages import Update
 from tests.fl.federation import SOON, A, B, C, Federation, adds, at
 
@@ -114,8 +114,31 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
         with pytest.raises(fl.CheckpointError, match="c: another process writes it; give each server a file of its"):
             fl.Server({"w": np.zeros(1)}, checkpoint=tmp_path / "c")
         other.kill()
+    with Federation(checkpoint=tmp_path / "c"):
+        with pytest.raises(fl.CheckpointError, match="c: another server of this process writes it"):
+            fl.Server({"w": np.zeros(1)}, checkpoint=tmp_path / "c")
+        with pytest.raises(subprocess.CalledProcessError):
+            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
     save(tmp_path / "c", STATE)
     assert_same(load(tmp_path / "c"))
+
+
+def test_a_link_is_followed_to_the_one_before_too(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, real = tmp_path / "c", tmp_path / "disk" / "real"
+    link.symlink_to(real)
+    assert not is_there(link)
+    save(link, STATE)
+    save(link, {"number": 8})
+    real.unlink()
+    assert is_there(link)
+    assert_same(load(link))
+
+
+@pytest.mark.parametrize("name", ["/", ".", "/proc/x", "n" * 250])
+def test_a_name_that_no_checkpoint_can_have_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(fl.CheckpointError, match=r"is a folder; expected|cannot be written"):
+        Checkpoint(tmp_path / name)
 
 
 def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:

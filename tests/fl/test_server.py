@@ -300,6 +300,14 @@ def test_metrics_are_means_by_number_of_examples() -> None:
     assert report.evaluation == {}
 
 
+def test_means_of_metrics_do_not_overflow() -> None:
+    with Federation() as federation:
+        federation.join(A, gives(0, 1, loss=1.5e308))
+        federation.join(B, gives(0, 1, loss=-1.5e308))
+        federation.join(C, gives(0, 2, loss=1e308))
+        assert federation.round(3).metrics["loss"] == pytest.approx(0.5e308)
+
+
 def test_the_new_model_is_evaluated_by_those_whose_updates_are_in_it() -> None:
     asked = []
 
@@ -656,7 +664,7 @@ BAD_TRAIN: dict[str, tuple[Train, str]] = {
     "text metric": (_update(filled(9), 1, {"loss": "low"}), r"metrics\['loss'\]: str 'low'; expected a number"),
     "a function": (_update({"w": lambda: None}), "its answer cannot be pickled: .*lambda"),
     "objects": (_update({"w": np.array([1, None, 1])}), "cannot be read: .*numpy.*`allow` refuses"),
-    "masked": (_update({"w": np.ma.zeros(3, np.float32)}), "cannot be read: .*numpy.*`allow` refuses"),
+    "masked": (_update({"w": np.ma.zeros(3, np.float32)}), "'w': a masked array; expected one without a mask"),
 }
 
 
@@ -749,7 +757,7 @@ BAD_ANSWER: dict[str, tuple[Callable[[Task], Any], str]] = {
         "it answered round 2 in round 1",
     ),
     "a storage": (lambda task: reply(task, _update({"w": tensors.Storage(bytearray(12))})({}, {})), "'w': a Storage"),
-    "a failure": (lambda task: reply(task, Failure("x" * 5000)), "^x{1000}$"),
+    "a failure": (lambda task: reply(task, Failure("x" * 5000)), "^x{500}…$"),
 }
 
 

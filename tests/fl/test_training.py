@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import fl
 import netq
 from fl.messages import MESSAGES, Offer, Permit, Reply, Task, Update
+from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
 
 
@@ -181,7 +183,10 @@ class Raw:
         self._queue.put(Offer(task.job, size)).result(SOON)
 
     def send(self, task: Task, value: float) -> None:
-        self._queue.put(reply(task, Update(large(value), 1))).result(SOON)
+        self.answer(task, Update(large(value), 1))
+
+    def answer(self, task: Task, content: Any) -> None:
+        self._queue.put(reply(task, content)).result(SOON)
 
     def permitted(self, task: Task, within: float = SOON) -> bool:
         try:
@@ -276,7 +281,7 @@ def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pyte
 
 def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.exchange._SILENT", 0.1)
-    settings: dict[str, Any] = {"memory_limit": 1200, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
+    settings: dict[str, Any] = {"memory_limit": 1600, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -295,6 +300,50 @@ def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(mo
         clients[0].send(tasks[0], 9)
         assert set(round.result(SOON).clients) == {A, B}
     assert federation.w == [8] * 100
+
+
+def test_what_is_larger_than_may_be_sent_is_refused() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 3) as clients:
+        round = federation.start(federation.round, 3)
+        tasks = [client.task() for client in clients]
+        clients[0].send(tasks[0], 1)  # without an offer
+        clients[1].offer(tasks[1], 200)
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 2)  # and this is 400
+        clients[2].offer(tasks[2], 400)
+        assert clients[2].permitted(tasks[2])
+        clients[2].send(tasks[2], 3)
+        report = round.result(SOON)
+        assert reasons(report) == {
+            A: "it sent 400 bytes, and might send 133; expected an offer first",
+            B: "it sent 400 bytes, and might send 200; expected an offer first",
+        }
+    assert federation.w == [3] * 100
+
+
+def test_who_sends_while_it_waits_for_a_permit_harms_nobody() -> None:
+    settings: dict[str, Any] = {"memory_limit": 2000, "min_clients": 3, "evaluate": True, "strategy": fl.FedAsync(1.0)}
+    with Federation(large(0), **settings) as federation, raw(federation, 3) as clients:
+        round = federation.start(federation.round, 3)
+        tasks = [client.task() for client in clients]
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[1].offer(tasks[1], SIZE)  # waits
+        clients[2].send(tasks[2], 3)
+        question = clients[2].task()
+        assert question.job.purpose == "evaluate"
+        clients[0].send(tasks[0], 1)
+        clients[1].send(tasks[1], 2)  # while others evaluate, and nobody takes it
+        clients[2].answer(question, fl.Report(1))
+        assert round.result(SOON).clients == (C,)
+        found = []
+        for client in (0, 1):
+            round = federation.start(federation.round, 3)
+            question = clients[client].task()
+            assert question.job.purpose == "evaluate"
+            clients[client].answer(question, fl.Report(1))
+            found += round.result(SOON).clients
+        assert found == [A, B]
 
 
 def test_offers_that_are_out_of_place_get_nothing() -> None:
@@ -589,6 +638,45 @@ def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) 
             assert {refusal.why for refusal in report.failures.values()} == {fl.Why.ERROR}
             assert len(report.failures) == 4
             assert caplog.text.count("Traceback") == times
+
+
+def test_one_that_never_answers_is_late_and_another_takes_its_place() -> None:
+    hung = Gate(1)
+    strategy = fl.FedAsync(fraction=0.25)
+    strategy.select = lambda number, clients: [A] if number == 1 else [B]  # type: ignore[method-assign]
+    with Federation(strategy=strategy, min_clients=2, deadline=SHORT) as federation:
+        federation.join(A, hung)
+        federation.join(B, gives(8))
+        report = federation.round(2)
+        assert (report.clients, report.failures[A].why) == ((), fl.Why.LATE)
+        for _ in range(3):
+            report = federation.round(2)
+            assert (report.clients, dict(report.failures)) == ((B,), {})
+        hung.let_go(10)
+
+
+def test_models_that_slow_readers_are_being_sent_are_not_many_at_once() -> None:
+    """There is room for one old model: of those on slow links, who were all asked at another, the first is not taken
+    its task back.
+    """
+    size = 4_000_000
+    model = {"w": np.zeros(size // 4, np.float32)}
+    strategy = fl.FedAsync()
+    with ExitStack() as stack:
+        federation = stack.enter_context(Federation(model, strategy=strategy, min_clients=1, memory_limit=3 * size))
+        federation.join(A, lambda model, config: Update(model, 1))
+        federation.server.wait(1, SOON)
+        for count, id in enumerate([B, C, D], start=2):
+            proxy = stack.enter_context(Proxy(federation.server.netloc))
+            proxy.bandwidth = 100_000
+            options = at(proxy.netloc, id)
+            queue = netq.new(purpose=netq.Purpose.CLIENT, options=replace(options, serialization=MESSAGES))
+            stack.callback(queue.close, 0)
+            federation.server.wait(count, SOON)
+            assert federation.round(count).clients == (A,)
+        federation.round(4)
+        tasks = {asked.job.round for peer, asked in federation.server._exchange._asked.items() if peer != A}
+        assert len(tasks - {federation.server.number}) == 1
 
 
 def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
