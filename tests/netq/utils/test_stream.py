@@ -279,6 +279,14 @@ def test_hostile_names_are_refused(serializer: Callable[[], PickleSerializer], c
         serializer().load(call.message)
 
 
+@pytest.mark.parametrize("name", ["x\n12:00 CRITICAL all is lost", "A" * 255], ids=["lines", "long"])
+def test_a_name_that_a_peer_makes_up_is_shown_short_and_in_one_line(name: str) -> None:
+    with pytest.raises(NotAllowed) as caught:
+        nothing.load(Calls(name, "y").message)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
+
+
 def test_the_calls_above_would_run_if_allowed() -> None:
     assert trusting.load(Calls("builtins", "eval", "1 + 1").message) == 2
     assert trusting.load(Calls("uuid", "UUID", "0" * 32).message) == uuid.UUID(int=0)
