@@ -18,13 +18,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, TextIO
-
-import numpy as np
+from typing import Annotated, TextIO
 
 try:
     import typer
@@ -32,7 +30,7 @@ except ImportError as error:
     sys.exit(f"fl: the command line needs typer ({error}): pip install typer")
 
 import fl
-from fl import plots
+from fl import npz, plots
 from fl.config import Config
 from fl.mlflow import MLflow
 from fl.model import Model
@@ -97,12 +95,12 @@ def _serve(config: Config) -> None:
         measured = [] if config.measure is None else [Measured(config.measure, watchers)]
         server = stack.enter_context(config.server(measured or watchers))
         if config.save is not None:
-            _arrays(config, server.model)
+            _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
         for _ in server.rounds(config.rounds - server.number):
             pass  # the watchers have seen it
         if config.save is not None:
-            _save(config.save, _arrays(config, server.model))
+            npz.save(config.save, server.model)
         log.info("all rounds are done")
 
 
@@ -136,21 +134,11 @@ class _Logged(fl.Watcher):
         log.info("%s", report)
 
 
-def _arrays(config: Config, model: Model) -> dict[str, Any]:
+def _check(config: Config, model: Model) -> None:
     try:
-        return {name: np.asarray(tensor) for name, tensor in model.items()}
-    except (TypeError, RuntimeError) as error:  # a tensor of torch's own dtypes, or of another device
-        raise InvalidOption(f"{config.path}: model.save: {error}; expected what .npz has, or leave it out") from None
-
-
-def _save(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an .npz file, which is whole or is not there."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+        npz.check(model)
+    except ValueError as error:
+        raise InvalidOption(f"{config.path}: model.save: {error}, or leave it out") from None
 
 
 @contextmanager
@@ -168,7 +156,8 @@ def _statuses() -> Iterator[None]:
 
 def _fail(error: Exception, status: int) -> None:
     log.debug("where it happened", exc_info=error)
-    print(f"fl: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+    with suppress(BrokenPipeError):  # nobody reads: there is the status
+        print(f"fl: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
     raise typer.Exit(status)
 
 

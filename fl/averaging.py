@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl.aggregate import WeightedMean
+from fl.checkpoint import CheckpointError
 from fl.messages import Update
 from fl.model import Model
 from fl.optimizers import Adaptive, Momentum, Optimizer, adagrad, adam, yogi
@@ -58,9 +59,12 @@ class FedAvg(Strategy):
         return {} if self._optimizer is None else self._optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give it back to the optimizer."""
+        """Give it back to the optimizer. Raises CheckpointError, if there is none now."""
         if self._optimizer is not None:
             self._optimizer.restore(state)
+        elif state:
+            ours, kept = type(self).__name__, " and ".join(state)
+            raise CheckpointError(f"there is {kept}, and this {ours} has no optimizer for it; give the one that it had")
 
 
 class FedProx(FedAvg):

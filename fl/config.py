@@ -30,6 +30,7 @@ from typing import Any
 
 import fl
 from fl import named
+from fl.checkpoint import is_there
 from fl.model import InvalidUpdate, check
 from fl.records import Measure, name_of
 from netq.errors import InvalidOption, SecurityError
@@ -110,9 +111,9 @@ class Config:
             initial=_called_with(file, "initial"),
             protocol=protocol,
             settings=_settings(file),
-            checkpoint=file.place("server", "checkpoint"),
+            checkpoint=file.place("server", "checkpoint", beside=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
-            save=file.place("model", "save"),
+            save=file.place("model", "save", beside=".new"),
             strategy=named.strategy(file),
             security=file.security(),
             mqtt=file.mqtt(protocol),
@@ -135,7 +136,7 @@ class Config:
             "checkpoint": self.checkpoint,
             "watchers": tuple(watchers),
         }
-        if self.checkpoint is not None and _is_there(self.checkpoint):
+        if self.checkpoint is not None and is_there(self.checkpoint):
             make = partial(fl.Server.resume, self.checkpoint)
         else:
             make = partial(fl.Server, self._first())
@@ -158,11 +159,6 @@ class Config:
         except InvalidUpdate as error:
             raise InvalidOption(f"{self.path}: model.initial: {error}") from None
         return model
-
-
-def _is_there(checkpoint: Path) -> bool:
-    """Whether there is one, or the one before: a machine may stop between two renamings (fl/checkpoint.py)."""
-    return checkpoint.exists() or checkpoint.with_name(f"{checkpoint.name}.previous").exists()
 
 
 def _netloc(file: File) -> NetworkLocation:

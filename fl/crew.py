@@ -9,6 +9,7 @@ import contextlib
 import os
 import pickle
 import signal
+import socket
 import sys
 import threading
 import uuid
@@ -58,10 +59,12 @@ class _Child:
             self.door.send(what)
 
     def end(self) -> None:
-        """Kill it, if it has not ended by itself, and wait until it is gone."""
+        """Kill it, if it has not ended by itself, and wait until it is gone. After what it has said its door ends."""
         if self._status is None:
             os.kill(self._pid, signal.SIGKILL)
             self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            with socket.socket(fileno=os.dup(self.door.fileno())) as door:
+                door.shutdown(socket.SHUT_RDWR)  # somebody whom it has forked may hold the other end still
 
     def __str__(self) -> str:
         """How it ended."""
@@ -95,7 +98,7 @@ class Crew:
             self._listener.join(_PATIENCE)
         self._end()
         if self._listener is not None:
-            self._listener.join()  # they are gone, and so are the other ends of its pipes
+            self._listener.join()  # they are gone, and so their doors have ended
         for child in self._children:
             child.door.close()
 

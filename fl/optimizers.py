@@ -22,6 +22,8 @@ from fl.strategy import within
 
 Arrays = dict[str, NDArray[Any]]
 
+_ADAPTIVITY = (1e-30, 1e18)  # as a float32 it is more than 0, and its square is one too
+
 
 class Optimizer(Protocol):
     """What FedAvg does with its mean. `state` and `restore` are a strategy's."""
@@ -92,7 +94,7 @@ class Adaptive:
         self._moment = moment
         self._rate = within("learning_rate", learning_rate, 0, math.inf)
         self._beta_1 = within("beta_1", beta_1, 0, 1, low_too=True)
-        self._adaptivity = within("adaptivity", adaptivity, 0, math.inf)
+        self._adaptivity = within("adaptivity", adaptivity, *_ADAPTIVITY, low_too=True)
         self._first, self._second = Slots(), Slots(adaptivity**2)
 
     def step(self, block: Block) -> None:

@@ -1,7 +1,8 @@
 """How far a round is, on a terminal: who is training, waiting, sending, done or failed, and with how many bytes.
 
 Made by users and by fl/__main__.py; called by the server's thread, which only notes what it is told: a thread of
-rich's draws, a few times a second. Where stderr is no terminal there is a line a round, and no drawing.
+rich's draws, a few times a second. Where stderr is no terminal there is a line a round, and no drawing. Where nobody
+reads stderr any more there is nothing, and the rounds go on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 from fl.model import Model
@@ -35,16 +37,17 @@ _COLOURS = {
 class Progress(Watcher):
     """Shows how a round goes, a line for each state of clients, as many as they are. A context manager.
 
-    console: where to; stderr. Without the `with` statement it shows the line a round only.
+    console: where to; stderr. One of your own does what it does when its reader goes away: rich's ends the process.
+    Without the `with` statement it shows the line a round only.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         try:
-            from rich.console import Console
             from rich.live import Live
+
+            self._console = console or _stderr()
         except ImportError as error:
             raise missing("fl.Progress", "rich", "rich", error) from error
-        self._console = console or Console(stderr=True)
         self._lock = threading.Lock()  # of the rest, which the drawing thread reads
         self._clients: dict[uuid.UUID, tuple[State, int]] = {}
         self._title = "waiting for clients"
@@ -82,7 +85,8 @@ class Progress(Watcher):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._live.stop()
+        with suppress(OSError):  # of a terminal that has gone, there is nothing to tidy up
+            self._live.stop()
 
     def _draw(self) -> Group:
         """Return what there is to see: in the drawing thread."""
@@ -93,6 +97,17 @@ class Progress(Watcher):
             clients, title, seconds = dict(self._clients), self._title, time.monotonic() - self._begin
         lines = {f"{title}, {seconds:.0f} s": "bold", **{_line(state, clients): _COLOURS[state] for state in State}}
         return Group(*[Text(line, style, no_wrap=True, overflow="ellipsis") for line, style in lines.items()])
+
+
+def _stderr() -> Console:
+    """Return a console that falls silent when its reader goes away, as that of `… 2>&1 | head` does."""
+    from rich.console import Console
+
+    class Stderr(Console):
+        def on_broken_pipe(self) -> None:  # rich's raises SystemExit
+            self.quiet = True
+
+    return Stderr(stderr=True)
 
 
 def _line(state: State, clients: dict[uuid.UUID, tuple[State, int]]) -> str:

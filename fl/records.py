@@ -24,6 +24,8 @@ from fl.watch import State, Watcher, Watchers
 
 log = logging.getLogger("netq.fl")
 
+MEASURED = "server_"  # before the names of what `Measured` finds
+
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
 
@@ -77,7 +79,7 @@ class Measured(Watcher):
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Measure, and tell the others."""
-        found = {f"server_{name}": value for name, value in self._measured(model).items()}
+        found = {f"{MEASURED}{name}": value for name, value in self._measured(model).items()}
         self._watchers.round_ends(replace(report, evaluation={**report.evaluation, **found}), model)
 
     def _measured(self, model: Model) -> dict[str, float]:

@@ -316,6 +316,8 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 raise CheckpointError(
                     f"{path}: its strategy has no {error}; give the strategy as it was made"
                 ) from error
+            except CheckpointError as error:
+                raise CheckpointError(f"{path}: {error}") from error
             return model
         case _:
             raise CheckpointError(f"{path}: is not of a server: it has {', '.join(map(repr, state))}")

@@ -1,7 +1,8 @@
 """A federation on one machine: the server in this process, its clients in others, over loopback TCP or shared memory.
 
 Called by users, from a notebook or a script. Models and updates go by netq, as between machines; beside it each process
-(fl/crew.py, fl/worker.py) has one pipe to this one. Nothing outlives `simulate`, and no process outlives this one.
+(fl/crew.py, fl/worker.py) has one pipe to this one. None outlives `simulate`, nor this process; but those that a
+client's function starts are its own to end.
 
     this process                               a process with some of the clients
     start them ──────────────────────────────► wait

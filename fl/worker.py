@@ -37,6 +37,7 @@ class Start(NamedTuple):
 
 def work(share: Share, door: Connection) -> None:
     """Run clients until the server ends the federation."""
+    _keep(door)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends us
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if "torch" in sys.modules:
@@ -55,6 +56,12 @@ def work(share: Share, door: Connection) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     desk.say(None)
+
+
+def _keep(door: Connection) -> None:
+    """Keep it from the processes that clients start: the parent hears by its end that this process has ended."""
+    os.set_inheritable(door.fileno(), False)
+    os.register_at_fork(after_in_child=door.close)
 
 
 def work_unpickled(door: Connection) -> None:

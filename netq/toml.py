@@ -2,7 +2,7 @@
 
 Called by fl/config.py and edge/config.py, which own the names of their tables and keys. Every error is InvalidOption,
 in the file's own words: file and key, what it says, what was expected, what to do. Paths are seen from the file's
-folder. Opens no connection and writes nothing; but `function` imports the module that a value names.
+folder. Opens no connection and leaves nothing written; but `function` imports the module that a value names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import functools
 import importlib
 import math
 import os
+import tempfile
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -106,22 +107,27 @@ class File:
         self.check(f"{table}.{key}", name, name in names, " or ".join(f'"{name}"' for name in names))
         return type(default)(name)
 
-    def place(self, table: str, key: str, *, folder: bool = False) -> Path | None:
-        """Return the path of a file that may be written, or of a folder, if this names one; where it lies is there."""
+    def place(self, table: str, key: str, *, folder: bool = False, beside: str = "") -> Path | None:
+        """Return the path of a file that may be written, or of a folder, if this names one; where it lies is there.
+
+        `beside`: what the longest name of the files ends with that are written beside it, and then renamed.
+        """
         if key not in self.table(table):
             return None
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
-        if not path.parent.is_dir():
+        if not os.path.isdir(path.parent):  # not Path's, which raises for a name that is too long
             raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
         expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
-        self.check(f"{table}.{key}", str(path), path.is_dir() == folder or not path.exists(), expected)
+        self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
+        name = "a name that may be written to" + (", and so may be others beside it" if beside else "")
+        self.check(f"{table}.{key}", str(path), _may_write(path, beside), name)
         return path
 
     def folder(self, table: str, key: str) -> Path:
         """Return the path of a folder that is there, and may be written to."""
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
-        right = path.is_dir() and os.access(path, os.W_OK | os.X_OK)
-        self.check(f"{table}.{key}", str(path), right, "a folder that is there and that this user may write to")
+        expected = "a folder that is there and that this user may write to"
+        self.check(f"{table}.{key}", str(path), _may_write_in(path), expected)
         return path
 
     def pem(self, table: str, key: str) -> Path:
@@ -185,6 +191,31 @@ class File:
     def wrong(self, what: str) -> InvalidOption:
         """Return the error that says what is wrong with this file."""
         return InvalidOption(f"{self.path}: {what}")
+
+
+def _may_write(path: Path, beside: str) -> bool:
+    """Whether a file or folder may be made here or written to; one with others `beside` it is made anew."""
+    try:
+        os.lstat(f"{path}{beside}")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        return False
+    if beside:
+        path = Path(os.path.realpath(path))
+        return (path.is_file() or not path.exists()) and _may_write_in(path.parent)
+    if path.exists() and not path.is_dir():
+        return os.access(path, os.W_OK)
+    return _may_write_in(path if os.path.isdir(path) else path.parent)
+
+
+def _may_write_in(folder: Path) -> bool:
+    """Whether a file can be made there. It is tried: to root, /proc too says that it can be written to."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:

@@ -1,7 +1,7 @@
 """A strategy of Flower that folds replies as they come with a kernel of ours, under whatever grid it runs.
 
-Called by Flower: under fl.flower.Grid, under a SuperLink, or in its simulation. Of FedAvg it replaces `aggregate_train`
-alone, and tells a grid of ours that it wants each reply as it comes: sampling, configs, evaluation and metrics are
+Called by Flower: under fl.flower.Grid, under a SuperLink, or in its simulation. Of FedAvg it replaces what is made of
+replies, and tells a grid of ours that it wants each as it comes: sampling, configs and the means of metrics are
 Flower's.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -49,7 +50,8 @@ def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -
     Each reply is folded when it is given, and its arrays are dropped; fl.flower.Grid gives it when it comes, so there a
     round costs two models beside the replies that are just coming in, however many nodes there are. Dtypes stay what
     they are: whole numbers are rounded, where FedAvg makes float64 of them. A reply that does not fit counts as that
-    node's failure, and the run goes on. What `train_metrics_aggr_fn` is given has no arrays any more.
+    node's failure, and the run goes on. What `train_metrics_aggr_fn` is given has no arrays any more. It and
+    `evaluate_metrics_aggr_fn` are given the replies whose metrics have the names, and lists the lengths, of most.
 
     What fits is what has the names, shapes and dtypes of the arrays that the nodes were sent, whoever answers first.
     But FedAvg takes whatever its nodes agree on, and there are apps that answer with something else: with the layers
@@ -66,8 +68,7 @@ def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -
 class _Folded(NamedTuple):
     """What is left of a reply that was folded."""
 
-    node: int
-    content: RecordDict  # without the arrays
+    reply: Message  # without the arrays
     misfit: str  # why its arrays are not like those that were sent; empty if they are
 
 
@@ -105,45 +106,66 @@ class KernelFedAvg(FedAvg):
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
         log.info("round %d: %d results, %d failures", server_round, len(folded), came - len(folded))
+        return self._finish(server_round, folded)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return the metrics' means, of the replies that fit."""
+        fitting: list[Message] = []
+        came = 0
+        for reply in replies:
+            came += 1
+            try:
+                self._weight(_content(reply))
+                fitting.append(reply)
+            except InvalidUpdate as error:
+                _leave_out(server_round, reply.metadata.src_node_id, str(error))
+        log.info("round %d: %d evaluations, %d failures", server_round, len(fitting), came - len(fitting))
+        if not fitting:
+            return None
+        return self.evaluate_metrics_aggr_fn(_alike(server_round, fitting), self.weighted_by_key)
+
+    def _finish(self, server_round: int, folded: list[_Folded]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what was folded, and the metrics' means."""
         if self._kernel is None or not folded:
             return None, None
         if why := folded[0].misfit:
             text = "round %d: no reply is like the arrays that were sent; those like node %d's are taken: %s"
-            log.warning(text, server_round, folded[0].node, why)
-        metrics = self.train_metrics_aggr_fn([each.content for each in folded], self.weighted_by_key)
+            log.warning(text, server_round, folded[0].reply.metadata.src_node_id, why)
+        contents = _alike(server_round, [each.reply for each in folded])
+        metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         return arrays(self._kernel.finish()), metrics
 
     def _fold(self, server_round: int, reply: Message, folded: list[_Folded]) -> None:
         """Fold a reply in. With the first that is like what was sent, what was folded before it is left out."""
-        model, metrics = self._read(reply)
+        model, weight = self._read(reply)
         misfit = self._misfit(model)
         if misfit and self._is_met:
             raise InvalidUpdate(misfit)
         if not (misfit or self._is_met):
             self._is_met, self._kernel = True, None
             for each in folded:
-                _leave_out(server_round, each.node, each.misfit)
+                _leave_out(server_round, each.reply.metadata.src_node_id, each.misfit)
             folded.clear()
-        if folded and metrics.keys() != _the_one(folded[0].content, MetricRecord).keys():
-            raise InvalidUpdate(f"its metrics are {sorted(metrics)}; expected those of the others")
         kernel = self._kernel or self._make(model)
-        kernel.fold(model, metrics[self.weighted_by_key])
+        kernel.fold(model, weight)
         self._kernel = kernel
-        folded.append(_Folded(reply.metadata.src_node_id, reply.content, misfit))
+        folded.append(_Folded(reply, misfit))
 
-    def _read(self, reply: Message) -> tuple[Model, MetricRecord]:
-        """Return the arrays of a reply, which it has no more, and its metrics, with a weight."""
-        if reply.has_error():
-            raise InvalidUpdate(reply.error.reason or f"error {reply.error.code}")
-        record = _the_one(reply.content, ArrayRecord)
-        model = {name: record.pop(name).numpy() for name in list(record)}
-        metrics = _the_one(reply.content, MetricRecord)
-        weight = metrics.get(self.weighted_by_key)
+    def _read(self, reply: Message) -> tuple[Model, float]:
+        """Return the arrays of a reply, which it has no more, and its weight."""
+        content = _content(reply)
+        record = _the_one(content, ArrayRecord)
+        model = {name: _numpy(name, record.pop(name)) for name in list(record)}
+        return model, self._weight(content)
+
+    def _weight(self, content: RecordDict) -> float:
+        """Return what a reply counts."""
+        weight = _the_one(content, MetricRecord).get(self.weighted_by_key)
         if not isinstance(weight, (int, float)):
             raise InvalidUpdate(f"its metrics have no number {self.weighted_by_key!r}")
         if not 0 < weight < math.inf:
             raise InvalidUpdate(f"its {self.weighted_by_key!r} is {weight}; expected a finite number above 0")
-        return model, metrics
+        return weight
 
     def _misfit(self, model: Model) -> str:
         """Why a model is not like the arrays that were sent; empty if it is. The error itself would keep the model."""
@@ -157,6 +179,37 @@ class KernelFedAvg(FedAvg):
 
 def _leave_out(server_round: int, node: int, why: str) -> None:
     log.warning("round %d: node %d is left out: %s", server_round, node, why)
+
+
+def _content(reply: Message) -> RecordDict:
+    if reply.has_error():
+        raise InvalidUpdate(reply.error.reason or f"error {reply.error.code}")
+    return reply.content
+
+
+def _numpy(name: str, array: Array) -> Any:
+    try:
+        return array.numpy()
+    except Exception as error:  # of another serialisation; and numpy promises no more of damaged data
+        raise InvalidUpdate(f"{name!r} cannot be read: {error}; expected an array of numpy's") from error
+
+
+def _alike(server_round: int, replies: list[Message]) -> list[RecordDict]:
+    """Return the contents whose metrics have the form that most have: of others there is no mean."""
+    forms = [_form(reply.content) for reply in replies]
+    usual = Counter(forms).most_common(1)[0][0]
+    for reply, form in zip(replies, forms, strict=True):
+        if form != usual:
+            text = "round %d: the metrics of node %d are left out: they are %.300s; most nodes' are %.300s"
+            log.warning(text, server_round, reply.metadata.src_node_id, form, usual)
+    return [reply.content for reply, form in zip(replies, forms, strict=True) if form == usual]
+
+
+def _form(content: RecordDict) -> str:
+    """The record's name, and those of its metrics, with the lengths of lists."""
+    ((record, metrics),) = content.metric_records.items()
+    lengths = {name: f"[{len(value)}]" if isinstance(value, list) else "" for name, value in metrics.items()}
+    return f"{record!r} with " + ", ".join(f"{name!r}{lengths[name]}" for name in sorted(lengths))
 
 
 def _the_one(content: RecordDict, kind: type) -> Any:

@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from fl.averaging import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from fl.checkpoint import CheckpointError
 from fl.messages import Update
 from fl.model import InvalidUpdate
+from fl.optimizers import Momentum
 from fl.strategy import Strategy, polynomial
 
 Arrays = dict[str, NDArray[Any]]
@@ -197,6 +199,25 @@ def test_an_optimizer_goes_on_from_its_state(make: Callable[[], FedAvg]) -> None
     assert any((fresh[name] != rounds[0][name]).any() for name in fresh), "the state makes a difference"
 
 
+@pytest.mark.parametrize("adaptivity", [1e-30, 1e18])
+def test_the_least_and_the_most_adaptivity_are_numbers_of_float32(adaptivity: float) -> None:
+    start = {"w": np.zeros(3, np.float32)}
+    strategy = begun(FedAdam(adaptivity=adaptivity), start)
+    strategy.fold(start, Update({"w": np.array([0, 1, -1], np.float32)}, 1))
+    result = np.asarray(strategy.finish(start)["w"])
+    assert np.sign(result).tolist() == [0, 1, -1]
+    assert np.isfinite(result).all()
+
+
+def test_what_an_optimizer_kept_is_not_dropped_without_a_word() -> None:
+    state = begun(FedAvg(optimizer=Momentum()), model()).state()
+    with pytest.raises(CheckpointError, match="there is velocity, and this FedAvg has no optimizer for it; give"):
+        begun(FedAvg(), model()).restore(state)
+    with pytest.raises(KeyError, match="first"):
+        begun(FedAdam(), model()).restore(state)
+    begun(FedAvg(), model()).restore(begun(FedAvg(), model()).state())
+
+
 @pytest.mark.parametrize("make", [make for make, _ in OPTIMIZERS.values()], ids=OPTIMIZERS)
 def test_an_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> None:
     one, other = begun(make(), model()), begun(make(), model())
@@ -225,6 +246,8 @@ def test_an_optimizer_takes_torch_tensors_of_half_precision() -> None:
         (lambda: FedAdam(beta_2=float("nan")), "beta_2"),
         (lambda: FedYogi(beta_2=2), "beta_2"),
         (lambda: FedAdagrad(adaptivity=0), "adaptivity"),
+        (lambda: FedAdam(adaptivity=1e308), "adaptivity"),  # its square is no float
+        (lambda: FedYogi(adaptivity=1e-320), "adaptivity"),
         (lambda: FedProx(mu=-1), "mu"),
     ],
 )

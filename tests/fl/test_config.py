@@ -156,6 +156,15 @@ def test_staleness_is_said_in_words(tmp_path: Path, text: str, staleness: int, d
     assert strategy.discount(staleness) == discount
 
 
+def test_a_file_is_written_again_through_a_link_and_a_device_to(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "model.npz").symlink_to("far/model.npz")
+    config = load(tmp_path, f"{LEAST}save = 'model.npz'\n[watch]\njson = '/dev/null'\n")
+    assert config.save == tmp_path / "model.npz"
+    assert config.watch.json == Path("/dev/null")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aggregator.toml", "far", "model.npz"]
+
+
 def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     strategy: Any = load(tmp_path, f'{LEAST}[strategy]\nname = "FedMedian"\nfolder = "spool"\n').strategy
@@ -203,6 +212,17 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "measure = 1\n", "model.measure: 1", '"module:function"'),
         (LEAST + "save = 'none/model.npz'\n", "model.save: ", "there is no folder"),
         (SERVER + "checkpoint = 7\n" + MODEL, "server.checkpoint: 7", "a path, seen from the folder of this file"),
+        (SERVER + "checkpoint = '/'\n" + MODEL, "server.checkpoint: '/'", "a file, and this is a folder"),
+        (SERVER + "checkpoint = '.'\n" + MODEL, "server.checkpoint: ", "a file, and this is a folder"),
+        (SERVER + "checkpoint = '/proc/x'\n" + MODEL, "server.checkpoint: '/proc/x'; expected", "may be written to"),
+        (SERVER + "checkpoint = '/dev/null'\n" + MODEL, "server.checkpoint: ", "may be others beside it"),
+        (SERVER + f"checkpoint = '{'x' * 247}'\n" + MODEL, "server.checkpoint: ", "may be written to"),
+        (SERVER + f"checkpoint = '{'x' * 300}'\n" + MODEL, "server.checkpoint: ", "may be written to"),
+        (SERVER + f"checkpoint = '{'x' * 300}/x'\n" + MODEL, "server.checkpoint: ", "there is no folder"),
+        (SERVER + 'checkpoint = "\\u0000"\n' + MODEL, "server.checkpoint: ", "may be written to"),
+        (LEAST + "save = '.'\n", "model.save: ", "a file, and this is a folder"),
+        (LEAST + "save = '/proc/x'\n", "model.save: '/proc/x'; expected", "may be written to"),
+        (LEAST + "save = '/dev/null'\n", "model.save: '/dev/null'; expected", "may be written to"),
         (SERVER + "protocol = 'udp'\n" + MODEL, "server.protocol: 'udp'", '"tcp" or "mqtt"'),
         (SERVER + "min_clients = '2'\n" + MODEL, "server.min_clients: '2'", "a whole number"),
         (SERVER + "evaluate = 1\n" + MODEL, "server.evaluate: 1", "true or false"),
@@ -218,6 +238,8 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + f"[strategy]\nname = '{__name__}:Needs'\n", "strategy: ", "'bound'; see docs/strategies.md"),
         (LEAST + "[strategy]\nconfig = 3\n", "strategy.config: 3; expected a table", "{ epochs = 2 }"),
         (LEAST + "[strategy]\nconfig = { day = 1979-05-27 }\n", "strategy.config: ", "'day'"),
+        (LEAST + "[strategy]\nconfig = 'ab'\n", "strategy.config: 'ab'; expected a table", "{ epochs = 2 }"),
+        (LEAST + "[strategy]\nname = 'FedYogi'\nadaptivity = 1e308\n", "strategy.adaptivity: 1e+308;", "at most"),
         (LEAST + "[strategy]\nseed = 'a'\n", "strategy.seed: 'a'; expected", "a whole number"),
         (LEAST + "[strategy]\nseed = true\n", "strategy.seed: True; expected", "a whole number"),
         (LEAST + "[strategy]\nname = 'Krum'\nfolder = '/nope'\n", "strategy.folder: '/nope'; expected", "is there"),
@@ -237,6 +259,8 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[watch]\nprometheus = true\n", "watch.prometheus: True", "a port, as in 9100"),
         (LEAST + "[watch]\nprometheus = ':9100'\n", "watch.prometheus: ':9100'", "a port, as in 9100"),
         (LEAST + "[watch]\njson = 'none/rounds.jsonl'\n", "watch.json: ", "there is no folder"),
+        (LEAST + "[watch]\njson = '/proc/x'\n", "watch.json: '/proc/x'; expected", "may be written to"),
+        (LEAST + "[watch]\ntensorboard = '/proc/x'\n", "watch.tensorboard: '/proc/x'; expected", "may be written"),
         (LEAST + "[watch]\njson = '.'\n", "watch.json: ", "expected a file, and this is a folder"),
         (
             LEAST + "[watch]\ntensorboard = 'aggregator.toml'\n",

@@ -48,6 +48,11 @@ def halves() -> dict[str, Any]:
     return {"w": torch.zeros(3, dtype=torch.bfloat16)}
 
 
+def suffixed() -> dict[str, Any]:
+    """A model with a name that np.load would look for elsewhere."""
+    return {"w.npy": np.zeros(3, np.float32)}
+
+
 def write(folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp", more: str = "") -> Path:
     path = folder / "aggregator.toml"
     path.write_text(f"""
@@ -285,14 +290,34 @@ def test_a_mistake_is_a_line_and_2(tmp_path: Path, change: dict[str, Any], said:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_model_that_cannot_be_saved_is_refused_before_the_first_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("initial", "said"),
+    [
+        ("halves", "'w' is bfloat16 of shape (3,); expected a dtype that .npz has, as float32 is one"),
+        ("suffixed", "'w.npy': no name that .npz can have; expected a printable text that does not end in .npy"),
+    ],
+)
+def test_a_model_that_cannot_be_saved_is_refused_before_the_first_round(
+    tmp_path: Path, initial: str, said: str
+) -> None:
     pytest.importorskip("torch")
     config = write(tmp_path)
-    config.write_text(config.read_text().replace("tests.fl.federation:zeros", "tests.fl.test_main:halves"))
+    config.write_text(config.read_text().replace("tests.fl.federation:zeros", f"tests.fl.test_main:{initial}"))
     done = run("serve", str(config))
     assert done.returncode == 2
-    assert f"fl: {config}: model.save: " in done.stderr
-    assert done.stderr.endswith("expected what .npz has, or leave it out\n")
+    assert done.stderr.endswith(f"fl: {config}: model.save: {said}, or leave it out\n")
+
+
+@pytest.mark.parametrize("progress", ["false", "true"])
+def test_whoever_reads_its_log_may_go_away(tmp_path: Path, progress: str) -> None:
+    pytest.importorskip("rich")
+    with serving(write(tmp_path, more=f"progress = {progress}")) as served:
+        assert served.process.stderr is not None
+        served.process.stderr.close()
+        with clients(served.netloc, A, B):
+            assert served.process.wait() == 0
+    assert [round["round"] for round in read(tmp_path / "rounds.jsonl")] == [1, 2, 3]
+    assert w(tmp_path / "model.npz") == [3.0] * 3
 
 
 def test_an_address_that_is_taken_is_a_line_and_1(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import sys
 import uuid
@@ -99,6 +100,41 @@ def test_on_a_terminal_the_reports_line_stays_and_the_drawing_goes() -> None:
     assert str(REPORT) in shown
     assert "sending" in shown
     assert shown.endswith("\x1b[1A\x1b[2K")  # the last line of the drawing, erased
+
+
+class Gone(io.StringIO):
+    """A stream that fails with `error`, once it has one."""
+
+    error: OSError | None = None
+
+    def write(self, text: str) -> int:
+        if self.error is not None:
+            raise self.error
+        return super().write(text)
+
+
+@pytest.mark.parametrize("terminal", ["", "1"])
+def test_whoever_reads_it_may_go_away(monkeypatch: pytest.MonkeyPatch, terminal: str) -> None:
+    monkeypatch.setenv("FORCE_COLOR", terminal)
+    monkeypatch.setattr(sys, "stderr", stderr := Gone())
+    with Progress() as progress, Federation(watchers=[progress], min_clients=1) as federation:
+        assert progress._console.is_terminal is bool(terminal)
+        federation.join(A, gives(1))
+        assert federation.round(1).clients == (A,)
+        stderr.error = BrokenPipeError()
+        assert federation.round(1).clients == (A,)
+        progress._live.refresh()  # as the drawing thread does
+        assert federation.round(1).clients == (A,)
+    assert "round 1: 1 clients" in stderr.getvalue()
+    assert "round 2" not in stderr.getvalue()
+
+
+def test_a_terminal_may_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.progress._PER_SECOND", 1e-6)  # it is not drawn meanwhile
+    before, terminal = sys.stderr, Gone()
+    with Progress(rich.Console(file=terminal, force_terminal=True)):
+        terminal.error = OSError(errno.EIO, "Input/output error")
+    assert sys.stderr is before
 
 
 def test_a_federation_is_shown() -> None:

@@ -312,6 +312,36 @@ def test_prometheus_gets_the_last_rounds_numbers_and_sums_of_all() -> None:
 
 
 @installed("prometheus_client")
+def test_prometheus_forgets_a_metric_that_a_round_does_not_have() -> None:
+    with Prometheus(port=0) as watcher:
+        watcher.round_ends(report(1, metrics={"loss": 0.5, "f1": 1.0}), zeros())
+        watcher.round_ends(report(2, metrics={"loss": 0.25}, evaluation={}), zeros())
+        assert _series(watcher.port) == ['fl_metrics{name="loss"} 0.25']
+
+
+@installed("prometheus_client")
+def test_prometheus_keeps_what_it_had_whatever_names_a_client_makes_up(log: Log) -> None:
+    def made_up(number: int) -> dict[str, float]:
+        return {f"{number} {i:03}": 1.0 for i in range(1000)}
+
+    with Prometheus(port=0) as watcher:
+        watcher.round_ends(report(1, metrics={"loss": 0.5}), zeros())
+        for number in (2, 3, 4):
+            metrics = {**made_up(number), "loss": 0.25}
+            evaluation = {**made_up(number), "server_f1": 0.75}
+            watcher.round_ends(report(number, metrics=metrics, evaluation=evaluation), zeros())
+        series = _series(watcher.port)
+    assert 'fl_metrics{name="loss"} 0.25' in series
+    assert 'fl_evaluation{name="server_f1"} 0.75' in series
+    assert [sum(line.startswith(name) for line in series) for name in ("fl_metrics", "fl_evaluation")] == [100, 100]
+    assert 'fl_metrics{name="4 000"} 1.0' in series
+    assert 'fl_metrics{name="3 000"} 1.0' not in series
+    assert log.having("Prometheus") == [
+        f"{which} has 1001 names; Prometheus gets 100 (said once)" for which in ("fl_metrics", "fl_evaluation")
+    ]
+
+
+@installed("prometheus_client")
 def test_two_servers_of_one_process_have_a_registry_each() -> None:
     with Prometheus(port=0) as one, Prometheus(port=0) as other:
         one.round_ends(report(7), zeros())
@@ -323,6 +353,10 @@ def test_two_servers_of_one_process_have_a_registry_each() -> None:
 def test_a_port_that_is_taken_is_named() -> None:
     with Prometheus(port=0) as watcher, pytest.raises(AddressError, match=f"127.0.0.1:{watcher.port} .*another port"):
         Prometheus(port=watcher.port)
+
+
+def _series(port: int) -> list[str]:
+    return [line for line in _fetched(port) if line.startswith(("fl_metrics{", "fl_evaluation{"))]
 
 
 def _fetched(port: int) -> list[str]:

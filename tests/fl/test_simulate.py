@@ -5,6 +5,8 @@ Processes, threads and descriptors that stay fail each of these tests (tests/con
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
 import re
 import signal
@@ -245,6 +247,68 @@ def test_an_interrupt_while_clients_train_ends_it() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         simulate(zeros(), [in_round(1, interrupt)] * 4, processes=4, deadline=SOON)
+
+
+def fork(until: int) -> None:
+    """Start a process as a data loader does; it ends when there is something to read."""
+    multiprocessing.get_context("fork").Process(target=os.read, args=(until, 1)).start()
+
+
+def fork_in_c(until: int) -> None:
+    """Do the same without Python's knowing."""
+    if ctypes.PyDLL(None).fork() == 0:
+        os.read(until, 1)
+        os._exit(0)
+
+
+def fail() -> None:
+    raise ValueError("no such digit")
+
+
+def interrupt() -> None:
+    os.kill(os.getppid(), signal.SIGINT)
+    threading.Event().wait()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of 3.12: the clients' processes have threads
+@pytest.mark.parametrize(
+    ("start", "end", "error", "why"),
+    [
+        (fork, lambda: os._exit(3), SimulationError, "client 1, 3 ended with status 3"),
+        (fork, fail, SimulationError, "no such digit"),
+        (fork_in_c, fail, SimulationError, "no such digit"),
+        (fork_in_c, interrupt, KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_process_that_a_client_has_started_does_not_hold_the_end_up(
+    start: Callable[[int], None], end: Callable[[], Any], error: type[BaseException], why: str
+) -> None:
+    until, let_end = os.pipe()
+
+    def last_words() -> None:
+        start(until)
+        end()
+
+    try:
+        with pytest.raises(error, match=why):
+            simulate(zeros(), [in_round(1, last_words)] * 4, **SETTINGS)
+    finally:
+        os.write(let_end, b"!")
+        os.close(until)
+        os.close(let_end)
+
+
+def starts_a_program(model: Any, config: Mapping[str, Any]) -> Update:
+    """Leave it all that can be inherited."""
+    subprocess.Popen(["cat", config["until"]], close_fds=False)
+    os._exit(3)
+
+
+def test_nor_does_a_program_that_a_new_interpreter_has_started(tmp_path: Path) -> None:
+    os.mkfifo(until := tmp_path / "until")
+    with pytest.raises(SimulationError, match="ended with status 3"):
+        simulate(zeros(), [starts_a_program], 1, start="spawn", config={"until": str(until)})
+    until.write_bytes(b"")  # somebody is there to read it, and so it has outlived them
 
 
 SCRIPT = """

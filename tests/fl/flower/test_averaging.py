@@ -39,6 +39,13 @@ def reply(model: dict[str, Any], number: Any = 1, **metrics: Any) -> Message:
     return records(arrays=record, metrics=MetricRecord({"num-examples": number, **metrics}))
 
 
+def damaged(**fields: Any) -> Message:
+    """A reply whose array is no numpy array, though it says of which shape and dtype it is."""
+    right = Array(model(1)["w"])
+    array = Array(**{"dtype": right.dtype, "shape": right.shape, "stype": right.stype, "data": right.data, **fields})
+    return records(arrays=ArrayRecord({"w": array}), metrics=MetricRecord({"num-examples": 1}))
+
+
 def send(strategy: FedAvg, model: dict[str, Any], server_round: int = 1) -> None:
     """Begin a round: these arrays go to the nodes."""
     with direct(app, 2) as grid:
@@ -114,7 +121,9 @@ def test_a_reply_is_folded_when_it_comes_and_its_arrays_are_dropped() -> None:
         (reply(model(1), 0), "its 'num-examples' is 0; expected a finite number above 0"),
         (reply(model(1), -5), "its 'num-examples' is -5; expected a finite number above 0"),
         (reply(model(1), float("nan")), "its 'num-examples' is nan; expected a finite number above 0"),
-        (reply(model(1), 1, loss=1), "its metrics are ['loss', 'num-examples']; expected those of the others"),
+        (damaged(stype="torch"), "'w' cannot be read: Unsupported serialization type"),
+        (damaged(data=b"12345"), "'w' cannot be read: "),
+        (damaged(data=b""), "'w' cannot be read: "),
         (reply({**model(1), "w": np.full((2, 2), np.nan, np.float32)}), "'w' holds NaN or infinity"),
         (reply({"w": model(1)["w"]}), "'steps' is missing"),
         (reply({**model(1), "more": np.zeros(1)}), "'more' is unexpected"),
@@ -128,6 +137,56 @@ def test_a_reply_that_does_not_fit_is_a_failure_and_the_round_goes_on(bad: Messa
         assert len(log.having("round 2: 2 results, 1 failures")) == 1
     assert values(arrays) == {"w": [[2, 2], [2, 2]], "steps": 20}
     assert metrics == {}
+
+
+USUAL = {"loss": 2.0, "steps": [1, 2]}
+ODD = [{}, {**USUAL, "more": 1}, {**USUAL, "loss": [2.0]}, {**USUAL, "steps": 1}, {**USUAL, "steps": [1, 2, 3]}]
+
+
+def evaluation(number: Any = 1, **metrics: Any) -> Message:
+    return records(metrics=MetricRecord({"num-examples": number, **metrics}))
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("first", [True, False])
+def test_of_a_node_with_other_metrics_than_most_the_arrays_count(odd: dict[str, Any], first: bool) -> None:
+    replies = [reply(model(1), 1, **USUAL), reply(model(2), 1, **USUAL)]
+    replies.insert(0 if first else 2, reply(model(6), 1, **odd))
+    with Log() as log:
+        arrays, metrics = fl.flower.strategy().aggregate_train(4, replies)
+        assert len(log.having("round 4: the metrics of node 7 are left out: they are 'metrics' with")) == 1
+        assert len(log.having("round 4: 3 results, 0 failures")) == 1
+    assert values(arrays) == {"w": [[3, 3], [3, 3]], "steps": 30}
+    assert metrics == USUAL
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("first", [True, False])
+def test_an_evaluation_with_other_metrics_than_most_is_left_out(odd: dict[str, Any], first: bool) -> None:
+    replies = [evaluation(1, **USUAL), evaluation(3, **USUAL)]
+    replies.insert(0 if first else 2, evaluation(1, **odd))
+    with Log() as log:
+        assert fl.flower.strategy().aggregate_evaluate(4, replies) == USUAL
+        assert len(log.having("round 4: the metrics of node 7 are left out")) == 1
+
+
+@pytest.mark.parametrize("bad", [failure("it has gone"), records(), evaluation(-4), evaluation([1]), evaluation(0)])
+def test_an_evaluation_without_a_weight_is_a_failure_and_the_round_goes_on(bad: Message) -> None:
+    replies = [bad, evaluation(4, loss=1.5)]
+    with Log() as log:
+        assert fl.flower.strategy().aggregate_evaluate(4, replies) == {"loss": 1.5}
+        assert len(log.having("round 4: node 7 is left out: ")) == 1
+        assert len(log.having("round 4: 1 evaluations, 1 failures")) == 1
+    assert fl.flower.strategy().aggregate_evaluate(4, [bad]) is None
+
+
+def test_metrics_in_a_record_of_another_name_are_other_metrics() -> None:
+    replies = [
+        evaluation(1, loss=1.0),
+        evaluation(1, loss=1.0),
+        records(m=MetricRecord({"num-examples": 1, "loss": 7.0})),
+    ]
+    assert fl.flower.strategy().aggregate_evaluate(1, replies) == {"loss": 1.0}
 
 
 def test_a_round_of_failures_leaves_the_model_as_it_is() -> None:
