@@ -1,9 +1,10 @@
 """Kernels that fold one update after the other into memory they own.
 
-Called by the server's thread, one update at a time. Never keeps an update, never sees a peer, never starts a thread.
-The memory is one accumulator and one block (fl/model.py). A result is the accumulator's own memory where the dtypes
-are the same; the next round's accumulator is the memory of an earlier result, as soon as nobody has that any more. So
-a round costs no more than two models: the one that clients are sent, and the next.
+Called by the server's thread, one update at a time. Never keeps an update, never sees a peer, starts no thread (but
+numpy's BLAS, which looks at the values, has some of its own). The memory is one accumulator and one block
+(fl/model.py). A result is the accumulator's own memory where the dtypes are the same; the next round's accumulator is
+the memory of an earlier result, as soon as nobody has that any more. So a round costs no more than two models: the one
+that clients are sent, and the next.
 """
 
 from __future__ import annotations

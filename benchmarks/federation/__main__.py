@@ -56,10 +56,10 @@ KERNELS = """\
 
 ## Folding
 
-Bytes of a model of {mb} MB in float32 (of half that in the others) by second, one thread, pinned; and that beside
+Bytes of a model of {mb} MB in float32 (of half that in the others) by second, in one pinned thread; and that beside
 numpy's copy of as many: the median of {turns} turns, in each of which all took theirs. A fold reads update and mean,
-checks that the update is finite, and writes the mean; a round of one also makes the next model. The goal is 0.5 for
-float32.
+checks that the update is finite, and writes the mean; a round of one also makes the next model. The check of float32 is
+a product of numpy's BLAS, which has threads of its own, and they are not pinned. The goal is 0.5 for float32.
 
 | | GB/s | × a copy |
 |---|---|---|

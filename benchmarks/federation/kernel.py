@@ -1,7 +1,7 @@
 """How fast the server folds and finishes: bytes of an update by second, beside numpy copying as many.
 
-Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned; in each turn all take
-theirs.
+Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned, beside those of numpy's
+BLAS; in each turn all take theirs.
 """
 
 from __future__ import annotations
