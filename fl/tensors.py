@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
-from netq.utils.stream import PickleSerializer, allow_by_name
+from netq.utils.stream import PickleSerializer
 
 Strides = tuple[int, ...] | None  # in elements; None: C order
 
@@ -79,10 +79,10 @@ STORAGE = f"{Storage.__module__}.{Storage.__qualname__}"
 def serialization(*allow: str) -> SerializationOptions:
     """Return options that move arrays and tensors, builtin values, and the globals that `allow` names.
 
-    `allow` is as for `netq.utils.stream.allow_by_name`. The state_dict of a torch module is a
+    `allow` is as for `PickleSerializer.allow_by_name`. The state_dict of a torch module is a
     "collections.OrderedDict"; `dict(module.state_dict())` needs no name.
     """
-    serializer = PickleSerializer(allow_by_name(STORAGE, *allow), dump, load)
+    serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, *allow), dump, load)
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
 
 

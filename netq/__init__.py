@@ -10,7 +10,7 @@ Start at `new`, then `netq.core.Communicator`; docs/design.md shows the way of o
 from __future__ import annotations
 
 import importlib
-from types import NoneType
+from types import ModuleType
 from typing import cast
 
 from netq.core import Communicator, Message
@@ -25,6 +25,7 @@ from netq.errors import (
     ProtocolError,
     QueueFull,
     SecurityError,
+    SerializationError,
     Unreadable,
 )
 from netq.options import (
@@ -64,19 +65,32 @@ __all__ = [
     "ProtocolError",
     "QueueFull",
     "SecurityError",
+    "SerializationError",
     "Unreadable",
 ]
 
 
 def new(
-    protocol: Protocol = Protocol.TCP, purpose: Purpose = Purpose.CLIENT, options: CommunicatorOptions | None = None
+    protocol: Protocol | str = Protocol.TCP,
+    purpose: Purpose | str = Purpose.CLIENT,
+    options: CommunicatorOptions | None = None,
 ) -> Communicator:
-    """Return a communicator. Never waits: server and clients may start in either order."""
-    if not isinstance(options, (CommunicatorOptions, NoneType)):
-        raise InvalidOption(f"new: options are a {type(options).__name__}; expected CommunicatorOptions")
+    """Return a communicator. Never waits: server and clients may start in either order.
+
+    `new("tcp", "server")` is `new(Protocol.TCP, Purpose.SERVER)`. Without `options` they are CommunicatorOptions().
+    Raises InvalidOption, AddressError and SecurityError.
+    """
     for name, value, kind in (("protocol", protocol, Protocol), ("purpose", purpose, Purpose)):
-        if not isinstance(value, kind):
-            choices = ", ".join(str(choice) for choice in kind)
-            raise InvalidOption(f"new: the {name} is a {type(value).__name__}; expected one of {choices}")
-    module = importlib.import_module(f"netq.{protocol.value}.{purpose.value}")
+        if value not in list(kind):
+            raise InvalidOption(f"new: the {name} is {value!r}; expected one of {', '.join(kind)}")
+    module = importlib.import_module(f"netq.{protocol}.{purpose}")
     return cast(Communicator, module.Communicator(options))
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import a transport at its first use: `netq.tcp.server.Communicator` needs no import but that of netq."""
+    if name not in list(Protocol):
+        raise AttributeError(f"module 'netq' has no attribute {name!r}")
+    for purpose in Purpose:
+        importlib.import_module(f"netq.{name}.{purpose}")
+    return importlib.import_module(f"netq.{name}")

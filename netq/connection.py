@@ -11,7 +11,7 @@ touched.
     GREETED   a server has heard INI and not yet answered       nothing
     OPEN      both have said INI                                MSG ACK DROP PING FIN
     CLOSING   our user has closed; we flush, then say FIN       MSG ACK DROP PING FIN
-    ENDING    the peer has said FIN; we have not                ACK PING
+    ENDING    the peer has said FIN; we have not                ACK PING FIN(refused)
     CLOSED    both have said FIN, or the link is to be dropped  nothing
 
     OPENING ──INI──► GREETED ──accept──► OPEN ──close──► CLOSING
@@ -34,6 +34,7 @@ from netq.session import Session, following
 from netq.wire import (
     ANSWER,
     GREETING_LIMIT,
+    LEAVING,
     REASON,
     VERSION_SIZE,
     Code,
@@ -61,7 +62,7 @@ LEGAL: dict[State, frozenset[Kind]] = {
     State.GREETED: frozenset(),
     State.OPEN: _TALK,
     State.CLOSING: _TALK,
-    State.ENDING: frozenset({Kind.ACK, Kind.PING}),
+    State.ENDING: frozenset({Kind.ACK, Kind.PING, Kind.FIN}),
     State.CLOSED: frozenset(),
 }
 _OF_NO_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})
@@ -89,6 +90,7 @@ class Connection:
         self._options = options
         self._reader = Reader(self._place)
         self._control: list[bytes] = []
+        self._leaving = False  # we have said that we close, and that the peer's window keeps us
         self._finished = False  # we have said FIN
         self._answer_due = False
         self._pinged: float | None = None
@@ -107,6 +109,11 @@ class Connection:
     def closed(self) -> bool:
         """Whether all has been said: flush, then close the link."""
         return self.state is State.CLOSED
+
+    @property
+    def finished(self) -> bool:
+        """Whether we have said FIN."""
+        return self._finished
 
     # What a link tells.
 
@@ -175,6 +182,9 @@ class Connection:
                 words.append(self.session.said(ANSWER).header())
                 self._answer_due = False
             words += [ack.header() for ack in self.session.acks()]
+            if self.session.closing and not self._leaving and self.session.stuck:
+                self._leaving = True
+                words.append(Frame(Kind.PING, LEAVING).header())
         return words
 
     def deadline(self) -> float:
@@ -306,11 +316,13 @@ class Connection:
 
     def _on_ping(self, frame: Frame, events: list[Event]) -> None:
         self._answer_due = True
+        if frame.flags:
+            self._session.peer_leaves()
 
     def _on_fin(self, frame: Frame, events: list[Event]) -> None:
         if frame.number != Code.DONE:
             self._refused(frame, events)
-        elif self.state is State.OPENING or frame.length:
+        elif self.state in (State.OPENING, State.ENDING) or frame.length:
             raise ProtocolError(f"FIN with code 0 and {frame.length} bytes in state {self.state.name}")
         else:
             self._session.peer_closed = True

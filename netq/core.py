@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from netq.delivery import Delivery, gather
-from netq.errors import Closed, Unreadable
+from netq.errors import Closed, InvalidOption, Unreadable
 from netq.hub import Hub, TransportFactory
 from netq.inbox import Inbox
 from netq.lane import Outgoing
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer, Statistics
 from netq.room import Item
-from netq.utils.stream import Stream
+from netq.utils.stream import Stream, stream_of
 from netq.wire import LANES
 
 
@@ -41,6 +41,8 @@ class Communicator:
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
+        if not isinstance(options, CommunicatorOptions | None):
+            raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
         self.options = options or CommunicatorOptions()
         self.inbox = Inbox()
         self._hub = Hub(self.options, purpose, self.inbox, transport)
@@ -69,7 +71,10 @@ class Communicator:
         if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
             raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
         self._check_not_forked("put")
-        stream = self.options.serialization.dump(data)
+        dump = self.options.serialization.dump
+        stream = dump(data)
+        if type(stream) is not Stream:
+            stream = stream_of(stream, dump)
         targets = self._targets(peers)
         if len(targets) == 1:
             return self._put(stream, lane, *targets[0], ())

@@ -5,6 +5,7 @@ NetqError
  ├── AddressError    (OSError)                  this address cannot be listened at
  ├── ProtocolError                              the peer broke docs/protocol.md; its link was dropped
  ├── SecurityError                              TLS: a file, a certificate, a handshake
+ ├── SerializationError (TypeError)             `dump` returned what is neither bytes nor a Stream
  ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
  ├── QueueFull                                  more than queue_size messages wait for the peer; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
@@ -38,11 +39,18 @@ class SecurityError(NetqError):
     """A key or certificate cannot be used, or a handshake failed."""
 
 
+class SerializationError(NetqError, TypeError):
+    """The `dump` of SerializationOptions returned what is neither bytes nor a Stream. Nothing was sent."""
+
+
 class Closed(NetqError, ConnectionError):
-    """The session with `peer` is over (None: a server never reached), so this can no longer happen."""
+    """The session with `peer` is over (None: a server never reached), so this can no longer happen.
+
+    `args` is `(peer,)`; `why` is the reason, for people.
+    """
 
     def __init__(self, peer: uuid.UUID | None, why: str = "the session is over") -> None:
-        super().__init__(peer, why)
+        super().__init__(peer)
         self.peer = peer
         self.why = why
 
@@ -51,14 +59,20 @@ class Closed(NetqError, ConnectionError):
 
 
 class QueueFull(NetqError):
-    """More than queue_size messages wait for `peer`. This one was not queued; wait for earlier futures."""
+    """More than queue_size messages wait for `peer`. This one was not queued; wait for earlier futures.
 
-    def __init__(self, peer: uuid.UUID | None, size: int) -> None:
-        super().__init__(peer, size)
+    `dropped`: it was queued, and a newer one has taken its place (drop_oldest).
+    """
+
+    def __init__(self, peer: uuid.UUID | None, size: int, dropped: bool = False) -> None:
+        super().__init__(peer, size, dropped)
         self.peer = peer
+        self.dropped = dropped
 
     def __str__(self) -> str:
-        peer, size = self.args
+        peer, size, dropped = self.args
+        if dropped:
+            return f"{peer or 'the server'}: dropped for a newer message, as {size} (queue_size) waited (drop_oldest)"
         return f"{peer or 'the server'}: {size} messages (queue_size) already wait for it; wait for their futures first"
 
 

@@ -36,6 +36,7 @@ log = logging.getLogger("netq")
 
 _STEADY = 1.0  # seconds that a link has to last, for the next pause to be a short one again
 _NEWS = 60.0  # seconds after which a complaint about a host is news again, once a client of it is let in
+_EXPLAIN = 1.0  # seconds after which a close that waits says why
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 TransportFactory = Callable[[Owner, Loop], Transport]
 
@@ -80,7 +81,7 @@ class Hub:
         self.home.ask(self._close, timeout != 0)
         if not self._bell.wait(lambda: self.gone, timeout):
             for loop in self.loops:
-                loop.ask(self._end_all, loop)
+                loop.ask(self._cut_off, loop)
         self.home.ask(self._shut)
         for loop in self.loops:
             loop.stop(within=1.0)
@@ -112,12 +113,23 @@ class Hub:
             peer.loop.call(peer.finish)
         if not self.peers:
             self._all_gone()
+        elif self.is_server:
+            self.home.at(time.monotonic() + _EXPLAIN, self._explain)
 
-    def _end_all(self, loop: Loop) -> None:
+    def _cut_off(self, loop: Loop) -> None:
         """Wait for none of this loop's peers any more."""
         for peer in self.peers.values():
             if peer.loop is loop:
-                peer.end(Closed(peer.id, "closed before all was delivered"))
+                peer.cut_off(Closed(peer.id, "closed before all was delivered"))
+
+    def _explain(self) -> None:
+        """Say in the log why closing takes so long."""
+        if connected := sum(peer.link is not None for peer in self.peers.values()):
+            log.warning(
+                "closing waits for %d clients to disconnect, and takes what they put; "
+                "close(timeout=...) waits no longer than that",
+                connected,
+            )
 
     def _all_gone(self) -> None:
         self.gone = True
@@ -183,7 +195,8 @@ class Hub:
 
     def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
         """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
-        log.warning("%s: it began anew; what it had taken and not answered may be lost with it", id)
+        level = logging.INFO if self.is_server else logging.WARNING
+        log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
         if peer.id != id:
             self._inbox.finish(id, Closed(id, "it began anew, under another id"))
         self._tell(self.options.events.fin, id)
@@ -239,13 +252,12 @@ class Hub:
             return None  # lost meanwhile
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
-        same = proven
-        if peer is not None and proven and peer.session.elsewhere(greeting):
+        same = proven and peer is not None and not peer.session.elsewhere(greeting)
+        if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
-            same = False
         if objection := self._objection(greeting, None if proven else peer, same=same):
             return self._refuse(link, objection)
-        if peer is None or not same:
+        if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
             self.peers = {**self.peers, greeting.id: peer}

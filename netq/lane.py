@@ -8,6 +8,7 @@ where to go on after a lost link, in the middle of a message too. How far the li
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 _EMPTY = Stream()
 _PART = 16 * 1024  # bytes that a part of a message has at least: beside them it costs some 700, for a chunk of one byte
 _SIZES = 2**62  # a message has fewer bytes
+_SWEEP = 64  # messages that are taken out before the others move up, or a link that is away would keep them all
 
 
 def _always() -> bool:
@@ -124,6 +126,20 @@ class Sender:
         unsent = message.number >= self._untouched
         if unsent and 0 <= index < len(self._unacked) and self._unacked[index] is message:
             self._removed += 1
+            if self._removed >= _SWEEP and 2 * self._removed > self._next - self._untouched:
+                self._compact()
+
+    def drop_oldest(self, size: int) -> Outgoing | None:
+        """If `size` messages wait of which no byte has left, take out the first of them, and return it."""
+        first = max(self._untouched, self._first)
+        if self._next - first - self._removed < size:
+            return None
+        for message in itertools.islice(self._unacked, first - self._first, None):
+            if not message.cancelled and message.claim():
+                message.cancel()
+                self.remove(message)
+                return message
+        return None
 
     def _compact(self) -> None:
         """Number those that are to be sent anew: all at once, for somebody may cancel thousands."""
@@ -144,6 +160,11 @@ class Sender:
             return False
         message = self._unacked[self._number - self._unacked[0].number]
         return message.cancelled or message.start + self._offset < self.limit
+
+    @property
+    def stuck(self) -> bool:
+        """Whether there is something to send, and the limit does not let it."""
+        return not self.ready and self._number < self._next
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a

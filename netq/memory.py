@@ -51,7 +51,7 @@ class Memory:
         Raises MemoryError if the system has no such block; nothing is lost by that.
         """
         if size < LARGE:
-            return _small(size)
+            return aligned(size)
         size_class = _size_class(size)
         block = self._find(size_class) or self._map(size_class)
         loan = _array_type(len(block)).from_buffer(block)  # every view keeps it alive: its end is their end
@@ -115,7 +115,10 @@ def _array_type(size: int) -> type[ctypes.Array[ctypes.c_char]]:
     return ctypes.c_char * size
 
 
-def _small(size: int) -> memoryview:
+def aligned(size: int) -> memoryview:
+    """Return a writable, 64-byte aligned view of `size` bytes that no one else uses. Raises MemoryError."""
+    if size >= LARGE:
+        return memoryview(_map(size))
     block = bytearray(size + ALIGNMENT)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
     return memoryview(block)[start : start + size]

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netq.errors import InvalidOption
+from netq.memory import Buffer
 from netq.utils.stream import PickleSerializer, Stream
 
 MIB = 1024**2
 
 
-class Protocol(enum.Enum):
-    """What carries the bytes."""
+class Protocol(enum.StrEnum):
+    """What carries the bytes. Each member is a string: `"tcp"` does for `Protocol.TCP`."""
 
     TCP = "tcp"
     MQTT = "mqtt"
@@ -26,8 +27,8 @@ class Protocol(enum.Enum):
     SHM = "shm"
 
 
-class Purpose(enum.Enum):
-    """One server, many clients."""
+class Purpose(enum.StrEnum):
+    """One server, many clients. Each member is a string, as those of Protocol are."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -45,10 +46,13 @@ class ConnectionOptions:
     """How messages travel. Sizes are bytes, times are seconds.
 
     get_merge:         reassemble a message in one block (arrays become views of it); if not, large chunks apart.
-    put_merge:         join the buffers of small messages before sending; if not, hand each to the system by itself.
+    put_merge:         join the buffers of small messages before sending; if not, hand each to the system by itself:
+                       only TCP without TLS can, all else refuses False with InvalidOption.
     transport_size:    the largest chunk of a message in one frame.
     queue_size:        messages that may wait for one peer; one more gets QueueFull in its future.
     message_size:      the largest message taken; the peer is told, and does not send a larger one.
+    drop_oldest:       for those who want only the newest: when `queue_size` messages of a lane wait that have not begun
+                       to travel, the oldest gets QueueFull in its future, and the new one takes its place.
     window:            bytes that a peer may have here, unread, on each lane; a larger message comes alone.
     memory:            bytes that all peers together may have here, unread; but half of it and one message at least.
                        Every lane's first 256 KiB (see netq/budget.py) come beside it.
@@ -64,6 +68,7 @@ class ConnectionOptions:
     transport_size: int = 16 * MIB
     queue_size: int = 2**30
     message_size: int = 2**40
+    drop_oldest: bool = False
     window: int = 64 * MIB
     memory: int = 1024 * MIB
     heartbeat: float = 10.0
@@ -75,7 +80,7 @@ class ConnectionOptions:
     retry_max: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("get_merge", "put_merge"):
+        for name in ("get_merge", "put_merge", "drop_oldest"):
             _check(self, name, isinstance(getattr(self, name), bool), "True or False")
         _check_whole(self, "transport_size", 1, 2**32 - 1)
         _check_whole(self, "queue_size", 1, 2**63)
@@ -94,10 +99,14 @@ class ConnectionOptions:
 
 @dataclass(frozen=True)
 class SerializationOptions:
-    """How objects become bytes: `dump` for put, `load` for get. Called in the caller's thread."""
+    """How objects become bytes: `dump` for put, `load` for get. Called in the caller's thread.
+
+    load: given the Stream of a message (it reads like a file); returns what `get` returns.
+    dump: given what was put; returns bytes, another contiguous buffer, or a Stream. It is not copied.
+    """
 
     load: Callable[[Stream], Any] = field(default_factory=lambda: PickleSerializer().load)
-    dump: Callable[[Any], Stream] = field(default_factory=lambda: PickleSerializer().dump)
+    dump: Callable[[Any], Stream | Buffer] = field(default_factory=lambda: PickleSerializer().dump)
 
     def __post_init__(self) -> None:
         for name in ("load", "dump"):
@@ -106,7 +115,7 @@ class SerializationOptions:
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """TLS. PEM files.
+    """TLS. PEM files, read when a communicator is made: what cannot be used raises SecurityError there.
 
     key:         a server's private key; None for a client.
     certificate: a server's certificate chain; for a client the certificates it trusts (None: the system's).
@@ -121,7 +130,6 @@ class SecurityOptions:
             _check(self, name, path is None or isinstance(path, (str, Path)), "a path or None")
             if path is not None:
                 object.__setattr__(self, name, Path(path))
-                _check(self, name, Path(path).is_file(), "the path of a readable PEM file")
 
 
 @dataclass(frozen=True)
@@ -182,8 +190,8 @@ class CommunicatorOptions:
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     serialization: SerializationOptions = field(default_factory=SerializationOptions)
     security: SecurityOptions | None = None
-    mqtt: MqttOptions = field(default_factory=MqttOptions)
     workers: int = 1
+    mqtt: MqttOptions = field(default_factory=MqttOptions)
     events: EventOptions = field(default_factory=EventOptions)
 
     def __post_init__(self) -> None:
@@ -193,9 +201,18 @@ class CommunicatorOptions:
         _check_instance(self, "connection", ConnectionOptions)
         _check_instance(self, "serialization", SerializationOptions)
         _check(self, "security", self.security is None or isinstance(self.security, SecurityOptions), "SecurityOptions")
-        _check_instance(self, "mqtt", MqttOptions)
         _check_whole(self, "workers", 1, 256)
+        _check_instance(self, "mqtt", MqttOptions)
         _check_instance(self, "events", EventOptions)
+
+
+def check_put_merge(options: CommunicatorOptions, transport: str) -> None:
+    """Raise InvalidOption if a transport that joins small buffers in any case is asked not to."""
+    if not options.connection.put_merge:
+        raise InvalidOption(
+            f"ConnectionOptions.put_merge: False; {transport} joins small buffers in any case, only TCP without TLS "
+            "can send each by itself; expected True"
+        )
 
 
 def _check(options: object, name: str, right: bool, expected: str) -> None:

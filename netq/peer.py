@@ -54,6 +54,8 @@ class Statistics:
 class House(Protocol):
     """What a peer may ask of the communicator. Called in the peer's loop."""
 
+    is_server: bool
+
     def opened(self, peer: Peer, *, resumed: bool) -> None:
         """Both have greeted."""
 
@@ -91,6 +93,8 @@ class Peer:
         self._known: uuid.UUID | None = None  # the id that the user has been told of
         self._superseded: list[float] = []  # when, of late
         self._finishing = False  # our user has closed
+        self._expected = False  # we close, and it was there then: a server waits for what it may still put
+        self._farewell = False  # a client's: the server has closed, and takes what is still put
         self._undelivered = 0  # messages that have failed since
         self._address = ""
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
@@ -115,11 +119,13 @@ class Peer:
             _fail(message, Closed(self.id))
             return
         try:
-            self.session.put(message)
+            dropped = self.session.put(message)
         except (QueueFull, MessageTooLarge) as error:
             _fail(message, error)
-        else:
-            self._flush_soon()
+            return
+        if dropped is not None:
+            _fail(dropped, QueueFull(self.id, self._options.queue_size, dropped=True))
+        self._flush_soon()
 
     def withdraw(self, message: Outgoing) -> None:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
@@ -139,9 +145,17 @@ class Peer:
         self._finishing = True
         self.session.close()
         if self.link is not None and self.link.connection.open:
+            self._expected = self._house.is_server and not self.session.peer_closed
             self._flush_soon()
         else:
             self._wait()
+
+    def cut_off(self, error: Closed) -> None:
+        """End at once. A client that has heard our goodbye is told, so that it does not come back."""
+        link = self.link
+        if self._house.is_server and link is not None and link.connection.finished:
+            link.connection.refuse(Code.REFUSED, "the server has closed")
+        self.end(error)
 
     # What the link brings.
 
@@ -154,12 +168,13 @@ class Peer:
         self._tick(link)
 
     def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
-        """Answer a client's greeting on a new link."""
+        """Answer a client's greeting on a new link. Not `resumed`: it begins anew, and gets what waits for it."""
         if self.over:
             return self._drop(link, Code.REFUSED, "the session has just ended")
         resumed = resumed and self.session.begun  # not by a link that was lost before it could be
         if resumed and (objection := self._objection(greeting)):
             return self._drop(link, Code.REFUSED, objection)
+        self.session.token = greeting.token
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
@@ -257,22 +272,32 @@ class Peer:
         self._tick(link)  # from now on by the heartbeat
         self._settle_rooms()
         if not resumed and self._known is not None:
+            self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
             self._house.forgotten(self, self._known)
         self._known = self.id
         self._house.opened(self, resumed=resumed)
+        if not resumed and self._farewell:  # the server that had closed is gone, and this is its successor
+            self.session.close()
+            self._flush_soon()
 
     def _finished(self, link: Link, *, over: bool) -> None:
         self._house.finished(self)
-        self.session.closing = True
+        self._expected = False
         if over:
+            self.session.closing = True
             self.end(Closed(self.id, "it has closed"))
-        else:
+        elif self._house.is_server:  # a client that leaves is let go; a server that closes takes what its clients put
+            self.session.closing = True
             self.handle(link, link.connection.close())
+        else:
+            self._farewell = True
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
         if code is Code.SUPERSEDED and self._is_quarrel():
             self.session.closing = True  # another has the session now: to come back would be a quarrel without end
             self.end(Closed(self.id, str(error)))
+        elif code is Code.REFUSED and self._farewell:
+            self._expire(Closed(self.id, "it has closed"))
         elif self.link is link:
             if isinstance(error, NetqError):
                 self._drop(link, Code.REFUSED, str(error))
@@ -307,21 +332,27 @@ class Peer:
         if self._patience is not None:
             self._patience.cancel()
         seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
-        if self.session.closing:
+        if self.session.closing or self._farewell:
             seconds, why = self._options.linger, "no link within {:g} s (linger) after close"
-        if self.session.closing and not self.session.due:
+        if self.session.closing and not self.session.due and not self._expected:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing:
                 self.loop.at(time.monotonic() + _EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
-            self._patience = self.loop.at(time.monotonic() + seconds, self.end, error)
+            self._patience = self.loop.at(time.monotonic() + seconds, self._expire, error)
+
+    def _expire(self, error: Closed) -> None:
+        """There is no link any more, and none will come."""
+        if self._farewell:
+            self.session.closing = True  # the server has closed: a client has nothing to come back to
+        self.end(error)
 
     def _explain(self, seconds: float) -> None:
-        """Tell whoever wonders why closing takes so long."""
+        """Say in the log why closing takes so long."""
         if not self.over and self.link is None:
             who = self.id or "the server"
-            log.warning("%s: not connected; closing waits up to %g s (linger) to deliver what is due", who, seconds)
+            log.warning("%s: not connected; closing waits up to %g s (linger) for it to come back", who, seconds)
 
     def _tick(self, link: Link) -> None:
         now = time.monotonic()

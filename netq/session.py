@@ -38,6 +38,7 @@ class Session:
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
         self.closing = False  # we shall send no more
         self.peer_closed = False  # the peer has said FIN
+        self.peer_leaving = False  # its user has closed: it has nothing more to send than what was put before
         self.begun = False  # the peer has known it
         self.epoch = 0  # how often it has begun: a server that forgot it begins it again
         self.confirmed = False  # something has come from the peer in this epoch: a client has heard of it
@@ -53,14 +54,20 @@ class Session:
 
     # What the user wants sent.
 
-    def put(self, message: Outgoing) -> None:
-        """Queue a message. Raises QueueFull or MessageTooLarge, and then has not touched it."""
-        if self.queued >= self._options.queue_size:
-            raise QueueFull(self.peer, self._options.queue_size)
+    def put(self, message: Outgoing) -> Outgoing | None:
+        """Queue a message; return the one that is dropped for it, if `drop_oldest` asks for that.
+
+        Raises QueueFull or MessageTooLarge, and then has not touched it.
+        """
+        options = self._options
+        if not options.drop_oldest and self.queued >= options.queue_size:
+            raise QueueFull(self.peer, options.queue_size)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
         sender = self._senders[message.lane] = self._sender(message.lane)
+        dropped = sender.drop_oldest(options.queue_size) if options.drop_oldest else None
         sender.put(message)
+        return dropped
 
     @property
     def queued(self) -> int:
@@ -71,6 +78,11 @@ class Session:
     def due(self) -> bool:
         """Whether a message waits that somebody still wants delivered."""
         return any(not message.cancelled for sender in self._senders.values() for message in sender)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a message waits for the peer to widen its window."""
+        return any(sender.stuck for sender in self._senders.values())
 
     def chunks(self, limit: int) -> Iterator[tuple[bytes, Part | None]]:
         """Yield frames of messages, header and body, of some `limit` bytes in all; the lanes take turns."""
@@ -102,11 +114,24 @@ class Session:
             sender.remove(message)
 
     def close(self) -> None:
-        """Put no more; take all that the peer still has, so that two sides that close do not wait for a reader."""
+        """Put no more."""
         self.closing = True
-        for lane, receiver in self._receivers.items():
-            receiver.drain()
-            self._acks[lane] = receiver
+        self._drain_if_both_close()
+
+    def peer_leaves(self) -> None:
+        """The peer's user has closed: what it still sends was put before."""
+        self.peer_leaving = True
+        self._drain_if_both_close()
+
+    def _drain_if_both_close(self) -> None:
+        """Take all that the peer still has, whatever the window: else each side would wait for a reader of the other.
+
+        A side that closes while its peer goes on keeps to its window: what the peer may yet put has no bound.
+        """
+        if self.closing and self.peer_leaving:
+            for lane, receiver in self._receivers.items():
+                receiver.drain()
+                self._acks[lane] = receiver
 
     # What the peer says of what it holds.
 
@@ -261,7 +286,7 @@ class Session:
         unsent = [message for sender in self._senders.values() for message in sender.unsent()]
         kept = set(unsent)
         lost = [message for message in self.abandon() if message not in kept and not message.cancelled]
-        self.begun = self.peer_closed = False
+        self.begun = self.peer_closed = self.peer_leaving = False
         self._peer_size = 2**62
         for message in unsent:
             self.put(message)
@@ -291,7 +316,7 @@ class Session:
             options = self._options
             receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge, grown=self._grown)
             self._receivers[lane] = receiver
-            if self.closing:
+            if self.closing and self.peer_leaving:
                 receiver.drain()
         return receiver
 

@@ -54,7 +54,8 @@ class Code(enum.IntEnum):
 
 RESUME = 1  # flag of an INI: I know this session, and go on with it
 ANSWER = 1  # flag of an ACK: this answers your PING
-FLAGS = {Kind.INI: RESUME, Kind.ACK: ANSWER}
+LEAVING = 1  # flag of a PING: my user has closed, and puts nothing more
+FLAGS = {Kind.INI: RESUME, Kind.ACK: ANSWER, Kind.PING: LEAVING}
 _KINDS = dict(enumerate(Kind, start=1))
 _WORDS = frozenset({Kind.INI, Kind.FIN})  # whose bodies are the connection's own
 

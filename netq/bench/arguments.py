@@ -13,11 +13,14 @@ from typing import Any, NoReturn
 
 from netq.bench import checks, plan
 from netq.bench.checks import PASSWORD, PREFIX
-from netq.bench.protocol import DIRECTIONS
+from netq.bench.protocol import DIRECTIONS, MOST_DELAY
+from netq.bench.service import CLIENTS
 from netq.options import NetworkLocation, Protocol
 
 _EXPONENT = 40  # of 2: the largest message
-_EPILOG = "Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc a client starts a server on this machine."
+_EPILOG = "Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput and load start a server here."
+_EXAMPLE = "As in: iops tcp both sync --step-size 0 --max-size 21 --reps 4_000"
+_SERVER = "127.0.0.1:51966"
 _OWN = "of a server, also one that is started here"
 
 
@@ -51,7 +54,7 @@ def make_parser() -> Parser:
     parser = Parser("python -m netq bench", description="Measure what a link gives.", epilog=_EPILOG)
     works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|load")
     _server(works.add_parser("server", help="wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM"))
-    _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2"))
+    _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2", epilog=_EXAMPLE))
     _latency(works.add_parser("latency", help="round trips, one after the other"))
     _throughput(works.add_parser("throughput", help="large messages"))
     _load(works.add_parser("load", help="messages at a rate; without one, the highest rate that holds"))
@@ -63,6 +66,10 @@ def _add(parser: Parser, name: str, what: str, default: str | None = None, **mor
     parser.add_argument(name, help=shown, default=default, **more)
 
 
+def _word(parser: Parser, name: str, what: str, choices: list[str]) -> None:
+    parser.add_argument(name, help=f"{'|'.join(choices)}: {what}", choices=choices, metavar=name.upper())
+
+
 def _flag(parser: Parser, name: str, what: str) -> None:
     parser.add_argument(name, help=what, action="store_true")
 
@@ -71,11 +78,16 @@ def _server(parser: Parser) -> None:
     _add(parser, "--max-message", "the largest message that it takes, or makes", "1GiB", type=_size, metavar="SIZE")
     _add(parser, "--core", "stay on this core", type=_whole(0), metavar="N")
     _flag(parser, "--until-eof", "end when stdin does, too")
-    _shared(parser, "where to listen; with mqtt, the broker's", "127.0.0.1:51966")
+    parser.set_defaults(purpose="server", clients=None)  # it serves without end
+    _communicator(parser)
+    _protocol(parser)
+    _link(parser, "where to listen; with mqtt, the broker's", _SERVER)
 
 
 def _iops(parser: Parser) -> None:
-    parser.add_argument("mode", choices=["sync", "async"], help="one direction after the other, or both at once")
+    _word(parser, "protocol", "what carries the messages", [protocol.value for protocol in Protocol])
+    _word(parser, "purpose", "serve, measure, or both in two processes on this machine", ["server", "client", "both"])
+    _word(parser, "mode", "one direction after the other, or both at once", ["sync", "async"])
     exponent: Any = {"type": _whole(0, _EXPONENT), "metavar": "EXP"}
     _add(parser, "--max-size", "the largest messages: 2^EXP bytes", "21", **exponent)
     _add(parser, "--step-size", "the next smaller ones, and so on; 0: only the largest", "0", **exponent)
@@ -83,7 +95,21 @@ def _iops(parser: Parser) -> None:
     _add(parser, "--step-expo", "with --step-size: (2^max / 2^i)^X of 2^i bytes", "1", type=_number(0, 4), metavar="X")
     _add(parser, "--seed", "with --step-size: of the order in which sizes come", "0", type=int, metavar="N")
     _add(parser, "--reps", "so often; default 4000, with --step-size 1", type=_whole(1), metavar="N")
-    _client(parser)
+    _add(
+        parser,
+        "--clients",
+        "so many at once; of a server: to serve, then end",
+        "1",
+        type=_whole(1, CLIENTS),
+        metavar="N",
+    )
+    pause: Any = {"type": _number(0, MOST_DELAY), "metavar": "S"}
+    _add(parser, "--delay", "seconds that a sender pauses before each message", "0", **pause)
+    _flag(parser, "--secure", "TLS with a certificate for this run alone; with both, on tcp and grpc")
+    parser.set_defaults(core=None, until_eof=False)
+    _communicator(parser)
+    _finding(parser)
+    _link(parser, "where the server listens, with both a free port; with mqtt, the broker's", _SERVER)
 
 
 def _latency(parser: Parser) -> None:
@@ -121,15 +147,33 @@ def _load(parser: Parser) -> None:
 
 
 def _client(parser: Parser) -> None:
-    _add(parser, "--timeout", "seconds to find the server", "10", type=_number(0.1, 3600), metavar="S")
     _flag(parser, "--spawn", "start a server here also with --netloc")
+    parser.set_defaults(clients=1)
+    _finding(parser)
+    _protocol(parser)
+    _link(parser, "where the server listens; with mqtt, the broker's", None)
+
+
+def _finding(parser: Parser) -> None:
+    _add(parser, "--timeout", "seconds to find the server", "10", type=_number(0.1, 3600), metavar="S")
     _flag(parser, "--no-pin", "do not keep client and own server on a core each")
-    _shared(parser, "where the server listens; with mqtt, the broker's", None)
 
 
-def _shared(parser: Parser, where: str, netloc: str | None) -> None:
+def _communicator(parser: Parser) -> None:
+    """Add the options of netq's communicators and connections. The default of a pair of flags is None: netq's own."""
+    _add(parser, "--workers", "threads of a communicator that move bytes", "1", type=_whole(1, 256), metavar="N")
+    _add(parser, "--transport-size", "the largest chunk of a message in one frame", "16MiB", type=_size, metavar="SIZE")
+    pair: Any = {"action": argparse.BooleanOptionalAction}
+    parser.add_argument("--put-merge", help="join small buffers before sending; default --put-merge", **pair)
+    parser.add_argument("--get-merge", help="put a message together in one block; default --get-merge", **pair)
+
+
+def _protocol(parser: Parser) -> None:
     names = [protocol.value for protocol in Protocol]
     _add(parser, "--protocol", "the same on both sides", "tcp", choices=names, metavar="|".join(names))
+
+
+def _link(parser: Parser, where: str, netloc: str | None) -> None:
     _add(parser, "--netloc", where, netloc, type=_netloc, metavar="HOST:PORT")
     _add(parser, "--tls", "of a client, with mqtt of both: use TLS, trust these", type=Path, metavar="CA.pem")
     _add(parser, "--key", f"{_OWN}: use TLS, with this private key", type=Path, metavar="PEM")

@@ -1,13 +1,13 @@
 """The client's side: finds a bench server, and has it take part in what is measured.
 
-Called by works.py and load.py. One thing at a time, in one thread.
+Called by works.py, load.py and crowd.py. A client does one thing at a time, in one thread.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -28,12 +28,18 @@ class Sides(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """What has passed. The seconds end when the client knows that all is there."""
+    """What has passed, from `begin` until the client knows that all is there. Nanoseconds of perf_counter_ns."""
 
-    seconds: float
+    begin: int
+    end: int
     up: Counted
     down: Counted
     used: Sides
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return (self.end - self.begin) / 1e9
 
 
 class Echoes:
@@ -59,21 +65,33 @@ class Client:
         self._end = flow.Endpoint(queue.put, functools.partial(queue.get, server))  # until its session is given up
         self.facts: Facts = protocol.read_hello(protocol.heard(said, "hello"))
 
-    def transfer(self, direction: str, plan: Plan, show: flow.Show) -> Transfer:
-        """Send the messages of a plan "up" to the server, have it send them "down", or "both" at once."""
-        self._end.put(("transfer", direction, plan.pairs, plan.seed))
+    def transfer(
+        self,
+        direction: str,
+        plan: Plan,
+        show: flow.Show,
+        delay: float = 0.0,
+        wait: Callable[[], object] = lambda: None,
+    ) -> Transfer:
+        """Send the messages of a plan "up" to the server, have it send them "down", or "both" at once.
+
+        A sender pauses for `delay` seconds before each message. When both sides are ready, `wait` is called; the
+        transfer begins when it returns.
+        """
+        self._end.put(("transfer", direction, plan.pairs, plan.seed, delay))
         protocol.hear(self._end.get, "ready")  # or it refuses, and no memory is taken here
         made = iter(()) if direction == "down" else flow.messages(plan)
+        wait()
         meter = Meter()
         begin = time.perf_counter_ns()
         self._end.put(("go",))
-        down = self._move(direction, plan, made, show)
+        down = _move(flow.slowed(self._end, delay), direction, plan, made, show)
         up, theirs = protocol.read_done(protocol.hear(self._end.get, "done"))
-        seconds = (time.perf_counter_ns() - begin) / 1e9
+        end = time.perf_counter_ns()
         whole, nothing = Counted(plan.count, plan.nbytes), Counted(0, 0)
         _check("the server", up, nothing if direction == "down" else whole)
         _check("this side", down, nothing if direction == "up" else whole)
-        return Transfer(seconds, up, down, Sides(meter.read(), theirs))
+        return Transfer(begin, end, up, down, Sides(meter.read(), theirs))
 
     @contextmanager
     def echoing(self, size: int) -> Iterator[Echoes]:
@@ -89,13 +107,14 @@ class Client:
         _, theirs = protocol.read_done(protocol.heard(data, "done"))
         echoes.used = Sides(meter.read(), theirs)
 
-    def _move(self, direction: str, plan: Plan, made: Iterator[flow.Payload], show: flow.Show) -> Counted:
-        if direction == "down":
-            return flow.receive(self._end, plan.count, show)
-        if direction == "both":
-            return flow.exchange(self._end, plan, made, show)
-        flow.send(self._end, plan, made, show)
-        return Counted(0, 0)
+
+def _move(end: flow.Endpoint, direction: str, plan: Plan, made: Iterator[flow.Payload], show: flow.Show) -> Counted:
+    if direction == "down":
+        return flow.receive(end, plan.count, show)
+    if direction == "both":
+        return flow.exchange(end, plan, made, show)
+    flow.send(end, plan, made, show)
+    return Counted(0, 0)
 
 
 def _check(who: str, came: Counted, sent: Counted) -> None:

@@ -9,6 +9,7 @@ its own.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pickle import PickleBuffer
 from typing import Any, NamedTuple, Protocol
@@ -37,6 +38,28 @@ class Endpoint(NamedTuple):
 
     put: Callable[[Any], Delivery]
     get: _Get
+
+
+def slowed(end: Endpoint, delay: float) -> Endpoint:
+    """Return an endpoint whose `put` pauses for `delay` seconds before each message; `end` itself if there is none.
+
+    A `put` to a peer that is gone raises Closed at once: a sender that waits for a batch would know it hours later.
+    """
+    if not delay:
+        return end
+
+    def put(data: Any) -> Delivery:
+        time.sleep(delay)
+        delivery = end.put(data)
+        if delivery.done():
+            delivery.result()
+        return delivery
+
+    return end._replace(put=put)
+
+
+def show_nothing(done: int) -> None:
+    """Show no progress."""
 
 
 def payload(size: int) -> Payload:

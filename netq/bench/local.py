@@ -44,7 +44,7 @@ def own_server(arguments: Sequence[str], environment: Mapping[str, str]) -> Iter
 
 
 def wait_for_eof() -> None:
-    """Wait until whoever started this process has closed its stdin, or is gone."""
+    """Wait until the process that started this one has closed its stdin, or is gone."""
     while os.read(0, 1024):  # not sys.stdin: a daemon thread that holds its lock would be in the way of the exit
         continue
 

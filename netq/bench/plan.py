@@ -26,11 +26,11 @@ _UNITS = {
     "MB": 10**6,
     "GB": 10**9,
 }
-_SIZE = re.compile(r"([0-9]+) ?([A-Za-z]*)")
+_SIZE = re.compile(r"([0-9]+(?:_[0-9]+)*) ?([A-Za-z]*)")
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of "64", "2KiB", "128MiB" (2^10, 2^20 …) or "100MB" (10^6). Raises ValueError."""
+    """Return the bytes of "64", "4_000", "2KiB", "128MiB" (2^10, 2^20 …) or "100MB" (10^6). Raises ValueError."""
     found = _SIZE.fullmatch(text.strip())
     unit = _UNITS.get(found[2].upper()) if found else None
     if found is None or unit is None or not 1 <= (size := int(found[1]) * unit) <= LARGEST:

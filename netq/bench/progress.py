@@ -47,7 +47,7 @@ class Progress:
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
-    """Show progress within a with statement, where there is somebody to see it."""
+    """Show progress within a with statement, where a user can see it."""
     try:
         from rich.console import Console
         from rich.progress import Progress as Bars

@@ -6,7 +6,7 @@ pickled class is among them, and none is loaded.
 | from | tuple | |
 |---|---|---|
 | server | "hello", VERSION, facts | first of all, when a session begins; so also when the server was started anew |
-| client | "transfer", direction, pairs, seed | the messages of a Plan: "up" to the server, "down", "both" at once |
+| client | "transfer", direction, pairs, seed, delay | a Plan's messages: "up" to the server, "down", "both" at once |
 | client | "echo", size | the server puts back what comes until "end" |
 | server | "ready" | what is needed is there, and the server's meter has begun |
 | server | "refused", why | instead of "ready"; or to what was not expected, and then nothing more is heard |
@@ -26,15 +26,16 @@ from netq.complaints import printable
 from netq.options import SerializationOptions
 from netq.utils.stream import PickleSerializer
 
-VERSION = 1
+VERSION = 2
 DIRECTIONS = ("up", "down", "both")
-HEAD = 64 * 1024  # bytes that a message may have beside its payload
+HEAD = 64 * 1024  # bytes that a message may have in addition to its payload
+MOST_DELAY = 10.0  # seconds: a sender that pauses knows that late, at most, that its peer is gone
 _SMALLER = "ask for smaller messages (--size; of iops --max-size)"
 _LONGEST = 250  # characters of what a peer says, when it is shown
 
 
 class BenchError(Exception):
-    """The bench cannot go on. The text is one line for whoever started it."""
+    """The bench cannot go on. The text is one line for the user."""
 
 
 class Unexpected(BenchError):
@@ -90,15 +91,18 @@ def read_hello(said: tuple[Any, ...]) -> Facts:
     return {key: _plain(value) for key, value in said[1].items()}
 
 
-def read_transfer(said: tuple[Any, ...], largest: int) -> tuple[str, Plan]:
-    """Return the direction and the plan that follow "transfer". Raises BenchError if this is none, or asks too much."""
+def read_transfer(said: tuple[Any, ...], largest: int) -> tuple[str, Plan, float]:
+    """Return the direction, the plan and the delay that follow "transfer".
+
+    Raises BenchError if they are none, or ask too much.
+    """
     match said:
-        case (str(direction), tuple(pairs), int(seed)) if direction in DIRECTIONS and len(pairs) <= MOST_SIZES:
+        case (str(direction), tuple(pairs), int(seed), float(delay)) if _is_transfer(direction, pairs, delay):
             plan = _plan(pairs, seed)
         case _:
             raise Unexpected(("transfer", *said))
     check_size(plan.largest, largest)
-    return direction, plan
+    return direction, plan, delay
 
 
 def check_size(size: int, largest: int) -> None:
@@ -106,7 +110,7 @@ def check_size(size: int, largest: int) -> None:
     if size > largest:
         raise BenchError(
             f"messages of {format_size(size)}; it takes {format_size(largest)} at most: start it with a larger "
-            f"--max-message, or {_SMALLER}"
+            f"--max-message (as iops: --max-size), or {_SMALLER}"
         )
 
 
@@ -126,6 +130,10 @@ def read_done(said: tuple[Any, ...]) -> Done:
         case (int(count), int(nbytes), int(cpu), int() | None as resident, int() | None as extra):
             return Done(Counted(count, nbytes), Usage(cpu, resident, extra))
     raise Unexpected(("done", *said))
+
+
+def _is_transfer(direction: str, pairs: tuple[Any, ...], delay: float) -> bool:
+    return direction in DIRECTIONS and len(pairs) <= MOST_SIZES and 0 <= delay <= MOST_DELAY
 
 
 def _plan(pairs: tuple[Any, ...], seed: int) -> Plan:

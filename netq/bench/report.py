@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from netq.bench.plan import format_size
+from netq.bench.words import place
 
 
 class Figure(NamedTuple):
@@ -35,7 +37,29 @@ SHOWN = {  # by the key in JSON
     "extra_bytes": Figure("extra", "MiB", 2**20, 1),
     "extra_per_message": Figure("extra in messages"),
 }
-_SIZES = ("size",)  # among the arguments
+_ALL = ("netloc", "tls")
+_ARGUMENTS = {  # of each work, in the order in which they are shown
+    "iops": (
+        *("protocol", "purpose", "mode", "min_size", "max_size", "step_size", "step_expo", "reps", "seed"),
+        *("clients", "workers", "transport_size", "put_merge", "get_merge", "delay", "secure", *_ALL),
+    ),
+    "latency": ("size", "count", "protocol", *_ALL),
+    "throughput": ("size", "count", "direction", "protocol", *_ALL),
+    "load": ("size", "rate", "seconds", "limit", "protocol", *_ALL),
+}
+_SIZES = ("size", "transport_size")  # among the arguments
+_POSITIONAL = {"iops": ("protocol", "purpose", "mode")}
+
+
+def arguments(said: argparse.Namespace) -> dict[str, Any]:
+    """Return what was in force, of the command line; None for what had no part."""
+    given = {name: getattr(said, name) for name in _ARGUMENTS[said.work]}
+    netloc = None if said.netloc is None else place(said.netloc)
+    return given | {
+        "protocol": said.protocol.value,
+        "netloc": netloc,
+        "tls": None if said.tls is None else str(said.tls),
+    }
 
 
 def as_json(report: dict[str, Any]) -> str:
@@ -57,14 +81,19 @@ def as_table(report: dict[str, Any]) -> str:
 
 def _command(work: str, arguments: dict[str, Any]) -> str:
     """Return the options that were in force, as they could be given again."""
-    words = [work]
-    for name, value in arguments.items():
-        if name == "mode":
-            words.append(value)
-        elif value is not None:
-            shown = format_size(value) if name in _SIZES else f"{value:.12g}" if type(value) is float else value
-            words.append(f"--{name.replace('_', '-')} {shown}")
-    return " ".join(words)
+    positional = _POSITIONAL.get(work, ())
+    options = [_option(name, value) for name, value in arguments.items() if name not in positional]
+    return " ".join([work, *[arguments[name] for name in positional], *filter(None, options)])
+
+
+def _option(name: str, value: Any) -> str:
+    option = name.replace("_", "-")
+    if value is None or (name == "secure" and not value):
+        return ""
+    if isinstance(value, bool):
+        return f"--{option}" if value else f"--no-{option}"
+    shown = format_size(value) if name in _SIZES else f"{value:.12g}" if type(value) is float else value
+    return f"--{option} {shown}"
 
 
 def _rows(figures: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:

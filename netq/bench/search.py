@@ -1,4 +1,4 @@
-"""The highest rate that holds, by doubling and bisecting. Pure: whoever calls says whether a rate holds.
+"""The highest rate that holds, by doubling and bisecting. Pure: the caller says whether a rate holds.
 
 Assumes that what holds at a rate holds at each lower one. Where that is not quite so, as on any real machine, it is
 one such rate, and no promise that none above it holds.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import queue
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import netq
@@ -34,14 +36,34 @@ def open_server(options: netq.CommunicatorOptions, kind: netq.Protocol, arrivals
     return netq.new(kind, netq.Purpose.SERVER, dataclasses.replace(options, events=events))
 
 
-def serve(server: Communicator, arrivals: Arrivals, largest: int) -> None:
-    """Serve all clients, with messages of `largest` bytes at most, until None arrives."""
-    free = threading.BoundedSemaphore(CLIENTS)
+def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int | None = None) -> None:
+    """Serve clients, with messages of `largest` bytes at most, until None arrives.
+
+    With `clients` serve so many in all, and end when they have come and gone.
+    """
+    places = threading.BoundedSemaphore(clients or CLIENTS)
+    leave = places.release if clients is None else _countdown(clients, functools.partial(arrivals.put, None))
+    full = (
+        f"it serves {CLIENTS} clients already"
+        if clients is None
+        else f"it serves no more clients: its --clients is {clients}"
+    )
     while (peer := arrivals.get()) is not None:
-        if not free.acquire(blocking=False):
-            server.put(("refused", f"it serves {CLIENTS} clients already"), peer)
+        if not places.acquire(blocking=False):
+            server.put(("refused", full), peer)
             continue
-        threading.Thread(target=_attend, args=(server, peer, largest, free), name=f"bench-{peer}", daemon=True).start()
+        threading.Thread(target=_attend, args=(server, peer, largest, leave), name=f"bench-{peer}", daemon=True).start()
+
+
+def _countdown(count: int, end: Callable[[], object]) -> Callable[[], None]:
+    """Return a function that calls `end` when it is called for the last of `count` times, in any thread."""
+    left = itertools.count(count - 1, -1)
+
+    def leave() -> None:
+        if next(left) == 0:
+            end()
+
+    return leave
 
 
 def _endpoint(server: Communicator, peer: uuid.UUID) -> flow.Endpoint:
@@ -51,8 +73,8 @@ def _endpoint(server: Communicator, peer: uuid.UUID) -> flow.Endpoint:
     return flow.Endpoint(put, functools.partial(server.get, peer))
 
 
-def _attend(server: Communicator, peer: uuid.UUID, largest: int, free: threading.BoundedSemaphore) -> None:
-    """Do what one client asks, one thing after the other."""
+def _attend(server: Communicator, peer: uuid.UUID, largest: int, leave: Callable[[], object]) -> None:
+    """Do what one client asks, one thing after the other; then leave its place."""
     end = _endpoint(server, peer)
     try:
         end.put(("hello", protocol.VERSION, facts()))
@@ -65,7 +87,7 @@ def _attend(server: Communicator, peer: uuid.UUID, largest: int, free: threading
         log.warning("%s: this client is not served any more: %s", _address(server, peer), why)
         end.put(("refused", why))
     finally:
-        free.release()
+        leave()
 
 
 def _address(server: Communicator, peer: uuid.UUID) -> str:
@@ -87,19 +109,19 @@ def _answer(end: flow.Endpoint, largest: int) -> None:
             raise protocol.Unexpected(asked)
 
 
-def _transfer(end: flow.Endpoint, direction: str, plan: Plan) -> None:
+def _transfer(end: flow.Endpoint, direction: str, plan: Plan, delay: float) -> None:
     protocol.check_memory(plan.largest, 2 if direction == "both" else 1)
     made = iter(()) if direction == "up" else flow.messages(plan)
     meter = Meter()
     end.put(("ready",))
     protocol.hear(end.get, "go")
-    counted = Counted(0, 0)
+    counted, sender = Counted(0, 0), flow.slowed(end, delay)
     if direction == "up":
-        counted = flow.receive(end, plan.count, _show_nothing)
+        counted = flow.receive(end, plan.count, flow.show_nothing)
     elif direction == "down":
-        flow.send(end, plan, made, _show_nothing)
+        flow.send(sender, plan, made, flow.show_nothing)
     else:
-        counted = flow.exchange(end, plan, made, _show_nothing)
+        counted = flow.exchange(sender, plan, made, flow.show_nothing)
     end.put(("done", *counted, *meter.read()))
 
 
@@ -110,7 +132,3 @@ def _echo(end: flow.Endpoint) -> None:
     if last != ("end",):
         raise protocol.Unexpected(last)
     end.put(("done", *counted, *meter.read()))
-
-
-def _show_nothing(done: int) -> None:
-    return None

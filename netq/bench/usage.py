@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +49,29 @@ class Meter:
         return Usage(cpu, peak, peak - self._before)
 
 
+def one_by_one(usages: Sequence[Usage]) -> Usage:
+    """Return what one process used in several periods: CPU in all, and the highest of the peaks."""
+
+    def most(values: Iterable[int | None]) -> int | None:
+        return max((value for value in values if value is not None), default=None)
+
+    return Usage(sum(u.cpu for u in usages), most(u.resident for u in usages), most(u.extra for u in usages))
+
+
+def at_once(usages: Sequence[Usage]) -> Usage:
+    """Return what one process used in one period that several meters saw.
+
+    Each meter sees the whole process. They begin one after the other, while the period is prepared: the highest value
+    before the period is that of the meter that began when all was ready.
+    """
+    cpu = max(u.cpu for u in usages)
+    known = [(u.resident, u.resident - u.extra) for u in usages if u.resident is not None and u.extra is not None]
+    if not known:
+        return Usage(cpu, None, None)
+    peak = max(resident for resident, _ in known)
+    return Usage(cpu, peak, max(0, peak - max(before for _, before in known)))
+
+
 def facts() -> Facts:
     """Return what this side runs on."""
     return {
@@ -78,7 +101,7 @@ def may_use(core: int) -> bool:
     try:
         with pinned(core):
             return True
-    except (OSError, OverflowError, AttributeError):  # no such core, not ours, or a system that keeps nobody
+    except (OSError, OverflowError, AttributeError):  # no such core, not ours, or a system that cannot do it
         return False
 
 

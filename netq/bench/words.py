@@ -1,4 +1,4 @@
-"""What netq says, in the words of whoever uses the command: its options for those of the API, addresses for ids.
+"""What netq says, in the words of the command line: its options for those of the API, addresses for ids.
 
 Used by command.py, for errors and for what netq logs. The table knows the names that a bench's options can come to.
 """
@@ -24,6 +24,12 @@ _WORDS = (
     (r"MqttOptions\.(prefix|user|password)", r"--\1"),
     (r"CommunicatorOptions\.netloc", "--netloc"),
     (r"CommunicatorOptions\.security", "TLS"),
+    (r"\bCommunicatorOptions\b", "options"),
+    (r"ConnectionOptions\.transport_size", "--transport-size"),
+    (r"ConnectionOptions\.put_merge: False;", "--no-put-merge:"),
+    (r"; expected True$", "; expected --put-merge"),
+    (r"netq\.security\.certificates needs", "--secure needs"),
+    (r"; close\(timeout=[^)]*\)[^;]*", ""),
     (r"\(netloc\)", "(--netloc)"),
     (r" \((session_timeout|linger)\)", ""),
     (r"\bmessage_size\b", "--max-message"),
@@ -56,7 +62,7 @@ def of_server(netloc: NetworkLocation, *, mqtt: bool) -> Translate:
 
 def say(text: str) -> None:
     """Print a line on stderr."""
-    sys.stderr.write(f"{NAME}: {text}\n")  # in one piece, whoever else writes there
+    sys.stderr.write(f"{NAME}: {text}\n")  # in one piece: other processes write there too
 
 
 class Trouble(logging.Handler):
@@ -88,5 +94,5 @@ def _plain(text: str, peer: str, certificate: str, netloc: NetworkLocation | Non
         text = text.replace("{}:{}".format(*netloc), place(netloc))
     for pattern, word in _WORDS:
         text = re.sub(pattern, word.replace("{certificate}", certificate), text)
-    text = _PROTOCOL.sub(lambda found: f"--protocol {found[1].lower()}", text)
+    text = _PROTOCOL.sub(lambda found: found[1].lower(), text)
     return _ID.sub(peer, text)

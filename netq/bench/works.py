@@ -11,20 +11,21 @@ from typing import Any
 
 from netq.bench import flow
 from netq.bench.client import Client, Sides, Transfer
+from netq.bench.crowd import Crowd
 from netq.bench.percentiles import spread
 from netq.bench.plan import Plan
 from netq.bench.progress import Progress
-from netq.bench.usage import Usage
+from netq.bench.usage import Usage, one_by_one
 
 MICROSECONDS = 1000  # nanoseconds
 
 Figures = dict[str, Any]
 
 
-def iops(client: Client, plan: Plan, mode: str, progress: Progress) -> Figures:
+def iops(crowd: Crowd, plan: Plan, mode: str, delay: float, progress: Progress) -> Figures:
     """Send the messages of a plan each way: one direction after the other ("sync"), or both at once ("async")."""
     directions = ("up", "down") if mode == "sync" else ("both",)
-    done = [client.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count)) for way in directions]
+    done = [crowd.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count), delay) for way in directions]
     seconds = sum(transfer.seconds for transfer in done)
     messages, nbytes = _moved(done)
     return {
@@ -96,12 +97,4 @@ def _moved(done: list[Transfer]) -> tuple[int, int]:
 
 
 def _used(sides: list[Sides]) -> dict[str, Figures]:
-    """Both sides: CPU in all, and the highest of the peaks."""
-    return {name: side(_joined([getattr(each, name) for each in sides])) for name in Sides._fields}
-
-
-def _joined(usages: list[Usage]) -> Usage:
-    def most(values: list[int | None]) -> int | None:
-        return max((value for value in values if value is not None), default=None)
-
-    return Usage(sum(u.cpu for u in usages), most([u.resident for u in usages]), most([u.extra for u in usages]))
+    return {name: side(one_by_one([getattr(each, name) for each in sides])) for name in Sides._fields}

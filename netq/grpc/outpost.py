@@ -14,12 +14,14 @@ from netq.grpc.engine import acquire, release
 from netq.grpc.link import Link
 from netq.link import Owner
 from netq.loop import READ, Loop
+from netq.options import check_put_merge
 
 
 class Outpost:
     """One transport's place in the engine. Raises RuntimeError in a fork of a process that has ever had one."""
 
     def __init__(self, owner: Owner, loop: Loop) -> None:
+        check_put_merge(owner.options, "gRPC")
         self.closed = False  # no more links
         self._owner = owner
         self._loop = loop

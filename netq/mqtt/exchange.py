@@ -26,6 +26,7 @@ from netq.mqtt.port import Port
 from netq.mqtt.shelf import Shelf
 from netq.mqtt.topic import Topics, Way
 from netq.mqtt.window import share
+from netq.options import check_put_merge
 
 log = logging.getLogger("netq")
 
@@ -43,6 +44,7 @@ class Exchange:
     broker: Broker
 
     def __init__(self, owner: Owner, loop: Loop, *, is_server: bool) -> None:
+        check_put_merge(owner.options, "MQTT")
         self.loop = loop
         self.options = owner.options
         self.topics = Topics(owner.options.mqtt.prefix)

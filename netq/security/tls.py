@@ -100,7 +100,10 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
     very host. Raises SecurityError that names the option and the file that cannot be used.
     """
     if options.key is not None:
-        raise SecurityError(f"SecurityOptions.key: {options.key}; a client has none (client certificates: not yet)")
+        raise SecurityError(
+            f"SecurityOptions.key: {options.key}; a client has no key of its own yet: leave out `key`, and give as "
+            "`certificate` the authority that signed the server's certificate"
+        )
     context = _context(ssl.PROTOCOL_TLS_CLIENT)  # verifies the chain and the host
     context.hostname_checks_common_name = False
     if options.certificate is None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from netq import dial
 from netq.complaints import printable
 from netq.errors import AddressError, InvalidOption
-from netq.options import CommunicatorOptions, NetworkLocation
+from netq.options import CommunicatorOptions, NetworkLocation, check_put_merge
 
 _BACKLOG = 1024
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
@@ -55,6 +55,7 @@ def check(options: CommunicatorOptions) -> None:
             "CommunicatorOptions.security: shared memory takes none: nothing leaves this machine, and the kernel says "
             "who the peer is (only processes of one user are connected); expected None"
         )
+    check_put_merge(options, "shared memory")
 
 
 def is_here(host: str) -> bool:

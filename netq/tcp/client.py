@@ -8,7 +8,7 @@ from netq import core
 from netq.dial import Dialer
 from netq.link import Owner
 from netq.loop import Loop
-from netq.options import CommunicatorOptions, Purpose
+from netq.options import CommunicatorOptions, Purpose, check_put_merge
 from netq.pipe import over
 from netq.security.tls import client_side
 from netq.tcp.link import Link
@@ -23,6 +23,8 @@ class Connector:
         self._owner = owner
         self._loop = loop
         self._tls = None if options.security is None else client_side(options.security, self.netloc.host)
+        if options.security is not None:
+            check_put_merge(options, "TLS")
         self._dialer = Dialer(
             loop,
             self.netloc,

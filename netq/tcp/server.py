@@ -11,7 +11,7 @@ from netq import core
 from netq.errors import AddressError
 from netq.link import Owner
 from netq.loop import READ, Loop
-from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.pipe import over
 from netq.security.tls import server_side
 from netq.tcp.link import Link
@@ -32,6 +32,8 @@ class Listener:
         self._owner = owner
         self._loop = loop
         self._tls = None if security is None else server_side(security)
+        if security is not None:
+            check_put_merge(owner.options, "TLS")
         self._sock: socket.socket | None = None
         self._starved = False  # and the log has been told
 

@@ -107,7 +107,7 @@ class LossyPair:
         """Say no more than what is queued, then FIN."""
         if end.session is None or end.over:
             return
-        end.session.closing = True
+        end.session.close()
         if end.connection is not None:
             self._apply(end, end.connection.close())
 

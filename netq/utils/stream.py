@@ -16,32 +16,38 @@ import reprlib
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
-from netq.errors import NotAllowed, Unreadable
-from netq.memory import ALIGNMENT, Buffer
+from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.memory import ALIGNMENT, Buffer, aligned
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
 _NAME = 200  # characters of a name that errors show: it is a peer's word
+_LINE = 4096  # bytes that `readline` looks through at once
 
 
 class Stream:
-    """The bytes of one message, in order, in as many buffers as they happen to lie in."""
+    """The bytes of one message, in order, in as many buffers as they happen to lie in.
 
-    __slots__ = ("_stops", "buffers", "nbytes")
+    It reads like a binary file: `read`, `readinto`, `readline`, `seek` and `tell`, so that `json.load(stream)`,
+    `pickle.load(stream)` and `numpy.load(stream)` work in a serialiser of your own.
+    """
+
+    __slots__ = ("_position", "_stops", "buffers", "nbytes")
 
     def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
         self.buffers = [_bytes_of(memoryview(buffer)) for buffer in buffers]
         self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
         self._stops: list[int] | None = None
+        self._position = 0  # of the next byte to read
 
     @classmethod
     def of(cls, view: memoryview) -> Stream:
         """Return the stream that lies in one view of bytes."""
         stream = cls.__new__(cls)
-        stream.buffers, stream.nbytes, stream._stops = [view], len(view), None
+        stream.buffers, stream.nbytes, stream._stops, stream._position = [view], len(view), None, 0
         return stream
 
     def __len__(self) -> int:
@@ -51,8 +57,58 @@ class Stream:
         return b"".join(self.buffers)
 
     def contiguous(self) -> memoryview:
-        """All bytes in one buffer; copies only if they lie in several."""
-        return self.buffers[0] if len(self.buffers) == 1 else memoryview(bytearray().join(self.buffers))
+        """All bytes in one buffer; copies only if they lie in several, to an address that is a multiple of 64."""
+        if len(self.buffers) == 1:
+            return self.buffers[0]
+        joined, start = aligned(self.nbytes), 0
+        for buffer in self.buffers:
+            joined[start : start + buffer.nbytes] = buffer
+            start += buffer.nbytes
+        return joined
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next `size` bytes; fewer at the end, all that are left if `size` is None or negative."""
+        start, self._position = self._position, self._stop(size)
+        return b"".join(self.slices(start, self._position))
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill `buffer` with the next bytes; return how many there were."""
+        target = _bytes_of(memoryview(buffer))
+        start, self._position = self._position, self._stop(target.nbytes)
+        filled = 0
+        for view in self.slices(start, self._position):
+            target[filled : filled + view.nbytes] = view
+            filled += view.nbytes
+        return filled
+
+    def readline(self, size: int | None = -1) -> bytes:
+        """Return the bytes up to the next newline and with it; at most `size` if that is given."""
+        stop, pieces = self._stop(size), list[bytes]()
+        while self._position < stop:
+            piece = self.read(min(_LINE, stop - self._position))
+            if end := piece.find(b"\n") + 1:
+                self._position -= len(piece) - end
+                pieces.append(piece[:end])
+                break
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Read on from `offset`, counted from the start, the position or the end; return the new position."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.nbytes}[whence]
+        if base + offset < 0:
+            raise ValueError(f"seek: {offset} from {base} is before the start of the message")
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position of the next byte to read."""
+        return self._position
+
+    def _stop(self, size: int | None) -> int:
+        """Return where a read of `size` bytes ends."""
+        end = max(self._position, self.nbytes)
+        return end if size is None or size < 0 else min(self._position + size, end)
 
     def slices(self, start: int, stop: int) -> list[memoryview]:
         """The bytes [start, stop) as views, without copying them."""
@@ -76,15 +132,49 @@ def _bytes_of(view: memoryview) -> memoryview:
 
 
 class BytesSerializer:
-    """Bytes as they are. `dump` takes anything with a contiguous buffer; `load` gives bytes."""
+    """Bytes as they are. `dump` takes anything with a contiguous buffer; `load` returns bytes."""
 
     def dump(self, data: Buffer) -> Stream:
         """Return the stream of `data`, which must not change until the future resolves."""
-        return Stream([memoryview(data).cast("B")])
+        return Stream([data])
 
     def load(self, stream: Stream) -> bytes:
-        """Return the bytes of a stream."""
+        """Return the bytes of a stream: a copy."""
         return bytes(stream)
+
+
+class BufferSerializer(BytesSerializer):
+    """As BytesSerializer; `load` returns a writable view of the message's memory, without a copy."""
+
+    def load(self, stream: Stream) -> memoryview:  # type: ignore[override]
+        """Return the bytes of a stream as one view, whose address is a multiple of 64."""
+        return stream.contiguous()
+
+
+class StreamSerializer:
+    """Bytes out of one file and into another. `dump` takes a binary file, `load` returns one: a Stream."""
+
+    def dump(self, file: BinaryIO) -> Stream:
+        """Return the stream of what `file` has from its position on."""
+        return Stream([file.read()])
+
+    def load(self, stream: Stream) -> Stream:
+        """Return the stream itself, to `read` from."""
+        return stream
+
+
+def stream_of(dumped: object, dump: Callable[[Any], object]) -> Stream:
+    """Return what `dump` returned as a Stream: itself, or one of its bytes. Raises SerializationError."""
+    if isinstance(dumped, Stream):
+        return dumped
+    try:
+        return Stream([dumped])  # type: ignore[list-item]
+    except (TypeError, BufferError) as error:
+        name = f"{dump.__module__}.{dump.__qualname__}" if hasattr(dump, "__qualname__") else repr(dump)
+        raise SerializationError(
+            f"put: the serialiser {name} returned a {type(dumped).__name__}; expected bytes, another contiguous "
+            f"buffer, or a netq.utils.stream.Stream ({error})"
+        ) from error
 
 
 class PickleSerializer:
@@ -107,6 +197,13 @@ class PickleSerializer:
     ) -> None:
         self._dumps = _dumps(dump)
         self._loads = _loads(allow, load)
+
+    @staticmethod
+    def allow_by_name(*names: str) -> Callable[[str], bool]:
+        """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
+        prefixes = tuple(f"{name}." for name in names)
+        exact = frozenset(names)
+        return lambda name: name in exact or name.startswith(prefixes)
 
     def dump(self, data: Any) -> Stream:
         """Return the stream of `data`. Its out-of-band buffers must not change until the future resolves."""
@@ -132,13 +229,6 @@ class PickleSerializer:
             raise
         except Exception as error:  # pickle documents that a damaged stream may raise anything
             raise Unreadable(f"a message of {data.nbytes} bytes cannot be loaded: {error!r}") from error
-
-
-def allow_by_name(*names: str) -> Callable[[str], bool]:
-    """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
-    prefixes = tuple(f"{name}." for name in names)
-    exact = frozenset(names)
-    return lambda name: name in exact or name.startswith(prefixes)
 
 
 def _dumps(persistent_id: Callable[[Any], Any] | None) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:

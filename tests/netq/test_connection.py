@@ -111,7 +111,7 @@ def test_a_frame_is_legal_as_the_table_says_or_the_link_is_lost(state: State, ki
     connection = in_state(state)
     assert connection.state is state
     frame = VALID[kind]
-    if state is State.OPENING and kind is Kind.FIN:
+    if state in (State.OPENING, State.ENDING) and kind is Kind.FIN:
         frame = frame._replace(number=Code.REFUSED)
     events = feed(connection, frame)
     faults = [event for event in events if isinstance(event, Lost) and isinstance(event.error, ProtocolError)]

@@ -18,6 +18,7 @@ from netq.errors import (
     ProtocolError,
     QueueFull,
     SecurityError,
+    SerializationError,
     Unreadable,
 )
 
@@ -27,6 +28,7 @@ STANDARD = {
     AddressError: OSError,
     ProtocolError: NetqError,
     SecurityError: NetqError,
+    SerializationError: TypeError,
     Closed: ConnectionError,
     QueueFull: NetqError,
     MessageTooLarge: ValueError,
@@ -61,6 +63,10 @@ def test_the_drawing_shows_all_errors_and_no_others() -> None:
         (
             QueueFull(None, 8),
             "the server: 8 messages (queue_size) already wait for it; wait for their futures first",
+        ),
+        (
+            QueueFull(PEER, 8, dropped=True),
+            f"{PEER}: dropped for a newer message, as 8 (queue_size) waited (drop_oldest)",
         ),
         (
             MessageTooLarge(PEER, 100, 10),

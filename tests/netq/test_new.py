@@ -28,11 +28,13 @@ def test_new_gives_each_communicator_an_id_of_its_own() -> None:
 
 
 def test_new_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(netq.InvalidOption, match=r"new: the protocol is a str; expected one of Protocol\.TCP"):
-        netq.new("carrier pigeon")  # type: ignore[arg-type]
-    with pytest.raises(netq.InvalidOption, match=r"the purpose is a str; expected one of Purpose\.SERVER"):
-        netq.new(purpose="server")  # type: ignore[arg-type]
-    with pytest.raises(netq.InvalidOption, match="new: options are a dict; expected CommunicatorOptions"):
+    with pytest.raises(netq.InvalidOption, match="new: the protocol is 'pigeon'; expected one of tcp, mqtt, grpc, shm"):
+        netq.new("pigeon")
+    with pytest.raises(netq.InvalidOption, match="new: the purpose is 'SERVER'; expected one of server, client"):
+        netq.new(purpose="SERVER")
+    with pytest.raises(netq.InvalidOption, match="new: the protocol is 3; expected one of"):
+        netq.new(3)  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match="options: a dict; expected CommunicatorOptions"):
         netq.new(options={})  # type: ignore[arg-type]
 
 

@@ -64,6 +64,7 @@ def test_defaults() -> None:
         "transport_size": 16 * 1024**2,
         "queue_size": 2**30,
         "message_size": 2**40,
+        "drop_oldest": False,
         "window": 64 * 1024**2,
         "memory": 1024**3,
         "heartbeat": 10.0,
@@ -150,7 +151,7 @@ def test_serialization_is_pickle_unless_told() -> None:
     message = bytes(options.dump({"a": 1}))
     assert options.load(Stream([message])) == {"a": 1}
     plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
-    assert plain.load(plain.dump(b"abc")) == b"abc"
+    assert plain.load(BytesSerializer().dump(b"abc")) == b"abc"
     for name in ("load", "dump"):
         refused(SerializationOptions, name, None)
         refused(SerializationOptions, name, "pickle")
@@ -158,12 +159,9 @@ def test_serialization_is_pickle_unless_told() -> None:
 
 @pytest.mark.parametrize("name", ["key", "certificate"])
 def test_files(name: str, tmp_path: Path) -> None:
-    file = tmp_path / "file.pem"
-    refused(SecurityOptions, name, file)
-    file.write_text("PEM")
+    file = tmp_path / "file.pem"  # not there: the communicator says so (SecurityError), when it reads the file
     assert getattr(SecurityOptions(**{name: file}), name) == file
     assert getattr(SecurityOptions(**{name: str(file)}), name) == file  # type: ignore[arg-type]
-    refused(SecurityOptions, name, tmp_path)
     refused(SecurityOptions, name, b"file.pem")
 
 

@@ -119,7 +119,11 @@ def test_the_kinds_and_their_flags() -> None:
     rows = table("kind", "", "flags")
     assert [(int(row[0]), row[1]) for row in rows] == [(kind.value, kind.name) for kind in Kind]
     flags = {Kind[row[1]]: row[2] for row in rows if row[2] != "–"}
-    assert flags == {Kind.INI: f"{wire.RESUME}: RESUME", Kind.ACK: f"{wire.ANSWER}: ANSWER"}
+    assert flags == {
+        Kind.INI: f"{wire.RESUME}: RESUME",
+        Kind.ACK: f"{wire.ANSWER}: ANSWER",
+        Kind.PING: f"{wire.LEAVING}: LEAVING",
+    }
     assert set(flags) == set(wire.FLAGS)
 
 

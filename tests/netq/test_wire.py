@@ -116,7 +116,19 @@ def test_message_header_is_what_frame_packs() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "flags", "lane"),
-    [(0, 0, 0), (7, 0, 0), (255, 0, 0), (2, 1, 0), (3, 2, 0), (1, 255, 0), (5, 1, 0), (2, 0, LANES), (2, 0, 65535)],
+    [
+        (0, 0, 0),
+        (7, 0, 0),
+        (255, 0, 0),
+        (2, 1, 0),
+        (3, 2, 0),
+        (1, 255, 0),
+        (4, 1, 0),
+        (5, 2, 0),
+        (6, 1, 0),
+        (2, 0, LANES),
+        (2, 0, 65535),
+    ],
 )
 def test_what_is_no_header_is_refused_before_memory_is_asked_for(kind: int, flags: int, lane: int) -> None:
     asked: list[Frame] = []

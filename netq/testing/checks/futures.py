@@ -138,6 +138,26 @@ def check_queue_full(make: Make) -> None:
         assert [server.get(timeout=LIMIT).data for _ in range(4)] == ["held", 0, 1, 2]
 
 
+def check_drop_oldest(make: Make) -> None:
+    """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. Each lane has its own."""
+    with Stage(make) as stage:
+        server = stage.server(window=NARROW)
+        client = stage.client(server.netloc, queue_size=2, drop_oldest=True)
+        introduce(server, client)
+        client.put("held").result(LIMIT)
+        client.put("held", lane=1).result(LIMIT)
+        other = client.put("other", lane=1)
+        futures = [client.put(number) for number in range(300)]
+        for future in futures[:-2]:
+            error = _error(QueueFull, future)
+            assert error.peer == server.id
+            assert error.dropped
+        got = [server.get(timeout=LIMIT).data for _ in range(5)]
+        assert sorted(map(str, got)) == ["298", "299", "held", "held", "other"]
+        for future in (other, *futures[-2:]):
+            future.result(LIMIT)
+
+
 def check_message_too_large(make: Make) -> None:
     """A message that exceeds the peer's message_size fails, whether it was put before or after that was known."""
     with Stage(make) as stage:
@@ -208,6 +228,7 @@ CHECKS = (
     check_cancel_broadcast,
     check_cancel_all,
     check_queue_full,
+    check_drop_oldest,
     check_message_too_large,
     check_unknown_peer,
     check_put_raises,

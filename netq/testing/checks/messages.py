@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from netq.core import Communicator
-from netq.errors import NotAllowed, Unreadable
+from netq.errors import NotAllowed, SerializationError, Unreadable
 from netq.options import SerializationOptions
 from netq.testing.stage import LIMIT, Make, Stage, introduce
-from netq.utils.stream import BytesSerializer, PickleSerializer, Stream, allow_by_name
+from netq.utils.stream import BytesSerializer, PickleSerializer, Stream
 
 _MANY = 10_000
 _LARGE = 20 * 1024**2
@@ -91,6 +92,45 @@ def check_bytes_serializer(make: Make) -> None:
             assert got == bytes(data)
 
 
+def check_own_serializer(make: Make) -> None:
+    """A `dump` may return bytes, and a `load` reads the Stream as a file; another type is an error of put."""
+    own = SerializationOptions(load=lambda stream: (stream.readline(), stream.read()), dump=lambda text: text)
+    with Stage(make) as stage:
+        server = stage.server(serialization=own)
+        client = stage.client(server.netloc, serialization=own)
+        client.put(b"line\nand the rest")
+        assert server.get(timeout=LIMIT).data == (b"line\n", b"and the rest")
+        try:
+            client.put("a str")
+        except SerializationError as error:
+            assert "check_own_serializer.<locals>.<lambda> returned a str" in str(error)
+        else:
+            raise AssertionError("expected SerializationError")
+        client.put(bytearray(b"x"))
+        assert server.get(timeout=LIMIT).data == (b"x", b"")
+
+
+def check_get_merge(make: Make) -> None:
+    """With get_merge a message comes as one buffer, else in several. A pickled buffer is aligned in either case."""
+    for merge in (True, False):
+        counts: list[int] = []
+        with Stage(make) as stage:
+
+            def load(stream: Stream, counts: list[int] = counts) -> Any:
+                counts.append(len(stream.buffers))
+                return PickleSerializer().load(stream)
+
+            server = stage.server(get_merge=merge, serialization=SerializationOptions(load=load))
+            client = stage.client(server.netloc, transport_size=64 * 1024)
+            data = bytes(range(256)) * 4096
+            client.put(("odd", pickle.PickleBuffer(bytearray(data))))
+            _, got = server.get(timeout=LIMIT).data
+            assert got == data
+            assert ctypes.addressof(ctypes.c_char.from_buffer(got)) % 64 == 0
+            assert (counts[0] == 1) is merge, f"{counts[0]} buffers"
+            del got
+
+
 def check_lanes(make: Make) -> None:
     """Each lane keeps its order."""
     with Stage(make) as stage:
@@ -158,7 +198,7 @@ def check_unreadable(make: Make) -> None:
 def check_not_allowed(make: Make) -> None:
     """So is one that names what `allow` refuses; it is not loaded."""
     with Stage(make) as stage:
-        allowed = PickleSerializer(allow=allow_by_name("uuid.UUID"))
+        allowed = PickleSerializer(allow=PickleSerializer.allow_by_name("uuid.UUID"))
         server = stage.server(serialization=SerializationOptions(load=allowed.load))
         client = stage.client(server.netloc)
         client.put(Stage)
@@ -226,6 +266,8 @@ CHECKS = (
     check_large_message,
     check_empty_message,
     check_bytes_serializer,
+    check_own_serializer,
+    check_get_merge,
     check_lanes,
     check_broadcast,
     check_put_to_some,

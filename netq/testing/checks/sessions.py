@@ -143,6 +143,31 @@ def check_death_of_a_client(make: Make) -> None:
         assert server.statistics()[id].messages_in == 1, "the figures are those of the new session"
 
 
+def check_queue_of_an_absent_id(make: Make) -> None:
+    """What is put to an id that is away, and has not begun to travel, reaches the process that comes back with it."""
+    with Stage(make) as stage:
+        told = Told()
+        server = stage.server(events=told.events)
+        id = uuid.uuid4()
+        first = stage.client(server.netloc, id=id, window=NARROW)
+        introduce(server, first)
+        server.put("fills", id).result(LIMIT)
+        before = [server.put(number, id) for number in range(3)]
+        assert stage.cut(first) == 0
+        while server.statistics()[id].connected:
+            continue
+        away = [server.put(number, id) for number in range(3, 5)]
+        assert away[0].cancel()
+        second = stage.client(server.netloc, id=id)
+        assert [second.get(timeout=LIMIT).data for _ in range(4)] == [0, 1, 2, 4]
+        for future in (*before, *away[1:]):
+            future.result(LIMIT)
+        assert server.put("new", id).exception(LIMIT) is None
+        assert second.get(timeout=LIMIT).data == "new"
+        assert [told.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
+        assert server.statistics()[id].messages_out == 5, "the figures are those of the new session"
+
+
 def check_death_of_a_server(make: Make) -> None:
     """Clients come back to a new server by themselves; it gets what had not left, the rest fails with Closed."""
     with Stage(make) as stage:
@@ -233,6 +258,7 @@ CHECKS = (
     check_round_trip,
     check_come_back,
     check_death_of_a_client,
+    check_queue_of_an_absent_id,
     check_death_of_a_server,
     check_id_in_use,
     check_workers,

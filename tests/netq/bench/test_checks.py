@@ -21,9 +21,12 @@ GIB = 2**30
         ("throughput --size 1GiB --netloc here:1 --direction down", None),
         ("throughput --size 1GiB --netloc here:1 --direction both", "2.0GiB"),
         ("throughput --size 1GiB --netloc here:1 --spawn --direction both", "4.0GiB"),
-        ("iops sync --max-size 40 --reps 1", "2.0TiB"),
-        ("iops sync --max-size 30 --netloc here:1", None),
-        ("iops async --max-size 30 --netloc here:1", "2.0GiB"),
+        ("iops tcp both sync --max-size 40 --reps 1", "2.0TiB"),
+        ("iops tcp client sync --max-size 30", None),
+        ("iops tcp client async --max-size 30", "2.0GiB"),
+        ("iops tcp client sync --max-size 30 --clients 3", "3.0GiB"),
+        ("iops tcp both async --max-size 30 --clients 2", "8.0GiB"),
+        ("iops tcp client sync --max-size 29 --clients 2", None),
         ("latency --size 1GiB --netloc here:1", "2.0GiB"),
         ("load --size 1GiB --netloc here:1 --spawn", "3.0GiB"),
         ("latency --size 512MiB --netloc here:1", None),
@@ -72,9 +75,9 @@ def test_memory_that_is_not_there_after_all_is_one_line_and_status_2(
 
 
 def test_what_has_no_part_is_not_in_the_report() -> None:
-    single = parse(["iops", "sync"])
+    single = parse(["iops", "tcp", "both", "sync"])
     assert [single.min_size, single.step_size, single.step_expo, single.seed] == [None] * 4
     assert (single.max_size, single.reps, single.plan.pairs) == (21, 4000, ((2**21, 4000),))
-    assert parse(["iops", "sync", "--step-size", "1"]).reps == 1
+    assert parse(["iops", "tcp", "both", "sync", "--step-size", "1"]).reps == 1
     assert parse(["load", "--rate", "5"]).limit is None
     assert parse(["load"]).limit == 5

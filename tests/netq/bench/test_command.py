@@ -24,6 +24,7 @@ from tests.netq.bench.conftest import Run, Start, where
 from tests.servers.mosquitto import Mosquitto
 
 TLS = ("--tls", "--key", "--certificate")
+PURPOSES = ("server", "client", "both")
 
 
 @pytest.mark.parametrize(
@@ -31,13 +32,44 @@ TLS = ("--tls", "--key", "--certificate")
     [
         ("", "are required: server|iops|latency|throughput|load"),
         ("sprint", "invalid choice: 'sprint'"),
-        ("iops", "required: mode"),
-        ("iops sideways", "invalid choice: 'sideways'"),
-        ("iops sync --max-size 41", "expected a whole number from 0 to 40"),
-        ("iops sync --min-size 9 --max-size 3 --step-size 1", "--min-size 9 is above --max-size 3"),
-        ("iops sync --min-size 0 --max-size 40 --step-size 1 --step-expo 4", "expected 50,000,000 at most"),
-        ("iops sync --step-expo nan", "expected a number from 0 to 4"),
-        ("iops sync --max-size 1 --reps 50_000_001", "50,000,001 messages; expected 50,000,000 at most"),
+        ("iops", "required: PROTOCOL, PURPOSE, MODE"),
+        ("iops sync", "argument PROTOCOL: invalid choice: 'sync'"),
+        ("iops pigeon both sync", "argument PROTOCOL: invalid choice: 'pigeon'"),
+        ("iops tcp neither sync", "argument PURPOSE: invalid choice: 'neither'"),
+        ("iops tcp both sideways", "argument MODE: invalid choice: 'sideways'"),
+        ("iops tcp both", "required: MODE"),
+        ("iops tcp both sync --protocol tcp", "unrecognized arguments: --protocol tcp"),
+        ("iops tcp both sync --spawn", "unrecognized arguments: --spawn"),
+        *[(f"iops mqtt {purpose} sync", "mqtt needs --netloc, the broker's") for purpose in PURPOSES],
+        *[(f"iops tcp both sync --clients {number}", "a whole number from 1 to 16") for number in (0, 17)],
+        *[(f"iops tcp both sync --workers {number}", "a whole number from 1 to 256") for number in (0, 257)],
+        *[(f"iops tcp both sync --delay={number}", "a number from 0 to 10") for number in ("-1", "11", "nan")],
+        (
+            "iops tcp client sync --transport-size 5GiB",
+            "--transport-size: 5368709120; expected a whole number from 1 to",
+        ),
+        ("iops tcp client sync --put-merge=no", "argument --put-merge/--no-put-merge: ignored explicit argument 'no'"),
+        ("iops shm client sync --no-put-merge", "error: --no-put-merge: shared memory joins"),
+        ("iops tcp client sync --no-pin", "--no-pin is for a server that is started here: see both"),
+        ("iops tcp server sync --no-pin", "--no-pin is for a server that is started here: see both"),
+        ("iops tcp server sync --timeout 5", "--timeout is for client and both"),
+        ("iops tcp server sync --tls ca.pem", "--tls is a client's"),
+        ("iops tcp client sync --key k --certificate c", "--key is a server's"),
+        ("iops tcp client sync --netloc here:0", "--netloc here:0: expected the port at which the server listens"),
+        ("iops tcp both sync --tls ca.pem", "--tls, --key and --certificate go together"),
+        ("iops shm both sync --user me", "--user is for mqtt"),
+        *[
+            (f"iops tcp {purpose} sync --secure", "give --key PEM and --certificate PEM to the")
+            for purpose in PURPOSES[:2]
+        ],
+        ("iops shm both sync --secure", "--secure is not for shm: nothing leaves this machine"),
+        ("iops mqtt both sync --netloc here:1 --secure", "both sides have --tls CA.pem"),
+        *[(f"iops tcp both sync --secure {option} x", f"{option} does not go with --secure") for option in TLS],
+        ("iops tcp both sync --max-size 41", "expected a whole number from 0 to 40"),
+        ("iops tcp both sync --min-size 9 --max-size 3 --step-size 1", "--min-size 9 is above --max-size 3"),
+        ("iops tcp both sync --min-size 0 --max-size 40 --step-size 1 --step-expo 4", "expected 50,000,000 at most"),
+        ("iops tcp both sync --step-expo nan", "expected a number from 0 to 4"),
+        ("iops tcp both sync --max-size 1 --reps 50_000_001", "50,000,001 messages; expected 50,000,000 at most"),
         ("latency --size 3XB", "'3XB'; expected a size"),
         ("latency --count 0", "expected a whole number from 1"),
         ("latency --count many", "'many'; expected a whole number"),
@@ -49,7 +81,7 @@ TLS = ("--tls", "--key", "--certificate")
         ("latency --key k --netloc here:1", "--key and --certificate go together"),
         ("latency --key k --certificate c --netloc here:1", "--key is a server's"),
         ("latency --tls ca.pem", "--tls, --key and --certificate go together"),
-        ("latency --user me", "--user is for --protocol mqtt"),
+        ("latency --user me", "--user is for mqtt"),
         ("latency --tls /no/such.pem --netloc here:1", "/no/such.pem"),
         ("load --rate 0", "expected a number from 0.1"),
         ("load --rate 1e7 --seconds 1000", "10,000,000,000 messages"),
@@ -57,26 +89,26 @@ TLS = ("--tls", "--key", "--certificate")
         ("server --core 9999", "--core 9999: expected a core of this machine that this process may use"),
         ("server --core -1", "'-1'; expected a whole number from 0 to "),
         ("server --tls ca.pem", "--tls is a client's"),
-        ("server --key /no/key --certificate /no/such", "/no/key"),
+        ("server --key /no/key --certificate /no/such", "/no/"),
         ("server --protocol mqtt --netloc here:1 --key k --certificate c", "TLS is the broker's"),
         ("latency --protocol shm --netloc 192.0.2.1:5", "error: --netloc: '192.0.2.1' is not this machine"),
         ("latency --cou 5", "unrecognized arguments: --cou 5"),
         *[
-            (f"iops sync {option} 1", f"{option} needs --step-size")
+            (f"iops tcp both sync {option} 1", f"{option} needs --step-size")
             for option in ("--min-size", "--step-expo", "--seed")
         ],
         ("load --rate 5 --limit 3", "--limit is for a search"),
         ("latency --no-pin --netloc here:1", "--no-pin is for a server that is started here"),
-        ("latency --password x", "--password is for --protocol mqtt"),
-        ("latency --prefix netq-bench", "--prefix is for --protocol mqtt"),
+        ("latency --password x", "--password is for mqtt"),
+        ("latency --prefix netq-bench", "--prefix is for mqtt"),
         ("latency --protocol mqtt --netloc here:1 --password x", "--password needs --user"),
         ("latency --protocol mqtt --netloc here:1 --prefix a#", "error: --prefix: 'a#'; expected 1 to 128"),
         ("latency --protocol mqtt --netloc here:1 --prefix ''", "error: --prefix: ''; expected 1 to 128"),
         ("latency --protocol mqtt --netloc here:0", "--netloc here:0: expected the port at which the broker listens"),
         ("server --protocol mqtt", "needs --netloc, the broker's"),
         ("server --protocol mqtt --netloc here:1 --certificate c", "--certificate: with mqtt TLS is the broker's"),
-        *[(f"latency --protocol shm {option} x", f"{option} is not for --protocol shm") for option in TLS],
-        ("latency --netloc /run/q.sock", "--netloc /run/q.sock: a path is for --protocol shm"),
+        *[(f"latency --protocol shm {option} x", f"{option} is not for shm") for option in TLS],
+        ("latency --netloc /run/q.sock", "--netloc /run/q.sock: a path is for shm"),
         ("latency --netloc here:0", "--netloc here:0: expected the port at which the server listens"),
     ],
 )
@@ -181,14 +213,14 @@ def test_a_server_says_where_it_listens(start: Start) -> None:
 def test_another_protocol_with_a_server_of_its_own(run: Run, name: str) -> None:
     if name == "grpc":
         pytest.importorskip("grpc")
-    report = run("iops", "async", "--max-size", "18", "--reps", "20", "--protocol", name, "--no-pin")
+    report = run("iops", name, "both", "async", "--max-size", "18", "--reps", "20", "--no-pin")
     assert (report["arguments"]["protocol"], report["figures"]["messages"]) == (name, 40)
 
 
 def test_a_broker_with_a_server_of_its_own(run: Run, broker: Mosquitto) -> None:
     netloc = "{}:{}".format(*broker.netloc)
-    arguments = ("--max-size", "18", "--reps", "20", "--protocol", "mqtt", "--netloc", netloc, "--spawn")
-    assert run("iops", "sync", *arguments)["figures"]["messages"] == 40
+    arguments = ("--max-size", "18", "--reps", "20", "--netloc", netloc)
+    assert run("iops", "mqtt", "both", "sync", *arguments)["figures"]["messages"] == 40
 
 
 def test_tls_with_a_server_of_its_own(run: Run, files: certificates.Files) -> None:

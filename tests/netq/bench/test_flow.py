@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,16 +39,12 @@ def _end(mine: netq.Communicator, other: netq.Communicator) -> Endpoint:
     return Endpoint(lambda data: mine.put(data, other.id), functools.partial(mine.get, other.id))
 
 
-def shown_nothing(done: int) -> None:
-    return None
-
-
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
 def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     ours, theirs = ends
     shown: list[int] = []
     with ThreadPoolExecutor() as pool:
-        sent = pool.submit(flow.send, ours, plan, flow.messages(plan), shown_nothing)
+        sent = pool.submit(flow.send, ours, plan, flow.messages(plan), flow.show_nothing)
         assert flow.receive(theirs, plan.count, shown.append) == (plan.count, plan.nbytes)
         sent.result(LIMIT)
     assert shown == sorted(shown)
@@ -57,7 +54,7 @@ def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], p
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
 def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(flow.exchange, end, plan, flow.messages(plan), shown_nothing) for end in ends]
+        runs = [pool.submit(flow.exchange, end, plan, flow.messages(plan), flow.show_nothing) for end in ends]
         assert [run.result(LIMIT) for run in runs] == [(plan.count, plan.nbytes)] * 2
 
 
@@ -107,15 +104,38 @@ def test_an_echo_waits_for_who_sends_and_does_not_read(size: int, most: int) -> 
 def test_who_sends_little_waits_only_in_the_end() -> None:
     deaf, plan = Deaf(), Plan(((2**21, 300),))
     with pytest.raises(Undelivered):
-        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), shown_nothing)
+        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), flow.show_nothing)
     assert deaf.put_count == 300
 
 
 def test_who_sends_waits_for_who_does_not_take_it() -> None:
     deaf, plan = Deaf(), Plan(((64, 10**6),))
     with pytest.raises(Undelivered):
-        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), shown_nothing)
+        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), flow.show_nothing)
     assert deaf.put_count == 2 * flow.BATCH
+
+
+def test_without_a_delay_an_endpoint_stays_as_it_is(ends: tuple[Endpoint, Endpoint]) -> None:
+    assert flow.slowed(ends[0], 0.0) is ends[0]
+
+
+def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = ends
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    plan = Plan(((64, 7),))
+    flow.send(flow.slowed(ours, 0.25), plan, flow.messages(plan), flow.show_nothing)
+    assert flow.receive(theirs, 7, flow.show_nothing) == (7, 7 * 64)
+    assert pauses == [0.25] * 7
+
+
+def test_a_sender_that_pauses_knows_at_once_that_its_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = netq.Delivery(None)
+    gone.settle(netq.Closed(uuid.uuid4(), "gone"))
+    monkeypatch.setattr(time, "sleep", lambda delay: None)
+    end = flow.slowed(Endpoint(lambda data: gone, ours_is_never_read), 0.25)
+    with pytest.raises(netq.Closed, match="gone"):
+        end.put(b"")
 
 
 @pytest.mark.parametrize("data", [("hello", 1), None, [1], "text"])
@@ -123,7 +143,7 @@ def test_what_is_no_payload_is_not_counted(ends: tuple[Endpoint, Endpoint], data
     ours, theirs = ends
     theirs.put(data)
     with pytest.raises(Unexpected):
-        flow.receive(ours, 1, shown_nothing)
+        flow.receive(ours, 1, flow.show_nothing)
 
 
 def test_messages_of_one_plan_share_memory_and_are_noise() -> None:

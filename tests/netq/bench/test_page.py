@@ -51,7 +51,7 @@ def test_it_has_every_option_with_its_default_and_no_other() -> None:
     ours = {}
     for work, option in options():
         told = re.search(r"; default (.*)", option.help or "")
-        name = " ".join([option.option_strings[0], *([str(option.metavar)] if option.metavar else [])])
+        name = " ".join([", ".join(option.option_strings), *([str(option.metavar)] if option.metavar else [])])
         ours[work, f"`{name}`"] = told[1] if told else ""
     assert page == ours
 

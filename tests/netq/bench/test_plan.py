@@ -13,7 +13,7 @@ from netq.bench.plan import Plan, about, format_size, parse_size, powers
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        *[("1", 1), ("64", 64), ("64B", 64), ("2KiB", 2048), ("2 KiB", 2048), ("2k", 2048)],
+        *[("1", 1), ("64", 64), ("4_000", 4000), ("64B", 64), ("2KiB", 2048), ("2 KiB", 2048), ("2k", 2048)],
         *[("128MiB", 2**27), ("1GiB", 2**30), ("100MB", 10**8), ("1kb", 1000), ("1024GiB", 2**40), ("1TiB", 2**40)],
     ],
 )
@@ -21,7 +21,9 @@ def test_sizes_as_people_write_them(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5MiB", "MiB", "3XB", "1025GiB", "2TiB", "1e6", "٣", "64 64"])
+@pytest.mark.parametrize(
+    "text", ["", "0", "-1", "1.5MiB", "MiB", "3XB", "1025GiB", "2TiB", "1e6", "٣", "64 64", "_1", "1_", "1__0"]
+)
 def test_what_is_no_size_is_refused_with_what_was_expected(text: str) -> None:
     with pytest.raises(ValueError, match="expected a size from 1 byte to 1TiB"):
         parse_size(text)

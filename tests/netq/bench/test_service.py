@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,14 @@ import pytest
 import netq
 from netq import NetworkLocation
 from netq.__main__ import main
-from netq.bench import command, flow, plan, protocol, service
+from netq.bench import flow, plan, protocol, service, sides
+from netq.bench.usage import facts
 from netq.testing.log import Log
 from netq.testing.proxy import Proxy
 from netq.testing.stage import LIMIT, Stage
 from tests.netq.bench.conftest import Run, Start
 
-MIB = 2**20
+MIB, NOW = 2**20, protocol.VERSION
 Proxies = Callable[[NetworkLocation], Proxy]
 
 
@@ -31,8 +33,8 @@ def stage() -> Iterator[Stage]:
 
 
 @contextmanager
-def serving() -> Iterator[netq.Communicator]:
-    """A bench server in this process, which takes messages of 1 MiB."""
+def serving(clients: int | None = None) -> Iterator[netq.Communicator]:
+    """A bench server in this process, which takes messages of 1 MiB; with `clients` it ends by itself."""
     arrivals = service.Arrivals()
     here = NetworkLocation("127.0.0.1", 0)
     options = netq.CommunicatorOptions(
@@ -41,17 +43,25 @@ def serving() -> Iterator[netq.Communicator]:
         connection=netq.ConnectionOptions(linger=0.1),  # for a client that was killed
     )
     with service.open_server(options, netq.Protocol.TCP, arrivals) as server:
-        thread = threading.Thread(target=service.serve, args=(server, arrivals, MIB))
+        thread = threading.Thread(target=service.serve, args=(server, arrivals, MIB, clients))
         thread.start()
         try:
             yield server
         finally:
-            arrivals.put(None)
-            thread.join()
+            if clients is None:
+                arrivals.put(None)
+            thread.join(LIMIT)
+            assert not thread.is_alive()
 
 
 def said(client: netq.Communicator) -> Any:
     return client.get(timeout=LIMIT).data
+
+
+def leave(stage: Stage, client: netq.Communicator) -> None:
+    """Close a client politely, so that the server knows that it is gone."""
+    stage.forget(client)
+    assert client.close(LIMIT) == 0
 
 
 def test_a_second_client_is_served_after_the_first(run: Run, netloc: str) -> None:
@@ -92,7 +102,7 @@ def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, st
 def test_a_client_whose_server_is_gone_says_so_and_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxies: Proxies, arguments: str
 ) -> None:
-    monkeypatch.setattr(command, "_GONE", 0.3)
+    monkeypatch.setattr(sides, "GONE", 0.3)
     with serving() as server, ThreadPoolExecutor() as pool:
         proxy = proxies(server.netloc)
         client = pool.submit(main, ["bench", *arguments.split(), "--netloc", "{}:{}".format(*proxy.netloc)])
@@ -111,7 +121,8 @@ def test_an_echo_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "arguments", ["latency", "load --rate 100", "throughput", "throughput --direction both", "iops sync --max-size 21"]
+    "arguments",
+    ["latency", "load --rate 100", "throughput", "throughput --direction both", "iops tcp client sync --max-size 21"],
 )
 def test_who_is_refused_has_made_no_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], netloc: str, arguments: str
@@ -148,17 +159,24 @@ def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     "request_",
     [
-        ("transfer", "down", ((MIB + 1, 1),), 0),
-        ("transfer", "down", ((1, plan.MOST_MESSAGES + 1),), 0),
-        ("transfer", "down", ((1, 10**6000),), 0),
-        ("transfer", "down", ((10**6000, 1),), 0),
-        ("transfer", "down", ((1, 1),) * 1000, 0),
-        ("transfer", "down", ((-1, 1),), 0),
-        ("transfer", "down", (), 0),
-        ("transfer", "sideways", ((1, 1),), 0),
-        ("transfer", "down", "ab", 0),
-        ("transfer", "down", ((1, 1, 1),), 0),
-        ("transfer", "down", ((1.5, 1),), 0),
+        ("transfer", "down", ((MIB + 1, 1),), 0, 0.0),
+        ("transfer", "down", ((1, plan.MOST_MESSAGES + 1),), 0, 0.0),
+        ("transfer", "down", ((1, 10**6000),), 0, 0.0),
+        ("transfer", "down", ((10**6000, 1),), 0, 0.0),
+        ("transfer", "down", ((1, 1),) * 1000, 0, 0.0),
+        ("transfer", "down", ((-1, 1),), 0, 0.0),
+        ("transfer", "down", (), 0, 0.0),
+        ("transfer", "sideways", ((1, 1),), 0, 0.0),
+        ("transfer", "down", "ab", 0, 0.0),
+        ("transfer", "down", ((1, 1, 1),), 0, 0.0),
+        ("transfer", "down", ((1.5, 1),), 0, 0.0),
+        ("transfer", "down", ((1, 1),), 0),
+        ("transfer", "down", ((1, 1),), 0, 0),
+        ("transfer", "down", ((1, 1),), 0, "0.1"),
+        ("transfer", "down", ((1, 1),), 0, -0.1),
+        ("transfer", "down", ((1, 1),), 0, protocol.MOST_DELAY + 0.1),
+        ("transfer", "down", ((1, 1),), 0, math.inf),
+        ("transfer", "down", ((1, 1),), 0, math.nan),
         ("transfer",),
         ("go",),
         (),
@@ -199,7 +217,7 @@ def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Sta
 def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage: Stage) -> None:
     client = stage.client(location)
     assert said(client)[0] == "hello"
-    client.put(("transfer", "up", ((8, 2),), 0))
+    client.put(("transfer", "up", ((8, 2),), 0, 0.0))
     assert said(client) == ("ready",)
     client.put(("go",))
     client.put({"a": 1})
@@ -216,6 +234,21 @@ def test_more_clients_than_it_has_threads_for_are_refused(stage: Stage) -> None:
             stage.cut(client)
 
 
+def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Stage) -> None:
+    with serving(clients=2) as server:
+        first = stage.client(server.netloc)
+        assert said(first)[0] == "hello"
+        leave(stage, first)
+        second = stage.client(server.netloc)
+        assert said(second)[0] == "hello"
+        third = stage.client(server.netloc)
+        assert said(third) == ("refused", "it serves no more clients: its --clients is 2")
+        second.put("nonsense")
+        assert said(second)[0] == "refused"
+        leave(stage, second)
+        stage.cut(third)
+
+
 def test_the_log_of_the_server_names_who_is_not_served(stage: Stage) -> None:
     with Log() as log, ExitStack() as stack:
         client = stage.client(stack.enter_context(serving()).netloc)
@@ -228,12 +261,12 @@ def test_the_log_of_the_server_names_who_is_not_served(stage: Stage) -> None:
 
 
 def test_a_server_that_began_anew_is_noticed() -> None:
-    hello = netq.Message(netq.CommunicatorOptions().id, ("hello", 1, {}))
+    hello = netq.Message(netq.CommunicatorOptions().id, ("hello", protocol.VERSION, {}))
     with pytest.raises(protocol.Unexpected, match='"hello", which was not due: was it started anew'):
         protocol.hear(lambda: hello, "done")
 
 
-@pytest.mark.parametrize("said", [(2, {}), (), (1,), (1, []), (1, {"python": "3"})])
+@pytest.mark.parametrize("said", [(1, facts()), (), (NOW,), (NOW, []), (NOW, {"python": "3"})])
 def test_a_hello_of_another_version_or_none_is_refused(said: tuple[Any, ...]) -> None:
     with pytest.raises(protocol.BenchError):
         protocol.read_hello(said)

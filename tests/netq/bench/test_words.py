@@ -17,7 +17,10 @@ from netq.options import NetworkLocation
 
 HERE = NetworkLocation("here", 5)
 CLIENT, SERVER, MQTT = words.of_client(HERE), words.of_server(HERE, mqtt=False), words.of_server(HERE, mqtt=True)
-FOREIGN = re.compile(r"\b\w+Options\b|\bProtocol\.[A-Z]|session_timeout|\(linger\)|\(netloc\)|\bmessage_size\b")
+NO_MERGE = "--no-put-merge: TLS joins; expected --put-merge"
+FOREIGN = re.compile(
+    r"\b\w+Options\b|\bProtocol\.[A-Z]|session_timeout|\(linger\)|\(netloc\)|\bmessage_size\b|\bput_merge\b|\bclose\("
+)
 ID = uuid.UUID("45f54ebe-cc66-4b4d-acf5-3791f759c071")
 NETQ = Path(__file__).parents[3] / "netq"
 
@@ -32,8 +35,12 @@ NETQ = Path(__file__).parents[3] / "netq"
         ("set SecurityOptions(certificate=...), or", "give --tls CA.pem, or", "give --tls CA.pem, or"),
         ("MqttOptions.prefix: 'a#'", "--prefix: 'a#'", "--prefix: 'a#'"),
         ("see MqttOptions.user and password", "see --user and --password", "see --user and --password"),
-        ("netq.Protocol.GRPC needs grpcio", "--protocol grpc needs grpcio", "--protocol grpc needs grpcio"),
-        ("Protocol.MQTT needs paho", "--protocol mqtt needs paho", "--protocol mqtt needs paho"),
+        ("netq.Protocol.GRPC needs grpcio", "grpc needs grpcio", "grpc needs grpcio"),
+        ("Protocol.MQTT needs paho", "mqtt needs paho", "mqtt needs paho"),
+        ("ConnectionOptions.transport_size: 1; x", "--transport-size: 1; x", "--transport-size: 1; x"),
+        ("ConnectionOptions.put_merge: False; TLS joins; expected True", NO_MERGE, NO_MERGE),
+        ("netq.security.certificates needs cryptography", "--secure needs cryptography", "--secure needs cryptography"),
+        ("it waits; close(timeout=...) waits no longer than that", "it waits", "it waits"),
         ("[Errno 111] Connection refused", "Connection refused", "Connection refused"),
         (str(Closed(ID, "gone")), "the server at here:5: gone", "a client: gone"),
         (

@@ -30,7 +30,7 @@ def check_times(times: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_iops_of_one_size(run: Run, netloc: str, mode: str) -> None:
-    report = run("iops", mode, "--max-size", "17", "--reps", "700", "--netloc", netloc)
+    report = run("iops", "tcp", "client", mode, "--max-size", "17", "--reps", "700", "--netloc", netloc)
     figures = report["figures"]
     assert (figures["messages"], figures["bytes"]) == (2 * 700, 2 * 700 * 2**17)
     assert figures["iops"] == pytest.approx(1400 / figures["seconds"])
@@ -41,14 +41,14 @@ def test_iops_of_one_size(run: Run, netloc: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_iops_of_a_range(run: Run, netloc: str, mode: str) -> None:
     sizes = ("--min-size", "4", "--max-size", "18", "--step-size", "2", "--step-expo", "0.5")
-    figures = run("iops", mode, *sizes, "--reps", "2", "--netloc", netloc)["figures"]
+    figures = run("iops", "tcp", "client", mode, *sizes, "--reps", "2", "--netloc", netloc)["figures"]
     counts = {2**i: 2 * 2 ** ((18 - i) // 2) for i in range(4, 19, 2)}
     assert figures["messages"] == 2 * sum(counts.values())
     assert figures["bytes"] == 2 * sum(size * count for size, count in counts.items())
 
 
 def test_one_message_each_way(run: Run, netloc: str) -> None:
-    figures = run("iops", "async", "--max-size", "0", "--reps", "1", "--netloc", netloc)["figures"]
+    figures = run("iops", "tcp", "client", "async", "--max-size", "0", "--reps", "1", "--netloc", netloc)["figures"]
     assert (figures["messages"], figures["bytes"]) == (2, 2)
 
 

@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from netq.errors import NotAllowed, Unreadable
-from netq.utils.stream import BytesSerializer, PickleSerializer, Stream, allow_by_name
+from netq.utils.stream import BytesSerializer, PickleSerializer, Stream
 
 nothing = PickleSerializer(allow=lambda name: False)
 trusting = PickleSerializer()
@@ -226,7 +226,7 @@ class Calls:
 
 
 def by_name(*names: str) -> PickleSerializer:
-    return PickleSerializer(allow_by_name(*names))
+    return PickleSerializer(PickleSerializer.allow_by_name(*names))
 
 
 @pytest.mark.parametrize(
@@ -234,10 +234,10 @@ def by_name(*names: str) -> PickleSerializer:
     ["uuid.UUID", "uuid.UUID.bytes", "uuid.uuid4"],
 )
 def test_a_module_allows_what_is_under_it(name: str) -> None:
-    assert allow_by_name("uuid")(name)
-    assert not allow_by_name("uui")(name)
-    assert not allow_by_name("uuid.uuid")(name)
-    assert not allow_by_name()(name)
+    assert PickleSerializer.allow_by_name("uuid")(name)
+    assert not PickleSerializer.allow_by_name("uui")(name)
+    assert not PickleSerializer.allow_by_name("uuid.uuid")(name)
+    assert not PickleSerializer.allow_by_name()(name)
 
 
 def test_what_is_allowed_is_loaded() -> None:

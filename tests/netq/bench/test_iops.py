@@ -1,0 +1,235 @@
+"""`iops PROTOCOL PURPOSE MODE`: its two sides, and what its options change."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import netq
+from netq.__main__ import main
+from netq.bench import checks, protocol, service, sides
+from netq.bench.arguments import parse
+from netq.bench.usage import cores, facts
+from netq.security import certificates
+from netq.testing.stage import LIMIT
+from tests.netq.bench.conftest import Run, Start, where
+from tests.servers.mosquitto import Mosquitto
+
+SAME = ("sync", "--step-size", "0", "--max-size", "17", "--reps", "1_50", "--clients", "2", "--workers", "2")
+ANY_PORT = ("--netloc", "127.0.0.1:0", "--json")
+
+
+def check_ended(server: subprocess.Popen[str]) -> None:
+    assert server.communicate(timeout=LIMIT) == ("", "")
+    assert server.returncode == 0
+
+
+def test_two_processes_with_the_same_options(start: Start) -> None:
+    server = start("iops", "tcp", "server", *SAME, *ANY_PORT)
+    client = start("iops", "tcp", "client", *SAME, "--netloc", where(server))
+    out, errors = client.communicate(timeout=LIMIT)
+    assert (client.returncode, errors) == (0, "")
+    assert out.startswith("iops tcp client sync --max-size 17 --reps 150 --clients 2 --workers 2 ")
+    assert "\nmessages                    600\n" in out
+    check_ended(server)
+
+
+def test_a_server_serves_as_many_clients_as_it_is_told(start: Start, run: Run) -> None:
+    server = start("iops", "tcp", "server", "async", "--max-size", "10", "--clients", "3", *ANY_PORT)
+    line = ("iops", "tcp", "client", "async", "--max-size", "10", "--reps", "20", "--netloc", where(server))
+    assert run(*line, "--clients", "2")["figures"]["messages"] == 80
+    assert server.poll() is None
+    assert run(*line)["figures"]["messages"] == 40
+    check_ended(server)
+
+
+def test_a_client_with_more_communicators_than_the_server_serves(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = start("iops", "tcp", "server", "sync", *ANY_PORT)
+    line = ["bench", "iops", "tcp", "client", "sync", "--clients", "2", "--netloc", where(server)]
+    assert main(line) == 1
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert "the server refuses: it serves no more clients: its --clients is 1" in errors
+    check_ended(server)
+
+
+def test_the_sizes_of_a_server_bound_those_of_its_clients(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start("iops", "tcp", "server", "sync", "--max-size", "12", *ANY_PORT)
+    line = ["bench", "iops", "tcp", "client", "sync", "--max-size", "13", "--netloc", where(server)]
+    assert main(line) == 1
+    refusal = "messages of 8KiB; it takes 4KiB at most: start it with a larger --max-message (as iops: --max-size)"
+    assert f"the server refuses: {refusal}" in capsys.readouterr().err
+    _, errors = server.communicate(timeout=LIMIT)
+    assert refusal in errors
+    assert server.returncode == 0
+
+
+def test_sigterm_and_ctrl_c_end_a_server_before_its_clients_came(start: Start) -> None:
+    servers = [start("iops", "tcp", "server", *SAME, *ANY_PORT) for _ in range(2)]
+    for server in servers:
+        where(server)
+    servers[0].send_signal(signal.SIGTERM)
+    servers[1].send_signal(signal.SIGINT)
+    ended = [(*server.communicate(timeout=LIMIT), server.returncode) for server in servers]
+    assert ended == [("", "python -m netq bench: SIGTERM: the server has ended\n", 0), ("", "", 130)]
+
+
+def test_ctrl_c_ends_all_clients_of_a_process_without_a_word(start: Start) -> None:
+    arrivals = service.Arrivals()
+    options = netq.CommunicatorOptions(
+        netloc=netq.NetworkLocation("127.0.0.1", 0),
+        serialization=protocol.serialization(),
+        events=netq.EventOptions(ini=arrivals.put),
+    )
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
+        line = ("--max-size", "3", "--reps", "1", "--clients", "2", "--delay", "0.001")
+        client = start("iops", "tcp", "client", "sync", *line, "--netloc", "{}:{}".format(*server.netloc))
+        peers = []
+        for _ in range(2):
+            peer = arrivals.get(timeout=LIMIT)
+            assert peer is not None
+            server.put(("hello", protocol.VERSION, facts()), peer)
+            peers.append(peer)
+        for peer in peers:
+            assert server.get(peer, timeout=LIMIT).data == ("transfer", "up", ((8, 1),), 0, 0.001)
+            server.put(("ready",), peer)
+        for peer in peers:  # neither begins before both are ready
+            assert server.get(peer, timeout=LIMIT).data == ("go",)
+            assert len(server.get(peer, timeout=LIMIT).data) == 8
+        client.send_signal(signal.SIGINT)  # both wait for "done"
+        assert client.communicate(timeout=LIMIT) == ("", "")
+    assert client.returncode == 130
+
+
+def test_a_server_says_how_many_it_serves(start: Start) -> None:
+    server = start("iops", "tcp", "server", "sync", "--clients", "3", "--netloc", "127.0.0.1:0")
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    assert line.startswith("serving tcp at 127.0.0.1:")
+    assert line.endswith(", --clients 3; Ctrl-C or SIGTERM ends it\n")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_three_clients_at_once(run: Run, mode: str) -> None:
+    report = run("iops", "tcp", "both", mode, "--max-size", "17", "--reps", "40", "--clients", "3")
+    figures = report["figures"]
+    assert report["arguments"]["clients"] == 3
+    assert (figures["messages"], figures["bytes"]) == (3 * 2 * 40, 3 * 2 * 40 * 2**17)
+    assert figures["iops"] == pytest.approx(240 / figures["seconds"])
+    for side in ("client", "server"):
+        assert figures[side]["resident_bytes"] > figures[side]["extra_bytes"] >= 0
+
+
+def test_three_clients_at_once_through_a_broker(run: Run, broker: Mosquitto) -> None:
+    netloc = "{}:{}".format(*broker.netloc)
+    line = ("--max-size", "12", "--reps", "20", "--clients", "3", "--netloc", netloc)
+    assert run("iops", "mqtt", "both", "async", *line)["figures"]["messages"] == 120
+
+
+@pytest.mark.parametrize("name", ["tcp", "grpc"])
+def test_a_certificate_for_one_run(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    if name == "grpc":
+        pytest.importorskip("grpc")
+    make, made = certificates.make, []
+
+    def spy(directory: Path, hosts: list[str]) -> certificates.Files:
+        made.append((directory.parent, hosts))
+        return make(directory, hosts)
+
+    monkeypatch.setattr(certificates, "make", spy)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    report = run("iops", name, "both", "sync", "--secure", "--max-size", "17", "--reps", "10")
+    assert (report["arguments"]["secure"], report["arguments"]["tls"]) == (True, None)
+    assert report["figures"]["messages"] == 20
+    assert made == [(tmp_path, ["127.0.0.1"])]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_cryptography_there_is_no_certificate(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "netq.security.certificates")
+    monkeypatch.delattr("netq.security.certificates")
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    assert main(["bench", "iops", "tcp", "both", "sync", "--secure"]) == 2
+    expected = "python -m netq bench: error: --secure needs cryptography: pip install cryptography\n"
+    assert capfd.readouterr() == ("", expected)
+
+
+@pytest.mark.parametrize(("mode", "pauses"), [("sync", 2), ("async", 1)])
+def test_senders_of_both_sides_pause(run: Run, netloc: str, mode: str, pauses: int) -> None:
+    line = ("--max-size", "4", "--reps", "2_0", "--delay", "0.004", "--netloc", netloc)
+    report = run("iops", "tcp", "client", mode, *line)
+    assert report["arguments"]["delay"] == 0.004
+    assert report["figures"]["messages"] == 40
+    assert report["figures"]["seconds"] >= pauses * 20 * 0.004
+
+
+def test_merges_and_chunks_of_a_run(run: Run) -> None:
+    options = ("--no-put-merge", "--no-get-merge", "--transport-size", "4_096", "--workers", "2")
+    report = run("iops", "tcp", "both", "async", "--max-size", "17", "--reps", "20", *options)
+    given = {name: report["arguments"][name] for name in ("put_merge", "get_merge", "transport_size", "workers")}
+    assert given == {"put_merge": False, "get_merge": False, "transport_size": 4096, "workers": 2}
+    assert report["figures"]["messages"] == 40
+
+
+def test_small_buffers_that_a_transport_joins_in_any_case(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "iops", "shm", "both", "sync", "--no-put-merge"]) == 2
+    out, errors = capfd.readouterr()  # of the server that could not start
+    assert (out, errors.count("\n")) == ("", 1)
+    assert errors.startswith(
+        "python -m netq bench: error: --no-put-merge: shared memory joins small buffers in any case"
+    )
+
+
+def test_a_server_of_its_own_is_told_the_same() -> None:
+    knobs = ["--workers", "3", "--transport-size", "2KiB", "--no-put-merge", "--max-size", "11"]
+    said = parse(["iops", "tcp", "both", "sync", *knobs])
+    netloc, files = netq.NetworkLocation("127.0.0.1", 5), sides._Files(None, None, None)
+    server = parse(["server", *sides._arguments(said, netloc, files, cores()[0])])
+    options = sides.server_options(server)
+    assert options.connection == sides.client_options(said, sides.Server(netloc, None)).connection
+    assert (options.connection.transport_size, options.connection.put_merge) == (2048, False)
+    assert (options.workers, options.netloc, server.core, checks.largest(server)) == (3, netloc, cores()[0], 2**11)
+
+
+def test_the_defaults_are_those_of_netq() -> None:
+    said = parse(["iops", "tcp", "client", "sync"])
+    ours, netqs = sides.client_options(said, sides.Server(said.netloc, None)), netq.CommunicatorOptions()
+    assert (ours.netloc, ours.workers) == (netqs.netloc, netqs.workers)
+    for name in ("transport_size", "put_merge", "get_merge"):
+        assert getattr(ours.connection, name) == getattr(netqs.connection, name)
+
+
+def test_each_communicator_has_an_id_of_its_own() -> None:
+    said = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
+    server = sides.Server(said.netloc, None)
+    assert sides.client_options(said, server).id != sides.client_options(said, server).id
+
+
+@pytest.mark.parametrize("purpose", ["server", "client", "both"])
+def test_where_the_server_is(purpose: str) -> None:
+    assert parse(["iops", "tcp", purpose, "sync"]).netloc == (None if purpose == "both" else ("127.0.0.1", 51966))
+    assert parse(["iops", "tcp", purpose, "sync", "--netloc", "here:5"]).netloc == ("here", 5)
+
+
+def test_the_report_lists_what_was_in_force(run: Run, netloc: str) -> None:
+    report = run("iops", "tcp", "client", "async", "--max-size", "4", "--reps", "3", "--netloc", netloc)
+    where = {"protocol": "tcp", "purpose": "client", "mode": "async", "netloc": netloc, "tls": None, "secure": False}
+    what = {"min_size": None, "max_size": 4, "step_size": None, "step_expo": None, "reps": 3, "seed": None}
+    how = {"workers": 1, "transport_size": 16 * 2**20, "put_merge": True, "get_merge": True}
+    assert report["arguments"] == where | what | how | {"clients": 1, "delay": 0.0}
+
+
+def test_the_title_can_be_given_again(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+    knobs = "--clients 2 --workers 2 --transport-size 4KiB --no-put-merge --get-merge --delay 0.001"
+    line = f"iops tcp client sync --min-size 2 --max-size 4 --step-size 1 --step-expo 0.5 --reps 3 --seed 7 {knobs}"
+    assert main(["bench", *line.split(), "--netloc", netloc]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"{line} --netloc {netloc}"
