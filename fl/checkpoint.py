@@ -23,7 +23,7 @@ from fl.plain import strangers
 from fl.tensors import serialization
 from netq.errors import NetqError, Unreadable
 from netq.memory import Buffer, Memory
-from netq.utils.stream import Stream, stream_of
+from netq.utils.stream import Stream
 
 log = logging.getLogger("netq.fl")
 
@@ -70,7 +70,7 @@ class Checkpoint:
             raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
         new = _beside(self._path, "new")
         with new.open("wb") as file:
-            _write(file, stream_of(_PLAIN.dump(dict(state)), _PLAIN.dump))
+            _write(file, _PLAIN.dump(dict(state)))
             os.fsync(file.fileno())
         if self._path.exists():
             self._path.replace(_beside(self._path, "previous"))

@@ -91,6 +91,4 @@ def __getattr__(name: str) -> ModuleType:
     """Import a transport at its first use: `netq.tcp.server.Communicator` needs no import but that of netq."""
     if name not in list(Protocol):
         raise AttributeError(f"module 'netq' has no attribute {name!r}")
-    for purpose in Purpose:
-        importlib.import_module(f"netq.{name}.{purpose}")
     return importlib.import_module(f"netq.{name}")

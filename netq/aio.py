@@ -33,7 +33,9 @@ _T = TypeVar("_T")
 
 
 def new(
-    protocol: Protocol = Protocol.TCP, purpose: Purpose = Purpose.CLIENT, options: CommunicatorOptions | None = None
+    protocol: Protocol | str = Protocol.TCP,
+    purpose: Purpose | str = Purpose.CLIENT,
+    options: CommunicatorOptions | None = None,
 ) -> Communicator:
     """Return a communicator for the running event loop, as netq.new does for threads. Never waits."""
     return Communicator(protocol, purpose, options)
@@ -106,7 +108,7 @@ class Communicator:
     a call from another event loop, or from none, raises RuntimeError. Objects are pickled in the event loop.
     """
 
-    def __init__(self, protocol: Protocol, purpose: Purpose, options: CommunicatorOptions | None) -> None:
+    def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self._loop = _running_loop("new")
         self.options = options = CommunicatorOptions() if options is None else options
         if isinstance(options, CommunicatorOptions):  # if not, netq.new says what is wrong

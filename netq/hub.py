@@ -126,9 +126,10 @@ class Hub:
         """Say in the log why closing takes so long."""
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(
-                "closing waits for %d clients to disconnect, and takes what they put; "
+                "closing waits for %d client%s to disconnect, and takes what is put there; "
                 "close(timeout=...) waits no longer than that",
                 connected,
+                "s" * (connected > 1),
             )
 
     def _all_gone(self) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from netq.errors import InvalidOption
-from netq.memory import Buffer
 from netq.utils.stream import PickleSerializer, Stream
 
 MIB = 1024**2
@@ -106,7 +105,7 @@ class SerializationOptions:
     """
 
     load: Callable[[Stream], Any] = field(default_factory=lambda: PickleSerializer().load)
-    dump: Callable[[Any], Stream | Buffer] = field(default_factory=lambda: PickleSerializer().dump)
+    dump: Callable[[Any], Any] = field(default_factory=lambda: PickleSerializer().dump)
 
     def __post_init__(self) -> None:
         for name in ("load", "dump"):

@@ -1,1 +1,5 @@
 """MQTT 5: server and clients are clients of one broker, and a link is a pair of topics."""
+
+from netq.mqtt import client, server
+
+__all__ = ["client", "server"]

@@ -1,1 +1,5 @@
 """TCP, plain or under TLS: one socket a link."""
+
+from netq.tcp import client, server
+
+__all__ = ["client", "server"]

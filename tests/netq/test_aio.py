@@ -232,10 +232,10 @@ def test_errors_are_those_of_the_synchronous_one(run: Run[None]) -> None:
 
 def test_new_raises_what_netq_new_raises(run: Run[None]) -> None:
     async def main() -> None:
-        with pytest.raises(InvalidOption, match="options are a dict"):
+        with pytest.raises(InvalidOption, match="options: a dict"):
             netq.aio.new(options={})  # type: ignore[arg-type]
         with pytest.raises(InvalidOption, match="purpose"):
-            netq.aio.new(purpose="server")  # type: ignore[arg-type]
+            netq.aio.new(purpose="serve")
         async with new(Purpose.SERVER) as server:
             with pytest.raises(AddressError):
                 new(Purpose.SERVER, server.netloc)
@@ -552,9 +552,12 @@ def test_iterating_ends_after_the_last_message_when_the_peer_has_closed(run: Run
         async with pair(security) as (server, client):
             for number in range(100):
                 server.put(number)
-            await server.close()
+            closing = asyncio.create_task(server.close())
             assert [message.data async for message in client] == list(range(100))
             assert [message async for message in client] == []
+            assert not closing.done()
+            await client.close()
+            assert await closing == 0
             assert [message async for message in server] == []
 
     run(main())

@@ -99,7 +99,7 @@ def test_constants_are_strings() -> None:
     assert issubclass(nq.Purpose, StrEnum)
     assert {"TCP", "MQTT", "GRPC"} <= set(nq.Protocol.__members__)
     assert {"SERVER", "CLIENT"} == set(nq.Purpose.__members__)
-    assert (nq.Protocol.TCP, nq.Purpose.SERVER) == ("tcp", "server")  # type: ignore[comparison-overlap]
+    assert (nq.Protocol.TCP, nq.Purpose.SERVER) == ("tcp", "server")
     assert f"{nq.Protocol.GRPC}-{nq.Purpose.CLIENT}" == "grpc-client"
 
 
@@ -129,7 +129,7 @@ def test_the_communicator_of_a_transport_and_purpose(protocol: str) -> None:
             assert isinstance(future, Future)
             message = server.get()
             assert (message.peer, message.data) == (client.id, "data")
-            assert future.result(LIMIT) is None  # type: ignore[func-returns-value]
+            assert future.result(LIMIT) is None
             with pytest.raises(nq.InvalidOption, match="options: a dict; expected CommunicatorOptions"):
                 transport.client.Communicator({})
 
@@ -163,7 +163,9 @@ def test_serialisers_are_pairs_of_dump_and_load() -> None:
 def test_a_missing_file_is_an_error_of_the_communicator(tmp_path: Path) -> None:
     there = nq.NetworkLocation("127.0.0.1", 0)
     missing = nq.SecurityOptions(tmp_path / "key.pem", tmp_path / "chain.pem")
-    with pytest.raises(nq.SecurityError, match=r"SecurityOptions\.certificate: .*chain\.pem: not readable: No such file"):
+    with pytest.raises(
+        nq.SecurityError, match=r"SecurityOptions\.certificate: .*chain\.pem: not readable: No such file"
+    ):
         nq.new("tcp", "server", nq.CommunicatorOptions(netloc=there, security=missing))
     with pytest.raises(nq.SecurityError, match=r"a client has no key of its own yet: leave out `key`"):
         nq.new("tcp", "client", nq.CommunicatorOptions(security=missing))
@@ -176,10 +178,10 @@ def test_put_merge_is_refused_where_it_cannot_be_switched_off(files: Any) -> Non
     cases = [("mqtt", None, "MQTT"), ("grpc", None, "gRPC"), ("shm", None, "shared memory"), ("tcp", secure, "TLS")]
     for protocol, security, name in cases:
         for purpose, which in zip(("server", "client"), security or (None, None), strict=True):
+            port = 0 if purpose == "server" and protocol != "mqtt" else 1
+            told = dataclasses.replace(options, security=which, netloc=nq.NetworkLocation("127.0.0.1", port))
             with pytest.raises(nq.InvalidOption, match=f"put_merge: False; {name} joins small buffers in any case"):
-                port = 0 if purpose == "server" and protocol != "mqtt" else 1
-                netloc = nq.NetworkLocation("127.0.0.1", port)
-                nq.new(protocol, purpose, dataclasses.replace(options, security=which, netloc=netloc))
+                nq.new(protocol, purpose, told)
 
 
 @pytest.mark.slow
@@ -189,7 +191,10 @@ def test_the_example(tmp_path: Path, free_port: int) -> None:
         command = [sys.executable, "-c", PROLOGUE.format(port=free_port) + code]
         processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT))
     try:
-        assert [process.communicate(timeout=LIMIT)[0] for process in processes] == ["to the client\n", "to the server\n"]
+        assert [process.communicate(timeout=LIMIT)[0] for process in processes] == [
+            "to the client\n",
+            "to the server\n",
+        ]
         assert [process.returncode for process in processes] == [0, 0]
     finally:
         for process in processes:

@@ -128,7 +128,12 @@ class Place:
     @contextmanager
     def client(self, code: str, id: uuid.UUID | None = None) -> Iterator[Child]:
         """Run a client."""
-        told = {"protocol": self._protocol, "netloc": self._netloc, "prefix": self._prefix, "id": str(id or uuid.uuid4())}
+        told = {
+            "protocol": self._protocol,
+            "netloc": self._netloc,
+            "prefix": self._prefix,
+            "id": str(id or uuid.uuid4()),
+        }
         command = [sys.executable, "-c", BEGINNING + code, json.dumps(told)]
         with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True, cwd=ROOT) as process:
             try:
@@ -142,10 +147,15 @@ def wait_until_away(server: Communicator, peer: uuid.UUID) -> None:
         continue
 
 
-@pytest.fixture(params=["tcp", "mqtt", "grpc", "shm"])
-def place(request: pytest.FixtureRequest) -> Place:
+@pytest.fixture(scope="session", params=["tcp", "mqtt", "grpc", "shm"])
+def location(request: pytest.FixtureRequest) -> tuple[str, NetworkLocation]:
     here = NetworkLocation("127.0.0.1", 0)
-    return Place(request.param, request.getfixturevalue("broker").netloc if request.param == "mqtt" else here)
+    return request.param, request.getfixturevalue("broker").netloc if request.param == "mqtt" else here
+
+
+@pytest.fixture
+def place(location: tuple[str, NetworkLocation]) -> Place:
+    return Place(*location)
 
 
 @pytest.fixture

@@ -457,6 +457,46 @@ def test_unsent_are_those_of_which_no_byte_has_left() -> None:
 SEVERAL = (uuid.UUID(int=1), uuid.UUID(int=2))
 
 
+def test_the_oldest_that_waits_is_dropped_and_not_what_has_begun() -> None:
+    one, messages = sender(150, 10, 10, 10)
+    assert next_frame(one).length == 100  # of the first
+    assert one.drop_oldest(4) is None
+    assert one.drop_oldest(3) is messages[1]
+    assert one.drop_oldest(3) is None
+    assert one.drop_oldest(1) is messages[2]
+    one.put(message(11))
+    frames = [next_frame(one) for _ in range(3) if one.ready]
+    assert [(frame.number, frame.value) for frame in frames] == [(1, 150), (2, 10), (3, 11)]
+    assert one.drop_oldest(0) is None
+
+
+def test_a_message_that_is_cancelled_meanwhile_is_not_dropped() -> None:
+    one = Sender(3, WINDOW)
+    one.put(Outgoing(Stream([b"x"]), claim=lambda: False))
+    one.put(message(1))
+    assert one.drop_oldest(2) is not None
+    assert len(one) == 1
+
+
+def test_a_sender_whose_link_is_away_keeps_little_of_what_was_dropped() -> None:
+    one = Sender(3, 0)
+    for _ in range(10_000):
+        one.drop_oldest(5)
+        one.put(message(1))
+        assert len(list(one)) < 200
+    assert len(one) == 5
+
+
+@pytest.mark.parametrize(("limit", "stuck"), [(0, True), (50, True), (100, False)])
+def test_a_sender_is_stuck_when_the_limit_keeps_it(limit: int, stuck: bool) -> None:
+    one, _ = sender(100, limit=limit)
+    assert not Sender(3, limit).stuck
+    if limit:
+        assert not one.stuck
+        next_frame(one)
+    assert one.stuck is stuck
+
+
 def for_several(size: int) -> Outgoing:
     return Outgoing(Stream([bytes(n % 251 for n in range(size))]), audience=SEVERAL)
 

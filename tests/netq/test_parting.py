@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import queue
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -14,7 +16,7 @@ import netq
 from netq import Closed, NetworkLocation, Protocol
 from netq.core import Communicator
 from netq.delivery import Delivery
-from netq.options import CommunicatorOptions, Purpose, SerializationOptions
+from netq.options import CommunicatorOptions, EventOptions, Purpose, SerializationOptions
 from netq.peer import Peer
 from netq.tcp.link import Link
 from netq.testing.log import Log
@@ -127,10 +129,105 @@ def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(stage: Sta
     for future in futures:
         assert not left.done()
         assert future.cancel()
-    assert left.result(LIMIT) == 0
     assert client.get(timeout=LIMIT).data == "fills it"
     with pytest.raises(Closed):
         client.get(timeout=LIMIT)
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+
+
+# A closing server waits for its clients.
+
+
+def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goes_on(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    for number in range(3):
+        proxy.cut()
+        client.put(number).result(LIMIT)
+        assert server.get(timeout=LIMIT).data == number
+    assert not left.done()
+    assert client.close(LIMIT) == 0
+    assert left.result(LIMIT) == 0
+
+
+def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_up_itself(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor, log: Log
+) -> None:
+    server = stage.server(linger=0.1)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, linger=0.1)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.refusing = True
+    proxy.cut()
+    assert isinstance(client.put("never").exception(LIMIT), Closed)
+    assert left.result(LIMIT) == 0
+    assert client.statistics() == {}
+
+
+def test_a_client_that_was_away_is_not_waited_for(stage: Stage) -> None:
+    server = stage.server(linger=LONG)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    stage.cut(client)
+    while server.statistics()[client.id].connected:
+        pass
+    assert server.close(LIMIT) == 0
+
+
+def test_a_client_whose_server_has_closed_leaves_its_successor(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+    old, new = stage.server(linger=0.1), stage.server(events=EventOptions(fin=gone.put))
+    proxy = proxies(old.netloc)
+    client = stage.client(proxy.netloc, linger=LONG)
+    introduce(old, client)
+    left = pool.submit(old.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.upstream = new.netloc
+    proxy.cut()
+    assert gone.get(timeout=LIMIT) == client.id
+    assert isinstance(client.put("never").exception(LIMIT), Closed)
+    assert left.result(LIMIT) == 0
+    assert new.statistics() == {}
+
+
+def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
+    stage: Stage, pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(window=1)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    futures = [client.put(number) for number in range(5)]
+    futures[0].result(LIMIT)
+    client.put("on another lane", lane=1).result(LIMIT)
+    assert not any(future.done() for future in futures[1:]), "nobody reads, and it takes more than a window"
+    assert client.close(LIMIT) == 0
+    assert left.result(LIMIT) == 0
+    assert sorted(str(server.get(timeout=0).data) for _ in range(6)) == ["0", "1", "2", "3", "4", "on another lane"]
+
+
+def test_a_server_that_closes_says_for_whom_it_waits(stage: Stage, pool: ThreadPoolExecutor, log: Log) -> None:
+    server, client = stage.pair()
+    left = pool.submit(server.close)
+    assert "closing waits for 1 client to disconnect" in log.wait("closing waits")
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
 
 
 # Whose memory it is.

@@ -58,7 +58,7 @@ def check_close_of_both(make: Make) -> None:
 
 
 def check_close_waits_for_clients(make: Make) -> None:
-    """A closing server delivers what is due to its clients, takes what they still put, and waits until all have left."""
+    """A closing server delivers what is due to its clients, takes what they still put, and waits for them."""
     with Stage(make) as stage, ThreadPoolExecutor() as pool:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]

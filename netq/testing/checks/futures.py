@@ -139,7 +139,7 @@ def check_queue_full(make: Make) -> None:
 
 
 def check_drop_oldest(make: Make) -> None:
-    """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. Each lane has its own."""
+    """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. By lane."""
     with Stage(make) as stage:
         server = stage.server(window=NARROW)
         client = stage.client(server.netloc, queue_size=2, drop_oldest=True)

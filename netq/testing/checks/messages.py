@@ -100,12 +100,8 @@ def check_own_serializer(make: Make) -> None:
         client = stage.client(server.netloc, serialization=own)
         client.put(b"line\nand the rest")
         assert server.get(timeout=LIMIT).data == (b"line\n", b"and the rest")
-        try:
-            client.put("a str")
-        except SerializationError as error:
-            assert "check_own_serializer.<locals>.<lambda> returned a str" in str(error)
-        else:
-            raise AssertionError("expected SerializationError")
+        error = _put_error(client, "a str")
+        assert "check_own_serializer.<locals>.<lambda> returned a str" in str(error)
         client.put(bytearray(b"x"))
         assert server.get(timeout=LIMIT).data == (b"x", b"")
 
@@ -241,6 +237,14 @@ def _bytes_pair(stage: Stage) -> tuple[Communicator, Communicator]:
     client.put(b"hello")
     assert server.get(timeout=LIMIT).data == b"hello"
     return server, client
+
+
+def _put_error(communicator: Communicator, data: object) -> SerializationError:
+    try:
+        communicator.put(data)
+    except SerializationError as error:
+        return error
+    raise AssertionError("expected SerializationError")
 
 
 def _get_error(communicator: Communicator) -> Unreadable:

@@ -90,7 +90,7 @@ def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(
         (Purpose.SERVER, SecurityOptions(bad, bad), r"bad\.pem"),
         (Purpose.SERVER, SecurityOptions(other.key, files.certificate), "not the key of the certificate"),
         (Purpose.CLIENT, SecurityOptions(certificate=bad), r"bad\.pem"),
-        (Purpose.CLIENT, of_server(files), "a client has none"),
+        (Purpose.CLIENT, of_server(files), "a client has no key"),
     ):
         with pytest.raises(SecurityError, match=text):
             new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=here, security=security, workers=2))

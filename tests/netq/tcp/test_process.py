@@ -62,4 +62,5 @@ def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(sta
         client = stage.client(netloc)
         client.put("I can wait")
     assert client.get(timeout=LIMIT).data == "I can wait"
+    client.close(LIMIT)
     finish(process)

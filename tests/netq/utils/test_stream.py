@@ -4,11 +4,16 @@ import array
 import collections
 import ctypes
 import fractions
+import io
+import itertools
+import json
 import os
 import pickle
+import random
 import struct
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +21,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from netq.errors import NotAllowed, Unreadable
-from netq.utils.stream import BytesSerializer, PickleSerializer, Stream
+from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.utils.stream import (
+    BufferSerializer,
+    BytesSerializer,
+    PickleSerializer,
+    Stream,
+    StreamSerializer,
+    stream_of,
+)
 
 nothing = PickleSerializer(allow=lambda name: False)
 trusting = PickleSerializer()
@@ -77,12 +89,104 @@ def test_one_buffer_is_contiguous_as_it_is() -> None:
     assert not joined.readonly
 
 
+@pytest.mark.parametrize("buffer", [b"", b"abc"])
+def test_several_buffers_are_joined_at_an_aligned_address(buffer: bytes) -> None:
+    for size in (0, 1, 100, 300_000):
+        joined = Stream([buffer, bytes(size)]).contiguous()
+        assert joined == buffer + bytes(size)
+        assert not joined.nbytes or address(joined) % 64 == 0
+        assert not joined.readonly
+
+
+# A file
+
+
+def test_a_stream_reads_as_a_file_does() -> None:
+    """Any calls, in step with those of io.BytesIO."""
+    chance = random.Random(5)
+    text = b"".join(bytes(chance.randrange(97, 100) for _ in range(chance.randrange(6))) + b"\n" for _ in range(50))
+    for _ in range(200):
+        cuts = sorted(chance.randrange(len(text)) for _ in range(chance.randrange(9)))
+        pieces = [text[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(text)])]
+        stream, file = Stream(pieces), io.BytesIO(text)
+        for _ in range(20):
+            size = chance.randrange(-1, 40)
+            match chance.randrange(5):
+                case 0:
+                    assert stream.read(size) == file.read(size)
+                case 1:
+                    assert stream.readline(size) == file.readline(size)
+                case 2:
+                    ours, theirs = bytearray(size + 1), bytearray(size + 1)
+                    assert (stream.readinto(ours), ours) == (file.readinto(theirs), theirs)
+                case 3:
+                    whence = chance.randrange(3)
+                    offset = chance.randrange(len(text)) if whence == 0 else -chance.randrange(file.tell() + 1)
+                    assert stream.seek(offset, whence) == file.seek(offset, whence)
+                case _:
+                    assert stream.tell() == file.tell()
+        assert stream.read() == file.read()
+        assert stream.read(None) == stream.readline() == b""
+
+
+def test_a_line_may_be_long() -> None:
+    stream = Stream([b"x" * 5000, b"y" * 5000 + b"\n", b"z"])
+    assert stream.readline() == b"x" * 5000 + b"y" * 5000 + b"\n"
+    assert stream.readline() == b"z"
+
+
+def test_readers_of_files_read_it() -> None:
+    array = np.arange(7.0)
+    file = io.BytesIO()
+    np.save(file, array)
+    assert (np.load(Stream([file.getvalue()[:50], file.getvalue()[50:]])) == array).all()
+    assert json.load(Stream([b'{"a":', b" [1]}"])) == {"a": [1]}
+    assert pickle.load(Stream([pickle.dumps({"b": 2}), b"more"])) == {"b": 2}
+
+
+def test_nothing_is_before_the_start() -> None:
+    with pytest.raises(ValueError, match="seek: -1 from 0 is before the start"):
+        Stream([b"abc"]).seek(-1)
+
+
+# What a dump returns
+
+
+def test_a_dump_may_return_any_buffer() -> None:
+    numbers = array.array("i", [1, 2])
+    for dumped in (b"abc", bytearray(b"abc"), memoryview(b"abc"), numbers, Stream([b"abc"])):
+        assert bytes(stream_of(dumped, print)) == bytes(dumped)
+    view = memoryview(b"abcdef")[::2]
+    for wrong, why in (("abc", "str"), (None, "NoneType"), (7, "int"), ([b"abc"], "list"), (view, "memoryview")):
+        with pytest.raises(
+            SerializationError, match=f"put: the serialiser json.dumps returned a {why}; expected bytes"
+        ):
+            stream_of(wrong, json.dumps)
+
+
 # Bytes
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", bytearray(b"abc"), memoryview(b"abcdef")[1:4]])
 def test_bytes_go_as_they_are(data: Any) -> None:
     assert BytesSerializer().load(received(BytesSerializer().dump(data))) == bytes(data)
+
+
+def test_a_buffer_serializer_gives_the_memory_of_the_message() -> None:
+    block = bytearray(b"abc")
+    view = BufferSerializer().load(Stream([block]))
+    view[0] = ord("x")
+    assert block == b"xbc"
+    assert bytes(BufferSerializer().load(BufferSerializer().dump(b"abc"))) == b"abc"
+
+
+def test_a_stream_serializer_takes_a_file_and_gives_one(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"head and body")
+    with path.open("rb") as file:
+        file.seek(5)
+        stream = StreamSerializer().load(StreamSerializer().dump(file))
+    assert (stream.read(3), stream.read()) == (b"and", b" body")
 
 
 def test_bytes_of_anything_with_a_buffer_uncopied() -> None:
@@ -153,14 +257,14 @@ def test_buffers_leave_and_arrive_uncopied() -> None:
     assert message.buffers[0][-1000] == 0
 
 
-json = st.recursive(
+plain_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
     max_leaves=10,
 )
 
 
-@given(json)
+@given(plain_values)
 def test_builtin_values_need_no_global(data: Any) -> None:
     assert nothing.load(received(nothing.dump(data))) == data
     assert trusting.load(received(trusting.dump(data))) == data
