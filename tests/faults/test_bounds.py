@@ -107,6 +107,7 @@ def test_small_messages_pass_a_large_one_on_another_lane(stage: Stage, wire: Wir
         whole = time.monotonic() - begin
         assert client.get(timeout=LIMIT).data is not None, "the last small one"
         client.put("enough").result(LIMIT)
+        client.close(LIMIT)  # the server waits for it
         server.finish()
     median, worst = statistics.median(late) * 1e3, max(late) * 1e3
     behind = f"behind {size} MiB on lane 0, which took {whole:.1f} s"

@@ -91,6 +91,7 @@ def test_the_fork_of_a_server_does_not_touch_its_sessions(
     assert client.get(timeout=LIMIT).data == "after"
     assert len(log.having("connected")) == 1, "it had to connect again"
     client.put("enough")
+    client.close(LIMIT)  # the server waits for it
     program.finish()
     figure("26 fork", f"{wire.kind}: a server's child ended after {ended['seconds']:.3f} s, limit {SLACK:g} s")
 
@@ -107,6 +108,7 @@ def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
     check_child(program.hear(), wire)
     with pytest.raises(Closed):  # not held open by the child's copy
         first.get(timeout=LIMIT)
+    first.close(LIMIT)
     assert program.hear()["netloc"] == list(netloc)
     second = stage.client(netloc)
     second.put("after")
@@ -146,7 +148,7 @@ def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_s
     program.finish()
     seconds = time.monotonic() - ends
     assert linger <= seconds < linger + 1.0
-    assert f"closing waits up to {linger:g} s (linger) to deliver what is due" in program.errors()
+    assert f"closing waits up to {linger:g} s (linger) for it to come back" in program.errors()
     figure("26 exit without a server", f"{wire.kind}: ended after {seconds:.2f} s, limit {linger + 1:g} s")
 
 

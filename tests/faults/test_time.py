@@ -174,6 +174,8 @@ def test_a_wall_clock_that_jumps_a_day_changes_nothing(
                 assert_sees(queue, jump)
         for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
             queue.put("enough").result(LIMIT)
+            if queue is client:
+                client.close(LIMIT)  # its server waits for it
             assert program.hear() == {"connected": connected, "lost": []}
             program.finish()
         figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")

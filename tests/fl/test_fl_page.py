@@ -41,7 +41,11 @@ def parameters(function: Callable[..., Any]) -> dict[str, Any]:
 def shown(default: Any) -> str:
     if default is inspect.Parameter.empty:
         return "needed"
-    text = f"netq.{default}" if isinstance(default, enum.Enum) else repr(default).replace("'", '"')
+    text = (
+        f"netq.{type(default).__name__}.{default.name}"
+        if isinstance(default, enum.Enum)
+        else repr(default).replace("'", '"')
+    )
     return f"`{text}`"
 
 
