@@ -11,7 +11,7 @@ touched.
     GREETED   a server has heard INI and not yet answered       nothing
     OPEN      both have said INI                                MSG ACK DROP PING FIN
     CLOSING   our user has closed; we flush, then say FIN       MSG ACK DROP PING FIN
-    ENDING    the peer has said FIN; we have not                ACK PING FIN(refused)
+    ENDING    the peer has said FIN; we have not                ACK PING FIN(not DONE)
     CLOSED    both have said FIN, or the link is to be dropped  nothing
 
     OPENING ──INI──► GREETED ──accept──► OPEN ──close──► CLOSING
@@ -109,11 +109,6 @@ class Connection:
     def closed(self) -> bool:
         """Whether all has been said: flush, then close the link."""
         return self.state is State.CLOSED
-
-    @property
-    def finished(self) -> bool:
-        """Whether we have said FIN."""
-        return self._finished
 
     # What a link tells.
 
@@ -330,7 +325,7 @@ class Connection:
             events.append(Finished(self._session, over=self._finished))
 
     def _refused(self, frame: Frame, events: list[Event]) -> None:
-        if frame.number not in (Code.REFUSED, Code.SUPERSEDED):
+        if frame.number not in (Code.REFUSED, Code.SUPERSEDED, Code.OVER):
             raise ProtocolError(f"FIN with code {frame.number}")
         reason = printable(bytes(frame.body).decode(errors="replace"))
         self._lose(ConnectionRefusedError(f"the peer refuses: {reason}"), events, Code(frame.number))

@@ -96,8 +96,7 @@ class Communicator:
         """Refuse what no `get` can do, here and in netq/aio.py."""
         self._check_not_forked("get")
         _check_ids("get", peers)
-        if not (timeout is None or (isinstance(timeout, (int, float)) and not math.isnan(timeout))):
-            raise TypeError(f"get: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
+        check_timeout("get", timeout)
 
     def unpack(self, item: Item) -> Message:
         """Load what the inbox gave: the second half of `get`, and of netq/aio.py's. Raises Unreadable."""
@@ -119,6 +118,7 @@ class Communicator:
         for none. What is not delivered then fails with Closed; returns the number of those messages. What came
         before can still be taken by `get`. Closing again is harmless; so is closing in a fork, whose parent goes on.
         """
+        check_timeout("close", timeout)
         self._check_not_in_loop("close")
         if self._hub.home.forked:
             return 0
@@ -167,17 +167,27 @@ class Communicator:
     ) -> Delivery:
         delivery = Delivery(id)
         if peer is None:
-            ours = Closed(self.id, "this communicator is closed")
-            delivery.settle(
-                ours
-                if self._hub.closing
-                else Closed(id, "there is no session with this peer: it has closed, or never came")
-            )
+            delivery.settle(self._nobody_there(id))
             return delivery
         message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel, audience)
         delivery.message, delivery.withdraw = message, peer.recall
         peer.loop.call(peer.send, message)
         return delivery
+
+    def _nobody_there(self, id: uuid.UUID | None) -> Closed:
+        ended = self._hub.why_over
+        if self._hub.closing:
+            return Closed(self.id, "this communicator is closed")
+        if ended is not None and id in (None, ended.peer):
+            return Closed(ended.peer, ended.why)
+        return Closed(id, "there is no session with this peer: it has closed, or never came")
+
+
+def check_timeout(name: str, timeout: float | None) -> None:
+    """Raise TypeError for what is no number of seconds."""
+    if timeout is None or (isinstance(timeout, (int, float)) and not math.isnan(timeout)):
+        return
+    raise TypeError(f"{name}: timeout={timeout!r}; expected seconds, or None to wait as long as it takes")
 
 
 def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:

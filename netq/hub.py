@@ -53,6 +53,7 @@ class Hub:
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.gone = False  # closing, and no peer is left
+        self.why_over: Closed | None = None  # what ended a client's session, for good
         self._bell = Bell()  # rings when all are gone
         self.undelivered = 0  # messages that failed because of closing
         self._inbox = inbox
@@ -78,7 +79,7 @@ class Hub:
 
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
-        self.home.ask(self._close, timeout != 0)
+        self.home.ask(self._close, timeout)
         if not self._bell.wait(lambda: self.gone, timeout):
             for loop in self.loops:
                 loop.ask(self._cut_off, loop)
@@ -107,14 +108,14 @@ class Hub:
             self.home.call(self._transport.close)
             raise
 
-    def _close(self, politely: bool) -> None:
+    def _close(self, timeout: float | None) -> None:
         self.closing = True
-        for peer in self.peers.values() if politely else ():
+        for peer in self.peers.values() if timeout != 0 else ():
             peer.loop.call(peer.finish)
         if not self.peers:
             self._all_gone()
         elif self.is_server:
-            self.home.at(time.monotonic() + _EXPLAIN, self._explain)
+            self.home.at(time.monotonic() + _EXPLAIN, self._explain, timeout)
 
     def _cut_off(self, loop: Loop) -> None:
         """Wait for none of this loop's peers any more."""
@@ -122,14 +123,16 @@ class Hub:
             if peer.loop is loop:
                 peer.cut_off(Closed(peer.id, "closed before all was delivered"))
 
-    def _explain(self) -> None:
+    def _explain(self, timeout: float | None) -> None:
         """Say in the log why closing takes so long."""
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(
-                "closing waits for %d client%s to disconnect, and takes what is put there; "
-                "close(timeout=...) waits no longer than that",
+                "closing waits%s for %d client%s to disconnect; without a `get` in another thread it takes no more "
+                "than `window` and `memory` allow%s",
+                "" if timeout is None else f" up to {timeout:g} s",
                 connected,
                 "s" * (connected > 1),
+                "; close(timeout=...) waits no longer than that" if timeout is None else "",
             )
 
     def _all_gone(self) -> None:
@@ -344,7 +347,8 @@ class Hub:
             self.peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
             return
         if not self.is_server:
-            self._inbox.close(error)
+            self.why_over = error
+            self._inbox.close(Closed(self.options.id, "this communicator is closed") if self.closing else error)
         if self.closing and not self.peers:
             self._all_gone()
 

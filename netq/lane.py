@@ -8,7 +8,6 @@ where to go on after a lost link, in the middle of a message too. How far the li
 
 from __future__ import annotations
 
-import itertools
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -106,6 +105,7 @@ class Sender:
         self._number, self._offset = 1, 0  # the next byte to send
         self._reached = (1, 0)  # the furthest that it has been: the peer may stand there, whatever an old link says
         self._removed = 0  # messages that are not to be sent, and still there
+        self._kept = 0  # number of the first that `drop_oldest` may find: those before it are cancelled, or have left
 
     def __len__(self) -> int:
         return len(self._unacked) - self._removed
@@ -134,7 +134,9 @@ class Sender:
         first = max(self._untouched, self._first)
         if self._next - first - self._removed < size:
             return None
-        for message in itertools.islice(self._unacked, first - self._first, None):
+        for number in range(max(first, self._kept), self._next):
+            message = self._unacked[number - self._first]
+            self._kept = number + 1
             if not message.cancelled and message.claim():
                 message.cancel()
                 self.remove(message)
@@ -146,7 +148,7 @@ class Sender:
         unsent = [self._unacked.pop() for _ in range(self._next - max(self._untouched, self._first))]
         if unsent:
             self._next, self._position = unsent[-1].number, unsent[-1].start
-        self._removed = 0
+        self._removed = self._kept = 0
         for message in reversed(unsent):
             if not message.cancelled:
                 self.put(message)

@@ -141,7 +141,9 @@ class Peer:
             self._flush_soon()
 
     def finish(self) -> None:
-        """Flush, say goodbye, end."""
+        """Flush, say goodbye, end; harmless if that has begun."""
+        if self._finishing:
+            return
         self._finishing = True
         self.session.close()
         if self.link is not None and self.link.connection.open:
@@ -151,10 +153,9 @@ class Peer:
             self._wait()
 
     def cut_off(self, error: Closed) -> None:
-        """End at once. A client that has heard our goodbye is told, so that it does not come back."""
-        link = self.link
-        if self._house.is_server and link is not None and link.connection.finished:
-            link.connection.refuse(Code.REFUSED, "the server has closed")
+        """End at once. If our user has closed and waits no longer, the peer is told: it is not to come back."""
+        if self._finishing and self.link is not None:
+            self.link.connection.refuse(Code.OVER, "closed before all was delivered")
         self.end(error)
 
     # What the link brings.
@@ -174,7 +175,8 @@ class Peer:
         resumed = resumed and self.session.begun  # not by a link that was lost before it could be
         if resumed and (objection := self._objection(greeting)):
             return self._drop(link, Code.REFUSED, objection)
-        self.session.token = greeting.token
+        if not link.connection.closed:  # else it was lost meanwhile, and the session stays whose it was
+            self.session.token = greeting.token
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
@@ -275,6 +277,7 @@ class Peer:
             self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
             self._house.forgotten(self, self._known)
         self._known = self.id
+        self._expected = self._finishing and self._house.is_server and not self.session.peer_closed
         self._house.opened(self, resumed=resumed)
         if not resumed and self._farewell:  # the server that had closed is gone, and this is its successor
             self.session.close()
@@ -296,8 +299,9 @@ class Peer:
         if code is Code.SUPERSEDED and self._is_quarrel():
             self.session.closing = True  # another has the session now: to come back would be a quarrel without end
             self.end(Closed(self.id, str(error)))
-        elif code is Code.REFUSED and self._farewell:
-            self._expire(Closed(self.id, "it has closed"))
+        elif code is Code.OVER:
+            self.session.closing = True
+            self.end(Closed(self.id, "it has closed"))
         elif self.link is link:
             if isinstance(error, NetqError):
                 self._drop(link, Code.REFUSED, str(error))
@@ -314,6 +318,8 @@ class Peer:
 
     def _objection(self, greeting: Greeting) -> str:
         """Why this greeting of our own client should not have the session; empty if it should."""
+        if greeting.token != self.session.token:
+            return "another process has begun this session anew"
         if self.session.late(greeting):
             return "this link is older than the session's last"
         if greeting.epoch != self.session.epoch and self.link is not None:
@@ -421,7 +427,7 @@ class Peer:
         """Say goodbye, if nothing is due any more: the last of it may have been withdrawn."""
         if self.link is not None and self.link.connection.open:
             self.handle(self.link, self.link.connection.close())
-        elif not self.session.due:
+        elif not self.session.due and not self._expected:
             self.end(Closed(self.id, "it has closed"))
 
 

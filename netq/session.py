@@ -289,7 +289,8 @@ class Session:
         self.begun = self.peer_closed = self.peer_leaving = False
         self._peer_size = 2**62
         for message in unsent:
-            self.put(message)
+            sender = self._senders[message.lane] = self._sender(message.lane)
+            sender.put(message)
         return lost
 
     def _hear(self, greeting: Greeting) -> None:

@@ -50,6 +50,7 @@ class Code(enum.IntEnum):
     DONE = 0  # all my messages are acknowledged, and there will be no more
     REFUSED = 1  # not now, or not like this: this link is over, the session is not
     SUPERSEDED = 2  # a newer link has taken the session over
+    OVER = 3  # the session is over: our user waits no longer for the rest of it
 
 
 RESUME = 1  # flag of an INI: I know this session, and go on with it

@@ -103,6 +103,8 @@ def _measure(said: argparse.Namespace) -> int:
     checks.check_memory(said)
     core, its_core = sides.both_cores(said)
     with pinned(core), sides.server(said, its_core) as server, contextlib.ExitStack() as stack:
+        threads: list[threading.Thread] = []
+        stack.callback(_join, threads)  # when all communicators are closed
         trouble = stack.enter_context(words.Trouble(words.of_client(server.netloc), is_told=False))
         queues = [
             stack.enter_context(netq.new(said.protocol, netq.Purpose.CLIENT, sides.client_options(said, server)))
@@ -111,7 +113,7 @@ def _measure(said: argparse.Namespace) -> int:
         clients = [_find(queue, said, trouble) for queue in queues]
         trouble.is_told = True  # from now on it is in the figures
         with progress() as shown:
-            figures = _work(clients, said, shown)
+            figures = _work(clients, threads, said, shown)
     whole = {
         "work": said.work,
         "arguments": report.arguments(said),
@@ -134,9 +136,17 @@ def _find(queue: netq.Communicator, said: argparse.Namespace, trouble: words.Tro
         raise BenchError(f"no bench server at {who} has answered within {said.timeout:g} s{known}") from None
 
 
-def _work(clients: Sequence[Client], said: argparse.Namespace, shown: Progress) -> works.Figures:
+def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait for threads: one that has a message when the interpreter ends could crash it."""
+    for thread in threads:
+        thread.join()
+
+
+def _work(
+    clients: Sequence[Client], threads: list[threading.Thread], said: argparse.Namespace, shown: Progress
+) -> works.Figures:
     if said.work == "iops":
-        return works.iops(Crowd(clients), said.plan, said.mode, said.delay, shown)
+        return works.iops(Crowd(clients, threads), said.plan, said.mode, said.delay, shown)
     [client] = clients
     if said.work == "throughput":
         return works.throughput(client, said.plan, said.direction, shown)

@@ -39,10 +39,10 @@ def open_server(options: netq.CommunicatorOptions, kind: netq.Protocol, arrivals
 def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int | None = None) -> None:
     """Serve clients, with messages of `largest` bytes at most, until None arrives.
 
-    With `clients` serve so many in all, and end when they have come and gone.
+    With `clients` serve so many in all, and end when they have come and gone. One that was refused does not count.
     """
     places = threading.BoundedSemaphore(clients or CLIENTS)
-    leave = places.release if clients is None else _countdown(clients, functools.partial(arrivals.put, None))
+    done = (lambda: None) if clients is None else _countdown(clients, functools.partial(arrivals.put, None))
     full = (
         f"it serves {CLIENTS} clients already"
         if clients is None
@@ -52,7 +52,8 @@ def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int |
         if not places.acquire(blocking=False):
             server.put(("refused", full), peer)
             continue
-        threading.Thread(target=_attend, args=(server, peer, largest, leave), name=f"bench-{peer}", daemon=True).start()
+        attend = functools.partial(_attend, server, peer, largest, places, done, counts=clients is not None)
+        threading.Thread(target=attend, name=f"bench-{peer}", daemon=True).start()
 
 
 def _countdown(count: int, end: Callable[[], object]) -> Callable[[], None]:
@@ -73,13 +74,26 @@ def _endpoint(server: Communicator, peer: uuid.UUID) -> flow.Endpoint:
     return flow.Endpoint(put, functools.partial(server.get, peer))
 
 
-def _attend(server: Communicator, peer: uuid.UUID, largest: int, leave: Callable[[], object]) -> None:
-    """Do what one client asks, one thing after the other; then leave its place."""
+def _attend(
+    server: Communicator,
+    peer: uuid.UUID,
+    largest: int,
+    places: threading.BoundedSemaphore,
+    done: Callable[[], object],
+    *,
+    counts: bool,
+) -> None:
+    """Do what one client asks, one thing after the other. Then call `done` if it was served, or free its place.
+
+    A place of one that `counts` is not freed when it was served.
+    """
     end = _endpoint(server, peer)
+    served = False
     try:
         end.put(("hello", protocol.VERSION, facts()))
         while True:
             _answer(end, largest)
+            served = True
     except netq.Closed:  # it is gone, or this server closes
         return
     except (BenchError, netq.Unreadable, MemoryError) as error:
@@ -87,7 +101,10 @@ def _attend(server: Communicator, peer: uuid.UUID, largest: int, leave: Callable
         log.warning("%s: this client is not served any more: %s", _address(server, peer), why)
         end.put(("refused", why))
     finally:
-        leave()
+        if not (served and counts):
+            places.release()
+        if served:
+            done()
 
 
 def _address(server: Communicator, peer: uuid.UUID) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from netq.dial import Dialer
+from netq.errors import SecurityError
 from netq.loop import READ, WRITE, Loop, Timer
 from netq.memory import keep_packets
 from netq.mqtt.channel import Channel
@@ -78,6 +79,11 @@ class Broker:
 
     def __init__(self, loop: Loop, options: CommunicatorOptions, user: User) -> None:
         keep_packets()
+        if options.security is not None and options.security.key is not None:
+            raise SecurityError(
+                f"SecurityOptions.key: {options.security.key}; with MQTT, TLS is the broker's, and so is the key: "
+                "leave out `key`, and give as `certificate` the authority that signed the broker's certificate"
+            )
         self._loop = loop
         self._options = options
         self._id = ""

@@ -18,7 +18,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.errors import InvalidOption, NotAllowed, SerializationError, Unreadable
 from netq.memory import ALIGNMENT, Buffer, aligned
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
@@ -105,6 +105,14 @@ class Stream:
         """Return the position of the next byte to read."""
         return self._position
 
+    def seekable(self) -> bool:
+        """Return True, as readers of files ask."""
+        return True
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
     def _stop(self, size: int | None) -> int:
         """Return where a read of `size` bytes ends."""
         end = max(self._position, self.nbytes)
@@ -136,7 +144,13 @@ class BytesSerializer:
 
     def dump(self, data: Buffer) -> Stream:
         """Return the stream of `data`, which must not change until the future resolves."""
-        return Stream([data])
+        try:
+            return Stream([data])
+        except (TypeError, BufferError) as error:
+            kind = type(data).__name__
+            raise SerializationError(
+                f"put: a {kind}; {type(self).__name__} takes bytes, or another contiguous buffer ({error})"
+            ) from error
 
     def load(self, stream: Stream) -> bytes:
         """Return the bytes of a stream: a copy."""
@@ -195,12 +209,20 @@ class PickleSerializer:
         dump: Callable[[Any], Any] | None = None,
         load: Callable[[Any], Any] | None = None,
     ) -> None:
+        for name, function in (("allow", allow), ("dump", dump), ("load", load)):
+            if not (function is None or callable(function)):
+                raise InvalidOption(f"PickleSerializer.{name}: {function!r}; expected a function, or None")
         self._dumps = _dumps(dump)
         self._loads = _loads(allow, load)
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
         """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise InvalidOption(
+                    f'allow_by_name: {name!r}; expected names, as in allow_by_name("uuid.UUID", "mine")'
+                )
         prefixes = tuple(f"{name}." for name in names)
         exact = frozenset(names)
         return lambda name: name in exact or name.startswith(prefixes)

@@ -261,6 +261,73 @@ def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
     assert server.close(LIMIT) == 1
 
 
+# Another process with the id.
+
+
+def away(server: Communicator) -> Peer:
+    peer = only(server)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    return peer
+
+
+def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stage: Stage) -> None:
+    server = stage.server(**QUIET)
+    owner = stranger()
+    with Raw(server.netloc, owner) as link:
+        link.read(Kind.INI)
+        link.send(Frame(Kind.PING))
+        link.read(Kind.ACK)
+    peer = away(server)
+    accept = peer.accept
+
+    def accept_too_late(link: Any, greeting: Greeting, *, resumed: bool) -> None:
+        peer.accept = accept  # type: ignore[method-assign]
+        link.connection.detach()
+        accept(link, greeting, resumed=resumed)
+
+    peer.accept = accept_too_late  # type: ignore[method-assign]
+    newcomer = dataclasses.replace(owner, token=b"another process!")
+    with Raw(server.netloc, newcomer) as link, pytest.raises(AssertionError, match="the link has ended"):
+        link.read(Kind.INI)
+    assert peer.session.token == owner.token
+    with Raw(server.netloc, newcomer) as link:
+        assert link.read(Kind.INI, Kind.FIN).kind is Kind.INI
+    assert peer.session.token == newcomer.token
+
+
+def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(stage: Stage) -> None:
+    """Both were judged before either was answered, as may be where sessions are spread over threads."""
+    server = stage.server(**QUIET)
+    owner = stranger()
+    with Raw(server.netloc, owner) as link:
+        link.read(Kind.INI)
+        link.send(Frame(Kind.PING))
+        link.read(Kind.ACK)
+    peer = away(server)
+    accept, resume = peer.accept, dataclasses.replace(owner, epoch=1, resume=True)
+    newcomer = dataclasses.replace(owner, token=b"another process!")
+    judged: list[tuple[Any, Greeting, bool]] = []
+
+    def note(link: Any, greeting: Greeting, *, resumed: bool) -> None:
+        judged.append((link, greeting, resumed))
+
+    peer.accept = note  # type: ignore[method-assign]
+    with Raw(server.netloc, newcomer) as new, Raw(server.netloc, resume) as old:
+        while len(judged) < 2:
+            pass
+        assert {(greeting.token, resumed) for _, greeting, resumed in judged} == {
+            (newcomer.token, False),
+            (owner.token, True),
+        }
+        judged.sort(key=lambda call: call[2])
+        for link, greeting, resumed in judged:
+            peer.loop.ask(lambda link=link, greeting=greeting, resumed=resumed: accept(link, greeting, resumed=resumed))
+        assert new.read(Kind.INI, Kind.FIN).kind is Kind.INI
+        assert "another process has begun this session anew" in old.ends()
+        assert peer.session.token == newcomer.token
+
+
 # A fixed id.
 
 

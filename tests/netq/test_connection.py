@@ -148,7 +148,7 @@ def test_nothing_is_looked_at_when_all_is_said(kind: Kind) -> None:
 
 @pytest.mark.parametrize(
     ("state", "number", "length"),
-    [(State.OPENING, 0, 0), (State.OPEN, 0, 3), (State.OPEN, 3, 0), (State.OPEN, 2**64 - 1, 0)],
+    [(State.OPENING, 0, 0), (State.ENDING, 0, 0), (State.OPEN, 0, 3), (State.OPEN, 4, 0), (State.OPEN, 2**64 - 1, 0)],
 )
 def test_a_fin_that_says_nothing_known_is_refused(state: State, number: int, length: int) -> None:
     error = only_lost(feed(in_state(state), Frame(Kind.FIN, length=length, number=number, body=b"x" * length)))

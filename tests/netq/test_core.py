@@ -130,6 +130,14 @@ def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Sta
     stage.forget(client)
 
 
+@pytest.mark.parametrize("timeout", ["1", float("nan"), [1]])
+def test_a_timeout_that_is_no_number_is_refused(stage: Stage, timeout: object) -> None:
+    client = stage.client(stage.vacant())
+    for call in (client.get, client.close):
+        with pytest.raises(TypeError, match=rf"{call.__name__}: timeout=.*; expected seconds, or None"):
+            call(timeout=timeout)  # type: ignore[arg-type]
+
+
 def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Stage) -> None:
     _, client = stage.pair()
     client.close(LIMIT)

@@ -169,6 +169,8 @@ def test_a_missing_file_is_an_error_of_the_communicator(tmp_path: Path) -> None:
         nq.new("tcp", "server", nq.CommunicatorOptions(netloc=there, security=missing))
     with pytest.raises(nq.SecurityError, match=r"a client has no key of its own yet: leave out `key`"):
         nq.new("tcp", "client", nq.CommunicatorOptions(security=missing))
+    with pytest.raises(nq.SecurityError, match=r"with MQTT, TLS is the broker's, and so is the key: leave out `key`"):
+        nq.new("mqtt", "server", nq.CommunicatorOptions(security=missing))
 
 
 def test_put_merge_is_refused_where_it_cannot_be_switched_off(files: Any) -> None:

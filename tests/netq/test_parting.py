@@ -175,6 +175,70 @@ def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_u
     assert client.statistics() == {}
 
 
+def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_back(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG, heartbeat=0.1, misses=2)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, heartbeat=0.1, misses=2)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.hold()
+    peer = only(server)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    assert not left.done()
+    proxy.release()
+    proxy.cut()
+    client.put("here again").result(LIMIT)
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+    assert server.get(timeout=0).data == "here again"
+
+
+def test_a_client_that_comes_back_to_a_closing_server_is_waited_for_like_the_others(
+    stage: Stage, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    peer = only(server)
+    proxy.refusing = True
+    proxy.cut()
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    server.put("due")
+    left = pool.submit(server.close)
+    closes(server)
+    proxy.refusing = False
+    assert client.get(timeout=LIMIT).data == "due"
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    for number in range(3):
+        proxy.cut()
+        client.put(number).result(LIMIT)
+    assert not left.done()
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+    assert [server.get(timeout=0).data for _ in range(3)] == [0, 1, 2]
+
+
+def test_to_close_again_does_not_make_it_longer(stage: Stage, pool: ThreadPoolExecutor) -> None:
+    client = stage.client(stage.vacant(), linger=LONG)
+    client.put("nobody takes it")
+    left = pool.submit(client.close, LIMIT)
+    closes(client)
+    peer = only(client)
+    before = peer._patience
+    peer.loop.ask(peer.finish)
+    assert peer._patience is before
+    assert client.close(timeout=0) == left.result(LIMIT) == 1
+    stage.forget(client)
+
+
 def test_a_client_that_was_away_is_not_waited_for(stage: Stage) -> None:
     server = stage.server(linger=LONG)
     client = stage.client(server.netloc)

@@ -356,6 +356,31 @@ def test_a_restart_gives_up_what_had_begun_to_travel_and_keeps_the_rest_in_order
     assert [(f.kind, f.lane, f.number) for f in sent(one)] == [(Kind.MSG, 0, 1), (Kind.MSG, 0, 2)]
 
 
+def test_a_restart_drops_nothing_by_drop_oldest() -> None:
+    """What was sent and never heard of is unsent again, and may be more than `queue_size`."""
+    one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=1))
+    for size in range(1, 6):
+        put(one, size)
+        assert len(sent(one)) == 1
+    assert not one.heard(greeting(epoch=0))
+    assert one.restart() == []
+    one.begin(greeting(), 1)
+    assert [frame.length for frame in sent(one)] == [1, 2, 3, 4, 5]
+
+
+def test_two_sides_that_close_take_all_that_the_other_has() -> None:
+    for first, second in ((Session.close, Session.peer_leaves), (Session.peer_leaves, Session.close)):
+        one = session(dataclasses.replace(OPTIONS, window=10))
+        arrive(one, 1, 5)
+        one.acks()
+        first(one)
+        assert [frame.value for frame in one.acks()] == []
+        second(one)
+        assert [frame.value for frame in one.acks()] == [2**63 - 1]
+        arrive(one, 1, 5, lane=3)
+        assert {frame.value for frame in one.acks()} == {2**63 - 1}
+
+
 def test_a_restart_forgets_what_came_and_room_of_before_is_not_given_after() -> None:
     one = session()
     receiver = arrive(one, 1, 5000)

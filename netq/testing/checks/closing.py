@@ -88,13 +88,21 @@ def check_close_of_a_server_gives_up(make: Make) -> None:
     """A server that has waited for `timeout` seconds lets its clients go: their sessions end, and they do not retry."""
     with Stage(make) as stage:
         told: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
-        server = stage.server()
-        client = stage.client(server.netloc, linger=10 * LIMIT, events=EventOptions(fin=told.put))
-        introduce(server, client)
-        assert server.close(timeout=0.05) == 0
-        assert told.get(timeout=LIMIT) == server.id
-        assert isinstance(client.put("too late").exception(LIMIT), Closed)
-        assert _closed(lambda: client.get(timeout=LIMIT)).peer == server.id
+        for due in (0, 3):
+            server = stage.server()
+            client = stage.client(server.netloc, window=NARROW, linger=10 * LIMIT, events=EventOptions(fin=told.put))
+            introduce(server, client)
+            server.put("fills it").result(LIMIT)
+            futures = [server.put("never") for _ in range(due)]
+            assert server.close(timeout=0.05) == due
+            assert all(isinstance(future.exception(LIMIT), Closed) for future in futures)
+            assert told.get(timeout=LIMIT) == server.id
+            error = client.put("too late").exception(LIMIT)
+            assert isinstance(error, Closed)
+            assert error.args == (server.id,)
+            assert client.get(timeout=LIMIT).data == "fills it"
+            assert _closed(functools.partial(client.get, timeout=LIMIT)).peer == server.id
+            stage.forget(server)
 
 
 def check_get_after_close(make: Make) -> None:

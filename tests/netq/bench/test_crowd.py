@@ -39,7 +39,7 @@ class Fake:
 
 def crowd(count: int, transfer: Callable[[int, Callable[[], object]], Transfer]) -> tuple[Crowd, list[Fake]]:
     fakes = [Fake(number, transfer) for number in range(count)]
-    return Crowd(cast(list[Client], fakes)), fakes
+    return Crowd(cast(list[Client], fakes), []), fakes
 
 
 def passed(number: int) -> Transfer:

@@ -52,20 +52,22 @@ def test_a_client_with_more_communicators_than_the_server_serves(
     start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = start("iops", "tcp", "server", "sync", *ANY_PORT)
-    line = ["bench", "iops", "tcp", "client", "sync", "--clients", "2", "--netloc", where(server)]
-    assert main(line) == 1
+    line = ["bench", "iops", "tcp", "client", "sync", "--netloc", where(server)]
+    assert main([*line, "--clients", "2"]) == 1
     out, errors = capsys.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
     assert "the server refuses: it serves no more clients: its --clients is 1" in errors
+    assert main([*line, "--reps", "1"]) == 0
     check_ended(server)
 
 
 def test_the_sizes_of_a_server_bound_those_of_its_clients(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start("iops", "tcp", "server", "sync", "--max-size", "12", *ANY_PORT)
-    line = ["bench", "iops", "tcp", "client", "sync", "--max-size", "13", "--netloc", where(server)]
-    assert main(line) == 1
+    line = ["bench", "iops", "tcp", "client", "sync", "--netloc", where(server)]
+    assert main([*line, "--max-size", "13"]) == 1
     refusal = "messages of 8KiB; it takes 4KiB at most: start it with a larger --max-message (as iops: --max-size)"
     assert f"the server refuses: {refusal}" in capsys.readouterr().err
+    assert main([*line, "--max-size", "12", "--reps", "1"]) == 0
     _, errors = server.communicate(timeout=LIMIT)
     assert refusal in errors
     assert server.returncode == 0

@@ -236,15 +236,22 @@ def test_more_clients_than_it_has_threads_for_are_refused(stage: Stage) -> None:
 
 def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Stage) -> None:
     with serving(clients=2) as server:
-        first = stage.client(server.netloc)
-        assert said(first)[0] == "hello"
+        for _ in range(3):  # of whom none is served
+            refused = stage.client(server.netloc)
+            assert said(refused)[0] == "hello"
+            refused.put("nonsense")
+            assert said(refused)[0] == "refused"
+            leave(stage, refused)
+        first, second = stage.client(server.netloc), stage.client(server.netloc)
+        for client in (first, second):
+            assert said(client)[0] == "hello"
+            client.put(("echo", 8))
+            assert said(client) == ("ready",)
+            client.put(("end",))
+            assert said(client)[0] == "done"
         leave(stage, first)
-        second = stage.client(server.netloc)
-        assert said(second)[0] == "hello"
         third = stage.client(server.netloc)
         assert said(third) == ("refused", "it serves no more clients: its --clients is 2")
-        second.put("nonsense")
-        assert said(second)[0] == "refused"
         leave(stage, second)
         stage.cut(third)
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.errors import InvalidOption, NotAllowed, SerializationError, Unreadable
 from netq.utils.stream import (
     BufferSerializer,
     BytesSerializer,
@@ -144,6 +144,13 @@ def test_readers_of_files_read_it() -> None:
     assert pickle.load(Stream([pickle.dumps({"b": 2}), b"more"])) == {"b": 2}
 
 
+def test_an_archive_is_read_from_it() -> None:
+    file = io.BytesIO()
+    np.savez(file, a=np.arange(3), b=np.zeros(2))
+    with np.load(Stream([file.getvalue()])) as archive:
+        assert (archive["a"] == np.arange(3)).all()
+
+
 def test_nothing_is_before_the_start() -> None:
     with pytest.raises(ValueError, match="seek: -1 from 0 is before the start"):
         Stream([b"abc"]).seek(-1)
@@ -162,6 +169,22 @@ def test_a_dump_may_return_any_buffer() -> None:
             SerializationError, match=f"put: the serialiser json.dumps returned a {why}; expected bytes"
         ):
             stream_of(wrong, json.dumps)
+
+
+def test_what_has_no_bytes_is_refused_by_name() -> None:
+    for serializer in (BytesSerializer(), BufferSerializer()):
+        name = type(serializer).__name__
+        with pytest.raises(SerializationError, match=f"put: a str; {name} takes bytes, or another contiguous buffer"):
+            serializer.dump("text")  # type: ignore[arg-type]
+
+
+def test_functions_that_are_none_are_refused() -> None:
+    for name in ("allow", "dump", "load"):
+        with pytest.raises(InvalidOption, match=rf"PickleSerializer\.{name}: .'builtins'.; expected a function"):
+            PickleSerializer(**{name: ["builtins"]})  # type: ignore[arg-type]
+    for wrong in (["builtins"], 3, "", uuid.UUID):
+        with pytest.raises(InvalidOption, match=r'expected names, as in allow_by_name."uuid.UUID"'):
+            PickleSerializer.allow_by_name(wrong)  # type: ignore[arg-type]
 
 
 # Bytes
