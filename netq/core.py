@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 
 from netq.delivery import Delivery, gather
 from netq.errors import Closed, InvalidOption, Unreadable
+from netq.handlers import raised_by_handler
 from netq.hub import Hub, TransportFactory
 from netq.inbox import Inbox
 from netq.lane import Outgoing
@@ -99,14 +100,19 @@ class Communicator:
         check_timeout("get", timeout)
 
     def unpack(self, item: Item) -> Message:
-        """Load what the inbox gave: the second half of `get`, and of netq/aio.py's. Raises Unreadable."""
+        """Load what the inbox gave: the second half of `get`, and of netq/aio.py's.
+
+        Raises Unreadable; or what a signal handler raised meanwhile, which is not the message's fault.
+        """
         try:
             return Message(item.peer, self.options.serialization.load(item.stream))
-        except Unreadable as error:
-            error.peer = item.peer
-            error.add_note(f"in a message from {item.peer}")
-            raise
         except Exception as error:  # a serialiser of the user's may raise anything
+            if (interruption := raised_by_handler(error)) is not None:
+                raise interruption from interruption.__cause__
+            if isinstance(error, Unreadable):
+                error.peer = item.peer
+                error.add_note(f"in a message from {item.peer}")
+                raise
             unreadable = Unreadable(f"a message from {item.peer} cannot be loaded: {error!r}")
             unreadable.peer = item.peer
             raise unreadable from error
@@ -124,6 +130,15 @@ class Communicator:
             return 0
         atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
         return self._hub.close(timeout)
+
+    def request_close(self) -> None:
+        """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
+
+        From then on `put` fails with Closed, and `get` raises Closed as soon as all is over. Then call `close`, which
+        waits for that and ends.
+        """
+        if not self._hub.home.forked:
+            self._hub.home.call(self._hub.begin_to_close, None)
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""

@@ -79,7 +79,7 @@ class Hub:
 
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
-        self.home.ask(self._close, timeout)
+        self.home.ask(self.begin_to_close, timeout)
         if not self._bell.wait(lambda: self.gone, timeout):
             for loop in self.loops:
                 loop.ask(self._cut_off, loop)
@@ -108,7 +108,8 @@ class Hub:
             self.home.call(self._transport.close)
             raise
 
-    def _close(self, timeout: float | None) -> None:
+    def begin_to_close(self, timeout: float | None) -> None:
+        """Let every peer finish, in the first loop; `timeout` is how long somebody is going to wait for that."""
         self.closing = True
         for peer in self.peers.values() if timeout != 0 else ():
             peer.loop.call(peer.finish)
@@ -136,6 +137,7 @@ class Hub:
             )
 
     def _all_gone(self) -> None:
+        self._inbox.close(Closed(self.options.id, "this communicator is closed"))
         self.gone = True
         self._bell.ring()
 

@@ -42,7 +42,11 @@ def test_every_error_that_a_user_may_meet_is_named() -> None:
 
 
 def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
-    names = set(re.findall(r"^\| `(put|get|close|statistics)\(", PAGE, re.MULTILINE)) | {"id", "netloc", "options"}
+    names = set(re.findall(r"^\| `(put|get|close|request_close|statistics)\(", PAGE, re.MULTILINE)) | {
+        "id",
+        "netloc",
+        "options",
+    }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
     assert names == public - {"unpack", "check_get"}  # which are for netq.aio
 

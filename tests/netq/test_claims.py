@@ -252,7 +252,7 @@ def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
         old.read(Kind.INI)
         due = server.put("never")
         old.read(Kind.MSG)
-    server._hub.home.ask(server._hub._close, True)
+    server._hub.home.ask(server._hub.begin_to_close, None)
     with Raw(server.netloc, dataclasses.replace(greeting, epoch=2, resume=True)) as new:
         assert "the server is closing" in new.ends()
     with pytest.raises(Closed, match="it began anew"):

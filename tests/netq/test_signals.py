@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import random
 import signal
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
 
 import netq
-from netq.errors import Closed
+from netq.errors import Closed, Unreadable
 from netq.inbox import Inbox
 from netq.loop import Loop
-from netq.options import CommunicatorOptions, NetworkLocation
+from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, SerializationOptions
 from netq.room import Item, Room
 from netq.testing import loopback
 from netq.utils.stream import Stream
@@ -85,6 +88,70 @@ def test_an_exception_in_get_costs_at_most_the_message_that_was_being_returned(h
             assert numbers == sorted(set(numbers)), "out of order, or twice"
 
 
+class CallableHandler:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+
+def function(number: int, frame: FrameType | None) -> None:
+    raise Alarm
+
+
+def load_and_be_interrupted(stream: Stream) -> object:
+    signal.raise_signal(signal.SIGALRM)
+    return bytes(stream)
+
+
+class Interrupted:
+    """Raises the signal while it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[int]]:
+        return signal.raise_signal, (signal.SIGALRM,)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    "handler",
+    [function, CallableHandler(), CallableHandler().method, functools.partial(CallableHandler().method)],
+    ids=["function", "callable", "method", "partial"],
+)
+def test_what_a_handler_raises_while_a_message_is_loaded_is_not_unreadable(
+    handle: Handle, handler: Callable[..., object], own: bool
+) -> None:
+    serialization = SerializationOptions(load=load_and_be_interrupted) if own else SerializationOptions()
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), serialization=serialization)
+    with loopback.Server(options) as server, loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client:
+        signal.signal(signal.SIGALRM, handler)
+        client.put(Interrupted())
+        client.put("not a pickle for bytes" if own else "next")
+        with pytest.raises(Alarm) as raised:
+            server.get(timeout=LIMIT)
+        assert "load" in "".join(traceback.format_tb(raised.tb))
+        if own:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            assert len(server.get(timeout=LIMIT).data) > 0
+        else:
+            assert server.get(timeout=LIMIT).data == "next"
+
+
+def test_what_a_message_itself_raises_is_unreadable_in_any_thread(handle: Handle) -> None:
+    def load(stream: Stream) -> object:
+        raise Alarm
+
+    handle(raise_alarm)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), serialization=SerializationOptions(load=load))
+    with loopback.Server(options) as server, loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client:
+        client.put(1)
+        with pytest.raises(Unreadable):
+            server.get(timeout=LIMIT)
+        client.put(2)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(Unreadable):
+            pool.submit(server.get, timeout=LIMIT).result(LIMIT)
+
+
 def test_a_handler_that_closes_does_not_wait_for_the_thread_that_it_interrupts(handle: Handle) -> None:
     chance = random.Random(0)
     for _ in range(50):
@@ -96,6 +163,43 @@ def test_a_handler_that_closes_does_not_wait_for_the_thread_that_it_interrupts(h
             with contextlib.suppress(TimeoutError, Closed):
                 server.get(timeout=0)
         assert closed == [0]
+
+
+def test_a_handler_may_request_a_close_and_whoever_waits_learns_when_all_is_over(handle: Handle) -> None:
+    with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
+        client.put("here").result(LIMIT)
+        assert server.get(timeout=LIMIT).data == "here"
+        handle(server.request_close)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with ThreadPoolExecutor(1) as pool:
+            left = pool.submit(_put_and_leave, client)
+            assert server.get(timeout=LIMIT).data == "what is still put"
+            with pytest.raises(Closed, match="this communicator is closed"):
+                server.get(timeout=LIMIT)
+            assert left.result(LIMIT) == 0
+        assert isinstance(server.put("too late").exception(LIMIT), Closed)
+        server.request_close()
+        assert server.close(LIMIT) == 0
+        server.request_close()
+
+
+def _put_and_leave(client: netq.Communicator) -> int:
+    with contextlib.suppress(Closed):
+        client.get(timeout=LIMIT)
+    client.put("what is still put").result(LIMIT)
+    return client.close(LIMIT)
+
+
+def test_an_event_may_request_a_close() -> None:
+    told: list[netq.Communicator] = []
+    options = CommunicatorOptions(
+        netloc=NetworkLocation("127.0.0.1", 0), events=EventOptions(ini=lambda peer: told[0].request_close())
+    )
+    with loopback.Server(options) as server:
+        told.append(server)
+        with loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client, pytest.raises(Closed):
+            client.get(timeout=LIMIT)
 
 
 OPERATIONS: dict[str, Callable[[netq.Communicator], object]] = {
