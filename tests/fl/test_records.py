@@ -234,11 +234,12 @@ class Answers(BaseHTTPRequestHandler):
         run = {"info": {"run_id": "7", "experiment_id": "1"}, "data": {}}
         answer = json.dumps({"experiment": {"experiment_id": "1"}, "run": run}).encode()
         away = self.away
+        # before the answer: the next call is another thread's, and comes as soon as this one is answered
+        self.asked.put((step[0] if step else self.path.rpartition("/")[2].partition("?")[0], not away))
         self.send_response(503 if away else 200)
         self.send_header("content-length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
-        self.asked.put((step[0] if step else self.path.rpartition("/")[2].partition("?")[0], not away))
 
     do_POST = do_GET
 
