@@ -182,14 +182,14 @@ class Communicator:
     ) -> Delivery:
         delivery = Delivery(id)
         if peer is None:
-            delivery.settle(self._nobody_there(id))
+            delivery.settle(self._why_unreachable(id))
             return delivery
         message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel, audience)
         delivery.message, delivery.withdraw = message, peer.recall
         peer.loop.call(peer.send, message)
         return delivery
 
-    def _nobody_there(self, id: uuid.UUID | None) -> Closed:
+    def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
         ended = self._hub.why_over
         if self._hub.closing:
             return Closed(self.id, "this communicator is closed")

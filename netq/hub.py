@@ -28,7 +28,7 @@ from netq.link import Link, Owner, Transport, backoff
 from netq.loop import Loop, Timer
 from netq.memory import KEEP, Memory
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
-from netq.peer import Peer
+from netq.peer import EXPLAIN, Peer
 from netq.session import Session
 from netq.wire import Code, Greeting
 
@@ -36,7 +36,6 @@ log = logging.getLogger("netq")
 
 _STEADY = 1.0  # seconds that a link has to last, for the next pause to be a short one again
 _NEWS = 60.0  # seconds after which a complaint about a host is news again, once a client of it is let in
-_EXPLAIN = 1.0  # seconds after which a close that waits says why
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 TransportFactory = Callable[[Owner, Loop], Transport]
 
@@ -109,14 +108,14 @@ class Hub:
             raise
 
     def begin_to_close(self, timeout: float | None) -> None:
-        """Let every peer finish, in the first loop; `timeout` is how long somebody is going to wait for that."""
+        """Let every peer finish, in the first loop; `timeout` is how long the caller waits for that."""
         self.closing = True
         for peer in self.peers.values() if timeout != 0 else ():
             peer.loop.call(peer.finish)
         if not self.peers:
             self._all_gone()
         elif self.is_server:
-            self.home.at(time.monotonic() + _EXPLAIN, self._explain, timeout)
+            self.home.at(time.monotonic() + EXPLAIN, self._explain, timeout)
 
     def _cut_off(self, loop: Loop) -> None:
         """Wait for none of this loop's peers any more."""

@@ -30,7 +30,7 @@ from netq.wire import OVERHEAD, Code, Greeting
 log = logging.getLogger("netq")
 
 _GRACE = 10.0  # seconds for which a lost link may be a short one
-_EXPLAIN = 1.0  # seconds after which a close that waits says why
+EXPLAIN = 1.0  # seconds after which a close that waits says why
 _SMALL = 64 * 1024  # bytes of a message whose ACK may wait for an answer; a larger one's frees memory
 _QUARRELS, _QUARREL = 3, 60.0  # superseded so often in so many seconds: by another process, not by our own late INI
 
@@ -344,7 +344,7 @@ class Peer:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing:
-                self.loop.at(time.monotonic() + _EXPLAIN, self._explain, seconds)
+                self.loop.at(time.monotonic() + EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
             self._patience = self.loop.at(time.monotonic() + seconds, self._expire, error)
 

@@ -1,7 +1,7 @@
 """Clients of one server that do the same at the same time, each in a thread of its own.
 
 Called by works.py, from the thread that opened the communicators and closes them. If one client fails, or Ctrl-C comes,
-the others end when their communicators close; whoever made the crowd then joins `threads`.
+the others end when their communicators close; then the caller joins `threads`.
 """
 
 from __future__ import annotations

@@ -264,21 +264,22 @@ def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
 # Another process with the id.
 
 
-def away(server: Communicator) -> Peer:
-    peer = only(server)
-    while peer.loop.ask(lambda: peer.link is not None):
-        pass
-    return peer
-
-
-def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stage: Stage) -> None:
-    server = stage.server(**QUIET)
+def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
+    """Let a client come and go, without a goodbye."""
     owner = stranger()
     with Raw(server.netloc, owner) as link:
         link.read(Kind.INI)
         link.send(Frame(Kind.PING))
         link.read(Kind.ACK)
-    peer = away(server)
+    peer = only(server)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    return owner, peer
+
+
+def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stage: Stage) -> None:
+    server = stage.server(**QUIET)
+    owner, peer = owner_that_is_away(server)
     accept = peer.accept
 
     def accept_too_late(link: Any, greeting: Greeting, *, resumed: bool) -> None:
@@ -299,12 +300,7 @@ def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stag
 def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(stage: Stage) -> None:
     """Both were judged before either was answered, as may be where sessions are spread over threads."""
     server = stage.server(**QUIET)
-    owner = stranger()
-    with Raw(server.netloc, owner) as link:
-        link.read(Kind.INI)
-        link.send(Frame(Kind.PING))
-        link.read(Kind.ACK)
-    peer = away(server)
+    owner, peer = owner_that_is_away(server)
     accept, resume = peer.accept, dataclasses.replace(owner, epoch=1, resume=True)
     newcomer = dataclasses.replace(owner, token=b"another process!")
     judged: list[tuple[Any, Greeting, bool]] = []

@@ -89,7 +89,7 @@ PURPOSES = ("server", "client", "both")
         ("server --core 9999", "--core 9999: expected a core of this machine that this process may use"),
         ("server --core -1", "'-1'; expected a whole number from 0 to "),
         ("server --tls ca.pem", "--tls is a client's"),
-        ("server --key /no/key --certificate /no/such", "/no/"),
+        ("server --key /no/key --certificate /no/such", "/no/such"),
         ("server --protocol mqtt --netloc here:1 --key k --certificate c", "TLS is the broker's"),
         ("latency --protocol shm --netloc 192.0.2.1:5", "error: --netloc: '192.0.2.1' is not this machine"),
         ("latency --cou 5", "unrecognized arguments: --cou 5"),
