@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import threading
@@ -26,6 +27,7 @@ import netq
 from netq.core import Message
 from netq.errors import Closed
 from netq.inbox import Waiter
+from netq.loop import Desk
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
 from netq.peer import Statistics
 
@@ -44,7 +46,8 @@ def new(
 class Delivery(asyncio.Future[None]):
     """What `put` returns: an asyncio future, done when the peer (when each of several) holds the message.
 
-    Fails as netq.Delivery does; awaited by nobody, it fails in silence. `delivery` is the netq.Delivery beneath.
+    Fails as netq.Delivery does; awaited by nobody, it fails in silence. `delivery` is the netq.Delivery beneath, which
+    it hears of from when it is awaited or has a callback.
     """
 
     def __init__(self, delivery: netq.Delivery, loop: asyncio.AbstractEventLoop) -> None:
@@ -52,10 +55,35 @@ class Delivery(asyncio.Future[None]):
         self.delivery = delivery
         several = [part for part in delivery.futures if part is not delivery]
         self._parts = tuple(Delivery(part, loop) for part in several)
-        self._heard = [self]  # by the delivery's callback, until this is done: it is to hold nothing then
+        self._heard: list[Delivery] = []  # by the delivery's callback, until this is done: it is to hold nothing then
+        self._loop_of_mine = loop
+
+    def add_done_callback(self, fn: Callable[[Self], object], *, context: contextvars.Context | None = None) -> None:
+        """Call `fn(self)` in the event loop when it is done."""
+        if not self.done() and not self._heard:
+            self._heard.append(self)
+            self.delivery.add_done_callback(functools.partial(_hear, self._loop_of_mine, self._heard))
+        super().add_done_callback(fn, context=context)
+
+    def done(self) -> bool:
+        """Whether it is known how it ended."""
         self._settle()
-        if not self.done():
-            delivery.add_done_callback(functools.partial(_hear, loop, self._heard))
+        return super().done()
+
+    def result(self) -> None:
+        """Raise its error, if it has one; InvalidStateError if it is not done."""
+        self._settle()
+        return super().result()
+
+    def exception(self) -> BaseException | None:
+        """Return what `result` would raise, if so."""
+        self._settle()
+        return super().exception()
+
+    def cancelled(self) -> bool:
+        """Whether it was taken back."""
+        self._settle()
+        return super().cancelled()
 
     @property
     def peer(self) -> uuid.UUID | None:
@@ -86,7 +114,7 @@ class Delivery(asyncio.Future[None]):
 
     def _settle(self) -> None:
         """Become what the delivery is, if that is done; the parts first."""
-        if self.done() or not self.delivery.done():
+        if super().done() or not self.delivery.done() or self._loop_of_mine.is_closed():
             return
         for part in self._parts:
             part._settle()
@@ -95,7 +123,7 @@ class Delivery(asyncio.Future[None]):
             super().cancel()
         elif error := self.delivery.exception():
             self.set_exception(error)
-            self.exception()  # seen: nobody needs to await a put, and asyncio would log each that fails
+            super().exception()  # seen: nobody needs to await a put, and asyncio would log each that fails
         else:
             self.set_result(None)
 
@@ -115,6 +143,8 @@ class Communicator:
             events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
             options = dataclasses.replace(options, events=events)
         self._core = netq.new(protocol, purpose, options)
+        self._thread = threading.get_ident()
+        self._desk = Desk()
 
     @property
     def id(self) -> uuid.UUID:
@@ -140,14 +170,21 @@ class Communicator:
         self._check_loop("get")
         self._core.check_get(peers, timeout)
         woken: asyncio.Future[None] = self._loop.create_future()
-        waiter = Waiter(peers, functools.partial(_soon, self._loop, _wake, woken))
-        timer = None if timeout is None else self._loop.call_later(timeout, _wake, woken)
+        waiter = Waiter(peers, functools.partial(self._wake, woken))
+        timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
+        item = None
         try:
-            self._core.inbox.enter(waiter)
-            await woken
-            if not waiter.served:
-                raise TimeoutError(f"no message within {timeout:g} s")
-            item = self._core.inbox.accept(waiter)
+            while item is None:
+                self._core.inbox.enter(waiter)
+                if not (waiter.served or self._desk.taken):
+                    self._poll()
+                await woken
+                if not waiter.served:
+                    raise TimeoutError(f"no message within {timeout:g} s")
+                item = self._core.inbox.accept(waiter)
+                if item is None:
+                    woken = self._loop.create_future()
+                    waiter.wake = functools.partial(self._wake, woken)
         except BaseException:
             self._core.inbox.leave(waiter)
             raise
@@ -178,6 +215,7 @@ class Communicator:
         """
         if not self._loop.is_closed():
             self._check_loop("close")
+            self._poll_no_more()
         closing = _aside(self._core.close, timeout)
         try:
             return await asyncio.shield(closing)
@@ -201,6 +239,29 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close(timeout=None if error is None else self.options.connection.linger)
+
+    def _wake(self, woken: asyncio.Future[None]) -> None:
+        """Let a `get` go on, behind what the event loop has to do already; in any thread."""
+        if threading.get_ident() == self._thread and not self._loop.is_closed():
+            self._loop.call_soon(_wake, woken)
+        else:
+            _soon(self._loop, _wake, woken)
+
+    def _poll(self) -> None:
+        """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
+        if self._core._hub.home.take_desk(self._desk):
+            self._loop.add_reader(self._core._hub.home.fileno(), self._ready)
+            self._ready()  # what has come before the desk was taken
+
+    def _ready(self) -> None:
+        if not self._core._hub.home.poll_now(self._desk):
+            self._poll_no_more()
+
+    def _poll_no_more(self) -> None:
+        self._desk.taken = False
+        with contextlib.suppress(ValueError, OSError):  # the core's thread has ended
+            self._loop.remove_reader(self._core._hub.home.fileno())
+        self._core._hub.home.resume()
 
     def _check_loop(self, name: str) -> None:
         if _running_loop(name) is not self._loop:

@@ -23,11 +23,12 @@ from __future__ import annotations
 import enum
 import math
 import uuid
+from typing import cast
 
 from netq.complaints import printable
 from netq.errors import ProtocolError, bare
-from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
-from netq.lane import Part
+from netq.events import Event, Failed, Finished, Hello, Lost, Opened
+from netq.lane import SMALL, Part
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session, following
@@ -42,6 +43,7 @@ from netq.wire import (
     Greeting,
     Kind,
     Reader,
+    take_nothing,
 )
 
 
@@ -82,14 +84,17 @@ class Connection:
     """All that a link ever calls. A client gives its session; a server learns the session from the INI."""
 
     def __init__(self, id: uuid.UUID, options: ConnectionOptions, now: float, session: Session | None = None) -> None:
-        self.state = State.OPENING
         self.session = session
+        self._reader = Reader(self._place)
+        self._state = State.OPENING
+        self.open = False  # both have greeted, and not both have said goodbye
+        self.closed = False  # all has been said: flush, then close the link
         self.source: Memory | None = None  # of the link's own memory, if it wants bodies to begin there
         self.round_trip: float | None = None  # seconds, of the last PING
         self._id = id
         self._options = options
-        self._reader = Reader(self._place)
         self._control: list[bytes] = []
+        self._whole = False  # `pieces` is used: bodies are to stay Parts
         self._leaving = False  # we have said that we close, and that the peer's window keeps us
         self._finished = False  # we have said FIN
         self._answer_due = False
@@ -101,14 +106,16 @@ class Connection:
             self._control.append(session.greeting(id, resume=session.begun).frame().whole())
 
     @property
-    def open(self) -> bool:
-        """Whether both have greeted, and not both have said goodbye."""
-        return self.state in _OPEN
+    def state(self) -> State:
+        """See the table above."""
+        return self._state
 
-    @property
-    def closed(self) -> bool:
-        """Whether all has been said: flush, then close the link."""
-        return self.state is State.CLOSED
+    @state.setter
+    def state(self, state: State) -> None:
+        self._state = state
+        self.open = state in _OPEN
+        self.closed = state is State.CLOSED
+        self._reader.take = self._session.take_whole if state in _TALKING else take_nothing
 
     # What a link tells.
 
@@ -117,7 +124,9 @@ class Connection:
         return self._reader.buffer()
 
     def received(self, n: int, now: float) -> list[Event]:
-        """Take the n bytes that are now in `buffer()`; return what they mean, in order. Never raises."""
+        """Take the n bytes that are now in `buffer()`; return what they mean, in order, beside messages that are whole
+        (see `Session.arrived`) and acknowledged. Never raises.
+        """
         events: list[Event] = []
         if self.closed:
             return events  # what crossed our FIN
@@ -130,9 +139,33 @@ class Connection:
                 if self.closed:
                     break
         except (ProtocolError, MemoryError) as error:
+            self._reader.reset()  # what comes behind is not looked at
             self._lose(error, events)
-        self._finish(events)
+        if self.session is not None and self.session.closing:
+            self._finish(events)
         return events
+
+    def read_whole(self, data: memoryview, low: int, high: int, now: float) -> int:
+        """Take small messages and ACKs where they lie, as `received_whole`; return where the first byte is left."""
+        session = self.session
+        reader = self._reader
+        if self._state is not State.OPEN or session is None or reader.frame is not None or not reader.empty:
+            return low
+        self._heard, self._doubted, session.confirmed = now, None, True
+        return session.take_whole(data, low, high)
+
+    @property
+    def simple(self) -> bool:
+        """Whether `received_whole` may be called."""
+        return self._state is State.OPEN and self._reader.frame is None
+
+    def received_whole(self, n: int, now: float) -> bool:
+        """Take the n bytes that are now in `buffer()` as far as they are small messages and ACKs: all that a user's
+        thread may do, which can be interrupted anywhere. Return False if `received(0)` is to go on with the rest.
+        """
+        assert self.session is not None
+        self._heard, self._doubted, self.session.confirmed = now, None, True
+        return self._reader.advance_whole(n, SMALL)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Take a packet: the same, for links that bring memory of their own."""
@@ -147,40 +180,37 @@ class Connection:
 
     def to_send(self, limit: int, now: float) -> list[Buffer]:
         """Return what goes out next, of some `limit` bytes; nothing when there is nothing."""
-        out: list[Buffer] = [*self._words()]
-        if self.session is not None and self.open:
-            for header, body in self.session.chunks(limit):
-                out.append(header)
-                if body is not None:
-                    out += body.buffers()
-        if out:
-            self._spoke = now
-        return out
-
-    def take(self, limit: int, now: float) -> list[Buffer | Part]:
-        """The same with the bodies of messages as Parts, for links that send once what goes to several peers."""
-        out: list[Buffer | Part] = [*self._words()]
-        if self.session is not None and self.open:
-            for header, body in self.session.chunks(limit):
-                out.append(header)
-                if body is not None:
-                    out.append(body)
-        if out:
-            self._spoke = now
-        return out
-
-    def _words(self) -> list[bytes]:
-        """What is due besides messages."""
-        words, self._control = self._control, []
-        if self.session is not None and self.open:
+        out: list[Buffer | Part] = []
+        if self._control:
+            out += self._control
+            self._control = []
+        session, parts = self.session, False
+        if session is not None and self.open:
             if self._answer_due:
-                words.append(self.session.said(ANSWER).header())
+                out.append(session.said(ANSWER).header())
                 self._answer_due = False
-            words += [ack.header() for ack in self.session.acks()]
-            if self.session.closing and not self._leaving and self.session.stuck:
+            if session.owed:
+                session.acknowledge(out)
+            if session.closing and not self._leaving and session.stuck:
                 self._leaving = True
-                words.append(Frame(Kind.PING, LEAVING).header())
-        return words
+                out.append(Frame(Kind.PING, LEAVING).header())
+            parts = session.frames(out, limit)
+        if out:
+            self._spoke = now
+        if not parts or self._whole:
+            return cast(list[Buffer], out)
+        buffers: list[Buffer] = []
+        for piece in out:
+            if isinstance(piece, Part):
+                buffers += piece.buffers()
+            else:
+                buffers.append(piece)
+        return buffers
+
+    def pieces(self, limit: int, now: float) -> list[Buffer | Part]:
+        """The same with the bodies of large messages as Parts, for links that send once what goes to several peers."""
+        self._whole = True
+        return cast(list[Buffer | Part], self.to_send(limit, now))
 
     def deadline(self) -> float:
         """Return when `tick` should be called, unless something comes earlier."""
@@ -239,15 +269,28 @@ class Connection:
         body = reason.encode()[:REASON]
         self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
 
+    def forget(self) -> None:
+        """What has been received of the next frames is of no use: the thread that took it was interrupted."""
+        self._reader.reset()
+
     def detach(self) -> None:
         """The link is gone: leave to the session what has come of a message."""
         if self.session is not None and not self.closed:
+            self._place_rest()
             frame, got = self._reader.partial or (None, 0)
             if self.open and frame is not None and frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
             self.session.pause()
         self._reader.reset()
         self.state = State.CLOSED
+
+    def _place_rest(self) -> None:
+        """Have the begin of a small message counted: what `received_whole` left, and no more bytes complete."""
+        try:
+            for _ in self._reader.advance(0) if self.open and self._reader.partial is None else ():
+                return  # a whole frame, which was left: it comes again
+        except (ProtocolError, MemoryError):
+            return
 
     # Frames.
 
@@ -284,9 +327,8 @@ class Connection:
         """Go on with the session or begin it; `known`: its user has been told of it before."""
         session = self._session
         if resumed:
-            acked = session.resume(greeting)
+            session.resume(greeting)
             events.append(Opened(session, resumed=True))
-            events += [Acked(message) for message in acked]
         else:
             events += [Failed(message, None) for message in (session.restart() if session.begun else ())]
             events.append(Opened(session, resumed=known))
@@ -295,16 +337,13 @@ class Connection:
         self.state = State.CLOSING if session.closing else State.OPEN
 
     def _on_msg(self, frame: Frame, events: list[Event]) -> None:
-        session = self._session
-        whole = session.received(frame)
-        if whole is not None:
-            events.append(Received(session, *whole))
+        self._session.received(frame)
 
     def _on_ack(self, frame: Frame, events: list[Event]) -> None:
         if frame.flags and self._pinged is not None:
             self.round_trip = self._heard - self._pinged
             self._pinged = None
-        events += [Acked(message) for message in self._session.acked(frame)]
+        self._session.acked(frame)
 
     def _on_drop(self, frame: Frame, events: list[Event]) -> None:
         self._session.dropped(frame)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import math
+import time
 import uuid
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -16,11 +18,10 @@ from netq.delivery import Delivery, gather
 from netq.errors import Closed, InvalidOption, Unreadable
 from netq.handlers import raised_by_handler
 from netq.hub import Hub, TransportFactory
-from netq.inbox import Inbox
-from netq.lane import Outgoing
+from netq.inbox import Inbox, Waiter
+from netq.lane import Item
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer, Statistics
-from netq.room import Item
 from netq.utils.stream import Stream, stream_of
 from netq.wire import LANES
 
@@ -69,18 +70,23 @@ class Communicator:
         The future is done when the peer holds the message. It fails with Closed (the peer or this communicator
         is closed, or the session was lost while the message was on its way), QueueFull or MessageTooLarge.
         """
-        if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
-            raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
-        self._check_not_forked("put")
+        if type(lane) is not int or not 0 <= lane < LANES:
+            _check_lane(lane)
+        if self._hub.home.forked:
+            self._check_not_forked("put")
         dump = self.options.serialization.dump
         stream = dump(data)
         if type(stream) is not Stream:
             stream = stream_of(stream, dump)
+        if not peers and (only := self._hub.only) is not None and not (only.over or only.session.closing):
+            delivery = Delivery(only.loop, only.session.peer, stream, lane, (), only.recall)
+            only.post(delivery)
+            return delivery
         targets = self._targets(peers)
         if len(targets) == 1:
             return self._put(stream, lane, *targets[0], ())
         audience = tuple(id for id, _ in targets if id is not None)
-        return gather([self._put(stream, lane, id, peer, audience) for id, peer in targets])
+        return gather(self._hub.home, [self._put(stream, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
         """Wait for the next message of any of `peers`, or of anybody, and return it.
@@ -89,9 +95,54 @@ class Communicator:
         the peers or this communicator are closed; Unreadable (or NotAllowed), with `.peer`, for a message that
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
-        self.check_get(peers, timeout)
-        self._check_not_in_loop("get")
-        return self.unpack(self.inbox.take(*peers, timeout=timeout))
+        inbox = self.inbox
+        if peers or timeout is not None or self._hub.home.forked:
+            self.check_get(peers, timeout)
+        item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
+        return self.unpack(item or self._wait(peers, timeout))
+
+    def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
+        """Wait for the next message: polling, if nobody else waits, or in line."""
+        home, inbox, item = self._hub.home, self.inbox, None
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        seat = home.seat("get")
+        try:
+            with seat:
+                if inbox.ends:
+                    item = inbox.take_now(peers)
+                while item is None and not inbox.lines and home.poll(seat, deadline):
+                    if inbox.arrived or inbox.sorted or inbox.ends:
+                        item = inbox.take_now(peers, ahead=True)
+        finally:
+            if home.deep or inbox.lines:
+                home.polled()
+        if item is None and (item := self._wait_in_line(peers, deadline)) is None:
+            raise TimeoutError(f"no message within {timeout:g} s")
+        return item
+
+    def _wait_in_line(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
+        inbox = self.inbox
+        found: list[Item] = []
+        waiters: list[Waiter] = []
+
+        def come() -> bool:
+            while inbox.is_served(waiters[0]):
+                if (item := inbox.accept(waiters[0])) is not None:
+                    found.append(item)
+                    return True
+                inbox.enter(waiters[0])
+            return False
+
+        def line_up(wake: Callable[[], object]) -> None:
+            waiters.append(Waiter(peers, wake))
+            inbox.enter(waiters[0])
+
+        def leave() -> None:
+            if waiters:
+                inbox.leave(waiters[0])
+
+        self._hub.home.sleep(come, deadline, line_up, leave, "get")
+        return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
         """Refuse what no `get` can do, here and in netq/aio.py."""
@@ -105,16 +156,18 @@ class Communicator:
         Raises Unreadable; or what a signal handler raised meanwhile, which is not the message's fault.
         """
         try:
-            return Message(item.peer, self.options.serialization.load(item.stream))
+            data = item[1]
+            stream = Stream.of(memoryview(data)) if isinstance(data, bytes) else data
+            return Message(item[0], self.options.serialization.load(stream))
         except Exception as error:  # a serialiser of the user's may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__
             if isinstance(error, Unreadable):
-                error.peer = item.peer
-                error.add_note(f"in a message from {item.peer}")
+                error.peer = item[0]
+                error.add_note(f"in a message from {item[0]}")
                 raise
-            unreadable = Unreadable(f"a message from {item.peer} cannot be loaded: {error!r}")
-            unreadable.peer = item.peer
+            unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {error!r}")
+            unreadable.peer = item[0]
             raise unreadable from error
 
     def close(self, timeout: float | None = None) -> int:
@@ -125,7 +178,8 @@ class Communicator:
         before can still be taken by `get`. Closing again is harmless; so is closing in a fork, whose parent goes on.
         """
         check_timeout("close", timeout)
-        self._check_not_in_loop("close")
+        for loop in self._hub.loops:
+            loop.check("close")
         if self._hub.home.forked:
             return 0
         atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
@@ -143,7 +197,8 @@ class Communicator:
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
         self._check_not_forked("statistics")
-        self._check_not_in_loop("statistics")
+        for loop in self._hub.loops:
+            loop.check("statistics")
         peers = [peer for peer in self._hub.peers.values() if peer.id is not None]
         figures = {peer.id: peer.loop.ask(peer.statistics) for peer in peers}
         return {peer.id: figures[peer.id] for peer in peers if peer.id is not None and not peer.over}
@@ -155,11 +210,6 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close(timeout=None if error is None else self.options.connection.linger)
-
-    def _check_not_in_loop(self, name: str) -> None:
-        for loop in self._hub.loops:
-            if loop.is_current:
-                raise RuntimeError(f"{name}() waits for a loop: it cannot be called in one, by an event or a callback")
 
     def _check_not_forked(self, name: str) -> None:
         if self._hub.home.forked:
@@ -180,13 +230,12 @@ class Communicator:
     def _put(
         self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
     ) -> Delivery:
-        delivery = Delivery(id)
         if peer is None:
-            delivery.settle(self._why_unreachable(id))
-            return delivery
-        message = Outgoing(stream, lane, delivery, delivery.set_running_or_notify_cancel, audience)
-        delivery.message, delivery.withdraw = message, peer.recall
-        peer.loop.call(peer.send, message)
+            delivery = Delivery(self._hub.home, id)
+            delivery.fail(self._why_unreachable(id))
+        else:
+            delivery = Delivery(peer.loop, id, stream, lane, audience, peer.recall)
+            peer.post(delivery)
         return delivery
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
@@ -196,6 +245,11 @@ class Communicator:
         if ended is not None and id in (None, ended.peer):
             return Closed(ended.peer, ended.why)
         return Closed(id, "there is no session with this peer: it has closed, or never came")
+
+
+def _check_lane(lane: object) -> None:
+    if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
+        raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
 
 
 def check_timeout(name: str, timeout: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What `put` returns: the future of a message, and of its way to each peer.
+"""What `put` returns: a message on its way to one peer, and the future of it; or the future of several of them.
 
 A message to one peer is one Delivery. A message to several is one that has a Delivery for each in `futures`,
 and is done when all of them are.
@@ -6,47 +6,93 @@ and is done when all of them are.
 
 from __future__ import annotations
 
+import functools
 import logging
+import math
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
-from typing import TypeVar
+from concurrent.futures import CancelledError, Future
+from typing import Any, Protocol
 
-from netq.bell import Bell
+from netq.lane import Outgoing
+from netq.utils.stream import Stream
 
 log = logging.getLogger("netq")
 
-T = TypeVar("T")
+_NOTHING = Stream()
+_PENDING, _CANCELLED, _FINISHED = "PENDING", "CANCELLED_AND_NOTIFIED", "FINISHED"
 
 
-class Delivery(Future[None]):
+class Guard(Protocol):
+    """Whose lock guards a Delivery: the loop of its peer."""
+
+    baton: Any  # an RLock
+
+    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)`, which is the user's, when the lock is free."""
+
+    def catch_up(self) -> None:
+        """See netq/loop.py."""
+
+    def seat(self, name: str) -> threading.Lock:
+        """Return what this thread holds while it waits in `name`."""
+
+    def poll(self, seat: threading.Lock, deadline: float) -> bool:
+        """See netq/loop.py."""
+
+    def polled(self) -> None:
+        """See netq/loop.py."""
+
+    def sleep(
+        self,
+        come: Callable[[], bool],
+        deadline: float,
+        line_up: Callable[[Callable[[], object]], object],
+        leave: Callable[[], object],
+        name: str,
+    ) -> bool:
+        """See netq/loop.py."""
+
+
+class Delivery(Outgoing, Future[None]):
     """Done when the peer holds the message: then the data may be changed again.
 
     `result()` raises Closed, QueueFull or MessageTooLarge if it never will be. With several peers it waits
     for all, and raises the error of the first of `futures` that has one.
 
-    Of all that a Future has, a message costs what is used: lock, lists and bell are made for whoever asks for them.
-    What a user asks is answered without the lock, which a loop needs to settle what others wait for: the loop must not
-    wait for a thread that a signal handler has interrupted, and that waits for the loop.
+    All that changes it holds its guard's baton. Of what a Future has, a message costs what is used: the condition and
+    the lists are made for those who ask for them.
     """
 
-    _state = "PENDING"
+    _state = _PENDING
+    _ending: str | None = None  # decided, and not yet known to concurrent.futures
     _result = None
     _exception: BaseException | None = None
-    message: object = None  # what travels, as long as it does
-    withdraw: Callable[[object], object] | None = None  # what the communicator does with it when this is cancelled
     _futures: tuple[Delivery, ...] = ()
-    _whole: tuple[Delivery, Iterator[int]] | None = None  # what this is a part of, and who counts the parts
+    _listeners: list[Callable[[Future[None]], object]] | None = None
+    _made: threading.Condition | None = None
 
-    def __init__(self, peer: uuid.UUID | None, futures: Sequence[Delivery] = ()) -> None:
-        # Not Future's, which makes a lock and two lists. The dictionary is asked for while no other thread knows of
-        # this: CPython 3.11 makes it then, and twice if it collects garbage while it does and another thread asks too;
-        # both would free what is in it.
+    def __init__(
+        self,
+        guard: Guard,
+        peer: uuid.UUID | None,
+        stream: Stream = _NOTHING,
+        lane: int = 0,
+        audience: tuple[uuid.UUID, ...] = (),
+        recall: Callable[[Outgoing], object] | None = None,
+    ) -> None:
+        # Not Future's, which makes a lock and two lists.
+        self.stream = stream
+        self.size = stream.nbytes
         self.peer = peer
-        self.__dict__["_free"] = True  # until it is decided whether this can be cancelled: just one thread takes it
-        if futures:
-            self._futures = tuple(futures)
+        self.guard = guard
+        self._recall = recall  # what the communicator does with it when this is cancelled
+        if lane:
+            self.lane = lane
+        if audience:
+            self.audience = audience
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
@@ -56,46 +102,61 @@ class Delivery(Future[None]):
     def cancel(self) -> bool:
         """Take the message back; True if the peer (if all of them) will never see it.
 
-        Possible until the last of its bytes has left. Its memory is free again at once.
+        Possible until the last of its bytes has left. Its memory is free again at once. Not possible in a signal
+        handler that interrupts this communicator while it sends.
         """
         if self._futures:
             cancelled = [future.cancel() for future in self._futures]  # each, whatever became of the others
+            if all(future.done() for future in self._futures):
+                self._conclude()
+                if self._made is not None and self._ending:
+                    self._end_for_library(self._ending)
             return all(cancelled)
-        if not self._call_off():
+        if self.guard.baton._is_owned():  # somebody further down the stack may be sending it
             return self.cancelled()
-        message, withdraw = (
-            self.message,
-            self.withdraw,
-        )  # the loop may settle it, and another thread cancel it, meanwhile
-        self._let_go()
-        if withdraw is not None:
-            withdraw(message)
+        with self.guard.baton:
+            if self._state is not _PENDING or self.left or self._ending:
+                return self.cancelled()
+            self.withdraw()
+            recall, self._recall = self._recall, None
+            self._end(_CANCELLED)
+        if self._made is not None:
+            self._end_for_library(_CANCELLED)
+        if recall is not None:
+            recall(self)
+        self.guard.catch_up()
         return True
-
-    def set_running_or_notify_cancel(self) -> bool:
-        """Return whether it has not been cancelled; then it cannot be any more. Only the communicator calls this."""
-        if self._take():
-            self._state = "RUNNING"
-            return True
-        return super().set_running_or_notify_cancel()
-
-    def done(self) -> bool:
-        """Whether it is known how it ended."""
-        return self._state not in ("PENDING", "RUNNING")
 
     def cancelled(self) -> bool:
         """Whether it was taken back."""
-        return self._state in ("CANCELLED", "CANCELLED_AND_NOTIFIED")
+        return self._state is _CANCELLED
 
     def running(self) -> bool:
         """Whether it can no longer be taken back, and is not done."""
-        return self._state == "RUNNING"
+        return self.left and self._state is _PENDING
+
+    def done(self) -> bool:
+        """Whether it is known how it ended."""
+        return self._state is not _PENDING
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
+        with self.guard.baton:
+            if self._state is _PENDING:
+                if self._listeners is None:
+                    self._listeners = []
+                self._listeners.append(fn)
+                return
+        try:
+            fn(self)
+        except Exception:
+            log.exception("a callback of a delivery failed")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, if so. Raises CancelledError, TimeoutError."""
-        if not (self.done() or self._made("_bell", Bell).wait(self.done, timeout)):
+        if self._state is _PENDING and not self._wait(timeout):
             raise TimeoutError
-        if self.cancelled():
+        if self._state is _CANCELLED:
             raise CancelledError
         return self._exception
 
@@ -108,96 +169,122 @@ class Delivery(Future[None]):
             finally:
                 del error, self  # the traceback holds this frame: no cycle
 
-    def settle(self, error: Exception | None = None) -> None:
-        """Be done. Only the communicator calls this, once, unless it was cancelled."""
-        if self.done():
-            raise InvalidStateError(f"{self._state}: {self!r}")
-        self._take()
-        self._let_go()
-        self._exception = error
-        condition: threading.Condition | None = self.__dict__.setdefault("_lock", None)
-        if condition is None:  # nobody has it, so nobody listens; and whoever makes his own now sees the end first
-            self._state = "FINISHED"
-            self._ring()
-            return
-        with condition:  # whoever begins to listen sees the end, or is told of it: never both
-            self._state = "FINISHED"
-            for waiter in self._waiters:
-                (waiter.add_exception if error else waiter.add_result)(self)
-            condition.notify_all()
-        self._ring()
-        try:
-            self._invoke_callbacks()  # type: ignore[attr-defined]
-        except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
-            log.exception("a callback of a delivery failed")
+    # For who holds the baton.
 
-    def _let_go(self) -> None:
-        """Keep neither the message, and its memory, nor whom it travels to."""
-        self.withdraw = self.message = None  # in this order: who sees the first sees the second
+    def acked(self) -> None:
+        """The peer holds the message. Harmless if that is known."""
+        self.stream = _NOTHING
+        self._recall = None
+        if self._listeners is None and self._made is None:
+            if self._state is _PENDING:
+                self._state = _FINISHED
+        else:
+            self._end(_FINISHED)
 
-    def _take(self) -> bool:
-        """Decide; return False if that has been done."""
-        return self.__dict__.pop("_free", None) is not None
-
-    def _call_off(self) -> bool:
-        with self._condition:  # the loop, if it comes too late to claim it, waits for the state
-            if not self._take():
+    def fail(self, error: Exception) -> bool:
+        """The peer will never hold it, or nobody can know whether it does; return False if it is done already."""
+        with self.guard.baton:
+            if self._state is not _PENDING or self._ending:
                 return False
-            self._state = "CANCELLED"
-            self._condition.notify_all()
-        self._ring()
-        self._invoke_callbacks()  # type: ignore[attr-defined]
+            self.stream = _NOTHING
+            self._recall = None
+            self._exception = error
+            self._end(_FINISHED)
+        self.guard.catch_up()
         return True
 
-    def _ring(self) -> None:
-        """Let those look who wait for nothing but the end."""
-        if (bell := self.__dict__.get("_bell")) is not None:
-            bell.ring()
+    def _conclude(self) -> None:
+        """Be what the parts are, which are all done. Harmless afterwards."""
+        errors = [error for future in self._futures if not future.cancelled() and (error := future.exception())]
+        with self.guard.baton:
+            if self._state is not _PENDING:
+                return
+            self._exception = errors[0] if errors else None
+            self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else _FINISHED)
+        self.guard.catch_up()
+
+    def _end(self, state: str) -> None:
+        """Be done, and let all know who want to. Harmless afterwards: the thread may have been interrupted in it."""
+        if self._made is None:
+            if self._state is _PENDING:
+                self._state = state
+        elif self._state is _PENDING and not self._ending:  # not here: another thread may hold the condition for long
+            self._ending = state
+            self.guard.afterwards(self._end_for_library, state)
+        while self._listeners:
+            self.guard.afterwards(_call, self._listeners[0], self)
+            del self._listeners[0]
+
+    def _end_for_library(self, state: str) -> None:
+        """Be done, where concurrent.futures has made the condition."""
+        with self._condition:
+            if self._state is not _PENDING:
+                return
+            self._state = state
+            for waiter in self._waiters:
+                if state is _CANCELLED:
+                    waiter.add_cancelled(self)
+                elif self._exception is not None:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+            self._condition.notify_all()
+        with self.guard.baton:
+            self._end(state)
+
+    def _wait(self, timeout: float | None) -> bool:
+        guard, deadline = self.guard, math.inf if timeout is None else time.monotonic() + timeout
+        seat = guard.seat("result")
+        try:
+            with seat:
+                while not self.done() and guard.poll(seat, deadline):
+                    pass
+        finally:
+            guard.polled()
+        ears: list[Callable[[Future[None]], object]] = []
+
+        def line_up(wake: Callable[[], object]) -> None:
+            ears.append(lambda _: wake())
+            self.add_done_callback(ears[0])
+
+        def leave() -> None:
+            with guard.baton:
+                if ears and self._listeners and ears[0] in self._listeners:
+                    self._listeners.remove(ears[0])
+
+        return self.done() or guard.sleep(self.done, deadline, line_up, leave, "result")
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What Future does all else with; it is made once, and by whoever comes first: `settle` makes none."""
-        self._made("_waiters", list)
-        self._made("_done_callbacks", list)
-        condition = self._made("_lock", threading.Condition)
-        if condition is None:  # `settle` came first, and has done all but this, maybe
-            self._state = "FINISHED"
-            condition = self._made("_late", threading.Condition)
-        return condition
-
-    def _made(self, name: str, make: Callable[[], T]) -> T:
-        """Return what is made when it is first asked for, the same for all threads."""
-        found: T | None = self.__dict__.get(name)
-        return self.__dict__.setdefault(name, make()) if found is None else found
+        """What concurrent.futures.wait and as_completed lock, with `_state` and `_waiters` behind it."""
+        with self.guard.baton:
+            if self._made is None:
+                self._waiters: list[Any] = []
+                self._made = threading.Condition()
+            return self._made
 
 
-def gather(futures: Sequence[Delivery]) -> Delivery:
+def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
     """Return the one future of several; of none, it is done."""
     if len(futures) == 1:
         return futures[0]
-    whole = Delivery(None, futures)
+    whole = Delivery(guard, None)
+    whole._futures = tuple(futures)
     if not futures:
-        whole.settle()
+        whole.acked()
     numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: just one thread gets the 0
     for future in futures:
-        future._whole = whole, numbers
-        future.add_done_callback(_part_done)
+        future.add_done_callback(functools.partial(_part_done, whole, numbers))
     return whole
 
 
-def _part_done(part: Future[None]) -> None:
-    assert isinstance(part, Delivery)
-    assert part._whole is not None
-    whole, numbers = part._whole
-    part._whole = None
+def _part_done(whole: Delivery, numbers: Iterator[int], part: Future[None]) -> None:
     if next(numbers) == 0:
-        _conclude(whole)
+        whole._conclude()
 
 
-def _conclude(whole: Delivery) -> None:
-    if all(future.cancelled() for future in whole.futures):
-        whole._call_off()
-        whole.set_running_or_notify_cancel()
-        return
-    errors = [error for future in whole.futures if not future.cancelled() and (error := future.exception())]
-    whole.settle(errors[0] if errors else None)  # type: ignore[arg-type]
+def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:
+    try:
+        listener(delivery)
+    except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
+        log.exception("a callback of a delivery failed")

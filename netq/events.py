@@ -1,4 +1,5 @@
-"""What a Connection tells: values, in the order in which they happened. Pure; made by netq/connection.py alone.
+"""What a Connection tells beside messages: values, in the order in which they happened. Pure; made by
+netq/connection.py alone.
 
 Whoever drives a link hands them to the communicator as they come (netq/link.py, Owner.deliver).
 """
@@ -6,12 +7,10 @@ Whoever drives a link hands them to the communicator as they come (netq/link.py,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from netq.errors import NetqError
-from netq.lane import Outgoing, Receiver
+from netq.lane import Outgoing
 from netq.session import Session
-from netq.utils.stream import Stream
 from netq.wire import Code, Greeting
 
 
@@ -28,20 +27,6 @@ class Opened:
 
     session: Session
     resumed: bool
-
-
-class Received(NamedTuple):
-    """A message came whole. `Session.taken` wants its receiver back when the user has taken it."""
-
-    session: Session
-    receiver: Receiver
-    stream: Stream
-
-
-class Acked(NamedTuple):
-    """The peer holds the message."""
-
-    message: Outgoing
 
 
 @dataclass(frozen=True)
@@ -68,4 +53,4 @@ class Lost:
     code: Code = Code.DONE
 
 
-Event = Hello | Opened | Received | Acked | Failed | Finished | Lost
+Event = Hello | Opened | Failed | Finished | Lost

@@ -48,15 +48,24 @@ class Hub:
     ) -> None:
         self.options = options
         self.is_server = purpose is Purpose.SERVER
-        self.loops = [Loop(f"netq-{options.id.hex[:8]}-{n}", self._crashed) for n in range(options.workers)]
+        self._inbox = inbox
+        self.loops = [
+            Loop(
+                f"netq-{options.id.hex[:8]}-{n}",
+                self._crashed,
+                shared=options.workers == 1,
+                settle=inbox.settle,
+                line=inbox.lines,
+            )
+            for n in range(options.workers)
+        ]
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
+        self.only: Peer | None = None  # a client's server
         self.gone = False  # closing, and no peer is left
         self.why_over: Closed | None = None  # what ended a client's session, for good
         self._bell = Bell()  # rings when all are gone
         self.undelivered = 0  # messages that failed because of closing
-        self._inbox = inbox
-        inbox.call = self.home.call
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
@@ -66,7 +75,8 @@ class Hub:
         self._attempt = 0
         self._up_since = math.inf  # when a client's session was last taken up
         if not self.is_server:
-            self.peers = {None: self._new_peer(secrets.token_bytes(16))}
+            self.only = self._new_peer(secrets.token_bytes(16))
+            self.peers = {None: self.only}
         self._start(transport)
 
     @property
@@ -136,15 +146,21 @@ class Hub:
             )
 
     def _all_gone(self) -> None:
-        self._inbox.close(Closed(self.options.id, "this communicator is closed"))
+        self._close_inbox(self._closed())
         self.gone = True
         self._bell.ring()
+
+    def _close_inbox(self, error: Closed) -> None:
+        self.home.afterwards(self._inbox.close, error)
+
+    def _closed(self) -> Closed:
+        return Closed(self.options.id, "this communicator is closed")
 
     def _shut(self) -> None:
         self._transport.close()
         for link in list(self._strangers):
             self._refuse(link, "the server is closing")
-        self._inbox.close(Closed(self.options.id, "this communicator is closed"))
+        self._close_inbox(self._closed())
 
     # For links and transports (netq/link.py, Owner), in a link's loop.
 
@@ -195,24 +211,26 @@ class Hub:
         if not self.is_server:
             self.home.call(self._reached, peer)
         if not resumed and peer.id is not None:
-            self._inbox.begin(peer.id)
+            hold = self._inbox.hold()  # nobody is to have a message before the event
+            self.home.afterwards(self._inbox.begin, peer.id)
             self._tell(self.options.events.ini, peer.id)
+            self.home.afterwards(self._inbox.let_go, hold)
 
     def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
         """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
         level = logging.INFO if self.is_server else logging.WARNING
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
         if peer.id != id:
-            self._inbox.finish(id, Closed(id, "it began anew, under another id"))
+            self.home.afterwards(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
         self._tell(self.options.events.fin, id)
 
     def finished(self, peer: Peer) -> None:
         """No more messages come: whoever waits for some learns it."""
         error = Closed(peer.id, "it has closed")
         if not self.is_server:
-            self._inbox.close(Closed(self.options.id, "this communicator is closed") if self.closing else error)
+            self._close_inbox(self._closed() if self.closing else error)
         elif peer.id is not None:
-            self._inbox.finish(peer.id, error)
+            self.home.afterwards(self._inbox.finish, peer.id, error)
 
     def detached(self, peer: Peer, error: Exception) -> None:
         """Log it; a client tries again."""
@@ -232,8 +250,8 @@ class Hub:
 
     def _new_peer(self, token: bytes) -> Peer:
         loop = next(self._turn) if self.is_server else self.home
-        session = Session(token, self.options.connection, self._memories[loop])
-        return Peer(self, self._inbox, loop, self.options.connection, session)
+        session = Session(token, self.options.connection, self._memories[loop], self._inbox.arrived)
+        return Peer(self, loop, self.options.connection, session)
 
     def _age(self, loop: Loop) -> None:
         """Give memory back that no message has needed for a while."""
@@ -341,33 +359,39 @@ class Hub:
         if self.peers.get(key) is not peer:
             return
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
+        self.only = None
         if peer.id is not None:
-            self._inbox.finish(peer.id, error)
+            self.home.afterwards(self._inbox.finish, peer.id, error)
             self._tell(self.options.events.fin, peer.id)
         if not (self.is_server or self.closing or peer.session.closing):
-            self.peers = {None: self._new_peer(secrets.token_bytes(16))}  # given up by time, not by anybody's wish
+            self.only = self._new_peer(secrets.token_bytes(16))
+            self.peers = {None: self.only}  # given up by time, not by anybody's wish
             return
         if not self.is_server:
             self.why_over = error
-            self._inbox.close(Closed(self.options.id, "this communicator is closed") if self.closing else error)
+            self._close_inbox(self._closed() if self.closing else error)
         if self.closing and not self.peers:
             self._all_gone()
 
     def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:
             return
-        try:
-            event(peer)
-        except BaseException:  # the user's code, in our thread: it must not end the loop, not even by sys.exit
-            log.exception("an event function failed for %s", peer)
+        self.home.afterwards(_call_event, event, peer)
 
     def _crashed(self, error: BaseException) -> None:
         """A loop has ended by a bug of ours. Let nobody wait for it."""
         log.critical("netq: internal error; the communicator is closed", exc_info=error)
         closed = Closed(self.options.id, f"internal error: {error!r}")
         closed.__cause__ = error
-        self._inbox.close(closed)
+        self._close_inbox(closed)
         self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self._all_gone()
+
+
+def _call_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
+    try:
+        event(peer)
+    except BaseException:  # the user's code, in our thread: it must not end the loop, not even by sys.exit
+        log.exception("an event function failed for %s", peer)

@@ -8,70 +8,61 @@ where to go on after a lost link, in the middle of a message too. How far the li
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from netq.budget import CREDIT, Claim
 from netq.errors import ProtocolError
-from netq.memory import Memory
+from netq.memory import Buffer, Memory
 from netq.utils.stream import Stream
-from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
+from netq.wire import HEADER_SIZE, OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
+SMALL = 4096  # bytes of a message that is sent and received in one step, whole, by way of a copy
 _EMPTY = Stream()
 _PART = 16 * 1024  # bytes that a part of a message has at least: beside them it costs some 700, for a chunk of one byte
 _SIZES = 2**62  # a message has fewer bytes
-_SWEEP = 64  # messages that are taken out before the others move up, or a link that is away would keep them all
-
-
-def _always() -> bool:
-    return True
+_SWEEP = 64  # cancelled messages that may lie among those that wait, or a link that is away would keep them all
+_pack = struct.Struct("<BBHIQQ").pack
 
 
 class Outgoing:
-    """One message on its way to one peer.
+    """One message on its way to one peer. `audience`: the peers that the very same stream goes to, if it is several."""
 
-    `claim` is asked once, before the last byte leaves: False if the message has been cancelled meanwhile.
-    `owner` is whatever the one who puts it wants back with the acknowledgement. `audience`: the peers that the very
-    same stream goes to; none if it goes to this one alone.
-    """
+    lane = 0
+    audience: tuple[uuid.UUID, ...] = ()
+    number = start = 0  # the first is 1; 0: none yet
+    withdrawn = False
+    left = False  # its last byte has left: it can no longer be cancelled
+    waits = False  # among those of which no byte has left
 
-    __slots__ = ("_claim", "audience", "cancelled", "lane", "number", "owner", "size", "start", "stream")
-
-    def __init__(
-        self,
-        stream: Stream,
-        lane: int = 0,
-        owner: object = None,
-        claim: Callable[[], bool] = _always,
-        audience: tuple[uuid.UUID, ...] = (),
-    ) -> None:
+    def __init__(self, stream: Stream, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
         self.stream = stream
-        self.audience = audience
         self.size = stream.nbytes
-        self.lane = lane
-        self.owner = owner
-        self.number = self.start = 0
-        self.cancelled = False
-        self._claim = claim
+        if lane:
+            self.lane = lane
+        if audience:
+            self.audience = audience
 
     @property
     def stop(self) -> int:
         """The position behind it."""
         return self.start + self.size + OVERHEAD
 
-    def cancel(self) -> None:
-        """Forget its bytes; what the peer has of it, it will be told to forget."""
-        self.cancelled = True
+    def withdraw(self) -> None:
+        """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
+        self.withdrawn = True
         self.stream = _EMPTY
 
-    def claim(self) -> bool:
-        """Return whether its last byte may leave. From then on it can no longer be cancelled."""
-        if self.cancelled or not self._claim():
-            self.cancel()
-            return False
-        self._claim = _always
+    def acked(self) -> None:
+        """The peer holds it: its memory is free. Harmless if it is said again."""
+        self.stream = _EMPTY
+
+    def fail(self, error: Exception) -> bool:
+        """It will not be delivered, or nobody can know whether it was. Return False if it has ended before."""
+        self.stream = _EMPTY
         return True
 
 
@@ -94,114 +85,152 @@ class Part(NamedTuple):
 
 
 class Sender:
-    """The sending half: keeps each message until it is acknowledged."""
+    """The sending half: keeps each message until it is acknowledged.
+
+    A message gets its number and its position when its first byte leaves; until then it can be taken out without a
+    trace. A user's thread that sends may be interrupted anywhere by an exception: `recount` puts right what that
+    leaves, and the link is lost. So a message is appended where it goes before it is taken from where it was.
+    """
 
     def __init__(self, lane: int, limit: int) -> None:
         self.lane = lane
         self.limit = limit
-        self._unacked: deque[Outgoing] = deque()  # their numbers have no gap
-        self._next = 1  # number of the next message put
-        self._position = 0  # where it will start
-        self._number, self._offset = 1, 0  # the next byte to send
+        self.waiting: deque[Outgoing] = deque()  # of which no byte has left
+        self.sent: deque[Outgoing] = deque()  # of which some have, and that are not acknowledged: no number is missing
+        self.next, self._position = 1, 0  # of the next message that begins
+        self.number, self._offset = 1, 0  # the next byte to send
         self._reached = (1, 0)  # the furthest that it has been: the peer may stand there, whatever an old link says
-        self._removed = 0  # messages that are not to be sent, and still there
-        self._kept = 0  # number of the first that `drop_oldest` may find: those before it are cancelled, or have left
+        self._withdrawn = 0  # of those that wait
 
     def __len__(self) -> int:
-        return len(self._unacked) - self._removed
+        return len(self.waiting) + len(self.sent) - self._withdrawn
 
     def __iter__(self) -> Iterator[Outgoing]:
-        return iter(tuple(self._unacked))
+        return iter((*self.sent, *self.waiting))
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to send."""
+        return not self.waiting and self.number >= self.next
+
+    def ends_with(self, message: Outgoing) -> bool:
+        """Whether it was put last."""
+        return bool(self.waiting) and self.waiting[-1] is message
 
     def put(self, message: Outgoing) -> None:
-        """Number a message and queue it."""
-        message.number, message.start = self._next, self._position
-        self._next += 1
-        self._position = message.stop
-        self._unacked.append(message)
+        """Queue a message."""
+        message.waits = True
+        self.waiting.append(message)
 
     def remove(self, message: Outgoing) -> None:
-        """Take out a cancelled message of which no byte has left; those behind it move up, when next one is sent."""
-        index = message.number - self._first
-        unsent = message.number >= self._untouched
-        if unsent and 0 <= index < len(self._unacked) and self._unacked[index] is message:
-            self._removed += 1
-            if self._removed >= _SWEEP and 2 * self._removed > self._next - self._untouched:
-                self._compact()
+        """Do not count a cancelled message of which no byte has left."""
+        if not message.waits:
+            return
+        message.waits = False
+        self._withdrawn += 1
+        if self._withdrawn >= _SWEEP and 2 * self._withdrawn > len(self.waiting):
+            kept: deque[Outgoing] = deque()
+            for other in self.waiting:
+                if other.withdrawn:
+                    other.waits = False
+                else:
+                    kept.append(other)
+            self.waiting, self._withdrawn = kept, 0
+
+    def oldest(self, size: int) -> Outgoing | None:
+        """If `size` messages wait of which no byte has left, return the first of them."""
+        self._skip()
+        return self.waiting[0] if self.waiting and len(self.waiting) - self._withdrawn >= size else None
 
     def drop_oldest(self, size: int) -> Outgoing | None:
-        """If `size` messages wait of which no byte has left, take out the first of them, and return it."""
-        first = max(self._untouched, self._first)
-        if self._next - first - self._removed < size:
-            return None
-        for number in range(max(first, self._kept), self._next):
-            message = self._unacked[number - self._first]
-            self._kept = number + 1
-            if not message.cancelled and message.claim():
-                message.cancel()
-                self.remove(message)
-                return message
-        return None
-
-    def _compact(self) -> None:
-        """Number those that are to be sent anew: all at once, for somebody may cancel thousands."""
-        unsent = [self._unacked.pop() for _ in range(self._next - max(self._untouched, self._first))]
-        if unsent:
-            self._next, self._position = unsent[-1].number, unsent[-1].start
-        self._removed = self._kept = 0
-        for message in reversed(unsent):
-            if not message.cancelled:
-                self.put(message)
+        """Take out what `oldest` returns, and return it."""
+        message = self.oldest(size)
+        if message is not None:
+            message.waits = False
+            self.waiting.popleft()
+        return message
 
     @property
     def ready(self) -> bool:
         """Whether something could be sent now."""
-        if self._removed:
-            self._compact()
-        if self._number >= self._next:
-            return False
-        message = self._unacked[self._number - self._unacked[0].number]
-        return message.cancelled or message.start + self._offset < self.limit
+        if self.number < self.next:
+            message = self.sent[self.number - self.sent[0].number]
+            return message.withdrawn or message.start + self._offset < self.limit
+        self._skip()
+        return bool(self.waiting) and self._position < self.limit
 
     @property
     def stuck(self) -> bool:
         """Whether there is something to send, and the limit does not let it."""
-        return not self.ready and self._number < self._next
+        return not self.ready and not self.idle
+
+    def batch(self, out: list[Buffer | Part], small: int, limit: int) -> int:
+        """Append the frames of messages that have not begun and have `small` bytes at most, each whole, until there are
+        `limit` bytes; return how many. Stops before any other message, and where the window ends.
+        """
+        number, position, size = self.next, self._position, 0
+        if self.number < number:
+            return 0
+        waiting, sent, lane = self.waiting, self.sent, self.lane
+        while waiting and size < limit:
+            message = waiting[0]
+            length = message.size
+            if length > small or message.withdrawn or position + (length or 1) > self.limit:
+                break
+            message.number, message.start, message.left = number, position, True
+            sent.append(message)
+            waiting.popleft()
+            out.append(_pack(2, 0, lane, length, number, length))
+            out += message.stream.buffers
+            number += 1
+            position += length + OVERHEAD
+            size += length + HEADER_SIZE
+        self._position = position
+        self.next = self.number = number
+        return size
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a
         message for several ends at a multiple of `grid`, if there is one, so that the senders of all cut it alike.
         """
-        message = self._unacked[self._number - self._unacked[0].number]
+        message = self.sent[self.number - self.sent[0].number] if self.number < self.next else self._begin()
         start = self._offset
+        if message.withdrawn:
+            self.number, self._offset = message.number + 1, 0
+            return Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header(), None
         if grid and message.audience:
             size = grid - start % grid
         stop = min(start + size, message.size, self.limit - message.start)
-        if message.cancelled or (stop == message.size and not message.claim()):
-            self._number, self._offset = message.number + 1, 0
-            return Frame(Kind.DROP, lane=self.lane, number=message.number, value=message.size).header(), None
-        self._number, self._offset = (message.number, stop) if stop < message.size else (message.number + 1, 0)
+        if stop < message.size:
+            self.number, self._offset = message.number, stop
+        else:
+            message.left = True
+            self.number, self._offset = message.number + 1, 0
         header = message_header(self.lane, stop - start, message.number, message.size)
         return header, Part(message.stream, start, stop, message.audience)
 
-    def acked(self, number: int) -> list[Outgoing]:
-        """Return the messages up to `number`, which the peer holds: they leave."""
-        if number >= self._number:
+    def acked(self, number: int) -> tuple[int, int]:
+        """Settle the messages up to `number`, which the peer holds: they leave. Return how many, and their bytes."""
+        if number >= self.number:
             raise ProtocolError(
-                f"lane {self.lane}: message {number} is acknowledged, {self._number - 1} was the last sent"
+                f"lane {self.lane}: message {number} is acknowledged, {self.number - 1} was the last sent"
             )
-        gone = []
-        while self._unacked and self._unacked[0].number <= number:
-            message = self._unacked.popleft()
-            message.stream = _EMPTY  # now: the next frame's message may come into the memory that this frees
-            gone.append(message)
-        return gone
+        sent, count, size = self.sent, 0, 0
+        while sent:
+            message = sent[0]
+            if message.number > number:
+                break
+            message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
+            sent.popleft()
+            if not message.withdrawn:
+                count += 1
+                size += message.size
+        return count, size
 
     def check(self, cursor: Cursor) -> None:
         """Raise ProtocolError if the peer cannot stand where it says."""
-        sent = self._sent
-        first = self._next - len(self._unacked)
-        size = self._unacked[cursor.held + 1 - first].size if first <= cursor.held + 1 < self._next else 0
+        sent, first = self._furthest, self._first
+        size = self.sent[cursor.held + 1 - first].size if first <= cursor.held + 1 < self.next else 0
         possible = first <= cursor.held + 1 and (cursor.held + 1, cursor.partial) <= sent
         if not possible or (cursor.partial and cursor.partial >= size):
             raise ProtocolError(
@@ -209,37 +238,71 @@ class Sender:
                 f"it has been sent all before message {sent[0]}, byte {sent[1]}, and has acknowledged {first - 1}"
             )
 
-    def resume(self, cursor: Cursor) -> list[Outgoing]:
-        """Go on from where the peer says it stands (see `check`); return the messages that it holds."""
-        self._reached = self._sent
-        self._number, self._offset = cursor.held + 1, cursor.partial
+    def resume(self, cursor: Cursor) -> tuple[int, int]:
+        """Go on from where the peer says it stands (see `check`); return what `acked` does."""
+        self._reached = self._furthest
+        self.number, self._offset = cursor.held + 1, cursor.partial
         self.limit = cursor.limit
         return self.acked(cursor.held)
 
     def rewind(self) -> None:
         """Count what is not acknowledged as not sent."""
-        self._number, self._offset = self._reached = self._first, 0
+        self.number, self._offset = self._reached = self._first, 0
+
+    def recount(self) -> None:
+        """Put right what a thread left that was interrupted anywhere in `batch`, `chunk` or `acked`."""
+        sent, waiting = self.sent, self.waiting
+        if sent:
+            last = sent[-1]
+            self.next, self._position = last.number + 1, last.stop
+            last.waits = False
+            if waiting and waiting[0] is last:
+                waiting.popleft()
+        if waiting:
+            waiting[0].number = 0
+            waiting[0].left = False
+        self._withdrawn = 0
+        for message in waiting:
+            if message.withdrawn:
+                message.waits = False
+                self._withdrawn += 1
+        self.number, self._offset = self.next, 0  # the most that can have left: the peer will say how much has
 
     def unsent(self) -> list[Outgoing]:
-        """The messages of which no byte has left, and that somebody still wants delivered."""
-        first = self._number + (self._offset > 0)
-        return [message for message in self._unacked if message.number >= first and not message.cancelled]
+        """The messages of which no byte has left, as far as is known, and that somebody still wants delivered."""
+        first = self.number + (self._offset > 0)
+        begun = [message for message in self.sent if message.number >= first]
+        return [message for message in (*begun, *self.waiting) if not message.withdrawn]
+
+    def _begin(self) -> Outgoing:
+        """Give the first of those that wait its number and its position."""
+        message = self.waiting[0]
+        message.number, message.start = self.next, self._position
+        self.sent.append(message)
+        self.waiting.popleft()
+        message.waits = False
+        self.next += 1
+        self._position = message.stop
+        return message
+
+    def _skip(self) -> None:
+        """Let those go that were cancelled while they waited."""
+        while self.waiting and self.waiting[0].withdrawn:
+            message = self.waiting[0]
+            if not message.waits:
+                self._withdrawn -= 1
+            message.waits = False
+            self.waiting.popleft()
 
     @property
-    def _sent(self) -> tuple[int, int]:
+    def _furthest(self) -> tuple[int, int]:
         """The next byte that was never sent. A link that came late may have said that the peer stands before it."""
-        return max(self._reached, (self._number, self._offset))
-
-    @property
-    def _untouched(self) -> int:
-        """The number of the first message of which no byte has ever left."""
-        number, offset = self._sent
-        return number + (offset > 0)
+        return max(self._reached, (self.number, self._offset))
 
     @property
     def _first(self) -> int:
         """The number of the first that is not acknowledged."""
-        return self._next - len(self._unacked)
+        return self.sent[0].number if self.sent else self.next
 
 
 class Receiver:
@@ -247,6 +310,8 @@ class Receiver:
 
     The limit that it grants is the end of what the user has taken, the credit, and what the budget has lent; and beyond
     that the end of a message that has begun, once the budget has granted it. `grown` is called when it has.
+
+    `consume` is for the threads of users, one at a time; all else belongs to who owns the session.
     """
 
     def __init__(
@@ -257,6 +322,7 @@ class Receiver:
         *,
         merge: bool,
         grown: Callable[[Receiver], object] = lambda receiver: None,
+        attend: Callable[[Receiver], object] = lambda receiver: None,
     ) -> None:
         self.lane = lane
         self.held = 0  # number of the last whole message
@@ -267,28 +333,73 @@ class Receiver:
         self._memory = memory
         self._merge = merge
         self._grown = grown
-        self._lent = self._claimed = 0  # of the budget: to widen the window, and for messages that go beyond it
+        self._attend = attend
+        self._lent = self.claimed = 0  # of the budget: to widen the window, and for messages that go beyond it
         self._claim: Claim | None = None  # waits, for the rest of message held + 1
         self._drained = False
         self.retired = False
         self._orphaned = 0
-        self._start = 0  # position of message held + 1
-        self._taken = 0  # positions whose messages the user has taken
+        self.start = 0  # position of message held + 1
+        self.cancelled = 0  # positions of cancelled messages: they count as taken
+        self._consumed = 0  # positions of the others that the user has taken
+        self.last = (0, 0)  # number and mark of what came last: `held` and `_start` are as they say
+        self._given = 0  # number of the message that the user was given last
         self._size = 0
-        self._parts: list[memoryview] = []  # memory of message held + 1; if merged, in one
+        self.parts: list[memoryview] = []  # memory of message held + 1; if merged, in one
         self._filled = 0  # bytes held in the last of them
 
     @property
     def cursor(self) -> Cursor:
         """Where the peer should go on; it counts as told."""
+        return Cursor(self.lane, self.held, self.partial, self.tell())
+
+    def tell(self) -> int:
+        """Return the limit; it counts as told."""
+        end = self._consumed + self.cancelled + self._credit + self._lent
+        if end > self.limit and not (self._drained or self.retired):
+            self.limit = end
         self.told = self.limit
-        return Cursor(self.lane, self.held, self.partial, self.limit)
+        return self.limit
 
     @property
     def grant_due(self) -> bool:
         """Whether the peer should know the limit: it has moved far, or a begun message waits for it."""
-        grown = self.limit - self.told
-        return grown > 0 and (grown >= (self.limit - self._taken) // 4 or self._start + self._size > self.told)
+        taken = self._consumed + self.cancelled
+        window = self._credit + self._lent
+        limit = self.limit if self._drained or self.retired else max(self.limit, taken + window)
+        grown = limit - self.told
+        return grown > 0 and (grown >= (limit - taken) // 4 or self.start + self._size > self.told)
+
+    def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
+        """Return what the user is given of the message that has just come whole."""
+        self.last = number, mark = self.held, self.start - self.cancelled
+        return peer, data, self, number, mark
+
+    def recount(self) -> None:
+        """Put right what a thread left that was interrupted in `Session.take_whole`."""
+        number, mark = self.last
+        if number >= self.held:
+            self.held, self.start = number, mark + self.cancelled
+
+    def consume(self, number: int, mark: int) -> bool:
+        """Count a message as taken by the user; return False if that was done before: it came twice."""
+        if number <= self._given:
+            return False
+        self._given = number
+        self._consumed = mark
+        return True
+
+    @property
+    def attention(self) -> bool:
+        """Whether who owns the session should hear now of what the user has taken: then call `attend`."""
+        if self.claimed or self.retired or self.start + self._size > self.told:
+            return True
+        window = self._credit + self._lent
+        return self._consumed + self.cancelled + window - self.told >= window // 4
+
+    def attend(self) -> None:
+        """Let who owns the session hear of it. In any thread."""
+        self._attend(self)
 
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
         """Return the memory of a MSG's body, from `source` if that is given; raises ProtocolError unless it is just
@@ -299,11 +410,11 @@ class Receiver:
                 f"lane {self.lane}: bytes {frame.length} of message {frame.number} of {frame.value} bytes; "
                 f"expected message {self.held + 1} from byte {self.partial}"
             )
-        if (frame.length == 0 and frame.value) or (self._parts and frame.value != self._size):
+        if (frame.length == 0 and frame.value) or (self.parts and frame.value != self._size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} changes its size, or brings no bytes")
-        if self._start >= self.limit or self._start + self.partial + frame.length > self.limit:
+        if self.start >= self.limit or self.start + self.partial + frame.length > self.limit:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
-        begins, self._size = not self._parts, frame.value
+        begins, self._size = not self.parts, frame.value
         body = self._room(frame.length, source or self._memory)
         if begins:
             self._ask()
@@ -315,7 +426,7 @@ class Receiver:
         self._filled += length
         if self.partial < self._size:
             return None
-        parts = self._parts
+        parts = self.parts
         self._end(self._size)
         return Stream.of(parts[0]) if len(parts) == 1 else Stream(parts)
 
@@ -326,22 +437,22 @@ class Receiver:
 
     def dropped(self, frame: Frame) -> None:
         """Forget a cancelled message; it counts as received, and as taken."""
-        if frame.number != self.held + 1 or (self._parts and frame.value != self._size):
+        if frame.number != self.held + 1 or (self.parts and frame.value != self._size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
-        if frame.value >= _SIZES or self._start + frame.value + OVERHEAD >= POSITIONS:  # nobody had to send as much
+        if frame.value >= _SIZES or self.start + frame.value + OVERHEAD >= POSITIONS:  # nobody had to send as much
             raise ProtocolError(
-                f"lane {self.lane}: a cancelled message of {frame.value} bytes, behind position {self._start}; "
+                f"lane {self.lane}: a cancelled message of {frame.value} bytes, behind position {self.start}; "
                 f"expected fewer than {_SIZES}, and to end before {POSITIONS}"
             )
         self._end(frame.value)
-        self.limit = max(self.limit, self._start)  # what lies before it untaken is here all the same
-        self.taken(frame.value + OVERHEAD)
+        self.limit = max(self.limit, self.start)  # what lies before it untaken is here all the same
+        self.cancelled += frame.value + OVERHEAD
+        self.taken()
 
     # The limit.
 
-    def taken(self, cost: int) -> None:
-        """Give the room of messages that the user has taken, their sizes and OVERHEAD each, back to the peer."""
-        self._taken += cost
+    def taken(self) -> None:
+        """Give the room of messages that the user has taken back to the peer."""
         self._widen()
         self._recharge()
 
@@ -357,18 +468,18 @@ class Receiver:
         self._withdraw()
         if not self.partial:  # then the peer may cancel the message without a word
             self._size = 0
-            self._parts = []
+            self.parts = []
             if not self._drained:
-                self.limit = max(self._taken + self._credit + self._lent, self._start)
+                self.limit = max(self._taken + self._credit + self._lent, self.start)
                 self._recharge()
 
     def leave(self) -> None:
         """The link has been lost for a while: allow no more than what is here, and that only while there is room."""
         self._give_back()
         if not self._drained:
-            self.limit = max(self._taken + self._credit, self._start + self.partial)
+            self.limit = max(self._taken + self._credit, self.start + self.partial)
             self._recharge()
-        if self._parts:
+        if self.parts:
             self._memory.budget.leave(self, self._forget)
 
     def resume(self) -> None:
@@ -380,57 +491,63 @@ class Receiver:
         """The session is over: nothing comes any more, and what is here and not taken still counts."""
         self._give_back()
         self.partial = self._size = 0
-        self._parts = []
+        self.parts = []
         self.retired = True
         self._drained = False
         self._credit = self._window = 0
-        self.limit = self._start
+        self.limit = self.start
         self._recharge()
 
     def _room(self, length: int, memory: Memory) -> memoryview:
         """Return memory for the next bytes: behind the last, or in a new part."""
-        if not self._parts or self._filled + length > len(self._parts[-1]):
+        if not self.parts or self._filled + length > len(self.parts[-1]):
             least = self._size if self._merge else min(_PART, self._size - self.partial)
             part = memory.take(max(length, least))
-            if self._parts:
-                self._parts[-1] = self._parts[-1][: self._filled]
-            self._parts.append(part)
+            if self.parts:
+                self.parts[-1] = self.parts[-1][: self._filled]
+            self.parts.append(part)
             self._filled = 0
-        return self._parts[-1][self._filled : self._filled + length]
+        return self.parts[-1][self._filled : self._filled + length]
 
     def _end(self, size: int) -> None:
         self._withdraw()
         self.held += 1
         self.partial = self._size = 0
-        self._parts = []
-        self._start += size + OVERHEAD
+        self.parts = []
+        self.start += size + OVERHEAD
+
+    @property
+    def _taken(self) -> int:
+        """Positions whose messages the user has taken, or that were cancelled."""
+        return self._consumed + self.cancelled
 
     def _ask(self) -> None:
-        """Ask for a window, unless there is all of it, and for the rest of a message that goes beyond it."""
-        if self._credit + self._lent < self._window:
-            self._widen()
-        rest = self._start + self._size - self.limit
+        """Ask for a window, and for the rest of a message that goes beyond it."""
+        self._widen()
+        rest = self.start + self._size - self.limit
         if rest > 0 and self._claim is None:
-            self._claim = Claim(rest, self._granted, lambda: self._claimed)
+            self._claim = Claim(rest, self._granted, lambda: self.claimed)
             self._memory.budget.claim(self._claim)
 
     def _granted(self) -> None:
         claim, self._claim = self._claim, None
         assert claim is not None
-        self._claimed += claim.amount
-        self.limit = max(self.limit, self._start + self._size)
+        self.claimed += claim.amount
+        self.limit = max(self.limit, self.start + self._size)
         self._recharge()
         self._grown(self)
 
     def _widen(self) -> None:
         if not self._drained:
-            self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
-            self.limit = max(self.limit, self._taken + self._credit + self._lent)
+            if self._credit + self._lent < self._window:
+                self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
+            if not self.retired:
+                self.limit = max(self.limit, self._taken + self._credit + self._lent)
 
     def _recharge(self) -> None:
         """Free what was claimed and is not needed any more."""
         needed = 0 if self._drained else max(0, self.limit - self._taken - self._credit - self._lent)
-        freed, self._claimed = self._claimed - needed, needed
+        freed, self.claimed = self.claimed - needed, needed
         if self.retired:
             self._memory.budget.orphaned += needed - self._orphaned
             self._orphaned = needed
@@ -451,7 +568,10 @@ class Receiver:
     def _forget(self) -> None:
         """Let the peer begin its message again: somebody else needs the room."""
         self.partial = self._size = 0
-        self._parts = []
+        self.parts = []
         if not self._drained:
-            self.limit = max(self._taken + self._credit, self._start)
+            self.limit = max(self._taken + self._credit, self.start)
             self._recharge()
+
+
+Item: TypeAlias = "tuple[uuid.UUID, Stream | bytes, Receiver, int, int]"  # peer, message, and for Receiver.consume

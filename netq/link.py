@@ -13,7 +13,7 @@ from typing import Protocol
 
 from netq.connection import Connection
 from netq.events import Event
-from netq.loop import Loop
+from netq.loop import Loop, Worker
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 
 
@@ -22,10 +22,14 @@ class Link(Protocol):
 
     connection: Connection
     address: str  # of the peer, for people
-    peer: object | None  # whose link it is: the owner's note, None until the owner makes one
+    peer: Worker | None  # whose link it is: the owner's note, None until the owner makes one
+    inline: bool  # whether users' threads may call `flush` and `receive`
 
     def flush(self) -> None:
         """Send what the connection has to send, as far as that goes without waiting, and the rest later."""
+
+    def receive(self) -> bool:
+        """Receive what a user's thread may (Connection.received_whole); return False if the loop's has to go on."""
 
     def keep(self) -> None:
         """Copy what has been taken from the connection and not been sent: its owner wants the memory back."""

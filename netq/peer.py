@@ -1,5 +1,5 @@
 """One peer, as its loop knows it: the session, the link that carries it at the moment, and what to do when
-there is none. All methods but `id` and `open` belong to the peer's loop.
+there is none. All methods but `id`, `open` and `post` belong to the peer's loop.
 
     attach ──► handle … handle ──► detach ──► (attach again | expire) ──► end
 """
@@ -14,24 +14,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from netq.budget import CREDIT
-from netq.delivery import Delivery
-from netq.errors import Closed, MessageTooLarge, NetqError, QueueFull
-from netq.events import Acked, Event, Failed, Finished, Lost, Opened, Received
-from netq.inbox import Inbox
+from netq.errors import Closed, NetqError
+from netq.events import Event, Failed, Finished, Lost, Opened
 from netq.lane import Outgoing, Receiver
 from netq.link import Link
 from netq.loop import Loop, Timer, give_way
 from netq.options import ConnectionOptions
-from netq.room import Item, Room
 from netq.session import Session
-from netq.wire import OVERHEAD, Code, Greeting
+from netq.wire import Code, Greeting
 
 log = logging.getLogger("netq")
 
 _GRACE = 10.0  # seconds for which a lost link may be a short one
 EXPLAIN = 1.0  # seconds after which a close that waits says why
-_SMALL = 64 * 1024  # bytes of a message whose ACK may wait for an answer; a larger one's frees memory
+_LARGE = 64 * 1024  # bytes of a message that the loop's thread sends: `put` is not to wait for so many
+_AHEAD = 256  # messages ahead of the loop's thread, from which who puts gives way to it
+_FEW, _MANY = 4, 64  # messages under way, from which the next wait for company; messages that are enough company
 _QUARRELS, _QUARREL = 3, 60.0  # superseded so often in so many seconds: by another process, not by our own late INI
 
 
@@ -75,16 +73,14 @@ class House(Protocol):
 class Peer:
     """The session with one peer, and its link."""
 
-    def __init__(self, house: House, inbox: Inbox, loop: Loop, options: ConnectionOptions, session: Session) -> None:
+    def __init__(self, house: House, loop: Loop, options: ConnectionOptions, session: Session) -> None:
         self.loop = loop
         self.session = session
         self.recall = functools.partial(loop.call, self.withdraw)  # for any thread
         self.over = False
         self.link: Link | None = None
         self._house = house
-        self._inbox = inbox
         self._options = options
-        self._rooms: dict[Receiver, Room] = {}
         self._flushing = False
         self._absent_since = time.monotonic()
         self._patience: Timer | None = None  # runs while no link is open
@@ -97,9 +93,9 @@ class Peer:
         self._farewell = False  # a client's: the server has closed, and takes what is still put
         self._undelivered = 0  # messages that have failed since
         self._address = ""
-        self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
         self._round_trip: float | None = None
         session.wake = self._flush_soon
+        session.attend = functools.partial(loop.call, self.freed)
 
     @property
     def id(self) -> uuid.UUID | None:
@@ -113,31 +109,70 @@ class Peer:
 
     # What the user wants.
 
-    def send(self, message: Outgoing) -> None:
-        """Queue a message, or fail its future."""
-        if not self.open:
-            _fail(message, Closed(self.id))
+    def post(self, message: Outgoing) -> None:
+        """Queue a message, and send it: here and now if that can be, or when there is company for it. In any thread."""
+        session, loop = self.session, self.loop
+        outbox = session.outbox
+        outbox.append(message)
+        if not self.inline or message.size > _LARGE or message.audience:
+            loop.urge(self)
+            if len(outbox) >= _AHEAD:
+                give_way()
             return
-        try:
-            dropped = self.session.put(message)
-        except (QueueFull, MessageTooLarge) as error:
-            _fail(message, error)
+        sender = session.senders.get(message.lane)
+        if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
+            loop.owe(self)
+        elif not loop.step(self, self._exchange):
+            loop.urge(self)
+
+    @property
+    def inline(self) -> bool:
+        """Whether users' threads may send: there is a link that allows that, and the session is not about to end."""
+        link = self.link
+        return link is not None and link.inline and link.connection.open and not self.session.closing
+
+    def _exchange(self) -> None:
+        """Send what waits, and take what the peer has acknowledged meanwhile. In any thread."""
+        link = self.link
+        if link is None or not link.inline:  # lost meanwhile
+            self.loop.urge(self)
             return
-        if dropped is not None:
-            _fail(dropped, QueueFull(self.id, self._options.queue_size, dropped=True))
-        self._flush_soon()
+        many = len(self.session.outbox) >= _MANY
+        self.loop.owing.pop(self, None)
+        link.flush()
+        if many:
+            link.receive()
+            self.loop.nudge()
+
+    def pay(self) -> None:
+        """Send what waits."""
+        self.loop.owing.pop(self, None)
+        self.session.drain()
+        if self.session.closing or self.over:
+            self._flush_soon()
+        elif self.link is not None:
+            self.link.flush()
+
+    def mend(self) -> None:
+        """A user's thread was interrupted while it sent or received: begin the link anew."""
+        self.session.recount()
+        if (link := self.link) is not None:
+            link.connection.forget()
+            self.detach(
+                link, ConnectionAbortedError("a signal handler has interrupted what was being sent or received")
+            )
+            link.close()
 
     def withdraw(self, message: Outgoing) -> None:
         """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
-        if not message.claim():
-            self.session.withdraw(message)
-            if self.link is not None:
-                self.link.keep()
+        self.session.withdraw(message)
+        if self.link is not None:
+            self.link.keep()
         self._flush_soon()
 
-    def freed(self, receiver: Receiver, cost: int) -> None:
+    def freed(self, receiver: Receiver) -> None:
         """The user has taken messages."""
-        if self.session.taken(receiver, cost):
+        if self.session.taken(receiver):
             self._flush_soon()
 
     def finish(self) -> None:
@@ -190,17 +225,19 @@ class Peer:
 
     def handle(self, link: Link, events: Sequence[Event]) -> None:
         """Do what the events of the link's connection ask for."""
-        items: list[Item] = []
         for event in events:
             match event:
-                case Received():
-                    items.append(self._item(event))
-                case Acked(message):
-                    self._acked(message)
-                case _:
-                    self._deliver(items)
-                    self._handle_rare(link, event)
-        self._deliver(items)
+                case Opened(_, resumed):
+                    self._opened(link, resumed=resumed)
+                case Failed(message, error):
+                    failed = message.fail(
+                        error or Closed(self._known, "it began anew while this message was on its way")
+                    )
+                    self._undelivered += failed and self._finishing
+                case Finished(_, over):
+                    self._finished(link, over=over)
+                case Lost(error, code):
+                    self._lost(link, error, code)
 
     def detach(self, link: Link, error: Exception) -> None:
         """The link is lost."""
@@ -223,8 +260,8 @@ class Peer:
         self._absent_since = time.monotonic()
         if self.link is not None:
             self.link.keep()
-        lost = [message for message in self.session.abandon() if message.claim()]
-        self._settle_rooms()
+        self.session.ended = True
+        lost = [message for message in self.session.abandon() if not message.withdrawn]
         self._stop_waiting()
         self._stop_clock()
         link, self.link = self.link, None
@@ -234,7 +271,7 @@ class Peer:
         for message in lost:  # whoever learns of it finds the house in order, and may put again
             own = Closed(error.peer, error.why)  # each its own: whoever raises it adds a traceback to it
             own.__cause__ = error.__cause__
-            _delivery(message).settle(own)
+            message.fail(own)
         if link is not None:
             link.close()
 
@@ -249,32 +286,18 @@ class Peer:
             address=self._address,
             absent=0.0 if connected else time.monotonic() - self._absent_since,
             queued=self.session.queued,
-            messages_in=self._messages_in,
-            messages_out=self._messages_out,
-            bytes_in=self._bytes_in,
-            bytes_out=self._bytes_out,
+            messages_in=self.session.messages_in,
+            messages_out=self.session.messages_out,
+            bytes_in=self.session.bytes_in,
+            bytes_out=self.session.bytes_out,
             arriving=self.session.arriving,
             round_trip=self._round_trip,
         )
 
-    def _handle_rare(self, link: Link, event: Event) -> None:
-        match event:
-            case Opened(_, resumed):
-                self._opened(link, resumed=resumed)
-            case Failed(message, error):
-                failed = _fail(message, error or Closed(self._known, "it began anew while this message was on its way"))
-                self._undelivered += failed and self._finishing
-            case Finished(_, over):
-                self._finished(link, over=over)
-            case Lost(error, code):
-                self._lost(link, error, code)
-
     def _opened(self, link: Link, *, resumed: bool) -> None:
         self._stop_waiting()
         self._tick(link)  # from now on by the heartbeat
-        self._settle_rooms()
         if not resumed and self._known is not None:
-            self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
             self._house.forgotten(self, self._known)
         self._known = self.id
         self._expected = self._finishing and self._house.is_server and not self.session.peer_closed
@@ -380,36 +403,6 @@ class Peer:
         if self._clock is not None:
             self._clock.cancel()
 
-    def _item(self, event: Received) -> Item:
-        assert event.session.peer is not None
-        size = event.stream.nbytes
-        self._messages_in += 1
-        self._bytes_in += size
-        room = self._rooms.get(event.receiver)
-        if room is None:
-            freed = functools.partial(self.loop.call, self.freed, event.receiver)
-            room = self._rooms[event.receiver] = Room(freed, min(self._options.window // 8, CREDIT // 4))
-        return Item(event.session.peer, event.stream, room, size + OVERHEAD)
-
-    def _settle_rooms(self) -> None:
-        """What is taken from now on of receivers that are retired goes back to the budget message by message."""
-        for receiver, room in tuple(self._rooms.items()):
-            if receiver.retired:
-                self._inbox.settle(room)
-                del self._rooms[receiver]
-
-    def _deliver(self, items: list[Item]) -> None:
-        if items:
-            if self._inbox.deliver(items) and items[-1].cost <= _SMALL:
-                give_way()  # whoever waited may have an answer: our ACK goes with it, and not before
-            items.clear()
-
-    def _acked(self, message: Outgoing) -> None:
-        if message.claim():
-            self._messages_out += 1
-            self._bytes_out += message.size
-            _delivery(message).settle()
-
     def _flush_soon(self) -> None:
         """Flush once for all that is put in one turn of the loop."""
         if not self._flushing:
@@ -418,6 +411,7 @@ class Peer:
 
     def _flush(self) -> None:
         self._flushing = False
+        self.session.drain()
         if self.session.closing and not self.over:
             self._part()
         if self.link is not None:
@@ -429,16 +423,3 @@ class Peer:
             self.handle(self.link, self.link.connection.close())
         elif not self.session.due and not self._expected:
             self.end(Closed(self.id, "it has closed"))
-
-
-def _fail(message: Outgoing, error: NetqError) -> bool:
-    """Settle its future, unless it has been cancelled; return whether it was not."""
-    if not message.claim() and not _delivery(message).running():  # running: claimed by the session, and dropped
-        return False
-    _delivery(message).settle(error)
-    return True
-
-
-def _delivery(message: Outgoing) -> Delivery:
-    assert isinstance(message.owner, Delivery)
-    return message.owner

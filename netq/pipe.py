@@ -26,6 +26,7 @@ class Pipe(Protocol):
 
     sock: socket.socket
     blocked: bool  # the system would not take all; `push` when the socket is writable
+    hides: bool  # it may hold bytes that no selector knows of
     more: bool  # what `recv_into` returned last may not be all: call it again, soon, whatever the selector says
 
     def recv_into(self, buffer: memoryview) -> int:
@@ -47,6 +48,8 @@ class Pipe(Protocol):
 class Plain:
     """The socket itself."""
 
+    hides = False
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.blocked = self.more = False
@@ -56,6 +59,10 @@ class Plain:
         """Receive into the caller's own buffer, as long as there are whole pieces."""
         if self._error is not None:
             raise self._error
+        if len(buffer) < PIECE:
+            count = self.sock.recv_into(buffer)
+            self.more = count == len(buffer) or not count
+            return count
         self.more = False
         count = got = self.sock.recv_into(buffer[:PIECE])
         try:
@@ -72,7 +79,7 @@ class Plain:
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Hand the caller's own buffers to the system."""
         try:
-            return self.sock.sendmsg(buffers[:_VECTOR])
+            return self.sock.send(buffers[0]) if len(buffers) == 1 else self.sock.sendmsg(buffers[:_VECTOR])
         except BlockingIOError:
             self.blocked = True
             return 0
@@ -89,6 +96,8 @@ class Plain:
 
 class Secure:
     """The socket under TLS."""
+
+    hides = True
 
     def __init__(self, sock: socket.socket, tls: Tls) -> None:
         self.sock = sock

@@ -1,28 +1,31 @@
 """The conversation with one peer: numbering, chunks, acknowledgement, cancelling, the window, lanes, resuming.
 
 A session outlives connections. Pure: no socket, no clock, no thread; owned by one loop. What it owes the peer
-comes out of `acks` and `chunks`; what the peer owes it comes in by `place`, `received`, `acked`, `dropped`.
+comes out of `acknowledge` and `frames`; what the peer sends comes in by `take_whole`, if it is small and just what is
+expected, and otherwise by `place`, `received`, `acked`, `dropped`. Whole messages go to `arrived`.
 
-    new ──put──► queued ──chunk──► sent ──acked──► gone          a message, seen by its sender
+    new ──put──► queued ──frames─► sent ──acked──► gone          a message, seen by its sender
                    └────cancel────► dropped ──acked──► gone
 """
 
 from __future__ import annotations
 
+import struct
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from netq.budget import CREDIT
-from netq.errors import MessageTooLarge, NetqError, ProtocolError, QueueFull
-from netq.lane import Outgoing, Part, Receiver, Sender
-from netq.memory import Memory
+from netq.errors import Closed, MessageTooLarge, NetqError, ProtocolError, QueueFull
+from netq.lane import SMALL, Item, Outgoing, Part, Receiver, Sender
+from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
-from netq.utils.stream import Stream
-from netq.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting, Kind
+from netq.wire import HEADER_SIZE, LANES, OVERHEAD, Cursor, Frame, Greeting, Kind
 
 _EPOCHS = 2**32 - 1  # they go round, from 1
 _HALF = _EPOCHS // 2
+_HEADER = struct.Struct("<BBHIQQ")
+_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 
 
 def following(epoch: int) -> int:
@@ -33,88 +36,144 @@ def following(epoch: int) -> int:
 class Session:
     """What two peers have said to each other, and have yet to say."""
 
-    def __init__(self, token: bytes, options: ConnectionOptions, memory: Memory) -> None:
+    def __init__(
+        self, token: bytes, options: ConnectionOptions, memory: Memory, arrived: deque[Item] | None = None
+    ) -> None:
         self.token = token
+        self.arrived: deque[Item] = deque() if arrived is None else arrived  # messages that are whole
+        self.outbox: deque[Outgoing] = deque()  # messages that are put; any thread may append
+        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
         self.closing = False  # we shall send no more
         self.peer_closed = False  # the peer has said FIN
         self.peer_leaving = False  # its user has closed: it has nothing more to send than what was put before
         self.begun = False  # the peer has known it
+        self.ended = False  # nothing can be put any more
         self.epoch = 0  # how often it has begun: a server that forgot it begins it again
         self.confirmed = False  # something has come from the peer in this epoch: a client has heard of it
         self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
+        self.attend: Callable[[Receiver], object] = lambda receiver: None  # has `taken` called; in any thread
         self._options = options
+        self._small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
+        self._whole = min(SMALL, options.transport_size)  # and of one that may leave so
         self._memory = memory
-        self._senders: dict[int, Sender] = {}
+        self.senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._peer_size = 2**62  # what the peer takes, until it says
         self._peer_credit = 0
-        self._acks: dict[int, Receiver] = {}  # whose peer is owed an ACK
+        self.owed: dict[int, Receiver] = {}  # the lanes of which an ACK is due
         self._turn = 0  # the lane that sent last
 
     # What the user wants sent.
 
-    def put(self, message: Outgoing) -> Outgoing | None:
-        """Queue a message; return the one that is dropped for it, if `drop_oldest` asks for that.
-
-        Raises QueueFull or MessageTooLarge, and then has not touched it.
-        """
+    def put(self, message: Outgoing) -> None:
+        """Queue a message. Raises Closed, QueueFull or MessageTooLarge, and then has not touched it."""
         options = self._options
+        if self.closing or self.ended:
+            raise Closed(self.peer)
         if not options.drop_oldest and self.queued >= options.queue_size:
             raise QueueFull(self.peer, options.queue_size)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
-        sender = self._senders[message.lane] = self._sender(message.lane)
-        dropped = sender.drop_oldest(options.queue_size) if options.drop_oldest else None
+        sender = self.senders.get(message.lane)
+        if sender is None:
+            sender = self.senders[message.lane] = self._sender(message.lane)
+        if options.drop_oldest and (oldest := sender.oldest(options.queue_size)) is not None:
+            oldest.fail(QueueFull(self.peer, options.queue_size, dropped=True))
+            sender.drop_oldest(options.queue_size)  # last: an interrupted thread is not to lose it without a word
         sender.put(message)
-        return dropped
+
+    def drain(self) -> None:
+        """Queue what is in the outbox."""
+        outbox, quick = self.outbox, not (self.closing or self.ended or self._options.drop_oldest)
+        most = self._options.queue_size
+        while outbox:
+            message = outbox[0]
+            sender = self.senders.get(message.lane)
+            if (
+                quick
+                and sender is not None
+                and len(self.senders) == 1
+                and len(sender.waiting) + len(sender.sent) < most
+                and message.size <= self._peer_size
+                and not message.withdrawn
+            ):
+                message.waits = True
+                sender.waiting.append(message)
+            elif not message.withdrawn:
+                try:
+                    self.put(message)
+                except (Closed, QueueFull, MessageTooLarge) as error:
+                    message.fail(error)
+            outbox.popleft()
 
     @property
     def queued(self) -> int:
         """Messages that are not acknowledged."""
-        return sum(map(len, self._senders.values()))
+        return sum(map(len, self.senders.values()))
 
     @property
     def due(self) -> bool:
         """Whether a message waits that somebody still wants delivered."""
-        return any(not message.cancelled for sender in self._senders.values() for message in sender)
+        return bool(self.outbox) or any(not message.withdrawn for sender in self.senders.values() for message in sender)
 
     @property
     def stuck(self) -> bool:
         """Whether a message waits for the peer to widen its window."""
-        return any(sender.stuck for sender in self._senders.values())
+        return any(sender.stuck for sender in self.senders.values())
 
-    def chunks(self, limit: int) -> Iterator[tuple[bytes, Part | None]]:
-        """Yield frames of messages, header and body, of some `limit` bytes in all; the lanes take turns."""
+    def frames(self, out: list[Buffer | Part], limit: int) -> bool:
+        """Append headers and bodies of messages, of some `limit` bytes in all; the lanes take turns. Return whether
+        bodies are among them that are Parts.
+        """
+        parts = False
+        if self.outbox:
+            self.drain()
+        if len(self.senders) == 1:
+            for sender in self.senders.values():
+                limit -= sender.batch(out, self._whole, limit)
+                if not sender.waiting and sender.number >= sender.next:
+                    return False
         grid = min(limit, self._options.transport_size)
+        small = min(grid, SMALL)
         turns = self._turns()
         while limit > 0 and turns:
             sender = turns.popleft()
             self._turn = sender.lane
-            header, body = sender.chunk(min(limit, grid), grid)
-            limit -= HEADER_SIZE + (body.size if body else 0)
-            yield header, body
+            if sent := sender.batch(out, small, 1 if turns else limit):
+                limit -= sent
+            else:
+                header, body = sender.chunk(min(limit, grid), grid)
+                limit -= HEADER_SIZE
+                out.append(header)
+                if body is not None:
+                    limit -= body.size
+                    out.append(body)
+                    parts = True
             if sender.ready:
                 turns.append(sender)
+        return parts
 
     def abandon(self) -> list[Outgoing]:
         """Forget all that is not acknowledged, and return it; and what has begun to come."""
-        gone = [message for sender in self._senders.values() for message in sender]
+        self.drain()
+        gone = [message for sender in self.senders.values() for message in sender]
         for receiver in self._receivers.values():
             receiver.retire()
-        self._senders.clear()
+        self.senders.clear()
         self._receivers.clear()
-        self._acks.clear()
+        self.owed.clear()
         return gone
 
     def withdraw(self, message: Outgoing) -> None:
         """Take a cancelled message out, if no byte of it has left; if some have, the peer will be told to forget it."""
-        sender = self._senders.get(message.lane)
+        sender = self.senders.get(message.lane)
         if sender is not None:
             sender.remove(message)
 
     def close(self) -> None:
         """Put no more."""
+        self.drain()
         self.closing = True
         self._drain_if_both_close()
 
@@ -131,16 +190,19 @@ class Session:
         if self.closing and self.peer_leaving:
             for lane, receiver in self._receivers.items():
                 receiver.drain()
-                self._acks[lane] = receiver
+                self.owed[lane] = receiver
 
     # What the peer says of what it holds.
 
-    def acked(self, frame: Frame) -> list[Outgoing]:
-        """Return the messages that an ACK acknowledges."""
-        sender = self._senders[frame.lane] = self._sender(frame.lane)
-        gone = sender.acked(frame.number)
+    def acked(self, frame: Frame) -> None:
+        """Settle the messages that an ACK acknowledges."""
+        sender = self.senders[frame.lane] = self._sender(frame.lane)
+        self._count(*sender.acked(frame.number))
         sender.limit = max(sender.limit, frame.value)
-        return gone
+
+    def _count(self, messages: int, size: int) -> None:
+        self.messages_out += messages
+        self.bytes_out += size
 
     # What the peer sends.
 
@@ -149,22 +211,85 @@ class Session:
         """Bytes of messages that have begun to come, and are not whole."""
         return sum(receiver.partial for receiver in self._receivers.values())
 
+    def take_whole(self, data: memoryview, low: int, high: int) -> int:
+        """Take the frames in `data[low:high]` up to the first that is not whole, or neither a small whole message nor
+        an ACK, or not just what is expected; return where that begins: the rest is for `place` and the others.
+
+        A user's thread may be interrupted anywhere in it by an exception. Messages are taken by one `extend`; if they
+        are not counted after it, they come again, and `Receiver.consume` finds that out.
+        """
+        peer, small = self.peer, self._small
+        assert peer is not None
+        while high - low >= HEADER_SIZE:
+            kind, flags, lane, length, number, value = _unpack(data, low)
+            if kind == 2:
+                receiver = self._receivers.get(lane)
+                if receiver is None or receiver.parts or receiver.claimed:
+                    break  # a message has begun, or has gone beyond its window
+                held, start, limit = receiver.held, receiver.start, receiver.limit
+                mark = start - receiver.cancelled
+                came: list[Item] = []
+                size = 0
+                while (
+                    kind == 2
+                    and number == held + 1
+                    and low + HEADER_SIZE + length <= high
+                    and length == value <= small
+                    and start + (length or 1) <= limit
+                    and not flags
+                ):
+                    stop = low + HEADER_SIZE + length
+                    held = number
+                    size += length
+                    start += length + OVERHEAD
+                    mark += length + OVERHEAD
+                    came.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
+                    low = stop
+                    if high - low < HEADER_SIZE:
+                        break
+                    kind, flags, its, length, number, value = _unpack(data, low)
+                    if its != lane:
+                        break
+                if not came:
+                    break
+                self.arrived.extend(came)
+                receiver.last = held, mark  # what `recount` believes
+                receiver.held, receiver.start = held, start
+                self.owed[lane] = receiver
+                self.messages_in += len(came)
+                self.bytes_in += size
+            elif kind == 3:
+                sender = self.senders.get(lane)
+                if sender is None or flags or length or number >= sender.number:
+                    break
+                count, size = sender.acked(number)
+                self.messages_out += count
+                self.bytes_out += size
+                if value > sender.limit:
+                    sender.limit = value
+                low += HEADER_SIZE
+            else:
+                break
+        return low
+
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
         """Return the memory for the body of a MSG, which may begin in the link's own; raises ProtocolError."""
         receiver = self._receiver(frame.lane)
         body = receiver.place(frame, source)
         if receiver.grant_due:
-            self._acks[frame.lane] = receiver
+            self.owed[frame.lane] = receiver
         return body
 
-    def received(self, frame: Frame) -> tuple[Receiver, Stream] | None:
-        """Return the message that the body of a MSG completes, if it does, and what to tell when it is taken."""
+    def received(self, frame: Frame) -> None:
+        """Count the body of a MSG."""
         receiver = self._receivers[frame.lane]
         stream = receiver.received(frame.length)
-        if stream is None:
-            return None
-        self._acks[frame.lane] = receiver
-        return receiver, stream
+        if stream is not None:
+            assert self.peer is not None
+            self.arrived.append(receiver.item(self.peer, stream))
+            self.messages_in += 1
+            self.bytes_in += stream.nbytes
+            self.owed[frame.lane] = receiver
 
     def pause(self) -> None:
         """The link is lost."""
@@ -184,27 +309,30 @@ class Session:
         """Forget the message that the peer has cancelled."""
         receiver = self._receiver(frame.lane)
         receiver.dropped(frame)
-        self._acks[frame.lane] = receiver
+        self.owed[frame.lane] = receiver
 
-    def taken(self, receiver: Receiver, cost: int) -> bool:
+    def taken(self, receiver: Receiver) -> bool:
         """Give room back that the user has freed by taking messages (see Receiver); return whether to tell the peer."""
-        receiver.taken(cost)
+        receiver.taken()
         if self._receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
             return False
-        self._acks[receiver.lane] = receiver
+        self.owed[receiver.lane] = receiver
         return True
 
-    def acks(self) -> list[Frame]:
-        """Return the ACKs that are due, one a lane, and count them as said."""
-        if not self._acks:
-            return []
-        cursors = [receiver.cursor for receiver in self._acks.values()]
-        self._acks.clear()
-        return [Frame(Kind.ACK, lane=c.lane, number=c.held, value=c.limit) for c in cursors]
+    @property
+    def ready(self) -> bool:
+        """Whether a message could be sent now."""
+        return bool(self.outbox) or any(not sender.idle and sender.ready for sender in self.senders.values())
+
+    def acknowledge(self, out: list[Buffer | Part]) -> None:
+        """Append the ACKs that are due, one a lane, and count them as said."""
+        for lane, receiver in self.owed.items():
+            out.append(_pack(3, 0, lane, 0, receiver.held, receiver.tell()))
+        self.owed.clear()
 
     def said(self, flags: int) -> Frame:
         """Return an ACK of lane 0, whether or not it is due: the answer to a PING."""
-        self._acks.pop(0, None)
+        self.owed.pop(0, None)
         cursor = self._receiver(0).cursor
         return Frame(Kind.ACK, flags, number=cursor.held, value=cursor.limit)
 
@@ -216,7 +344,7 @@ class Session:
         for receiver in self._receivers.values():
             receiver.resume()
         cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
-        self._acks.clear()
+        self.owed.clear()
         credit, heartbeat = min(options.window, CREDIT), int(options.heartbeat * 1000)
         return Greeting(id, self.token, options.message_size, credit, heartbeat, cursors, resume, self.epoch)
 
@@ -225,7 +353,7 @@ class Session:
         self.epoch = epoch  # before `begun`: another thread may ask `elsewhere`
         self.confirmed = False
         self._hear(greeting)
-        for sender in self._senders.values():
+        for sender in self.senders.values():
             sender.limit = greeting.credit
         return self._reject()
 
@@ -239,7 +367,7 @@ class Session:
         if greeting.epoch == self.epoch:
             self.confirmed = True
             return True
-        for sender in self._senders.values():
+        for sender in self.senders.values():
             sender.rewind()
         return False
 
@@ -266,30 +394,43 @@ class Session:
         """How many beginnings after ours the client's epoch is, going round; 0 is before all."""
         return (greeting.epoch - self.epoch) % _EPOCHS if greeting.epoch else _EPOCHS - 1
 
-    def resume(self, greeting: Greeting) -> list[Outgoing]:
-        """Go on where the peer says it stands. Return what it acknowledges; raises ProtocolError."""
+    def resume(self, greeting: Greeting) -> None:
+        """Go on where the peer says it stands, and settle what it holds; raises ProtocolError."""
         if self.peer not in (None, greeting.id) or greeting.epoch != self.epoch:
             theirs, ours = (greeting.id, greeting.epoch), (self.peer, self.epoch)
             raise ProtocolError("{}, epoch {}, goes on with a session of {}, epoch {}".format(*theirs, *ours))
-        stands = {lane: Cursor(lane, 0, 0, greeting.credit) for lane in self._senders}
+        stands = {lane: Cursor(lane, 0, 0, greeting.credit) for lane in self.senders}
         stands |= {cursor.lane: cursor for cursor in greeting.cursors}
         for lane, cursor in stands.items():  # all, before anything is believed
             self._sender(lane).check(cursor)
-        self._senders |= {lane: self._sender(lane) for lane in stands}  # a limit that is told is kept
+        self.senders |= {lane: self._sender(lane) for lane in stands}  # a limit that is told is kept
         self._hear(greeting)
-        return [message for lane, sender in self._senders.items() for message in sender.resume(stands[lane])]
+        for lane, sender in self.senders.items():
+            self._count(*sender.resume(stands[lane]))
+
+    def recount(self) -> None:
+        """Put right what a user's thread left that was interrupted; its link is to be lost."""
+        if self.outbox and self._sender(self.outbox[0].lane).ends_with(self.outbox[0]):
+            self.outbox.popleft()
+        for sender in self.senders.values():
+            sender.recount()
+        for receiver in self._receivers.values():
+            receiver.recount()
 
     def restart(self) -> list[Outgoing]:
         """Begin anew: the peer has forgotten us. Return the messages that had begun to travel: nobody can know
         whether they arrived. Those that had not are queued again, in order.
         """
-        unsent = [message for sender in self._senders.values() for message in sender.unsent()]
+        self.drain()
+        unsent = [message for sender in self.senders.values() for message in sender.unsent()]
         kept = set(unsent)
-        lost = [message for message in self.abandon() if message not in kept and not message.cancelled]
+        lost = [message for message in self.abandon() if message not in kept and not message.withdrawn]
         self.begun = self.peer_closed = self.peer_leaving = False
         self._peer_size = 2**62
+        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         for message in unsent:
-            sender = self._senders[message.lane] = self._sender(message.lane)
+            message.number = message.start = 0
+            sender = self.senders[message.lane] = self._sender(message.lane)
             sender.put(message)
         return lost
 
@@ -301,33 +442,41 @@ class Session:
 
     def _reject(self) -> list[tuple[Outgoing, NetqError]]:
         rejected: list[tuple[Outgoing, NetqError]] = []
-        for message in [message for sender in self._senders.values() for message in sender]:
-            if message.size > self._peer_size and message.claim():
-                message.cancel()
+        for message in [message for sender in self.senders.values() for message in sender]:
+            if message.size > self._peer_size and not message.withdrawn:
+                message.withdraw()
+                self.withdraw(message)
                 rejected.append((message, MessageTooLarge(self.peer, message.size, self._peer_size)))
         return rejected
 
     def _sender(self, lane: int) -> Sender:
-        sender = self._senders.get(lane)
+        sender = self.senders.get(lane)
         return Sender(lane, self._peer_credit) if sender is None else sender
 
     def _receiver(self, lane: int) -> Receiver:
         receiver = self._receivers.get(lane)
         if receiver is None:
             options = self._options
-            receiver = Receiver(lane, options.window, self._memory, merge=options.get_merge, grown=self._grown)
+            receiver = Receiver(
+                lane,
+                options.window,
+                self._memory,
+                merge=options.get_merge,
+                grown=self._grown,
+                attend=self.attend,
+            )
             self._receivers[lane] = receiver
             if self.closing and self.peer_leaving:
                 receiver.drain()
         return receiver
 
     def _grown(self, receiver: Receiver) -> None:
-        self._acks[receiver.lane] = receiver
+        self.owed[receiver.lane] = receiver
         self.wake()
 
     def _turns(self) -> deque[Sender]:
         """The lanes that have something to send, first the next one after the one that sent last."""
-        ready = [sender for sender in self._senders.values() if sender.ready]
+        ready = [sender for sender in self.senders.values() if sender.ready]
         if len(ready) > 1:
             ready.sort(key=lambda sender: (sender.lane - self._turn - 1) % LANES)
         return deque(ready)

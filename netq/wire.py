@@ -154,63 +154,102 @@ def _cursors(body: memoryview | bytes) -> tuple[Cursor, ...]:
     return tuple(cursors)
 
 
+def take_nothing(data: memoryview, low: int, high: int) -> int:
+    """Deal with no frame (see Reader)."""
+    return low
+
+
 class Reader:
     """Turn received bytes into frames.
 
     `buffer()` says where the next bytes should be received, `advance(n)` that n bytes are there. `place` is
     asked at each header, before anything is believed, for the memory of the body, of exactly its length; so
     the bytes of a message land where they stay. It raises ProtocolError for what it does not want.
+
+    Before that, `take(data, low, high)`, which may change at any time, may deal with frames that lie whole in
+    `data[low:high]`, as it likes: it returns where the first begins that it does not want.
     """
 
     def __init__(self, place: Callable[[Frame], memoryview]) -> None:
+        self.take: Callable[[memoryview, int, int], int] = take_nothing
         self._place = place
         self._scratch = memoryview(bytearray(_LEAST))
         self._low = self._high = 0  # the part of the scratch that is received and not yet parsed
-        self._frame: Frame | None = None  # the frame whose body is arriving
+        self.frame: Frame | None = None  # the frame whose body is arriving
         self._body = _NOTHING
         self._got = 0
 
     @property
     def partial(self) -> tuple[Frame, int] | None:
         """The frame whose body is arriving, and how many of its bytes are there."""
-        return None if self._frame is None else (self._frame, self._got)
+        return None if self.frame is None else (self.frame, self._got)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been received that is not dealt with."""
+        return self.frame is None and self._low == self._high
 
     def reset(self) -> None:
         """Forget what was received: above all the memory of a body that will not be completed."""
         self._low = self._high = self._got = 0
-        self._frame, self._body = None, _NOTHING
+        self.frame, self._body = None, _NOTHING
 
     def buffer(self) -> memoryview:
         """Return where the next bytes go: at least one byte."""
-        if self._frame is not None:
+        if self.frame is not None:
             return self._body[self._got :]
         return self._scratch[self._high :]
 
     def advance(self, n: int) -> Iterator[Frame]:
-        """Yield the frames that n more bytes complete. Each must be dealt with before the next is asked for.
+        """Yield the frames that n more bytes complete, without those that `take` has dealt with. Each must be dealt
+        with before the next is asked for.
 
         The body of a MSG is where `place` said; it is not in its frame, which would cost small messages most.
         """
-        if self._frame is None:
+        if self.frame is None:
             self._high += n
         else:
             self._got += n
-            if self._got < self._frame.length:
+            if self._got < self.frame.length:
                 return
-            frame, body = self._frame, self._body
-            self._frame, self._body = None, _NOTHING
+            frame, body = self.frame, self._body
+            self.frame, self._body = None, _NOTHING
             yield frame._replace(body=body) if frame.kind in _WORDS else frame
         while self._high - self._low >= HEADER_SIZE:
+            self._low = self.take(self._scratch, self._low, self._high)
+            if self._high - self._low < HEADER_SIZE:
+                break
             frame = self._header()
             body = self._place(frame)
             start = self._low + HEADER_SIZE
             stop = self._low = min(start + frame.length, self._high)
             body[: stop - start] = self._scratch[start:stop]
             if stop - start < frame.length:
-                self._frame, self._body, self._got = frame, body, stop - start
+                self.frame, self._body, self._got = frame, body, stop - start
                 break
             yield frame._replace(body=body) if frame.kind in _WORDS else frame
         self._tidy()
+
+    def advance_whole(self, n: int, most: int) -> bool:
+        """Take n more bytes, as far as `take` does; return whether it can go on when more have come.
+
+        It cannot, if a frame begins that has a body of more than `most` bytes, or is there whole: then `advance(0)`.
+        """
+        high = self._high + n
+        low = self.take(self._scratch, self._low, high)
+        if low == high < len(self._scratch):
+            self._low = self._high = 0
+            return True
+        self._low, self._high = low, high
+        left = high - low
+        if left < HEADER_SIZE:
+            self._tidy()
+            return True
+        length = _HEADER.unpack_from(self._scratch, self._low)[3]
+        if length > most or HEADER_SIZE + length <= left:
+            return False
+        self._tidy()
+        return True
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
@@ -219,10 +258,16 @@ class Reader:
         return Frame(_KINDS[kind], flags, lane, length, number, value)
 
     def _tidy(self) -> None:
-        """Move the tail, always less than a header, to the front; of a larger scratch, if more came than it takes."""
-        tail = self._scratch[self._low : self._high]
+        """Move the tail, less than a small frame, to the front; of a larger scratch, if more came than it takes."""
         if self._high == len(self._scratch) < _MOST:
-            self._scratch = memoryview(bytearray(8 * len(self._scratch)))
-        if tail and (self._low or tail.obj is not self._scratch.obj):
-            self._scratch[: len(tail)] = bytes(tail)
+            old, self._scratch = self._scratch, memoryview(bytearray(8 * len(self._scratch)))
+        elif self._low == self._high:
+            self._low = self._high = 0
+            return
+        elif not self._low:
+            return
+        else:
+            old = self._scratch
+        tail = bytes(old[self._low : self._high])
+        self._scratch[: len(tail)] = tail
         self._low, self._high = 0, len(tail)

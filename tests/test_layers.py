@@ -13,10 +13,10 @@ import pytest
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.bench.percentiles", "netq.bench.search"],
     ["netq.budget", "netq.bell", "netq.complaints", "netq.appetite", "netq.handlers"],
-    ["netq.errors", "netq.memory", "netq.loop", "netq.delivery", "netq.shm.ring", "netq.utils"],
+    ["netq.errors", "netq.memory", "netq.loop", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.utils.stream"],
-    ["netq.lane", "netq.options", "netq.room"],
-    ["netq.inbox", "netq.toml"],
+    ["netq.lane", "netq.options"],
+    ["netq.delivery", "netq.inbox", "netq.toml"],
     ["netq.session", "netq.security*"],
     ["netq.events"],
     ["netq.connection"],

@@ -46,7 +46,7 @@ class Meter:
         if self._before is None:
             return Usage(cpu, None, None)
         peak = _peak()
-        return Usage(cpu, peak, peak - self._before)
+        return Usage(cpu, peak, max(0, peak - self._before))
 
 
 def one_by_one(usages: Sequence[Usage]) -> Usage:

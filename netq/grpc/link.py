@@ -13,7 +13,7 @@ from netq.grpc.engine import Engine
 from netq.grpc.pace import MOST
 from netq.grpc.stream import END, Stream
 from netq.link import Owner
-from netq.loop import Loop
+from netq.loop import Loop, Worker
 
 _PACKETS = 8  # packets taken before the others have their turn
 
@@ -21,10 +21,12 @@ _PACKETS = 8  # packets taken before the others have their turn
 class Link:
     """Moves bytes between a stream and a connection."""
 
+    inline = False
+
     def __init__(self, owner: Owner, loop: Loop, engine: Engine, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
-        self.peer: object | None = None
+        self.peer: Worker | None = None
         self.stream = Stream(engine, self._wake, address)
         self._owner = owner
         self._loop = loop
@@ -36,6 +38,10 @@ class Link:
         while not self._closed and not down.full(pace.packet):
             if not self._give(pace.packet):
                 return
+
+    def receive(self) -> bool:
+        """Nothing: that is for the loop's thread."""
+        return False
 
     def keep(self) -> None:
         """Nothing is kept here: a packet is a copy."""

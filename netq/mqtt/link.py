@@ -11,7 +11,7 @@ from collections.abc import Callable
 from netq.connection import Connection
 from netq.lane import Part
 from netq.link import Owner
-from netq.loop import Loop
+from netq.loop import Loop, Worker
 from netq.memory import Buffer
 from netq.mqtt.group import Block
 from netq.mqtt.groups import LEAST
@@ -26,10 +26,12 @@ _BLOCK = 4 * 1024  # bytes of a part that is worth a reference
 class Link:
     """Moves bytes between a port and a connection, `size` of them in a packet at most."""
 
+    inline = False
+
     def __init__(self, owner: Owner, port: Port, home: Loop, connection: Connection, address: str, size: int) -> None:
         self.connection = connection
         self.address = address
-        self.peer: object | None = None
+        self.peer: Worker | None = None
         self._owner = owner
         self._port = port
         self._home = self._loop = home
@@ -45,6 +47,10 @@ class Link:
         stock = _STOCK if self._loop is self._home else _AWAY
         while self._stock < stock and not self._over and self._take():
             pass
+
+    def receive(self) -> bool:
+        """Nothing: that is for the loop's thread."""
+        return False
 
     def keep(self) -> None:
         """Go on with copies; what has moved to another loop is one already."""
@@ -95,7 +101,7 @@ class Link:
             self._owner.lost(self, error)
 
     def _take(self) -> bool:
-        pieces = self.connection.take(min(self._size, self._port.pace.size), time.monotonic())
+        pieces = self.connection.pieces(min(self._size, self._port.pace.size), time.monotonic())
         segments = self._cut(pieces)
         if self._loop is not self._home:  # there, nobody knows when the memory is the user's again
             segments = [segment.copy() for segment in segments]

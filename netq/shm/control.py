@@ -50,6 +50,16 @@ class Control:
         files = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(fd))]
         self.sock.sendmsg([bytes([kind]), body], files)
 
+    def take_bell(self) -> bool:
+        """Take the next packet if it is a BELL; return whether it was."""
+        try:
+            if self.sock.recv(1, socket.MSG_PEEK) != _BELL:
+                return False
+            self.sock.recv(1)
+        except OSError:
+            return False
+        return True
+
     def receive(self) -> Packet | None:
         """Return the next packet, None at the end; raises OSError, and BlockingIOError when there is none now."""
         data, files, _, _ = self.sock.recvmsg(_LONGEST, _ROOM, socket.MSG_CMSG_CLOEXEC)

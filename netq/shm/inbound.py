@@ -57,6 +57,23 @@ class Inbound:
             raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
         self.left = said.size
 
+    def take_small(self) -> bool:
+        """Take the next record out of the ring, if it is DATA of small whole messages and ACKs; in a user's thread.
+
+        Return False if there is none, or it is another, or not all of it could be taken.
+        """
+        reader = self._reader
+        if self.left or reader.ready() < record.SIZE or (data := reader.look()) is None:
+            return False
+        kind, _, _, size = record.unpack(data)
+        stop = record.SIZE + size
+        if kind != Kind.DATA or not size or stop > len(data):
+            return False
+        low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
+        reader.skip(low)
+        self.left = stop - low
+        return not self.left
+
     def take(self, most: int) -> int:
         """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
         if self.deaf:
@@ -64,9 +81,14 @@ class Inbound:
             self.left = 0
         if not self.left:
             return 0
+        n = self.read(most)
+        self._came(n)
+        return n
+
+    def read(self, most: int) -> int:
+        """Take some of the bytes that are left of DATA to where the connection wants them; return how many."""
         n = self._reader.read_into(self._connection.buffer()[: min(self.left, most)])
         self.left -= n
-        self._came(n)
         return n
 
     def offer(self, said: Record) -> tuple[int, Place] | None:

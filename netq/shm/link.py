@@ -13,12 +13,13 @@ import struct
 import time
 from collections.abc import Callable, Sequence
 
-from netq.appetite import TURN, Appetite
+from netq.appetite import MUCH, TURN, Appetite
 from netq.complaints import printable
 from netq.errors import ProtocolError
 from netq.events import Event
+from netq.handlers import raised_by_handler
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop, Timer
+from netq.loop import READ, WRITE, Loop, Timer, Worker
 from netq.memory import Buffer
 from netq.shm.channel import Channel
 from netq.shm.control import BELL, REFUSED, SEGMENT, Control, Packet
@@ -42,17 +43,22 @@ class Link:
     def __init__(self, owner: Owner, loop: Loop, control: Control, channel: Channel, pool: Pool, address: str) -> None:
         self.connection = owner.connect()
         self.address = address
-        self.peer: object | None = None
+        self.awake = True  # the peer need not ring the bell
+        self.peer: Worker | None = None
+        self.inline = True  # but while the ring has no room
         self._owner = owner
         self._loop = loop
         self._control = control
         self._channel = channel
         self._writer, self._reader = channel.writer, channel.reader
         self._segments = Segments(self.connection, pool, self._released)
+        self.look = self._reader.waits
         self._in = Inbound(self._reader, self.connection, self._segments, self._deliver)
         self._out = Outbound(self._writer, self._take)
         self._files = Files()
         self._appetite = Appetite()
+        self._stopped = False  # a user's thread has stopped in the midst: at this record, or in what the connection has
+        self._said: Record | None = None
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._aging: Timer | None = None
         self._closing = self._gone = self._hung_up = False
@@ -61,8 +67,81 @@ class Link:
 
     def flush(self) -> None:
         """Send until there is nothing to send, or the peer must make room."""
+        if self._gone:
+            return
+        try:
+            if self._closing or not self._out.push_small():
+                self._send()
+            elif self._writer.bell():
+                self._control.ring()
+        except (OSError, ProtocolError, RingError) as error:
+            self._failed(error)
+
+    def receive(self) -> bool:
+        """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
+        connection, loop, peer = self.connection, self._loop, self.peer
+        if peer is None or self._closing or self._gone or self._due or self._stopped or not connection.simple:
+            return False
+        loop.at_work = peer
+        self.awake = True
+        self._reader.wake()
+        try:
+            self._receive_small()
+        except (OSError, ProtocolError, RingError) as error:
+            self._failed(error)
+        session = connection.session
+        if session is not None and (session.owed or session.ready):
+            loop.owe(peer)
+        loop.at_work = None
+        return not self._stopped
+
+    def _receive_small(self) -> None:
+        for _ in range(_READS):
+            if not self._in.take_small():
+                if not self._in.left:
+                    self._said = self._in.next()
+                    if self._said is None:
+                        break
+                    if self._said.kind == Kind.DATA:
+                        self._in.data(self._said)
+                        self._said = None
+                if self._said is not None or not self.connection.received_whole(self._in.read(MUCH), time.monotonic()):
+                    self._stopped = True
+                    self._soon(READ)
+                    return
+            if not self._reader.waits():
+                break
+        if self._reader.bell():
+            self._control.ring()
+
+    def _go_on_from_user(self) -> None:
+        """Go on where a user's thread has stopped: with a record, or in the midst of the stream's bytes."""
+        self._stopped = False
+        said, self._said = self._said, None
+        if said is not None:
+            self._do(said)
+        elif events := self.connection.received(0, time.monotonic()):
+            self._deliver(events)
+
+    def heard(self) -> bool:
+        """Hear the bell, and receive: for a user's thread that polls."""
+        if not self._control.take_bell():
+            return False
+        done = self.receive()
+        if not done:
+            self.go_on()  # the bell is not heard again
+        return done
+
+    def sleep(self) -> bool:
+        """Have the peer ring the bell when something comes; return False if it is there already."""
+        if not self._gone and not self._due:
+            self.awake = not self._reader.sleep()
+        return not self.awake
+
+    def go_on(self) -> None:
+        """Look into the ring, in the loop's thread."""
         if not self._gone:
-            self._guarded(self._send)
+            self._soon(READ)
 
     def keep(self) -> None:
         """Go on with copies, of one batch at most."""
@@ -79,6 +158,7 @@ class Link:
     def move(self, loop: Loop) -> None:
         """Go on in another loop."""
         self._loop.forget(self._control.sock)
+        self._loop.spin_no_more(self)
         self._loop = loop
         loop.call(self._settle, loop)
 
@@ -86,7 +166,8 @@ class Link:
         """Begin in a loop: something may have come before."""
         if not self._gone:
             self._due = 0
-            loop.watch(self._control.sock, READ, self._rung)
+            loop.watch(self._control.sock, READ, self._rung, self.heard)
+            loop.spin(self)
             self._soon(READ)
 
     def _soon(self, event: int) -> None:
@@ -137,29 +218,33 @@ class Link:
 
     def _turn(self) -> None:
         """Take what is there, send what is due, and sleep when there is nothing more."""
+        self.awake = True
         self._reader.wake()
         self._guarded(self._receive)
-        if self._loop.called and not self._gone:  # maybe by who has an answer to what came
-            self._soon(WRITE)
+        if self._loop.answered_soon and self.peer is not None and not self._gone:
+            self._loop.owe(self.peer)  # the answer takes our ACK along
         elif not self._gone:
             self._guarded(self._send)
         if not self._gone:
             self._guarded(self._rest)
 
     def _rest(self) -> None:
-        if not self._reader.sleep():
+        self.awake = not self._reader.sleep()
+        if self.awake:
             self._soon(READ)
         elif self._hung_up:
             raise ConnectionResetError("the peer hung up")
 
     def _receive(self) -> None:
         begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
+        if self._stopped:
+            self._go_on_from_user()
         for _ in range(_READS):
+            if self._gone:
+                return
             n = self._in.take(self._appetite.most)
             if not n and not self._next():
                 break
-            if self._gone:
-                return
             before, now = now, time.thread_time()
             if n:
                 self._appetite.took(n, now - before)
@@ -254,6 +339,7 @@ class Link:
         else:
             self._soon(WRITE)
         self._wake_peer()
+        self.inline = self._out.empty
         if self._out.blocked and not self._writer.sleep():
             self._soon(WRITE)
         if self._closing and self._out.empty:
@@ -283,7 +369,16 @@ class Link:
         try:
             step()
         except (OSError, ProtocolError, RingError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """A step has: the loop's thread deals with it. An exception that a signal handler has raised is not ours."""
+        if self._loop.is_own:
             self._broken(error)
+        elif raised_by_handler(error) is not None:
+            raise error
+        else:
+            self._loop.call(self._broken, error)
 
     def _broken(self, error: Exception) -> None:
         if not self._gone:
@@ -301,6 +396,7 @@ class Link:
         self._out.clear()
         self._in.clear()
         self._loop.forget(self._control.sock)
+        self._loop.spin_no_more(self)
         self._control.sock.close()
         self._segments.end()
         self._loop.call(self._channel.close)  # not now: the step that has led here may still look into it

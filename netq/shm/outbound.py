@@ -129,16 +129,32 @@ class Outbound:
         self._end_beside()
         self._runs[0].beside = False
 
+    def push_small(self) -> bool:
+        """Send the connection's next bytes in one copy; return False if there may be more for `push`."""
+        if self._runs or self._records:
+            return False
+        buffers = self._take(self._batch)
+        size = sum(map(len, buffers))
+        if not size:
+            return True
+        if size < BESIDE and self._writer.put(b"".join((Record.data(size), *buffers))):
+            return size < self._batch // 2
+        self._queue(buffers, size)
+        return False
+
     def _fill(self) -> bool:
         buffers = self._take(self._batch)
-        size = sum([len(buffer) for buffer in buffers])
+        size = sum(map(len, buffers))
+        self._queue(buffers, size)
+        return size > 0
+
+    def _queue(self, buffers: list[Buffer], size: int) -> None:
         if size >= self._batch // 2:  # there is more
             self._batch = max(_FEW, min(size // len(buffers) * _BUFFERS, BATCH))
         if size >= BESIDE and not self._waits:
             self._runs = deque(_group(buffers))
         elif size:
             self._runs.append(_Run([memoryview(buffer) for buffer in buffers], size, False))
-        return size > 0
 
     def _push_records(self) -> bool:
         while self._records:

@@ -24,6 +24,7 @@ from typing import NamedTuple
 _RECORD = struct.Struct("<IIQQ")
 
 SIZE = _RECORD.size
+unpack = _RECORD.unpack_from
 
 
 class Kind(enum.IntEnum):

@@ -80,6 +80,18 @@ class Writer:
         self._shown = True
         return position - start
 
+    def put(self, data: bytes) -> bool:
+        """Write all of `data` in one piece; return False, and write nothing, if that cannot be."""
+        n, start = len(data), self._head % self.size
+        if start + n > self.size or n > self.room():
+            return False
+        self._bytes[start : start + n] = data
+        self._fence()  # the bytes, before the number that shows them
+        self._head += n
+        self._words[_HEAD] = self._head
+        self._shown = True
+        return True
+
     def bell(self) -> bool:
         """Return whether the reader sleeps, and knows nothing of what was written: then wake it."""
         if not self._shown:
@@ -138,6 +150,18 @@ class Reader:
             self._head = head
             self._fence()  # its number, before the bytes
         return head - self._tail
+
+    def waits(self) -> bool:
+        """Whether there is something to read. In any thread, at any time."""
+        try:
+            return self._words[_HEAD] != self._tail
+        except ValueError:  # released
+            return False
+
+    def look(self) -> memoryview | None:
+        """Return the bytes that `ready` has counted, still in the ring; None if they lie in two pieces."""
+        start, ready = self._tail % self.size, self._head - self._tail
+        return self._bytes[start : start + ready] if start + ready <= self.size else None
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` as far as the bytes go that `ready` has counted, and free their room; return how many."""

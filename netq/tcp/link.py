@@ -13,13 +13,14 @@ from collections.abc import Callable
 from netq.appetite import Appetite
 from netq.connection import Connection, State
 from netq.errors import SecurityError
+from netq.handlers import raised_by_handler
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop, Timer
-from netq.memory import Buffer
+from netq.loop import READ, WRITE, Loop, Timer, Worker
 from netq.pipe import Pipe, hasten
 from netq.tcp.pace import MOST, Pace
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
+_FEW = 4  # times that a user's thread receives at once
 _READS = 64  # times that is received in one turn, at most: where the clock of the processor is coarse
 _WRITES = 4  # batches sent before the others have their turn
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h
@@ -33,7 +34,8 @@ class Link:
     def __init__(self, owner: Owner, loop: Loop, pipe: Pipe, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
-        self.peer: object | None = None
+        self.peer: Worker | None = None
+        self.inline = True  # but while the socket takes nothing
         self._owner = owner
         self._loop = loop
         self._pipe = pipe
@@ -46,6 +48,8 @@ class Link:
         self._interest = 0
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._heard = False  # anything that is for the connection
+        self._meagre = False  # what was received last is little
+        self._rest = False  # a user's thread has received what the connection has not parsed to the end
         self._closing = self._gone = False
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
@@ -56,7 +60,43 @@ class Link:
     def flush(self) -> None:
         """Send until there is nothing to send, or the socket is full."""
         if not self._gone and not self._interest & WRITE:
-            self._guarded(self._send)
+            try:
+                self._send()
+            except BlockingIOError:
+                pass
+            except (OSError, SecurityError) as error:
+                self._failed(error)
+
+    def receive(self) -> bool:
+        """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
+        connection, loop, pipe, peer = self.connection, self._loop, self._pipe, self.peer
+        if peer is None or self._closing or self._gone or self._due or self._rest or not connection.simple:
+            return False
+        loop.at_work = peer
+        done = True
+        try:
+            n = 0
+            for _ in range(_FEW):
+                n = pipe.recv_into(connection.buffer())
+                if not n:
+                    done = False  # the end, which the loop's thread will see again
+                    break
+                self._heard = True
+                done = connection.received_whole(n, time.monotonic())
+                if not (done and pipe.more):
+                    break
+            if n and (not done or (pipe.more and pipe.hides)):
+                self._rest = True
+                self._soon(READ)
+        except BlockingIOError:
+            pass
+        except (OSError, SecurityError) as error:
+            self._failed(error)
+        session = connection.session
+        if session is not None and (session.owed or session.ready):
+            loop.owe(peer)
+        loop.at_work = None
+        return done
 
     def keep(self) -> None:
         """Go on with a copy, of one batch at most."""
@@ -84,7 +124,7 @@ class Link:
         """Go on in another loop."""
         self._loop.forget(self._pipe.sock)
         self._loop, events = loop, self._interest
-        loop.call(loop.watch, self._pipe.sock, events, self._ready)
+        loop.call(loop.watch, self._pipe.sock, events, self._ready, self.receive)
         if self._due:
             loop.call(self._go_on, loop)
 
@@ -109,61 +149,80 @@ class Link:
             return
         if mask & WRITE:
             self._watch(READ)
-        if mask & READ and self._loop.called:  # maybe by who has an answer to what came
-            self._soon(WRITE)
+        if mask & READ and self.peer is not None and self._meagre and self._loop.answered_soon:
+            self._loop.owe(self.peer)  # the answer takes our ACK along
             return
         self._guarded(self._send)
         if self._closing and not self._gone:
             self._guarded(self._part)
 
     def _receive(self) -> None:
-        begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
-        for _ in range(_READS):
+        if self._rest:
+            self._rest = False
+            self._take(0)
+            if self._closing or self._gone:
+                return
+        begin = now = 0.0
+        for count in range(_READS):
             n = self._pipe.recv_into(self.connection.buffer()[: self._appetite.most])
             if n == 0:
                 raise ConnectionResetError("the peer hung up")
             self._heard = True
-            if events := self.connection.received(n, time.monotonic()):
-                self._owner.deliver(self, events)
+            self._meagre = not count and n <= _SMALL
+            self._take(n)
             if self._closing or not self._pipe.more:
                 return
+            if not begin:  # from here on: what it costs, and not what else the machine has to do meanwhile
+                begin = now = time.thread_time()
+                continue
             before, now = now, time.thread_time()
             self._appetite.took(n, now - before)
             if now - begin > self._appetite.turn:
                 break
         self._soon(READ)
 
+    def _take(self, n: int) -> None:
+        if events := self.connection.received(n, time.monotonic()):
+            self._owner.deliver(self, events)
+
     def _send(self) -> None:
-        pipe, enough = self._pipe, False
+        pipe, pace, enough = self._pipe, self._pace, False
         last = False  # what is unsent is all that the connection has; not what was left before: since then more may be
         for _ in range(_WRITES):
-            if enough or not pipe.push():
+            if enough or ((pipe.blocked or pipe.hides) and not pipe.push()):
                 break
             if not self._unsent:
-                last = self._fill() < self._pace.batch
+                last = self._fill() < pace.batch
                 if not self._unsent:
-                    return self._pace.drained()
+                    return pace.drained()
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
             self._unsent = _skip(self._unsent, sent)
-            enough = sent >= self._pace.batch and self._enough_queued()
-            self._pace.sent(sent)
+            if sent >= pace.batch:
+                enough = self._enough_queued()
+            if pace.measures or sent >= pace.batch:
+                pace.sent(sent)
             if last and not self._unsent and not pipe.blocked:
-                return self._pace.drained()
+                return pace.drained() if pace.measures else None
         else:
             self._soon(WRITE)
         if pipe.blocked or enough:
             self._watch(READ | WRITE)
-            self._pace.full(time.monotonic())
+            pace.full(time.monotonic())
             self._limit_queue()
         return None
 
     def _fill(self) -> int:
         """Ask the connection for a batch; return its bytes."""
         self._kept = False
-        self._unsent = _join(self.connection.to_send(self._pace.batch, time.monotonic()), self._merge)
-        return sum([len(buffer) for buffer in self._unsent])
+        buffers = self.connection.to_send(self._pace.batch, time.monotonic())
+        size = sum(map(len, buffers))
+        if self._merge and size <= _SMALL:  # one short copy costs less than a longer vector
+            self._unsent = [memoryview(b"".join(buffers))] if size else []
+        else:
+            self._unsent = [memoryview(buffer) for buffer in buffers if len(buffer)]
+        return size
 
     def _enough_queued(self) -> bool:
         """Whether a batch or more waits in the system, which keeps its own limit roughly: give or take some 64 KiB."""
@@ -186,7 +245,7 @@ class Link:
         if not connection.closed:
             return False
         words = connection.to_send(self._pace.batch, time.monotonic())
-        self._unsent += _join(words, self._merge)
+        self._unsent += map(memoryview, words)
         return not words and not connection.session.peer_closed
 
     def _reset(self) -> None:
@@ -211,7 +270,16 @@ class Link:
         except BlockingIOError:
             pass
         except (OSError, SecurityError) as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        """A step has: the loop's thread deals with it. An exception that a signal handler has raised is not ours."""
+        if self._loop.is_own:
             self._broken(error)
+        elif raised_by_handler(error) is not None:
+            raise error
+        else:
+            self._loop.call(self._broken, error)
 
     def _broken(self, error: Exception) -> None:
         if self._gone:
@@ -233,7 +301,8 @@ class Link:
     def _watch(self, events: int) -> None:
         if events != self._interest:
             self._interest = events
-            self._loop.watch(self._pipe.sock, events, self._ready)
+            self.inline = not events & WRITE
+            self._loop.watch(self._pipe.sock, events, self._ready, self.receive)
 
 
 def _unsent_bytes(sock: socket.socket) -> int:
@@ -243,15 +312,10 @@ def _unsent_bytes(sock: socket.socket) -> int:
     return int.from_bytes(fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)), sys.byteorder)
 
 
-def _join(buffers: list[Buffer], merge: bool) -> list[memoryview]:
-    """One buffer of many small ones; the caller's own where they are large."""
-    if merge and len(buffers) > 1 and sum([len(buffer) for buffer in buffers]) <= _SMALL:
-        return [memoryview(b"".join(buffers))]
-    return [memoryview(buffer) for buffer in buffers if len(buffer)]
-
-
 def _skip(buffers: list[memoryview], n: int) -> list[memoryview]:
     """What is left when the first n bytes are gone."""
+    if len(buffers) == 1 and n == len(buffers[0]):
+        return []
     for i, buffer in enumerate(buffers):
         if n < len(buffer):
             return [buffer[n:], *buffers[i + 1 :]]

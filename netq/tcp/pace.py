@@ -21,6 +21,11 @@ class Pace:
         self._since: float | None = None  # when the socket was full
         self._sent = 0  # since then
 
+    @property
+    def measures(self) -> bool:
+        """Whether the rate is being measured."""
+        return self._since is not None
+
     def sent(self, count: int) -> None:
         """Count what the socket has taken at once."""
         self._sent += count

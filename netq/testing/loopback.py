@@ -13,7 +13,7 @@ from netq import core
 from netq.connection import Connection
 from netq.errors import AddressError
 from netq.link import Owner
-from netq.loop import Loop
+from netq.loop import Loop, Worker
 from netq.memory import Buffer
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 
@@ -26,10 +26,12 @@ _listeners: dict[int, Listener] = {}  # by port
 class Link:
     """One of two ends. The bytes are the sender's own buffers: the other end copies them when it takes them."""
 
+    inline = False
+
     def __init__(self, owner: Owner, loop: Loop, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
-        self.peer: object | None = None
+        self.peer: Worker | None = None
         self.other: Link | None = None  # None: hung up
         self._owner = owner
         self._loop = loop
@@ -38,6 +40,10 @@ class Link:
         """Hand over all there is; the window of the session bounds it."""
         while self.other and (buffers := self.connection.to_send(_BATCH, time.monotonic())):
             self.other._call(self.other._receive, buffers)
+
+    def receive(self) -> bool:
+        """Nothing: that is for the loop's thread."""
+        return False
 
     def keep(self) -> None:
         """Nothing is kept here."""

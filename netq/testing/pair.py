@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from netq.connection import Connection
-from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
-from netq.lane import Outgoing, Receiver
+from netq.events import Event, Failed, Finished, Hello, Lost, Opened
+from netq.lane import Item, Outgoing
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
 from netq.utils.stream import Stream
-from netq.wire import OVERHEAD, Greeting
+from netq.wire import Greeting
 
 CLIENT_ID = uuid.UUID(int=1)
 SERVER_ID = uuid.UUID(int=2)
@@ -39,13 +39,26 @@ class End:
     connection: Connection | None = None  # None while there is no link
     wire: bytearray = field(default_factory=bytearray)  # sent, and not yet at the other end
     received: dict[int, list[bytes]] = field(default_factory=dict)  # the messages of each lane
-    untaken: deque[tuple[Receiver, int]] = field(default_factory=deque)  # messages here: where from, what they count
+    untaken: deque[Item] = field(default_factory=deque)  # messages here
     opened: list[bool] = field(default_factory=list)  # of each handshake: whether the session went on
     acked: list[Outgoing] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
     over: bool = False  # both have said FIN, seen from here
+
+
+class Put(Outgoing):
+    """A message that notes at its end that it is acknowledged."""
+
+    def __init__(self, end: End, stream: Stream, lane: int) -> None:
+        super().__init__(stream, lane)
+        self._end = end
+
+    def acked(self) -> None:
+        """The other end holds it."""
+        super().acked()
+        self._end.acked.append(self)
 
 
 class LossyPair:
@@ -89,19 +102,20 @@ class LossyPair:
 
     # What the users at the ends do.
 
-    def put(self, end: End, *buffers: bytes, lane: int = 0, claim: Callable[[], bool] = lambda: True) -> Outgoing:
+    def put(self, end: End, *buffers: bytes, lane: int = 0) -> Outgoing:
         """Queue a message. A server can from the first handshake on. Raises what Session.put raises."""
         assert end.session is not None
-        message = Outgoing(Stream(buffers), lane, claim=claim)
+        message = Put(end, Stream(buffers), lane)
         end.session.put(message)
         return message
 
     def take(self, end: End, count: int | None = None) -> None:
         """Let the user take the `count` oldest messages (None: all), so that the sender gets room."""
         for _ in range(len(end.untaken) if count is None else min(count, len(end.untaken))):
-            receiver, cost = end.untaken.popleft()
+            _, _, receiver, number, mark = end.untaken.popleft()
+            receiver.consume(number, mark)
             if end.session is not None:
-                end.session.taken(receiver, cost)
+                end.session.taken(receiver)
 
     def close(self, end: End) -> None:
         """Say no more than what is queued, then FIN."""
@@ -160,8 +174,9 @@ class LossyPair:
         del end.wire[: len(data)]
         self.moved += len(data)
         self.links[-1][other is self.client].extend(data)
-        if events := other.connection.feed(memoryview(data), self.now):
-            self._apply(other, events)
+        events = other.connection.feed(memoryview(data), self.now)
+        self._arrived(other)
+        self._apply(other, events)
         if self._cuts and self.moved >= self._cuts[0]:
             self._cuts.popleft()
             self.cut()
@@ -203,13 +218,6 @@ class LossyPair:
                     self._apply(end, self._answer(end, greeting))
                 case Opened(_, resumed):
                     end.opened.append(resumed)
-                case Received(_, receiver, stream):
-                    end.received.setdefault(receiver.lane, []).append(bytes(stream))
-                    end.untaken.append((receiver, stream.nbytes + OVERHEAD))
-                    if self._take:
-                        self.take(end)
-                case Acked(message):
-                    end.acked.append(message)
                 case Failed():
                     end.failed.append(event)
                 case Finished():
@@ -217,6 +225,14 @@ class LossyPair:
                 case Lost():
                     end.lost.append(event)
                     self.cut()
+
+    def _arrived(self, end: End) -> None:
+        while end.session is not None and end.session.arrived:
+            item = end.session.arrived.popleft()
+            end.received.setdefault(item[2].lane, []).append(bytes(item[1]))
+            end.untaken.append(item)
+            if self._take:
+                self.take(end)
 
     def _answer(self, end: End, greeting: Greeting) -> list[Event]:
         assert end.connection is not None

@@ -57,8 +57,11 @@ class Stream:
         return b"".join(self.buffers)
 
     def contiguous(self) -> memoryview:
-        """All bytes in one buffer; copies only if they lie in several, to an address that is a multiple of 64."""
-        if len(self.buffers) == 1:
+        """All bytes in one buffer, at an address that is a multiple of 64 if they came from a peer.
+
+        Copies them only if they lie in several buffers, or in one that is small and read-only, as small messages come.
+        """
+        if len(self.buffers) == 1 and not self.buffers[0].readonly:
             return self.buffers[0]
         joined, start = aligned(self.nbytes), 0
         for buffer in self.buffers:
@@ -212,8 +215,8 @@ class PickleSerializer:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
             if not (function is None or callable(function)):
                 raise InvalidOption(f"PickleSerializer.{name}: {function!r}; expected a function, or None")
-        self._dumps = _dumps(dump)
-        self._loads = _loads(allow, load)
+        self._dumps = None if dump is None else _dumps(dump)
+        self._loads = None if allow is None and load is None else _loads(allow, load)
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
@@ -230,7 +233,10 @@ class PickleSerializer:
     def dump(self, data: Any) -> Stream:
         """Return the stream of `data`. Its out-of-band buffers must not change until the future resolves."""
         out: list[pickle.PickleBuffer] = []
-        pickled = self._dumps(data, out.append)
+        if self._dumps is None:
+            pickled = pickle.dumps(data, 5, buffer_callback=out.append)
+        else:
+            pickled = self._dumps(data, out.append)
         if not out:
             return Stream.of(memoryview(_HEAD.pack(len(pickled), 0) + pickled))
         return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
@@ -240,25 +246,21 @@ class PickleSerializer:
 
         Raises NotAllowed, or Unreadable for bytes that are no message of `dump`.
         """
-        data = stream.contiguous()
+        data = stream.contiguous() if len(stream.buffers) != 1 else stream.buffers[0]
         try:
             size, count = _HEAD.unpack_from(data)
             if not count and _HEAD.size + size <= data.nbytes:
-                return self._loads(data[_HEAD.size : _HEAD.size + size], ())
-            pickled, *buffers = _parts(data)
-            return self._loads(pickled, buffers)
+                pickled, buffers = data[_HEAD.size : _HEAD.size + size], []
+            else:
+                pickled, *buffers = _parts(stream.contiguous())
+            return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
         except Unreadable:
             raise
         except Exception as error:  # pickle documents that a damaged stream may raise anything
             raise Unreadable(f"a message of {data.nbytes} bytes cannot be loaded: {error!r}") from error
 
 
-def _dumps(persistent_id: Callable[[Any], Any] | None) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
-    if persistent_id is None:
-        return lambda data, callback: pickle.dumps(data, 5, buffer_callback=callback)
-
-    hook = persistent_id
-
+def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
     class Pickler(pickle.Pickler):
         def persistent_id(self, obj: Any) -> Any:
             return hook(obj)
@@ -274,9 +276,6 @@ def _dumps(persistent_id: Callable[[Any], Any] | None) -> Callable[[Any, Callabl
 def _loads(
     allow: Callable[[str], bool] | None, persistent_load: Callable[[Any], Any] | None
 ) -> Callable[[memoryview, Iterable[memoryview]], Any]:
-    if allow is None and persistent_load is None:
-        return lambda pickled, buffers: pickle.loads(pickled, buffers=buffers)
-
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if allow is None:

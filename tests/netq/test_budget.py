@@ -18,6 +18,7 @@ class Lane:
 
     def __init__(self, budget: Budget, window: int = CREDIT) -> None:
         self.grown = 0
+        self._mark = 0  # what the messages that have come whole count
         self.receiver = Receiver(0, window, Memory(budget=budget), merge=True, grown=self._grow)
 
     def begin(self, size: int) -> None:
@@ -30,11 +31,17 @@ class Lane:
         for part in (length,) if self.receiver.partial else (1, length - 1):
             if part:
                 self.receiver.place(Frame(Kind.MSG, length=part, number=number, value=size))
-                self.receiver.received(part)
+                if self.receiver.received(part) is not None:
+                    self._mark += size + OVERHEAD
+
+    def take(self) -> None:
+        """Let the user take all that has come."""
+        assert self.receiver.consume(self.receiver.held, self._mark)
+        self.receiver.taken()
 
     def may_end(self, size: int) -> bool:
         """Whether the message that has begun, of `size` bytes, may be completed."""
-        return self.receiver.limit >= self.receiver._start + size
+        return self.receiver.limit >= self.receiver.start + size
 
     def _grow(self, receiver: Receiver) -> None:
         assert receiver is self.receiver
@@ -121,12 +128,12 @@ def test_who_waits_goes_on_when_the_user_has_taken() -> None:
     first.come(LARGE - 1, LARGE)
     assert first.receiver.held == 1
     assert not second.may_end(LARGE), "it is here and not taken"
-    first.receiver.taken(LARGE + OVERHEAD)
+    first.take()
     assert second.may_end(LARGE)
     assert second.grown == 1
     assert second.receiver.grant_due
     second.come(LARGE - 1, LARGE)
-    second.receiver.taken(LARGE + OVERHEAD)
+    second.take()
     assert budget.used == 0
 
 
@@ -219,7 +226,7 @@ def test_what_is_untaken_still_counts_when_a_link_is_lost() -> None:
         step()
         assert lane.receiver.limit == LARGE + OVERHEAD
         assert budget.used == LARGE + OVERHEAD - CREDIT
-    lane.receiver.taken(LARGE + OVERHEAD)
+    lane.take()
     assert budget.used == 0
 
 
@@ -257,7 +264,7 @@ def test_a_thousand_who_wait_and_free_some_are_granted_without_a_thousand_frames
     for lane in waiting:
         lane.come(1000, 1000)
         lane.begin(2 * CREDIT)
-        lane.receiver.taken(1000 + OVERHEAD)
+        lane.take()
     assert not any(lane.may_end(2 * CREDIT) for lane in waiting)
     giant.receiver.retire()
     assert all(lane.may_end(2 * CREDIT) for lane in waiting)
@@ -284,7 +291,7 @@ def test_a_cancelled_message_frees_nothing_that_is_untaken(size: int) -> None:
     lane.receiver.dropped(Frame(Kind.DROP, number=2, value=size))
     assert budget.used >= used - CREDIT
     assert lane.receiver.limit - lane.receiver._taken >= LARGE
-    lane.receiver.taken(LARGE + OVERHEAD)
+    lane.take()
     assert budget.used == 0
 
 
@@ -300,7 +307,7 @@ def test_a_session_that_is_over_gives_back_all_but_what_is_untaken(waits: bool) 
     lane.receiver.retire()
     assert budget.orphaned == 1000 + OVERHEAD
     assert budget.used == (used if waits else 0) + 1000 + OVERHEAD
-    lane.receiver.taken(1000 + OVERHEAD)
+    lane.take()
     assert (budget.used, budget.orphaned) == (used if waits else 0, 0)
     other.receiver.retire()
     assert budget.used == 0
@@ -328,5 +335,5 @@ def test_no_new_session_begins_while_too_much_of_old_ones_is_untaken() -> None:
         lane.come(CREDIT, CREDIT)
         lane.receiver.retire()
     for lane in lanes:
-        lane.receiver.taken(CREDIT + OVERHEAD)
+        lane.take()
     assert not budget.exceeded

@@ -25,7 +25,8 @@ class Peer:
         self.receivers: list[Receiver] = []  # the last is that of the session
         self._up = True
         self._size: int | None = None  # of the message that is on its way
-        self._untaken: list[tuple[Receiver, int]] = []
+        self._untaken: list[tuple[Receiver, int, int]] = []  # messages: where from, their number, what they count
+        self._costs: dict[tuple[Receiver, int], int] = {}  # what each of them counts by itself
         self._begin()
 
     def step(self) -> None:
@@ -57,19 +58,22 @@ class Peer:
         receiver = self._receiver
         if self._size is None:
             self._size = self._chance.choice(SIZES)
-        room = receiver.limit - receiver._start - receiver.partial
+        room = receiver.limit - receiver.start - receiver.partial
         if room <= 0:
             return
         length = min(room, self._size - receiver.partial)
         length = self._chance.randint(1, length) if part and length else length
         receiver.place(Frame(Kind.MSG, length=length, number=receiver.held + 1, value=self._size))
         if receiver.received(length) is not None:
-            self._untaken.append((receiver, self._size + OVERHEAD))
+            self._mark += self._size + OVERHEAD
+            self._untaken.append((receiver, receiver.held, self._mark))
+            self._costs[receiver, receiver.held] = self._size + OVERHEAD
             self._size = None
 
     def take(self, count: int) -> None:
-        for receiver, cost in self._untaken[:count]:
-            receiver.taken(cost)
+        for receiver, number, mark in self._untaken[:count]:
+            assert receiver.consume(number, mark)
+            receiver.taken()
         del self._untaken[:count]
 
     def come_back(self) -> None:
@@ -91,7 +95,8 @@ class Peer:
 
     def here(self, receiver: Receiver) -> int:
         """The bytes of a receiver that are here."""
-        return sum(cost for whose, cost in self._untaken if whose is receiver) + receiver.partial
+        costs = [self._costs[whose, number] for whose, number, _ in self._untaken if whose is receiver]
+        return sum(costs) + receiver.partial
 
     @property
     def _receiver(self) -> Receiver:
@@ -102,6 +107,7 @@ class Peer:
         self.receivers.append(Receiver(0, window, Memory(budget=self._budget), merge=self._chance.random() < 0.5))
         self._up = True
         self._size = None
+        self._mark = 0  # what the messages count that have come
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -116,9 +122,9 @@ def test_nothing_drifts_and_nobody_waits_for_ever(seed: int, monkeypatch: pytest
         chance.choice(peers).step()
         everyone = [(peer, receiver) for peer in peers for receiver in peer.receivers]
         assert budget.lent == sum(receiver._lent for _, receiver in everyone) <= size // 2
-        assert budget.claimed == sum(receiver._claimed for _, receiver in everyone)
+        assert budget.claimed == sum(receiver.claimed for _, receiver in everyone)
         for peer, receiver in everyone:
-            counted = receiver._credit + receiver._lent + receiver._claimed
+            counted = receiver._credit + receiver._lent + receiver.claimed
             assert peer.here(receiver) <= counted + OVERHEAD, "more is here than is counted"
     for _ in range(200):
         finished = [peer.finish() for peer in peers]

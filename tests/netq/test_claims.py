@@ -219,6 +219,7 @@ def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
     introduce(second, client)
     proxy.upstream = first.netloc
     proxy.cut()
+    log.wait(": connected", count=3)  # before, it might be sent on the link that is cut
     client.put("back").result(LIMIT)
     assert first.get(timeout=0).data == "back"
     due.result(LIMIT)

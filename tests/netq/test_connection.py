@@ -15,8 +15,8 @@ import pytest
 from netq.budget import CREDIT
 from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
-from netq.events import Acked, Event, Failed, Finished, Hello, Lost, Opened, Received
-from netq.lane import Outgoing, Part
+from netq.events import Event, Failed, Finished, Hello, Lost, Opened
+from netq.lane import SMALL, Outgoing, Part
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
@@ -42,8 +42,34 @@ def session(options: ConnectionOptions = OPTIONS) -> Session:
     return Session(TOKEN, options, Memory())
 
 
-def message(size: int = 5) -> Outgoing:
-    return Outgoing(Stream([bytes(size)]))
+class Noted(Outgoing):
+    """A message that counts how often it is acknowledged."""
+
+    times = 0
+
+    def acked(self) -> None:
+        super().acked()
+        self.times += 1
+
+
+def message(size: int = 5) -> Noted:
+    return Noted(Stream([bytes(size)]))
+
+
+def put(connection: Connection) -> Noted:
+    """Queue a message."""
+    assert connection.session is not None
+    one = message()
+    connection.session.put(one)
+    return one
+
+
+def arrived(connection: Connection) -> list[bytes]:
+    """The messages that have come whole since this was asked last."""
+    assert connection.session is not None
+    found = [bytes(item[1]) for item in connection.session.arrived]
+    connection.session.arrived.clear()
+    return found
 
 
 def feed(connection: Connection, *frames: Frame, now: float = 0.0) -> list[Event]:
@@ -64,14 +90,15 @@ def kinds(data: bytes) -> list[Kind]:
     return found
 
 
-def opened(options: ConnectionOptions = OPTIONS, now: float = 0.0) -> Connection:
-    """A server's connection in OPEN, with one message sent, and an empty outbox."""
+def opened(options: ConnectionOptions = OPTIONS, now: float = 0.0, *messages: Outgoing) -> Connection:
+    """A server's connection in OPEN, with one message sent, or these, and an empty outbox."""
     connection = Connection(SERVER, options, now)
     (hello,) = feed(connection, VALID[Kind.INI], now=now)
     assert isinstance(hello, Hello)
     connection.accept(session(options), hello.greeting, resumed=False, now=now)
     assert connection.session is not None
-    connection.session.put(message())
+    for each in messages or (message(),):
+        connection.session.put(each)
     sent(connection, now)
     return connection
 
@@ -401,9 +428,9 @@ def test_a_superseded_link_leaves_to_its_session_what_has_come() -> None:
         greeting = dataclasses.replace(Greeting.read(VALID[Kind.INI]), resume=True, epoch=kept.epoch)
         feed(second, greeting.frame())
         second.accept(kept, greeting, resumed=True, now=0.0)
-        (event,) = feed(second, Frame(Kind.MSG, length=3, number=1, value=6, body=b"def"))
-        assert isinstance(event, Received)
-        assert bytes(event.stream) == b"abcdef"
+        assert arrived(second) == []
+        assert feed(second, Frame(Kind.MSG, length=3, number=1, value=6, body=b"def")) == []
+        assert arrived(second) == [b"abcdef"]
 
 
 def test_a_server_that_cannot_go_on_drops_the_link_and_says_nothing() -> None:
@@ -432,11 +459,29 @@ def test_an_ini_that_says_a_version_or_none_is_lost() -> None:
 
 
 def test_what_came_before_a_fault_is_not_lost_with_it() -> None:
-    connection = opened()
+    one = message()
+    connection = opened(OPTIONS, 0.0, one)
     events = feed(connection, VALID[Kind.MSG], VALID[Kind.ACK], VALID[Kind.INI], VALID[Kind.PING])
-    assert [type(event) for event in events] == [Received, Acked, Lost]
+    assert [type(event) for event in events] == [Lost]
+    assert (arrived(connection), one.times) == ([b"hi"], 1)
     assert connection.closed
     assert sent(connection) == b""
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("fault", [VALID[Kind.ACK]._replace(number=3), VALID[Kind.DROP]._replace(number=9)])
+def test_what_comes_after_a_fault_is_not_looked_at(fault: Frame, late: bool) -> None:
+    """Small messages and ACKs neither, whoever looks at what is left when the link is lost."""
+    first, second = message(), message()
+    connection = opened(OPTIONS, 0.0, first, second)
+    before = (VALID[Kind.MSG], VALID[Kind.ACK])
+    behind = (VALID[Kind.MSG]._replace(number=2), VALID[Kind.ACK]._replace(number=2))
+    events = feed(connection, *before) if late else []
+    events += feed(connection, *(() if late else before), fault, *behind)
+    assert isinstance(only_lost(events), ProtocolError)
+    assert (arrived(connection), first.times, second.times) == ([b"hi"], 1, 0)
+    assert connection.session is not None
+    assert [cursor.held for cursor in connection.session.greeting(SERVER, resume=True).cursors] == [1]
 
 
 def test_a_greeting_before_a_fault_is_not_lost_with_it() -> None:
@@ -521,9 +566,160 @@ def test_a_peer_that_takes_less_refuses_what_was_put_before() -> None:
     assert failed.message is large
     assert isinstance(failed.error, MessageTooLarge)
     assert pair.server.received == {0: [b"x" * 10]}
-    assert pair.client.acked == [large, small]  # the first as a DROP
+    assert pair.client.acked == [small]  # the server never hears of the first
+    assert (large.number, small.number) == (0, 1)
     with pytest.raises(MessageTooLarge):
         pair.put(pair.client, b"x" * 11)
+
+
+# What a user's thread may do.
+
+
+def receive_whole(connection: Connection, data: bytes, now: float = 0.0) -> bool:
+    """Receive as a user's thread does; of what the buffer has room for."""
+    buffer = connection.buffer()
+    buffer[: len(data)] = data
+    return connection.received_whole(len(data), now)
+
+
+def held(connection: Connection) -> tuple[int, int]:
+    """Whole messages of lane 0 that count as received, and bytes of the next."""
+    assert connection.session is not None
+    (cursor,) = connection.session.greeting(SERVER, resume=True).cursors
+    return cursor.held, cursor.partial
+
+
+def whole(number: int, size: int = 2) -> bytes:
+    return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number]) * size).whole()
+
+
+def talking(*messages: Outgoing) -> Connection:
+    """A connection in OPEN that has received a message, as the first of a lane is not for users' threads."""
+    connection = opened(OPTIONS, 0.0, *messages)
+    connection.feed(memoryview(whole(1)), 0.0)
+    assert arrived(connection) == [b"\1\1"]
+    sent(connection)
+    return connection
+
+
+@pytest.mark.parametrize("state", State)
+def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state: State) -> None:
+    connection = in_state(state)
+    assert connection.simple is (state is State.OPEN)
+    if state is State.OPEN:
+        connection.feed(memoryview(whole(1, 5000)[:30]), 0.0)
+        assert not connection.simple
+        connection.feed(memoryview(whole(1, 5000)[30:]), 0.0)
+        assert connection.simple
+
+
+def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
+    one = message()
+    connection = talking(one)
+    connection.doubt(1.0)
+    assert connection.session is not None
+    connection.session.confirmed = False
+    assert receive_whole(connection, whole(2) + VALID[Kind.ACK].whole() + whole(3), 1.5)
+    assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
+    assert connection.session.confirmed
+    assert kinds(sent(connection, 1.5)) == [Kind.PING]
+    assert connection.tick(10.0) == []
+    assert connection.deadline() == 11.5
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (VALID[Kind.PING].whole(), Kind.ACK),
+        (Frame(Kind.DROP, number=3, value=7).whole(), Kind.ACK),
+        (whole(3, 5000)[:500], None),
+    ],
+)
+def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind: Kind | None) -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + frame)
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+    assert connection.received(0, 0.0) == []
+    assert kinds(sent(connection)) == ([] if kind is None else [kind])
+    assert connection.simple is (kind is not None)
+
+
+def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + whole(2))
+    assert isinstance(only_lost(connection.received(0, 0.0)), ProtocolError)
+    assert arrived(connection) == [b"\2\2"]
+
+
+@pytest.mark.parametrize("cut", range(1, 26))
+def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
+    for first, second in itertools.product((True, False), repeat=2):
+        connection, data = talking(), whole(2)
+        for part, by_user in ((data[:cut], first), (data[cut:], second)):
+            if by_user and connection.simple:
+                assert receive_whole(connection, part)
+            else:
+                assert connection.feed(memoryview(part), 0.0) == []
+        assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 25, 123])
+def test_what_a_users_thread_has_of_a_small_message_is_kept_when_the_link_is_lost(size: int) -> None:
+    """No byte of it comes again; nothing of it is there before it is whole."""
+    connection = talking()
+    assert receive_whole(connection, whole(2, 100)[:size])
+    connection.detach()
+    assert held(connection) == (1, max(0, size - 24))
+    assert arrived(connection) == []
+
+
+@pytest.mark.parametrize("rest", [VALID[Kind.PING].whole(), whole(5), VALID[Kind.ACK]._replace(number=9).whole()])
+def test_what_was_left_to_the_loops_thread_is_lost_with_the_link(rest: bytes) -> None:
+    """It comes again; and what lies behind it is not looked at."""
+    one, other = message(), message()
+    connection = talking(one, other)
+    assert not receive_whole(connection, whole(2) + rest + whole(3) + VALID[Kind.ACK].whole())
+    connection.detach()
+    assert (arrived(connection), held(connection), one.times) == ([b"\2\2"], (2, 0), 0)
+
+
+def test_what_was_left_to_the_loops_thread_of_a_large_message_is_kept() -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + whole(3, 5000)[:524])
+    connection.detach()
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 500))
+
+
+def test_what_a_thread_received_that_was_interrupted_is_forgotten() -> None:
+    connection = talking()
+    assert receive_whole(connection, whole(2) + whole(3, 100)[:50])
+    connection.forget()
+    connection.detach()
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+
+
+def test_small_messages_are_taken_where_they_lie_if_nothing_was_left_before() -> None:
+    one = message()
+    connection = talking(one)
+    data = whole(2) + VALID[Kind.ACK].whole() + whole(3) + VALID[Kind.PING].whole() + whole(4)
+    there = memoryview(b"xx" + data + b"xx")
+    stop = connection.read_whole(there, 2, 2 + len(data), 1.5)
+    assert bytes(there[2:stop]) == whole(2) + VALID[Kind.ACK].whole() + whole(3)
+    assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
+    assert connection.read_whole(there, stop, 2 + len(data), 1.6) == stop
+    assert connection.feed(there[stop : 2 + len(data)], 1.6) == []
+    assert (arrived(connection), connection.deadline()) == ([b"\4\4"], 10.0)
+    for begin in (whole(5)[:1], whole(5)[:25], whole(5, 5000)[:100]):
+        other = talking()
+        other.feed(memoryview(whole(2) + whole(3) + whole(4) + begin), 0.0)
+        data = whole(5)
+        assert other.read_whole(memoryview(data), 0, len(data), 1.0) == 0, "it begins with the rest of what was left"
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
+def test_nothing_is_taken_where_it_lies_unless_the_link_is_open(state: State) -> None:
+    data = whole(1) + VALID[Kind.ACK].whole()
+    assert in_state(state).read_whole(memoryview(data), 0, len(data), 0.0) == 0
 
 
 # Goodbye.
@@ -550,15 +746,19 @@ def test_both_end_whoever_closes_first_and_nothing_is_lost(order: tuple[str, ...
 
 
 def test_who_has_heard_fin_may_still_send() -> None:
-    server = in_state(State.ENDING)
+    first = message()
+    server = opened(OPTIONS, 0.0, first)
+    feed(server, VALID[Kind.FIN])
+    assert server.state is State.ENDING
     assert server.session is not None
-    server.session.put(message())
+    second = put(server)
     assert kinds(sent(server)) == [Kind.MSG]
     server.session.closing = True
     assert server.close() == []
     assert kinds(sent(server)) == []
     events = feed(server, VALID[Kind.ACK]._replace(number=2))
-    assert [type(event) for event in events] == [Acked, Acked, Finished]
+    assert [type(event) for event in events] == [Finished]
+    assert (first.times, second.times) == (1, 1)
     assert kinds(sent(server)) == [Kind.FIN]
     assert server.closed
 
@@ -611,7 +811,8 @@ def test_a_message_and_a_fin_after_it_in_every_division() -> None:
         events = list(
             itertools.chain.from_iterable(connection.feed(memoryview(part), 0.0) for part in (data[:cut], data[cut:]))
         )
-        assert [type(event) for event in events] == [Received, Finished]
+        assert [type(event) for event in events] == [Finished]
+        assert arrived(connection) == [b"hi"]
         assert connection.state is State.ENDING
 
 
@@ -635,22 +836,26 @@ def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() ->
         gc.enable()
 
 
-def test_take_is_what_to_send_is_with_the_bodies_of_messages_as_parts() -> None:
+def test_pieces_are_what_to_send_is_with_the_bodies_of_large_messages_as_parts() -> None:
     several = (uuid.UUID(int=8), uuid.UUID(int=9))
     sent: list[list[Buffer | Part]] = []
-    for pieces in (Connection.to_send, Connection.take):
+    for pieces in (Connection.to_send, Connection.pieces):
         connection = in_state(State.OPEN)
         assert connection.session is not None
-        connection.session.put(Outgoing(Stream([bytes(60), bytes(90)]), audience=several))
+        connection.session.put(Outgoing(Stream([bytes(3000), bytes(3000)]), audience=several))
+        connection.session.put(Outgoing(Stream([bytes(SMALL + 1)])))
         connection.session.put(Outgoing(Stream([b"for one"])))
-        sent.append([*pieces(connection, 100, 0.0), *pieces(connection, 100, 0.0)])
+        sent.append([piece for _ in range(3) for piece in pieces(connection, 4000, 0.0)])
     plain, taken = sent
     bodies = [piece for piece in taken if isinstance(piece, Part)]
     assert [(part.start, part.stop, part.audience) for part in bodies] == [
-        (0, 100, several),
-        (100, 150, several),
-        (0, 7, ()),
+        (0, 4000, several),
+        (4000, 6000, several),
+        (0, 1976, ()),
+        (1976, SMALL + 1, ()),
     ]
+    assert taken[-1] == b"for one", "not worth a part"
+    assert not any(isinstance(piece, Part) for piece in plain)
     assert b"".join(plain) == b"".join(  # type: ignore[arg-type]
         b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in taken
     )

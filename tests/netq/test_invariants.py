@@ -27,6 +27,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from netq.lane import Outgoing
 from netq.options import ConnectionOptions
 from netq.testing.pair import End, LossyPair
+from netq.wire import OVERHEAD
 
 # A quarter of the window is more than a message of no bytes gives back: a grant has to come for another reason too.
 OPTIONS = ConnectionOptions(transport_size=100, window=1300, heartbeat=10.0, misses=3)
@@ -43,13 +44,9 @@ class Letter:
 
     name: bytes
     message: Outgoing | None = None
-    claimed: int = 0
     cancelled: bool = False
+    begun: bool = False  # when it was cancelled, some of it may have left
     forgotten: bool = False  # its sender has crashed
-
-    def claim(self) -> bool:
-        self.claimed += 1
-        return not self.cancelled
 
 
 class Conversation(RuleBasedStateMachine):
@@ -81,15 +78,20 @@ class Conversation(RuleBasedStateMachine):
     def put(self, side: bool, lane: int, size: int) -> None:
         letters = self.letters[side, lane]
         letter = Letter(f"{len(letters)}:{self.restarts}".encode().ljust(size, b".") if size else b"")
-        letter.message = self.pair.put(self.end(side), letter.name, lane=lane, claim=letter.claim)
+        letter.message = self.pair.put(self.end(side), letter.name, lane=lane)
         letters.append(letter)
 
-    @rule(side=ends, lane=st.integers(0, 2), back=st.integers(1, 4))
-    def cancel(self, side: bool, lane: int, back: int) -> None:
+    @rule(side=ends, lane=st.integers(0, 2), back=st.integers(1, 4), told=st.booleans())
+    def cancel(self, side: bool, lane: int, back: int, told: bool) -> None:
+        """Some are told to the session too, which then need not find out by itself."""
         for letter in self.letters[side, lane][-back:][:1]:
-            if not letter.claimed and letter.message is not None:
-                letter.cancelled = True
-                letter.message.cancel()
+            message, session = letter.message, self.end(side).session
+            if message is None or message.left or letter.cancelled:
+                continue
+            letter.cancelled, letter.begun = True, message.number > 0
+            message.withdraw()
+            if told and session is not None and not letter.forgotten:
+                session.withdraw(message)
 
     @rule(side=ends, count=st.sampled_from([1, 10, 24, 30, 88, 200]))
     def pump(self, side: bool, count: int) -> None:
@@ -202,15 +204,17 @@ class Conversation(RuleBasedStateMachine):
         for letter in letters:
             assert letter.message is not None
             assert acked[letter.message] + failed[letter.message] <= 1
-            assert letter.claimed <= 1
+            assert not (letter.cancelled and letter.message.left), "its last byte has left after all"
             if acked[letter.message] and not letter.cancelled:
                 assert letter.name in got
+            if acked[letter.message]:
+                assert letter.begun or not letter.cancelled, "nobody has heard of it"
 
     def check_window(self, end: End) -> None:
         """I4: each message began within the window."""
         waiting: dict[object, list[int]] = collections.defaultdict(list)
-        for receiver, cost in end.untaken:
-            waiting[receiver].append(cost)
+        for _, data, receiver, _, _ in end.untaken:
+            waiting[receiver].append(len(data) + OVERHEAD)
         for costs in waiting.values():
             assert sum(costs[:-1]) < OPTIONS.window
 
@@ -218,9 +222,8 @@ class Conversation(RuleBasedStateMachine):
         for (side, _), letters in self.letters.items():
             known = {*self.end(side).acked, *(failed.message for failed in self.end(side).failed)}
             for letter in letters:
-                withdrawn = (
-                    letter.cancelled and self.restarts > 0
-                )  # a successor is not told of what was cancelled before
+                # nobody is told of what was cancelled before it began, nor a successor of what was cancelled before
+                withdrawn = letter.cancelled and (not letter.begun or self.restarts > 0)
                 assert letter.message in known or letter.forgotten or withdrawn
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from netq.loop import READ, WRITE, Loop
+from netq.loop import READ, WRITE, Loop, Phase
 
 LIMIT = 20.0
 
@@ -89,7 +89,7 @@ def test_a_call_wakes_a_sleeping_loop(stage: Stage) -> None:
 
 def test_a_loop_is_woken_once_from_each_sleep() -> None:
     loop = Loop("asleep", print)
-    loop._asleep = True
+    loop._phase = Phase.POLLING
     for sleep in (1, 2, 3):
         loop._sleeps = sleep
         for _ in range(10):

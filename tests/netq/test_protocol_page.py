@@ -171,8 +171,10 @@ def test_the_example_of_the_window() -> None:
         see(row)
 
     def see(row: list[str]) -> None:
-        message = messages[int(row[1]) - 1]
-        seen.append([message.start, message.stop, sender.limit])
+        number = int(row[1])
+        message, before = messages[number - 1], messages[number - 2]
+        start = message.start if message.number else before.stop  # it is to have
+        seen.append([start, start + message.size + wire.OVERHEAD, sender.limit])
 
     arrive(rows[0])
     arrive(rows[1])
@@ -181,7 +183,8 @@ def test_the_example_of_the_window() -> None:
     arrive(rows[2])
     assert not sender.ready
     see(rows[3])
-    receiver.taken(messages[0].stop)
+    assert receiver.consume(1, messages[0].stop)
+    receiver.taken()
     sender.limit = receiver.limit
     arrive(rows[4])
     assert receiver.held == 3

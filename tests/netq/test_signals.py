@@ -1,4 +1,4 @@
-"""A signal handler interrupts the main thread anywhere, in the inbox too: it may raise, and it may close."""
+"""A signal handler interrupts the main thread anywhere: it may raise, put and request a close."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ import pytest
 import netq
 from netq.errors import Closed, Unreadable
 from netq.inbox import Inbox
+from netq.lane import Receiver
 from netq.loop import Loop
+from netq.memory import Memory
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, SerializationOptions
-from netq.room import Item, Room
 from netq.testing import loopback
 from netq.utils.stream import Stream
 
@@ -58,17 +59,16 @@ def raise_alarm() -> None:
 
 
 def full() -> Inbox:
-    inbox, room = Inbox(), Room(lambda cost: None, 2**60)
-    for number in range(EACH):
-        inbox.deliver([Item(peer, Stream([str(number).encode()]), room, 1) for peer in PEERS])
+    inbox = Inbox()
+    receivers = {peer: Receiver(0, 2**30, Memory(), merge=True) for peer in PEERS}
+    for number in range(1, EACH + 1):
+        inbox.arrived.extend([(peer, b"", receivers[peer], number, number) for peer in PEERS])
     return inbox
 
 
 def take_all(inbox: Inbox, got: list[tuple[uuid.UUID, int]]) -> None:
-    with contextlib.suppress(TimeoutError):
-        while True:
-            item = inbox.take(timeout=0)
-            got.append((item.peer, int(bytes(item.stream))))
+    while (item := inbox.take_now(())) is not None:
+        got.append((item[0], item[3]))
 
 
 def test_an_exception_in_get_costs_at_most_the_message_that_was_being_returned(handle: Handle) -> None:
@@ -152,17 +152,62 @@ def test_what_a_message_itself_raises_is_unreadable_in_any_thread(handle: Handle
             pool.submit(server.get, timeout=LIMIT).result(LIMIT)
 
 
-def test_a_handler_that_closes_does_not_wait_for_the_thread_that_it_interrupts(handle: Handle) -> None:
+WAITING: dict[str, Callable[[netq.Communicator], object]] = {
+    "get": lambda client: client.get(timeout=LIMIT),
+    "result": lambda client: client.put(b"").result(LIMIT),
+    "statistics": lambda client: client.statistics(),
+    "close": lambda client: client.close(),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_is_refused_in_a_handler_that_interrupts_a_wait(handle: Handle, name: str) -> None:
+    """And the wait goes on."""
+    with (
+        netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
+        netq.new(options=CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put("here").result(LIMIT)
+        refused: list[str] = []
+
+        def interrupt() -> None:
+            try:
+                WAITING[name](client)
+            except RuntimeError as error:
+                refused.append(str(error))
+            server.put("an answer")
+
+        handle(interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        assert client.get(timeout=LIMIT).data == "an answer"
+        assert [f"{name}()" in why and "request_close()" in why for why in refused] == [True]
+
+
+def test_a_handler_may_put_while_the_thread_that_it_interrupts_puts(handle: Handle) -> None:
     chance = random.Random(0)
-    for _ in range(50):
-        server = loopback.Server(CommunicatorOptions(netloc=("127.0.0.1", 0)))  # type: ignore[arg-type]
-        closed: list[int] = []
-        handle(lambda server=server, closed=closed: closed.append(server.close(0)))  # type: ignore[misc]
-        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.002))
-        while not closed:
-            with contextlib.suppress(TimeoutError, Closed):
-                server.get(timeout=0)
-        assert closed == [0]
+    with (
+        netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
+        netq.new(options=CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put(("main", 0)).result(LIMIT)
+        mine, interrupts = itertools.count(1), itertools.count()
+
+        def interrupt() -> None:
+            client.put(("handler", next(interrupts)))
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.001))
+
+        handle(interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        for _ in range(20_000):
+            client.put(("main", next(mine)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.put(None).result(LIMIT)
+        came: dict[str, list[int]] = {"main": [], "handler": []}
+        while (data := server.get(timeout=LIMIT).data) is not None:
+            came[data[0]].append(data[1])
+        assert came["main"] == list(range(20_001))
+        assert came["handler"] == list(range(next(interrupts)))
+        assert came["handler"]
 
 
 def test_a_handler_may_request_a_close_and_whoever_waits_learns_when_all_is_over(handle: Handle) -> None:
@@ -202,30 +247,6 @@ def test_an_event_may_request_a_close() -> None:
             client.get(timeout=LIMIT)
 
 
-OPERATIONS: dict[str, Callable[[netq.Communicator], object]] = {
-    "result": lambda client: client.put(b"").result(),
-    "exception": lambda client: client.put(b"").exception(),
-    "statistics": lambda client: client.statistics(),
-    "put": lambda client: client.put(b""),
-    "close": lambda client: client.close(),
-}
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_a_handler_that_closes_may_interrupt_whatever_the_main_thread_waits_for(handle: Handle, name: str) -> None:
-    chance = random.Random(0)
-    for _ in range(20):
-        with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
-            client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
-            client.put("here").result(LIMIT)
-            closed: list[int] = []
-            handle(lambda client=client, closed=closed: closed.append(client.close(0)))  # type: ignore[misc]
-            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.003))
-            while not closed:
-                with contextlib.suppress(Closed):
-                    OPERATIONS[name](client)
-
-
 @pytest.mark.parametrize("then", ["raise", "close"])
 def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_asleep(
     handle: Handle, then: str, monkeypatch: pytest.MonkeyPatch
@@ -233,19 +254,19 @@ def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_as
     with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
         client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
         client.put("here").result(LIMIT)
-        wake = Loop._wake
+        wake = Loop.wake
 
         def interrupted(loop: Loop) -> None:
-            monkeypatch.setattr(Loop, "_wake", wake)
+            monkeypatch.setattr(Loop, "wake", wake)
             signal.raise_signal(signal.SIGALRM)
             wake(loop)
 
-        handle(raise_alarm if then == "raise" else lambda: client.close(0))
+        handle(raise_alarm if then == "raise" else client.request_close)
         began = time.monotonic()
-        monkeypatch.setattr(Loop, "_wake", interrupted)
+        monkeypatch.setattr(Loop, "wake", interrupted)
         with contextlib.suppress(Alarm):
             client.put("interrupted")
-        while Loop._wake is not wake:  # the loop was awake: nobody needed to wake it
+        while Loop.wake is not wake:  # the loop was awake: nobody needed to wake it
             with contextlib.suppress(Alarm):
                 client.put("again")
         client.put("next").exception(LIMIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import struct
 import uuid
 
@@ -182,6 +183,177 @@ def test_a_refusal_of_the_place_comes_out() -> None:
 
     with pytest.raises(ProtocolError, match="not this one"):
         receive(Reader(place), FRAMES["MSG"].whole())
+
+
+# What is taken before it is looked at.
+
+
+class Taker:
+    """Takes whole frames of MSG and ACK, up to a size, as the short path does; notes what it was shown and took."""
+
+    def __init__(self, most: int = 4096, *, refuses: int = 10**9) -> None:
+        self.taken: list[bytes] = []
+        self.shown: list[bytes] = []
+        self._most = most
+        self._refuses = refuses  # takes so many frames
+
+    def __call__(self, data: memoryview, low: int, high: int) -> int:
+        self.shown.append(bytes(data[low:high]))
+        while high - low >= HEADER_SIZE and len(self.taken) < self._refuses:
+            kind, _, _, length, _, _ = struct.unpack_from("<BBHIQQ", data, low)
+            if kind not in (Kind.MSG, Kind.ACK) or length > self._most or high - low < HEADER_SIZE + length:
+                break
+            self.taken.append(bytes(data[low : low + HEADER_SIZE + length]))
+            low += HEADER_SIZE + length
+        return low
+
+
+def taking(taker: Taker) -> Parser:
+    reader = Parser()
+    reader.take = taker
+    return reader
+
+
+@pytest.mark.parametrize("step", [1, 2, 7, 23, 24, 25, 30, 100, 1000, 10**9])
+def test_what_take_wants_comes_to_it_and_the_rest_to_the_others(step: int) -> None:
+    sent = [*FRAMES.values()] * 3
+    taker = Taker(5)
+    got = list(taking(taker).feed(b"".join(frame.whole() for frame in sent), step))
+    wanted = [frame.whole() for frame in sent if frame.kind in (Kind.MSG, Kind.ACK)]
+    others = [frame for frame in sent if frame.kind not in (Kind.MSG, Kind.ACK)]
+    taken = collections.Counter(taker.taken)
+    assert taken + collections.Counter(frame.whole() for frame in got) == collections.Counter(
+        frame.whole() for frame in sent
+    )
+    assert [frame for frame in got if frame.kind not in (Kind.MSG, Kind.ACK)] == others
+    if step > 1000:
+        assert taker.taken == wanted
+        assert got == others
+
+
+def test_take_is_asked_again_after_what_it_did_not_want() -> None:
+    taker = Taker()
+    message, ping = FRAMES["MSG"].whole(), FRAMES["PING"].whole()
+    assert list(taking(taker).feed(message + ping + message + ping + ping + message[:10])) == [FRAMES["PING"]] * 3
+    assert taker.taken == [message, message]
+
+
+def test_take_may_take_a_part_and_change_at_any_time() -> None:
+    taker = Taker(refuses=1)
+    reader = taking(taker)
+    frames = reader.feed(4 * FRAMES["MSG"].whole())
+    assert next(frames) == FRAMES["MSG"]
+    reader.take = other = Taker(refuses=1)
+    assert list(frames) == [FRAMES["MSG"]]
+    assert taker.taken == other.taken == [FRAMES["MSG"].whole()]
+
+
+def test_take_is_not_asked_about_less_than_a_header_nor_within_a_body() -> None:
+    taker = Taker(0)
+    data = FRAMES["MSG"].whole()
+    reader = taking(taker)
+    assert list(reader.feed(data[: HEADER_SIZE - 1], step=1)) == []
+    assert taker.shown == []
+    assert list(reader.feed(data[HEADER_SIZE - 1 :], step=1)) == [FRAMES["MSG"]]
+    assert taker.shown == [data[:HEADER_SIZE]]
+
+
+def receive_whole(reader: Reader, data: bytes, most: int = 4096) -> bool:
+    """Receive into `buffer()`, for `take` alone."""
+    while data:
+        buffer = reader.buffer()
+        piece, data = data[: len(buffer)], data[len(buffer) :]
+        buffer[: len(piece)] = piece
+        if not reader.advance_whole(len(piece), most):
+            assert not data
+            return False
+    return True
+
+
+def message(size: int, number: int = 1) -> bytes:
+    return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number % 256]) * size).whole()
+
+
+@pytest.mark.parametrize("step", [1, 5, 24, 1000, 1024])
+def test_small_frames_are_taken_whole_however_they_are_divided(step: int) -> None:
+    sent = [message(size, number) for number, size in enumerate((0, 1, 4096, 500, 0, 4096, 4096, 3, 1000) * 20)]
+    data, taker = b"".join(sent), Taker()
+    reader = taking(taker)
+    for at in range(0, len(data), step):
+        assert receive_whole(reader, data[at : at + step])
+        assert reader.partial is None
+    assert taker.taken == sent
+    assert reader.buffer().nbytes >= 1
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 50])
+@pytest.mark.parametrize(
+    "frame",
+    [
+        FRAMES["PING"].whole(),
+        FRAMES["DROP"].whole(),
+        FRAMES["FIN with a reason"].whole(),
+        FRAMES["INI"].whole(),
+        message(4097)[:HEADER_SIZE],
+        message(4097)[:500],
+        message(2**20)[:HEADER_SIZE],
+    ],
+)
+def test_what_take_does_not_want_is_for_the_others(frame: bytes, ahead: int) -> None:
+    taker = Taker()
+    reader = taking(taker)
+    small = [message(3, number) for number in range(ahead)]
+    assert receive_whole(reader, b"".join(small))
+    assert not receive_whole(reader, frame)
+    assert taker.taken == small
+    size = HEADER_SIZE + struct.unpack_from("<I", frame, 4)[0]
+    if len(frame) == size:
+        (got,) = reader.advance(0)
+        assert got.header() == frame[:HEADER_SIZE]
+        assert reader.partial is None
+    else:
+        assert list(reader.advance(0)) == []
+        assert reader.partial is not None
+        assert reader.partial[1] == len(frame) - HEADER_SIZE
+
+
+@pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + 99])
+def test_a_begin_of_a_small_frame_waits_for_its_rest_whoever_takes_it(size: int) -> None:
+    for rest_whole in (True, False):
+        data, taker = message(100), Taker()
+        reader = taking(taker)
+        assert receive_whole(reader, message(7) + data[:size])
+        assert reader.partial is None
+        if rest_whole:
+            assert receive_whole(reader, data[size:])
+            assert taker.taken == [message(7), data]
+        else:
+            got = receive(reader, data[size:])
+            assert [frame.header() for frame in got] + [frame[:HEADER_SIZE] for frame in taker.taken[1:]] == [
+                data[:HEADER_SIZE]
+            ]
+
+
+@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("frame", "size"),
+    [(FRAMES["PING"].whole(), 24), (FRAMES["FIN"].whole(), 24), (message(2**20), 124), (message(4096), 300)],
+)
+def test_there_is_always_room_for_a_byte(frame: bytes, size: int, ahead: bool, busy: bool) -> None:
+    """A link that is told of no room takes that for the end of the stream."""
+    reader = taking(Taker())
+    list(reader.feed(message(0) * (10_000 if busy else 0)))
+    room = reader.buffer().nbytes
+    assert (room > 50 * IDLE) is busy
+    count, rest = divmod(room - size, HEADER_SIZE)
+    small = message(rest) + message(0) * (count - 1)
+    data = small + frame[:size] if ahead else (frame + small)[:room]
+    assert len(data) == room
+    reader.buffer()[:] = data
+    if not reader.advance_whole(room, 4096):
+        list(reader.advance(0))  # what it refuses is to be dealt with first
+    assert reader.buffer().nbytes >= 1
 
 
 # INI

@@ -7,7 +7,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import cast
 
 import pytest
@@ -130,10 +130,10 @@ def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], mo
 
 
 def test_a_sender_that_pauses_knows_at_once_that_its_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = netq.Delivery(None)
-    gone.settle(netq.Closed(uuid.uuid4(), "gone"))
+    gone = Future[None]()
+    gone.set_exception(netq.Closed(uuid.uuid4(), "gone"))
     monkeypatch.setattr(time, "sleep", lambda delay: None)
-    end = flow.slowed(Endpoint(lambda data: gone, ours_is_never_read), 0.25)
+    end = flow.slowed(Endpoint(lambda data: cast(netq.Delivery, gone), ours_is_never_read), 0.25)
     with pytest.raises(netq.Closed, match="gone"):
         end.put(b"")
 

@@ -15,14 +15,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from pickle import PickleBuffer
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from netq import Closed, Delivery, NetworkLocation, Unreadable, wire
 from netq.appetite import BEGIN, PIECE
 from netq.core import Communicator
-from netq.loop import READ
+from netq.loop import READ, Worker
 from netq.memory import Buffer
 from netq.shm import channel, memfd, outbound, rendezvous
 from netq.shm.channel import RING, Channel
@@ -477,7 +477,14 @@ def a_link(control: Control, received: Callable[[int, float], object] | None = N
         lost=lambda link, error: lost.append(error),
     )
     loop = SimpleNamespace(
-        watch=lambda *_: None, forget=lambda *_: None, call=lambda step, *_: lost.append(step.__name__), called=False
+        watch=lambda *_: None,
+        forget=lambda *_: None,
+        spin=lambda ring: None,
+        spin_no_more=lambda ring: None,
+        call=lambda step, *_: lost.append(step.__name__),
+        owe=lambda worker: lost.append("owe"),
+        answered_soon=False,
+        is_own=True,
     )
     return Link(owner, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
 
@@ -554,8 +561,8 @@ def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None
         link._channel.close()
 
 
-def test_an_ack_goes_behind_what_was_called_meanwhile() -> None:
-    """Which may be an answer; but never after one turn more, whatever else is called."""
+def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
+    """The loop says whether it is, and has it sent after a millisecond if none comes."""
     sent: list[int] = []
 
     def to_send(limit: int, now: float) -> list[bytes]:
@@ -568,14 +575,15 @@ def test_an_ack_goes_behind_what_was_called_meanwhile() -> None:
         asked.clear()
         link._due = 0
         link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
-        for called, due, sends in [(False, [], 1), (True, ["_go_on"], 0)]:
-            link._loop.called = called  # type: ignore[misc]
+        link.peer = cast(Worker, object())
+        for likely, due, sends in [(False, [], 1), (True, ["owe"], 0)]:
+            link._loop.answered_soon = likely  # type: ignore[misc]
             theirs.send(bytes([BELL]))
             link._rung(READ)
             assert asked == due
             assert len(sent) == sends
             sent.clear()
-        link._go_on(link._loop)
+        link.flush()
         assert len(sent) == 1
         link._go()
         link._channel.close()

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 
 import pytest
 
 from netq.connection import Connection
-from netq.events import Event, Hello, Lost, Received
+from netq.events import Event, Hello, Lost
 from netq.lane import Outgoing
 from netq.link import Link as AnyLink
-from netq.loop import Loop
+from netq.loop import TICK, Loop
 from netq.memory import Memory
 from netq.options import CommunicatorOptions
 from netq.pipe import Plain
@@ -52,23 +53,44 @@ class Server:
     def lost(self, link: AnyLink | None, error: Exception) -> None:
         self.why.append(error)
 
+    def crashed(self, error: BaseException) -> None:
+        self.why.append(AssertionError(repr(error)))
+
 
 class Answering(Server):
-    """Answers each message, if it is told to, as a user's thread does: by calls into the loop."""
+    """Answers each message, if it is told to, as users do: when the loop has settled; and its thread sends.
 
-    loop: Loop
+    It is a Worker too: whose link it is.
+    """
+
+    inline = True
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = True
+        self.line = ["somebody waits"]
+        self.loop = Loop("turned by hand", self.crashed, shared=True, settle=self.settle, line=self.line)
+        self.link: Link | None = None
 
-    def deliver(self, link: AnyLink, events: Sequence[Event]) -> None:
-        super().deliver(link, events)
-        for event in events:
-            if isinstance(event, Received):
-                self.loop.call(event.session.put if self.answers else repr, Outgoing(event.stream))
-                if self.answers:
-                    self.loop.call(link.flush)
+    def settle(self) -> bool:
+        """Take what has come; return whether somebody had waited for it."""
+        session = None if self.link is None else self.link.connection.session
+        if session is None or not session.arrived:
+            return False
+        while session.arrived:
+            stream = session.arrived.popleft()[1]
+            if self.answers:
+                session.outbox.append(Outgoing(Stream([bytes(stream)])))
+                self.loop.urge(self)
+        return self.answers
+
+    def pay(self) -> None:
+        self.loop.owing.pop(self, None)
+        assert self.link is not None
+        self.link.flush()
+
+    def mend(self) -> None:
+        raise AssertionError
 
 
 class Counting(Plain):
@@ -98,8 +120,8 @@ class Counting(Plain):
 class Flood:
     """A peer that sends as many PINGs as its socket takes, and a link in a loop that the test turns by hand."""
 
-    def __init__(self, server: Server) -> None:
-        self.loops = [Loop(f"turned by hand {n}", self._crashed) for n in range(2)]
+    def __init__(self, server: Server, *loops: Loop) -> None:
+        self.loops = loops or tuple([Loop(f"turned by hand {n}", server.crashed) for n in range(2)])
         self.server = server
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self.sock = socket.create_connection(listener.getsockname())
@@ -107,6 +129,7 @@ class Flood:
         self.sock.sendall(Greeting(uuid.uuid4(), bytes(16), 2**40, 2**20, 10_000).frame().whole())
         self.pipe = Counting(self.far)
         self.link = Link(self.server, self.loops[0], self.pipe, self.server.connect(), "a flood")
+        assert select.select([self.far], [], [], LIMIT)[0]
         self.loops[0]._turn()
         assert self.link.connection.open
         self.sock.setblocking(False)
@@ -132,9 +155,6 @@ class Flood:
             loop.start()
             loop.join()
 
-    def _crashed(self, error: BaseException) -> None:
-        self.server.why.append(AssertionError(repr(error)))
-
 
 @pytest.fixture
 def flood() -> Iterator[Flood]:
@@ -145,10 +165,11 @@ def flood() -> Iterator[Flood]:
 
 @pytest.fixture
 def talk() -> Iterator[Flood]:
-    """A link whose server answers, after the greetings."""
+    """A link whose server answers, after the greetings, and where those who wait are quick."""
     server = Answering()
-    talk = Flood(server)
-    server.loop = talk.loops[0]
+    talk = Flood(server, server.loop)
+    server.link, talk.link.peer = talk.link, server
+    server.loop._wanted = True
     talk.pipe.sent.clear()
     yield talk
     talk.close()
@@ -193,7 +214,11 @@ def test_a_busy_link_that_moves_goes_on_in_the_other_loop_and_only_there(flood: 
 
 
 def say(talk: Flood, number: int) -> None:
-    """Send a message of five bytes, and let it come."""
+    """Send a message of five bytes, and let it come while users work, and the loop's thread looks now and then."""
+    loop = talk.loops[0]
+    with loop.baton:
+        loop._seen = time.monotonic()
+        loop._choose()
     talk.sock.sendall(Frame(Kind.MSG, length=5, number=number, value=5).header() + b"hello")
     assert select.select([talk.far], [], [], LIMIT)[0]
 
@@ -207,21 +232,72 @@ def kinds(sent: bytes) -> list[int]:
     return found
 
 
+@pytest.fixture
+def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is slow for a while is not late."""
+    monkeypatch.setattr("netq.loop.TICK", 0.1)
+
+
+@pytest.mark.usefixtures("long_tick")
 def test_an_answer_that_is_there_takes_the_ack_along(talk: Flood) -> None:
     for number in range(1, 4):
         say(talk, number)
         talk.loops[0]._turn()
+        talk.loops[0]._turn()
+        assert len(talk.pipe.sent) == number, "it is sent in the turn after the one in which the message came"
     assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK, Kind.MSG]] * 3
+    assert not talk.server.why
 
 
-def test_an_ack_waits_for_nobody_who_has_no_answer(talk: Flood) -> None:
+@pytest.mark.parametrize("calls", [False, True])
+def test_an_ack_waits_for_nobody_if_nobody_waits(talk: Flood, calls: bool) -> None:
     assert isinstance(talk.server, Answering)
-    talk.server.answers = False  # but calls all the same
+    talk.server.answers = False
+    talk.server.line.clear()
     for number in range(1, 4):
         say(talk, number)
+        if calls:
+            talk.loops[0].call(len, ())
         talk.loops[0]._turn()
         assert len(talk.pipe.sent) == number, "it is sent in the turn in which the message came"
     assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]] * 3
+    assert not talk.server.why
+
+
+@pytest.mark.usefixtures("long_tick")
+def test_an_ack_does_not_wait_for_long_for_who_has_no_answer(talk: Flood) -> None:
+    assert isinstance(talk.server, Answering)
+    talk.server.answers = False
+    for number in range(1, 4):
+        say(talk, number)
+        talk.loops[0]._turn()
+        assert len(talk.pipe.sent) == number - 1, "there might be an answer"
+        talk.loops[0]._turn()
+        assert len(talk.pipe.sent) == number, "it is sent in the next turn"
+    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]] * 3
+    assert not talk.server.why
+
+
+def test_an_ack_that_waits_is_not_forgotten_when_the_turn_takes_long(talk: Flood) -> None:
+    """Longer than users are waited for: then the loop's thread polls again, and nothing else may come."""
+    assert isinstance(talk.server, Answering)
+    talk.server.answers = False
+    loop = talk.loops[0]
+    say(talk, 1)
+
+    def take_long() -> None:
+        until = time.monotonic() + 2 * TICK
+        while time.monotonic() < until:
+            pass
+
+    loop.call(take_long)
+    loop._turn()
+    begin = time.monotonic()
+    loop.at(begin + 1.0, len, ())  # it has to end
+    if not talk.pipe.sent:  # in that turn
+        loop._turn()
+    assert time.monotonic() - begin < 0.5
+    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]]
 
 
 def test_what_is_put_while_the_socket_is_full_leaves_as_soon_as_it_is_not(talk: Flood) -> None:

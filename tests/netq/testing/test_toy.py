@@ -9,14 +9,15 @@ from netq.core import Communicator
 from netq.errors import AddressError
 from netq.hub import TransportFactory
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop
+from netq.loop import READ, WRITE, Loop, Worker
 from netq.testing.conformance import check_communicator
 
 
 class Link:
     def __init__(self, owner: Owner, loop: Loop, sock: socket.socket) -> None:
         self.connection, self.address = owner.connect(), "a toy"
-        self.peer: object | None = None
+        self.peer: Worker | None = None
+        self.inline = False
         self._owner, self._loop, self._sock, self._unsent = owner, loop, sock, b""
         sock.setblocking(False)
         loop.watch(sock, READ, self._ready)
@@ -30,6 +31,9 @@ class Link:
             self._loop.watch(self._sock, READ | WRITE, self._ready)
         except OSError as error:
             self._lost(error)
+
+    def receive(self) -> bool:
+        return False
 
     def keep(self) -> None:
         pass  # what waits here is a copy

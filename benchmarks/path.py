@@ -1,0 +1,103 @@
+"""Count the Python functions that one small message crosses from `put` to `get`, and the calls of a round trip.
+
+    python -m benchmarks.path [tcp|shm|mqtt|grpc] [--show]
+
+An echo runs in a thread of this process. When it is warm, `sys.setprofile` notes each Python function of netq that any
+thread enters: during the way there (`put` to `get`), and in a round trip, half of which is one side's. The profiler
+itself is slow, so that what depends on time may go other ways than usual: the median of several is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import statistics
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+import netq
+
+WARM, ROUNDS = 300, 101
+MESSAGE = bytes(64)
+HERE = Path(netq.__file__).parent
+
+
+class Profile:
+    """The calls of netq's functions, in all threads, in order."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.calls: list[tuple[str, str, int]] = []  # file, function, and its first line
+
+    def note(self, frame: FrameType, event: str, _: object) -> None:
+        """Note a call: for sys.setprofile."""
+        code = frame.f_code
+        if self.on and event == "call" and code.co_filename.startswith(str(HERE)):
+            file = str(Path(code.co_filename).relative_to(HERE))
+            self.calls.append((file, code.co_qualname, code.co_firstlineno))
+
+    def take(self) -> list[tuple[str, str, int]]:
+        """Return what was noted since the last time."""
+        calls, self.calls = self.calls, []
+        return calls
+
+
+def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[int]]:
+    """Return the calls of each way there, and the number of calls of each round trip."""
+    profile = Profile()
+    threading.setprofile(profile.note)
+    sys.setprofile(profile.note)
+    ways: list[list[tuple[str, str, int]]] = []
+    trips: list[int] = []
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
+    try:
+        with netq.new(protocol, "server", options) as server:
+            client = netq.new(protocol, "client", netq.CommunicatorOptions(netloc=server.netloc))
+
+            def echo() -> None:
+                while (message := server.get()).data is not None:
+                    if profile.on:
+                        ways.append(list(profile.calls))
+                    server.put(message.data, message.peer)
+
+            with client:
+                thread = threading.Thread(target=echo)
+                thread.start()
+                for number in range(WARM + ROUNDS):
+                    profile.on = number >= WARM
+                    client.put(MESSAGE)
+                    client.get()
+                    profile.on = False
+                    trips.append(len(profile.take()))
+                client.put(None)
+                thread.join()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return ways, trips[WARM:]
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.path", description=__doc__.splitlines()[0])
+    parser.add_argument("protocol", nargs="?", default="tcp", choices=["tcp", "shm", "mqtt", "grpc"])
+    parser.add_argument("--port", type=int, default=0, help="of the broker, for mqtt")
+    parser.add_argument("--show", action="store_true", help="print the functions of one way, in order")
+    arguments = parser.parse_args()
+    ways, trips = measure(arguments.protocol, arguments.port)
+    way = sorted(ways, key=lambda calls: len(set(calls)))[len(ways) // 2]
+    functions = collections.Counter(way)
+    print(f"{arguments.protocol}, a message of {len(MESSAGE)} bytes, median of {len(ways)}:")
+    print(
+        f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"
+    )
+    print(f"round trip: {statistics.median(trips) / 2:g} calls a side")
+    if arguments.show:
+        for (file, name, line), count in functions.items():
+            print(f"  {file}:{line} {name}" + (f"  x {count}" if count > 1 else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""A thread that is interrupted anywhere, as by a signal handler that raises."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType, ModuleType
+from typing import Any
+
+
+def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> bool:
+    """Have `act` raise before the bytecode after `left` others of these modules; return whether it came to that."""
+
+    class Interrupt(BaseException):
+        pass
+
+    files = {module.__file__ for module in modules}
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                raise Interrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
