@@ -7,6 +7,7 @@ pickled and unpickled here, in the caller's thread.
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import time
 import uuid
@@ -98,8 +99,13 @@ class Communicator:
         inbox = self.inbox
         if peers or timeout is not None or self._hub.home.forked:
             self.check_get(peers, timeout)
-        item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
-        return self.unpack(item or self._wait(peers, timeout))
+        try:
+            item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
+            item = item or self._wait(peers, timeout)
+        except BaseException:  # a signal handler's, it may be
+            inbox.interrupted()
+            raise
+        return self.unpack(item)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: polling, if nobody else waits, or in line."""
@@ -123,25 +129,23 @@ class Communicator:
     def _wait_in_line(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         inbox = self.inbox
         found: list[Item] = []
-        waiters: list[Waiter] = []
+        waiter = Waiter(peers, _nobody)
 
         def come() -> bool:
-            while inbox.is_served(waiters[0]):
-                if (item := inbox.accept(waiters[0])) is not None:
+            while inbox.is_served(waiter):
+                if (item := inbox.accept(waiter)) is not None:
                     found.append(item)
                     return True
-                inbox.enter(waiters[0])
+                inbox.enter(waiter)
             return False
 
         def line_up(wake: Callable[[], object]) -> None:
-            waiters.append(Waiter(peers, wake))
-            inbox.enter(waiters[0])
+            waiter.wake = wake
+            inbox.enter(waiter)
 
-        def leave() -> None:
-            if waiters:
-                inbox.leave(waiters[0])
-
+        leave = functools.partial(inbox.leaving.append, waiter)  # which no signal handler can interrupt
         self._hub.home.sleep(come, deadline, line_up, leave, "get")
+        inbox.let_go_of_leaving()
         return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
@@ -245,6 +249,10 @@ class Communicator:
         if ended is not None and id in (None, ended.peer):
             return Closed(ended.peer, ended.why)
         return Closed(id, "there is no session with this peer: it has closed, or never came")
+
+
+def _nobody() -> None:
+    """Wake nobody."""
 
 
 def _check_lane(lane: object) -> None:

@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 
 from netq.errors import Closed
-from netq.lane import Item
+from netq.lane import Item, Receiver
 
 _REMEMBERED = 4096  # peers that are over, of which get(peer) still knows it
 _ANYBODY = -1  # where those wait who name no peer; the others wait at UUID.int
@@ -59,6 +59,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self.arrived: deque[Item] = deque()  # in the order of coming, and not sorted yet
+        self.leaving: deque[Waiter] = deque()  # those who wait no more; any thread may append
+        self.taking: Receiver | None = None  # of a message that is being taken: its peer is to hear of it
         self._holds: set[object] = set()  # those for whom what has arrived is to wait
         self.lock = threading.RLock()
         self._numbers = itertools.count(1)
@@ -85,8 +87,11 @@ class Inbox:
             self._serve(self._sort())
 
     def settle(self) -> bool:
-        """Serve those who wait with what has arrived; return whether somebody has been served."""
-        if not (self.arrived and self.lines):
+        """Serve those who wait with what has arrived; return whether somebody has been served.
+
+        In a signal handler that interrupts who is at work here, it is left to that one.
+        """
+        if not (self.arrived and self.lines) or self.lock._is_owned():  # type: ignore[attr-defined]
             return False
         with self.lock:
             return self._serve(self._sort())
@@ -132,9 +137,7 @@ class Inbox:
                 item = self._take_first()
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
-        if item is not None and item[2].attention:
-            item[2].attend()
-        return item
+        return self._attend(item)
 
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter when it is its turn: at once if there is something for it."""
@@ -173,21 +176,32 @@ class Inbox:
             assert peer is not None
             self._release(waiter, peer)
             item = self._take(peer)
-        if item is not None and item[2].attention:
-            item[2].attend()
-        return item
+        return self._attend(item)
 
     def leave(self, waiter: Waiter) -> None:
-        """Wait no more; what was promised and not accepted is the next for others. Harmless afterwards."""
+        """Wait no more; what was promised and not accepted is the next for others. Harmless afterwards.
+
+        To append the waiter to `leaving` is enough, and cannot be interrupted: the next who comes lets it go.
+        """
+        self.leaving.append(waiter)
+        self.let_go_of_leaving()
+
+    def let_go_of_leaving(self) -> None:
+        """Let those go who leave."""
         with self.lock:
-            self._drop_out(waiter)
-            peer = waiter.promised
-            if peer is not None:
-                self._release(waiter, peer)
-                if self.sorted.get(peer):
-                    self.sorted.move_to_end(peer, last=False)
-                    self._turns[peer] = -next(self._numbers)
-                self._serve({peer})
+            self._serve(self._sort())
+
+    def interrupted(self) -> None:
+        """An exception has come out of `take_now` or `accept`: let the peer hear of what was taken."""
+        receiver, self.taking = self.taking, None
+        if receiver is not None:
+            receiver.attend()
+
+    def _attend(self, item: Item | None) -> Item | None:
+        if item is not None and item[2].attention:
+            item[2].attend()
+        self.taking = None
+        return item
 
     # Under the lock.
 
@@ -195,6 +209,9 @@ class Inbox:
         """Put what has arrived into the queues; return whose it is."""
         arrived, queues = self.arrived, self.sorted
         peers: set[int] = set()
+        while self.leaving:
+            self._let_go(self.leaving[0])
+            self.leaving.popleft()
         while arrived and not self._holds:
             item = arrived[0]
             peer = item[0].int
@@ -208,24 +225,39 @@ class Inbox:
             peers.add(peer)
         return peers
 
+    def _let_go(self, waiter: Waiter) -> None:
+        self._drop_out(waiter)
+        peer = waiter.promised
+        if peer is not None:
+            self._release(waiter, peer)
+            if self.sorted.get(peer):
+                self.sorted.move_to_end(peer, last=False)
+                self._turns[peer] = -next(self._numbers)
+            self._serve({peer})
+
     def _take_first(self) -> Item | None:
         """Take what is next of anybody, if nobody waits."""
         queues = self.sorted
         if len(self.arrived) == 1 and not (queues or self._holds):
-            item = self.arrived.popleft()
-            if item[2].consume(item[3], item[4]):
+            item = self.arrived[0]
+            fresh = self._consume(item)
+            self.arrived.popleft()
+            if fresh:
                 return item
         if self.arrived:
             self._sort()
         while queues:
             peer, queue = next(iter(queues.items()))
-            first = queue.popleft() if queue else None
+            first = queue[0] if queue else None
+            fresh = first is not None and self._consume(first)
+            if queue:
+                queue.popleft()
             if not queue:
                 del queues[peer]
                 self._turns.pop(peer, None)
             elif len(queues) > 1:
                 self._take_turn(peer)
-            if first is not None and first[2].consume(first[3], first[4]):
+            if fresh:
                 return first
         return None
 
@@ -246,8 +278,10 @@ class Inbox:
             return None
         found = None
         while queue:
-            item = queue.popleft()
-            if item[2].consume(item[3], item[4]):
+            item = queue[0]
+            fresh = self._consume(item)
+            queue.popleft()
+            if fresh:
                 found = item
                 break
         self._take_turn(peer)
@@ -259,6 +293,11 @@ class Inbox:
             if self._closed and not self.sorted:
                 self._tell(_ANYBODY)
         return found
+
+    def _consume(self, item: Item) -> bool:
+        """Count a message as taken, while it is still there; return False if that was done before: it is here twice."""
+        self.taking = item[2]
+        return item[2].consume(item[3], item[4])
 
     def _take_turn(self, peer: int) -> None:
         if peer in self.sorted:

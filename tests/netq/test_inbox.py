@@ -648,6 +648,18 @@ def test_a_handler_that_interrupts_who_takes_is_refused(item: Maker) -> None:
     assert inbox.take_now(()) is not None
 
 
+def test_a_handler_that_interrupts_who_sorts_leaves_that_to_him(item: Maker) -> None:
+    """What it puts is sent at once, and the answer may come with that: those in line are served when it is over."""
+    inbox = Inbox()
+    waiter = enter(inbox)
+    with inbox.lock:
+        assert not arrive(inbox, item(A, "0"))
+        assert not waiter.served
+        assert len(inbox.arrived) == 1
+    assert inbox.is_served(waiter)
+    assert text(inbox.accept(waiter)) == "0"
+
+
 def test_peers_that_are_over_are_forgotten_when_there_are_many(take: Take) -> None:
     inbox, many = Inbox(), netq.inbox._REMEMBERED
     peers = [uuid.UUID(int=1000 + number) for number in range(many + 1)]
