@@ -718,6 +718,8 @@ class Loop:
             self._wakee.recv(4096)
 
     def _drain_quickly(self) -> bool:
+        if self._phase is _POLLING:  # it is for the loop's thread, which would sleep on without it
+            return False
         self._drain(READ)
         return True
 
