@@ -154,10 +154,10 @@ class Connection:
         self._heard, self._doubted, session.confirmed = now, None, True
         return session.take_whole(data, low, high)
 
-    @property
-    def simple(self) -> bool:
-        """Whether `received_whole` may be called."""
-        return self._state is State.OPEN and self._reader.frame is None
+    def buffer_for_whole(self) -> memoryview | None:
+        """Return `buffer()` if `received_whole` may be called; None if the next bytes are for `received`."""
+        reader = self._reader
+        return reader.buffer() if self._state is State.OPEN and reader.frame is None else None
 
     def received_whole(self, n: int, now: float) -> bool:
         """Take the n bytes that are now in `buffer()` as far as they are small messages and ACKs: all that a user's

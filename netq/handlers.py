@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
-from types import CodeType
+from types import CodeType, TracebackType
+
+
+class suppress(contextlib.suppress):
+    """As contextlib.suppress, but an exception that a signal handler has raised comes out."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return bool(super().__exit__(kind, error, traceback)) and (error is None or raised_by_handler(error) is None)
 
 
 def raised_by_handler(error: BaseException) -> BaseException | None:

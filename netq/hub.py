@@ -56,6 +56,7 @@ class Hub:
                 shared=options.workers == 1,
                 settle=inbox.settle,
                 line=inbox.lines,
+                lock=inbox.lock,
             )
             for n in range(options.workers)
         ]

@@ -137,7 +137,10 @@ class Inbox:
                 item = self._take_first()
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
-        return self._attend(item)
+        if item is not None and item[2].attention:
+            item[2].attend()
+        self.taking = None
+        return item
 
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter when it is its turn: at once if there is something for it."""
@@ -176,7 +179,10 @@ class Inbox:
             assert peer is not None
             self._release(waiter, peer)
             item = self._take(peer)
-        return self._attend(item)
+        if item is not None and item[2].attention:
+            item[2].attend()
+        self.taking = None
+        return item
 
     def leave(self, waiter: Waiter) -> None:
         """Wait no more; what was promised and not accepted is the next for others. Harmless afterwards.
@@ -196,12 +202,6 @@ class Inbox:
         receiver, self.taking = self.taking, None
         if receiver is not None:
             receiver.attend()
-
-    def _attend(self, item: Item | None) -> Item | None:
-        if item is not None and item[2].attention:
-            item[2].attend()
-        self.taking = None
-        return item
 
     # Under the lock.
 
@@ -240,7 +240,8 @@ class Inbox:
         queues = self.sorted
         if len(self.arrived) == 1 and not (queues or self._holds):
             item = self.arrived[0]
-            fresh = self._consume(item)
+            self.taking = item[2]
+            fresh = item[2].consume(item[3], item[4])
             self.arrived.popleft()
             if fresh:
                 return item

@@ -44,7 +44,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from netq.bell import LONGEST, Bell
-from netq.handlers import raised_by_handler
+from netq.handlers import raised_by_handler, suppress
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _SWEEP = 256  # timers from which cancelled ones are looked for
@@ -148,7 +148,8 @@ class Loop:
     """Runs calls, timers and what waits for sockets, one after the other.
 
     `shared`: users' threads may stand in for it. `settle` is called after each turn, without the baton; it returns
-    whether one of those has been served who wait in `line`, whom `settle` alone can serve.
+    whether one of those has been served who wait in `line`, whom `settle` alone can serve. It takes `lock`: who holds
+    that must not wait for a loop.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Loop:
         shared: bool = False,
         settle: Callable[[], bool] = lambda: False,
         line: Collection[object] = (),
+        lock: threading.RLock | None = None,
     ) -> None:
         self.forked = False  # this process is a child of the one whose loop it is
         self.baton = threading.RLock()
@@ -166,6 +168,7 @@ class Loop:
         self._crashed = crashed
         self._settle = settle
         self._line = line
+        self._lock = threading.RLock() if lock is None else lock
         self._shared = shared
         self._phase = _WORKING
         self.at_work: Worker | None = None  # whose state a user's thread is working on
@@ -250,8 +253,7 @@ class Loop:
         """Let the loop's thread look what there is to do."""
         phase = self._phase
         if phase is _PARKED:
-            with contextlib.suppress(RuntimeError):  # it is awake already
-                self._bed.release()
+            _release(self._bed)
         elif phase is _POLLING and self._woken != (sleep := self._sleeps):
             self._interrupt()
             self._woken = sleep  # not before: in between a signal handler might call, and not wake it
@@ -357,7 +359,7 @@ class Loop:
 
     def seat(self, name: str) -> threading.Lock:
         """Return what this thread holds while it waits."""
-        if threading.get_ident() == self._ident or _is_owned(self.baton):
+        if threading.get_ident() == self._ident or _is_owned(self.baton) or _is_owned(self._lock):
             raise RuntimeError(
                 f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
                 "handler that has interrupted it; let the handler set an Event, or call request_close()"
@@ -710,7 +712,7 @@ class Loop:
         return len(self._watched) == 1 or time.monotonic() >= self._stop_by
 
     def _interrupt(self) -> None:
-        with contextlib.suppress(OSError):  # it is being woken already, or has ended
+        with suppress(OSError):  # it is being woken already, or has ended
             self._waker.send(b"\0")
 
     def _drain(self, mask: int) -> None:
@@ -743,8 +745,9 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _release(lock: threading.Lock) -> None:
-    with contextlib.suppress(RuntimeError):  # it has been woken before
-        lock.release()
+    if lock.locked():
+        with suppress(RuntimeError):  # another thread was faster
+            lock.release()
 
 
 _is_owned: Callable[[Any], bool] = operator.methodcaller("_is_owned")

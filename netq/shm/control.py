@@ -12,11 +12,12 @@ Never waits. Owned by a link.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import struct
 from typing import NamedTuple
+
+from netq.handlers import suppress
 
 HELLO, BELL, SEGMENT, REFUSED = 1, 2, 3, 4
 _LONGEST = 512  # bytes of a packet
@@ -42,7 +43,7 @@ class Control:
 
     def ring(self) -> None:
         """Ring the peer's bell. A peer whose socket is full has bells waiting, or is gone: that, its end tells."""
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.sock.send(_BELL)
 
     def send(self, kind: int, body: bytes = b"", fd: int | None = None) -> None:

@@ -70,14 +70,16 @@ class Link:
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
         connection, loop, pipe, peer = self.connection, self._loop, self._pipe, self.peer
-        if peer is None or self._closing or self._gone or self._due or self._rest or not connection.simple:
+        if peer is None or self._closing or self._gone or self._due or self._rest:
             return False
         loop.at_work = peer
-        done = True
+        done, n = True, 0
         try:
-            n = 0
             for _ in range(_FEW):
-                n = pipe.recv_into(connection.buffer())
+                if (buffer := connection.buffer_for_whole()) is None:
+                    done = False  # the loop's thread goes on with what has begun
+                    break
+                n = pipe.recv_into(buffer)
                 if not n:
                     done = False  # the end, which the loop's thread will see again
                     break
@@ -187,24 +189,32 @@ class Link:
 
     def _send(self) -> None:
         pipe, pace, enough = self._pipe, self._pace, False
-        last = False  # what is unsent is all that the connection has; not what was left before: since then more may be
+        size = 0  # of the batch that was asked for; not of what was left before
+        last = False  # the batch is all that the connection has
         for _ in range(_WRITES):
             if enough or ((pipe.blocked or pipe.hides) and not pipe.push()):
                 break
             if not self._unsent:
-                last = self._fill() < pace.batch
-                if not self._unsent:
+                buffers = self.connection.to_send(pace.batch, time.monotonic())
+                size = sum(map(len, buffers))
+                if not size:
                     return pace.drained()
+                last = size < pace.batch
+                self._kept = False
+                if self._merge and size <= _SMALL:  # one short copy costs less than a longer vector
+                    self._unsent = [memoryview(b"".join(buffers))]
+                else:
+                    self._unsent = [memoryview(buffer) for buffer in buffers if len(buffer)]
             sent = pipe.send(self._unsent)
             if sent == 0:
                 break
-            self._unsent = _skip(self._unsent, sent)
+            self._unsent = [] if sent == size else _skip(self._unsent, sent)
             if sent >= pace.batch:
                 enough = self._enough_queued()
-            if pace.measures or sent >= pace.batch:
+            if pace.since is not None or sent >= pace.batch:
                 pace.sent(sent)
             if last and not self._unsent and not pipe.blocked:
-                return pace.drained() if pace.measures else None
+                return pace.drained() if pace.since is not None else None
         else:
             self._soon(WRITE)
         if pipe.blocked or enough:
@@ -212,17 +222,6 @@ class Link:
             pace.full(time.monotonic())
             self._limit_queue()
         return None
-
-    def _fill(self) -> int:
-        """Ask the connection for a batch; return its bytes."""
-        self._kept = False
-        buffers = self.connection.to_send(self._pace.batch, time.monotonic())
-        size = sum(map(len, buffers))
-        if self._merge and size <= _SMALL:  # one short copy costs less than a longer vector
-            self._unsent = [memoryview(b"".join(buffers))] if size else []
-        else:
-            self._unsent = [memoryview(buffer) for buffer in buffers if len(buffer)]
-        return size
 
     def _enough_queued(self) -> bool:
         """Whether a batch or more waits in the system, which keeps its own limit roughly: give or take some 64 KiB."""

@@ -18,29 +18,24 @@ class Pace:
 
     def __init__(self) -> None:
         self.batch = LEAST
-        self._since: float | None = None  # when the socket was full
+        self.since: float | None = None  # when the socket was full; None: the rate is not being measured
         self._sent = 0  # since then
-
-    @property
-    def measures(self) -> bool:
-        """Whether the rate is being measured."""
-        return self._since is not None
 
     def sent(self, count: int) -> None:
         """Count what the socket has taken at once."""
         self._sent += count
-        if self._since is None and count >= self.batch:
+        if self.since is None and count >= self.batch:
             self.batch = min(2 * self.batch, MOST)
 
     def drained(self) -> None:
         """All there is has been taken: how fast it leaves is not known."""
-        self._since = None
+        self.since = None
 
     def full(self, now: float) -> None:
         """The socket takes no more for now."""
-        if self._since is None:
-            self._since, self._sent = now, 0
-        seconds = now - self._since
+        if self.since is None:
+            self.since, self._sent = now, 0
+        seconds = now - self.since
         if seconds >= PERIOD:
             self.batch = max(LEAST, min(int(self._sent / seconds * QUEUED), MOST))
-            self._since, self._sent = now, 0
+            self.since, self._sent = now, 0

@@ -215,6 +215,7 @@ def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
     proxy.upstream = second.netloc
     proxy.cut()
     log.wait(f"{client.id}: lost")
+    log.wait("trying again")  # before, "hello" might leave on the link that is cut, and be lost with it
     due = first.put("waited for it", client.id)
     introduce(second, client)
     proxy.upstream = first.netloc

@@ -605,12 +605,12 @@ def talking(*messages: Outgoing) -> Connection:
 @pytest.mark.parametrize("state", State)
 def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state: State) -> None:
     connection = in_state(state)
-    assert connection.simple is (state is State.OPEN)
+    assert (connection.buffer_for_whole() is not None) is (state is State.OPEN)
     if state is State.OPEN:
         connection.feed(memoryview(whole(1, 5000)[:30]), 0.0)
-        assert not connection.simple
+        assert connection.buffer_for_whole() is None
         connection.feed(memoryview(whole(1, 5000)[30:]), 0.0)
-        assert connection.simple
+        assert connection.buffer_for_whole() is not None
 
 
 def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
@@ -641,7 +641,7 @@ def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind:
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
     assert connection.received(0, 0.0) == []
     assert kinds(sent(connection)) == ([] if kind is None else [kind])
-    assert connection.simple is (kind is not None)
+    assert (connection.buffer_for_whole() is not None) is (kind is not None)
 
 
 def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
@@ -656,7 +656,7 @@ def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
     for first, second in itertools.product((True, False), repeat=2):
         connection, data = talking(), whole(2)
         for part, by_user in ((data[:cut], first), (data[cut:], second)):
-            if by_user and connection.simple:
+            if by_user and connection.buffer_for_whole() is not None:
                 assert receive_whole(connection, part)
             else:
                 assert connection.feed(memoryview(part), 0.0) == []

@@ -231,7 +231,7 @@ class ByUser(Connection):
         return events
 
     def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
-        if not self.simple:
+        if self.buffer_for_whole() is None:
             return self.received(n, now)
         return [] if self.received_whole(n, now) else self.received(0, now)
 
@@ -249,7 +249,7 @@ class ByUserLater(ByUser):
         return self.received(0, now) if due else []
 
     def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
-        if not last or not self.simple:
+        if not last or self.buffer_for_whole() is None:
             return super()._receive(n, now, last=last)
         self.due = not self.received_whole(n, now)
         return []

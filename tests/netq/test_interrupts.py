@@ -99,6 +99,8 @@ class Tripwire:
                 act()
             finally:
                 sys.settrace(before)
+        except pytest.fail.Exception:  # of pytest-timeout, which says it once
+            raise
         except BaseException as error:
             return error
         return None
