@@ -336,11 +336,11 @@ def step(loop: Loop, function: Callable[[], object], debtor: Debtor | None = Non
 
 def lead(loop: Loop, come: Callable[[], bool]) -> None:
     """Wait as `get` does, but poll in any case: as soon as the loop's thread leaves that to the users."""
-    seat, deadline = loop.seat("lead"), time.monotonic() + LIMIT
+    seat, deadline, debtor = loop.seat("lead"), time.monotonic() + LIMIT, Debtor(loop)
     with seat:
         while not come() and time.monotonic() < deadline:
             if not loop.poll(seat, deadline):
-                loop.owe(Debtor(loop))  # a user has been seen
+                loop.owe(debtor)  # a user has been seen
     loop.polled()
 
 
@@ -439,7 +439,7 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
     shared: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = sockets
-    loop, taken = shared.loop, list[tuple[bytes, bool]]()
+    loop, taken, debtor = shared.loop, list[tuple[bytes, bool]](), Debtor(shared.loop)
 
     def take(flags: int = 0) -> bytes:
         try:
@@ -460,7 +460,7 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
                 taken.clear()
                 leading = threads.submit(lead, loop, lambda data=data: data in dict(taken))  # type: ignore[misc]
                 while loop._phase is not Phase.PARKED and not leading.done():
-                    loop.owe(Debtor(loop))
+                    loop.owe(debtor)  # one: thousands would keep the loop's thread at work
                 other.send(data)
                 leading.result(LIMIT)
                 assert dict(taken)[data] or data == b"q", "a user's thread has done what it must not"
