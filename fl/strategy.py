@@ -22,6 +22,7 @@ from fl.messages import Update
 from fl.model import Model
 from netq.errors import NetqError
 from netq.toml import did_you_mean
+from netq.validate import expect, is_number, whole
 
 Discount = Callable[[int], float]  # of a staleness in rounds, 0 for none, to a factor of the weight, 1 at most
 
@@ -65,8 +66,8 @@ class Strategy(abc.ABC):
             raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
         self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, low_too=True)
-        if not isinstance(config, Mapping | None):
-            raise ValueError(f"{type(self).__name__}.config: {config!r}; expected a dict of plain values by name")
+        right = isinstance(config, Mapping | None)
+        expect(right, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         self.compression = "none" if compression is None else str(as_compression(compression))
@@ -172,16 +173,8 @@ def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
 
 
 def within(name: str, value: float, low: float, high: float, *, low_too: bool = False) -> float:
-    """Return an option's value; raises ValueError unless it is a finite number above `low` and at most `high`."""
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not (right and low <= value <= high and (low_too or value != low)):
-        more = f"{low:g} or more" if low_too else f"more than {low:g}"
-        raise ValueError(f"{name}: {value!r}; expected {more}" + (f", and {high:g} at most" if high < math.inf else ""))
-    return value
-
-
-def whole(name: str, value: int, least: int) -> int:
-    """Return an option's value; raises ValueError unless it is a whole number of `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: {value!r}; expected a whole number of {least} or more")
+    """Return an option's value; raises InvalidOption unless it is a finite number above `low` and at most `high`."""
+    right = is_number(value, low, high) and math.isfinite(value) and (low_too or value != low)
+    more = f"{low:g} or more" if low_too else f"more than {low:g}"
+    expect(right, name, value, more + (f", and {high:g} at most" if high < math.inf else ""))
     return value
