@@ -203,10 +203,10 @@ class CommunicatorOptions:
         expect(_is_netloc(self.netloc), "CommunicatorOptions.netloc", self.netloc, place)
         object.__setattr__(self, "netloc", NetworkLocation(*self.netloc))
         whole("CommunicatorOptions.workers", self.workers, 1, 256)
-        for kind in (ConnectionOptions, SerializationOptions, SecurityOptions, MqttOptions, EventOptions):
-            name = kind.__name__.removesuffix("Options").lower()
+        kinds = (ConnectionOptions, SerializationOptions, SecurityOptions, MqttOptions, EventOptions)
+        for name, kind in zip(("connection", "serialization", "security", "mqtt", "events"), kinds, strict=True):
             value = getattr(self, name)
-            right = isinstance(value, kind) or (kind is SecurityOptions and value is None)
+            right = isinstance(value, kind) or (name == "security" and value is None)
             expect(right, f"CommunicatorOptions.{name}", value, kind.__name__)
 
 
