@@ -25,7 +25,7 @@ _LEVEL = 19  # the highest of zstd; beyond, it takes much more memory
 
 @dataclass(frozen=True)
 class Compression:
-    """How changes of a model are packed. Raises ValueError. As a text: "int8, top_k=0.1, zstd=3", or "none".
+    """How changes of a model are packed. Raises InvalidOption. As a text: "int8, top_k=0.1, zstd=3", or "none".
 
     dtype:          of the values that are sent: None (the tensor's own), "float16", "bfloat16", "int8" or "int4".
     top_k:          the fraction of each tensor's elements that is sent, more than 0 to 1: those of the largest
@@ -53,7 +53,7 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what a text says; raises ValueError."""
+        """Return what a text says; raises InvalidOption."""
         expect(isinstance(text, str), "compression", text, _FORM)
         options: dict[str, Any] = {}
         for word in text.split(",") if text.strip() != "none" else ():
@@ -70,7 +70,7 @@ class Compression:
 
 
 def as_compression(value: Compression | str) -> Compression:
-    """Return what is a Compression, or says one; raises ValueError, and ImportError if zstandard is missing for it."""
+    """Return what is a Compression, or says one; raises InvalidOption, ImportError if zstandard is missing."""
     compression = value if isinstance(value, Compression) else Compression.parse(value)
     if compression.zstd is not None:
         zstandard()

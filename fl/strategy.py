@@ -20,7 +20,7 @@ from typing import Any
 from fl.compress import Compression, as_compression
 from fl.messages import Update
 from fl.model import Model
-from netq.errors import NetqError
+from netq.errors import InvalidOption, NetqError
 from netq.toml import did_you_mean
 from netq.validate import expect, is_number, whole
 
@@ -137,27 +137,27 @@ def options_of(kind: type) -> list[str]:
 
 
 def as_discount(value: Discount | str) -> Discount:
-    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises ValueError."""
+    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises InvalidOption."""
     discount = _read(value) if isinstance(value, str) else value
     try:
         within("staleness", discount(1), 0, math.inf, low_too=True)
     except (TypeError, ValueError):
-        raise ValueError(f"staleness: {value!r}; {_DISCOUNT}, of a staleness to a weight") from None
+        raise InvalidOption(f"staleness: {value!r}; expected {_DISCOUNT}, of a staleness to a weight") from None
     return discount
 
 
-_DISCOUNT = 'expected "polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
+_DISCOUNT = '"polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
 
 
 def _read(text: str) -> Discount:
     found = re.fullmatch(r"(\w+)\s*(?:\(([-+.\w\s,]*)\))?", text.strip())
     makers: dict[str, Callable[..., Discount]] = {"polynomial": polynomial, "hinge": hinge}
     if found is None or found[1] not in makers:
-        raise ValueError(f"staleness: {text!r}; {_DISCOUNT}")
+        raise InvalidOption(f"staleness: {text!r}; expected {_DISCOUNT}")
     try:
         return makers[found[1]](*[float(number) for number in (found[2] or "").split(",") if number.strip()])
     except (ValueError, TypeError) as error:
-        raise ValueError(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
+        raise InvalidOption(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
 
 
 def polynomial(exponent: float = 0.5) -> Discount:
