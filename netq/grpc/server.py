@@ -12,7 +12,7 @@ from netq.grpc.channel import CONNECT, SERVICE, of_server
 from netq.grpc.library import grpc
 from netq.grpc.outpost import Outpost
 from netq.grpc.stream import Ends
-from netq.grpc.tls import ServerFiles
+from netq.grpc.tls import identity
 from netq.link import Owner
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -28,7 +28,7 @@ class Listener:
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
-        self._files = None if security is None else ServerFiles(security)
+        self._identity = None if security is None else identity(security)
         self._outpost: Outpost | None = None
         self._server: grpc.aio.Server | None = None  # in the engine
         self._stopping: asyncio.Task[None] | None = None  # so is this
@@ -61,10 +61,10 @@ class Listener:
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         try:
-            if self._files is None:
+            if self._identity is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._files.credentials())
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([self._identity]))
         except RuntimeError:
             return 0
         await server.start()
