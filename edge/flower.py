@@ -21,6 +21,7 @@ from edge.config import FILE, KEYS, Config, told
 from fl.flower.apps import is_client_app
 from netq.errors import InvalidOption
 from netq.toml import File
+from netq.validate import expect
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ def _import(name: str) -> fl.flower.ClientApp:
     """The app that `--flower` names; raises InvalidOption."""
     expected = '"module:app", as in "farm.client_app:app"'
     module, _, attribute = name.partition(":")
-    if not (module.strip() and attribute.strip()):
-        raise InvalidOption(f"--flower: {name!r}; expected {expected}")
+    expect(bool(module.strip() and attribute.strip()), "--flower", name, expected)
     try:
         app: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except Exception as error:  # a module runs code of its own, which may raise anything
@@ -72,7 +72,6 @@ def _import(name: str) -> fl.flower.ClientApp:
             f"--flower: {name!r}; expected {expected}, and this gives {reason}: correct the name, or set PYTHONPATH to "
             "the folder the module lies in"
         ) from error
-    if not is_client_app(app):
-        raise InvalidOption(f"--flower: {name!r}; expected a flwr.clientapp.ClientApp, and this is {app!r}")
+    expect(is_client_app(app), "--flower", name, f"a flwr.clientapp.ClientApp, and this is {app!r}")
     found: fl.flower.ClientApp = app
     return found

@@ -12,7 +12,8 @@ from typing import Any
 from fl.aggregate import WeightedMean
 from fl.messages import Update
 from fl.model import InvalidUpdate, Model, is_difference, zeros_like
-from fl.strategy import Discount, Strategy, polynomial, whole, within
+from fl.strategy import Discount, Strategy, polynomial, within
+from netq.validate import whole
 
 
 class FedAsync(Strategy):

@@ -12,6 +12,7 @@ import netq
 from fl.compress import Compression, Compressor, as_compression
 from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
 from fl.model import InvalidUpdate, Model, Spec, check_specs, copied, difference, specs_of
+from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
 
@@ -39,8 +40,8 @@ class Client:
         seed: int | None = None,
     ) -> None:
         for name, function in (("train", train), ("evaluate", evaluate)):
-            if not (callable(function) or (name == "evaluate" and function is None)):
-                raise netq.InvalidOption(f"Client.{name}: {function!r}; expected a function of a model and a config")
+            right = callable(function) or (name == "evaluate" and function is None)
+            expect(right, f"Client.{name}", function, "a function of a model and a config")
         self._does: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
             "train": train,
             "evaluate": evaluate,
@@ -52,8 +53,8 @@ class Client:
 
         The options' serialisation is replaced by that of the federation's messages.
         """
-        if not isinstance(options, netq.CommunicatorOptions | None):
-            raise netq.InvalidOption(f"Client.run: options: {options!r}; expected a netq.CommunicatorOptions")
+        known = isinstance(options, netq.CommunicatorOptions | None)
+        expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
         options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             server = _Server(queue)

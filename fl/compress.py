@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 from fl import quantize, sparse
 from fl.model import BLOCK, InvalidUpdate, Model, Source, sources, specs_of
 from fl.packed import DTYPES, Packed, zstandard
+from netq.validate import expect, flag, is_number, is_whole
 
 CODINGS = ("float16", "bfloat16", "int8", "int4")
 _DTYPES = f"None or one of {', '.join(CODINGS)}"
-_LEVELS = range(1, 20)  # of zstd; beyond, it takes much more memory
+_LEVEL = 19  # the highest of zstd; beyond, it takes much more memory
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How changes of a model are packed. Raises ValueError. As a text: "int8, top_k=0.1, zstd=3", or "none".
+    """How changes of a model are packed. Raises InvalidOption. As a text: "int8, top_k=0.1, zstd=3", or "none".
 
     dtype:          of the values that are sent: None (the tensor's own), "float16", "bfloat16", "int8" or "int4".
     top_k:          the fraction of each tensor's elements that is sent, more than 0 to 1: those of the largest
@@ -43,22 +44,21 @@ class Compression:
 
     def __post_init__(self) -> None:
         dtype, top_k, zstd = self.dtype, self.top_k, self.zstd
-        _expect(dtype is None or (isinstance(dtype, str) and dtype in CODINGS), "dtype", dtype, _DTYPES)
-        fraction = isinstance(top_k, (int, float)) and not isinstance(top_k, bool) and 0 < top_k <= 1
-        _expect(top_k is None or fraction, "top_k", top_k, "None, or more than 0 and 1 at most")
-        level = isinstance(zstd, int) and not isinstance(zstd, bool) and zstd in _LEVELS
-        _expect(zstd is None or level, "zstd", zstd, "None, or a whole number of 1 to 19")
-        _expect(isinstance(self.error_feedback, bool), "error_feedback", self.error_feedback, "True or False")
+        expect(dtype is None or (isinstance(dtype, str) and dtype in CODINGS), "dtype", dtype, _DTYPES)
+        fraction = top_k is None or (is_number(top_k, 0, 1) and top_k > 0)
+        expect(fraction, "top_k", top_k, "None, or more than 0 and 1 at most")
+        expect(zstd is None or is_whole(zstd, 1, _LEVEL), "zstd", zstd, f"None, or a whole number of 1 to {_LEVEL}")
+        flag("error_feedback", self.error_feedback)
         object.__setattr__(self, "top_k", None if top_k is None else float(top_k))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what a text says; raises ValueError."""
-        _expect(isinstance(text, str), "compression", text, _FORM)
+        """Return what a text says; raises InvalidOption."""
+        expect(isinstance(text, str), "compression", text, _FORM)
         options: dict[str, Any] = {}
         for word in text.split(",") if text.strip() != "none" else ():
             name, value = [part.strip() for part in (word if "=" in word else f"dtype={word}").split("=", 1)]
-            _expect(name in _READ and name not in options, "compression", text, _FORM)
+            expect(name in _READ and name not in options, "compression", text, _FORM)
             options[name] = _read(name, value)
         return cls(**options)
 
@@ -70,7 +70,7 @@ class Compression:
 
 
 def as_compression(value: Compression | str) -> Compression:
-    """Return what is a Compression, or says one; raises ValueError, and ImportError if zstandard is missing for it."""
+    """Return what is a Compression, or says one; raises InvalidOption, ImportError if zstandard is missing."""
     compression = value if isinstance(value, Compression) else Compression.parse(value)
     if compression.zstd is not None:
         zstandard()
@@ -197,11 +197,6 @@ def _changes(new: Source, old: Source) -> Iterator[tuple[slice, NDArray[Any]]]:
             change = one - other
         yield slice(at, at + one.size), change
         at += one.size
-
-
-def _expect(right: bool, name: str, value: object, expected: str) -> None:
-    if not right:
-        raise ValueError(f"{name}: {value!r}; expected {expected}")
 
 
 _FORM = '"none", or a dtype, top_k=…, zstd=… and error_feedback=…, with commas between'

@@ -22,6 +22,7 @@ from fl.packed import Packed, Unpacked
 from fl.plain import Plain, expect
 from fl.tensors import serialization
 from netq.complaints import printable
+from netq.validate import is_whole
 
 Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
@@ -158,8 +159,7 @@ _MOST = 2**53  # examples: what a float counts
 
 
 def _check_number(name: str, value: object) -> None:
-    right = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST
-    expect(right, name, value, "a whole number below 2**63")
+    expect(is_whole(value, 0, _LARGEST), name, value, "a whole number below 2**63")
 
 
 def _checked_examples(number: Any) -> int:

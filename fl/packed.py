@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from fl import quantize, sparse
 from fl.model import InvalidUpdate, Model, sources, specs_of
 from fl.plain import Plain, expect
+from netq.validate import is_whole
 
 DTYPES = ("float16", "float32", "float64")  # of tensors that are packed; others travel as they are
 
@@ -52,7 +53,7 @@ class Packed(Plain):
         _expect_text("dtype", self.dtype, DTYPES)
         expect(_is_shape(self.shape), "shape", self.shape, f"a tuple of whole numbers, of {_MAX_SIZE} elements at most")
         _expect_text("coding", self.coding, quantize.BITS)
-        counted = type(self.count) is int and 0 <= self.count <= self.size
+        counted = is_whole(self.count, 0, self.size)
         expect(counted, "count", self.count, f"a whole number of {self.size} elements at most")
         expect(type(self.zstd) is bool, "zstd", self.zstd, "True or False")
         expect(_is_flat(self.data), "data", self.data, "a flat array of uint8")
@@ -181,7 +182,7 @@ def _expect_text(name: str, value: object, known: Mapping[str, Any] | tuple[str,
 def _is_shape(shape: object) -> bool:
     if type(shape) is not tuple or len(shape) > _MAX_DIMS:
         return False
-    whole = all(type(size) is int and 0 <= size <= _MAX_SIZE for size in shape)
+    whole = all(is_whole(size, 0, _MAX_SIZE) for size in shape)
     return whole and math.prod(max(size, 1) for size in shape) <= _MAX_SIZE
 
 

@@ -20,7 +20,8 @@ from fl.messages import Update
 from fl.model import Model
 from fl.rows import mean, mean_around_median, median, reals, scores, squared_norms, trimmed_mean
 from fl.spool import Spool
-from fl.strategy import Strategy, TooFewUpdates, whole, within
+from fl.strategy import Strategy, TooFewUpdates, within
+from netq.validate import whole
 
 Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # of real numbers [updates, elements] to [elements]
 

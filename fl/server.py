@@ -32,6 +32,7 @@ from fl.settings import check_config, check_settings, checked_watchers
 from fl.strategy import Strategy, TooFewUpdates
 from fl.training import Training
 from fl.watch import State, Watcher, Watchers
+from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
@@ -327,6 +328,5 @@ def _room(model: int, limit: int | None) -> int:
     """Return the bytes of updates that may be on their way: what the model and its successor leave."""
     if limit is None:
         return model + _SPARE
-    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 3 * model:
-        raise netq.InvalidOption(f"Server.memory_limit: {limit!r}; expected {3 * model} bytes, three models, at least")
+    expect(is_whole(limit, 3 * model), "Server.memory_limit", limit, f"{3 * model} bytes, three models, at least")
     return limit - 2 * model

@@ -5,7 +5,6 @@ Called by fl/server.py. Owns the sentences for what cannot be: each names the ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from fl.model import Model, check
 from fl.plain import strangers
 from fl.strategy import Strategy
 from fl.watch import Watcher
+from netq.validate import expect, flag, is_number, is_whole
 
 
 def check_settings(
@@ -27,17 +27,17 @@ def check_settings(
     evaluate: bool,
 ) -> None:
     """Raise InvalidOption unless these are arguments of fl.Server; InvalidUpdate for a model without a mean."""
-    _expect(isinstance(model, Mapping) and len(model) > 0, "model", model, "a dict of arrays or tensors by name")
+    expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
     check(model, like=model)
     known = isinstance(options, netq.CommunicatorOptions | None)
-    _expect(known, "options", options, "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))")
-    _expect(isinstance(strategy, Strategy | None), "strategy", strategy, "an object, as in fl.FedAvg()")
-    whole = isinstance(min_clients, int) and not isinstance(min_clients, bool)
-    _expect(whole and min_clients >= 1, "min_clients", min_clients, "1 or more, a whole number")
-    _expect(_is_number(deadline) and deadline > 0, "deadline", deadline, "seconds, more than 0")
-    _expect(_is_number(grace) and grace >= 0, "grace", grace, "seconds, 0 or more")
-    _expect(isinstance(evaluate, bool), "evaluate", evaluate, "True or False")
-    _expect(isinstance(config, Mapping | None), "config", config, "a dict of plain values by name")
+    form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
+    expect(known, "Server.options", options, form)
+    expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
+    expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
+    expect(is_number(deadline, 0) and deadline > 0, "Server.deadline", deadline, "seconds, more than 0")
+    expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
+    flag("Server.evaluate", evaluate)
+    expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
     check_config(config or {}, "Server.config")
 
 
@@ -51,18 +51,8 @@ def check_config(config: Mapping[str, Any], whose: str) -> None:
 
 def checked_watchers(watchers: Iterable[Watcher]) -> tuple[Watcher, ...]:
     """Return the watchers. Raises InvalidOption."""
-    several = isinstance(watchers, Iterable)
-    _expect(several, "watchers", watchers, "a list of them")
+    expect(isinstance(watchers, Iterable), "Server.watchers", watchers, "a list of them")
     found = tuple(watchers)
     for each in found:
-        _expect(isinstance(each, Watcher), "watchers", each, "objects of classes that inherit from fl.Watcher")
+        expect(isinstance(each, Watcher), "Server.watchers", each, "objects of classes that inherit from fl.Watcher")
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)
-
-
-def _expect(right: bool, name: str, value: object, expected: str) -> None:
-    if not right:
-        raise netq.InvalidOption(f"Server.{name}: {value!r}; expected {expected}")

@@ -29,6 +29,7 @@ from fl.server import Server
 from fl.strategy import Strategy
 from fl.watch import State, Watcher
 from fl.worker import Share
+from netq.validate import expect
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,8 @@ def _shares(
     """Deal the clients out to the processes, one after the other. Raises InvalidOption."""
     if protocol not in (netq.Protocol.TCP, netq.Protocol.SHM):
         raise netq.InvalidOption(f"simulate.protocol: {protocol}; expected Protocol.TCP or Protocol.SHM")
-    if start not in ("fork", "spawn"):
-        raise netq.InvalidOption(f"simulate.start: {start!r}; expected 'fork' or 'spawn'")
-    if processes is not None and processes < 1:
-        raise netq.InvalidOption(f"simulate.processes: {processes!r}; expected 1 or more, or None")
+    expect(start in ("fork", "spawn"), "simulate.start", start, "'fork' or 'spawn'")
+    expect(processes is None or processes >= 1, "simulate.processes", processes, "1 or more, or None")
     all_clients = {partition: _client(partition, each) for partition, each in enumerate(clients)}
     if not all_clients:
         raise netq.InvalidOption("simulate.clients: there are none; expected train functions, or fl.Client objects")
@@ -112,8 +111,8 @@ def _shares(
 
 
 def _client(partition: int, each: Train | Client) -> Client:
-    if not (isinstance(each, Client) or callable(each)):
-        raise netq.InvalidOption(f"simulate.clients: {each!r}; expected a train function, or an fl.Client")
+    known = isinstance(each, Client) or callable(each)
+    expect(known, "simulate.clients", each, "a train function, or an fl.Client")
     return each if isinstance(each, Client) else Client(each, seed=partition)
 
 

@@ -20,8 +20,9 @@ from typing import Any
 from fl.compress import Compression, as_compression
 from fl.messages import Update
 from fl.model import Model
-from netq.errors import NetqError
+from netq.errors import InvalidOption, NetqError
 from netq.toml import did_you_mean
+from netq.validate import expect, is_number, whole
 
 Discount = Callable[[int], float]  # of a staleness in rounds, 0 for none, to a factor of the weight, 1 at most
 
@@ -65,8 +66,8 @@ class Strategy(abc.ABC):
             raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
         self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, low_too=True)
-        if not isinstance(config, Mapping | None):
-            raise ValueError(f"{type(self).__name__}.config: {config!r}; expected a dict of plain values by name")
+        right = isinstance(config, Mapping | None)
+        expect(right, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         self.compression = "none" if compression is None else str(as_compression(compression))
@@ -136,27 +137,27 @@ def options_of(kind: type) -> list[str]:
 
 
 def as_discount(value: Discount | str) -> Discount:
-    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises ValueError."""
+    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises InvalidOption."""
     discount = _read(value) if isinstance(value, str) else value
     try:
         within("staleness", discount(1), 0, math.inf, low_too=True)
     except (TypeError, ValueError):
-        raise ValueError(f"staleness: {value!r}; {_DISCOUNT}, of a staleness to a weight") from None
+        raise InvalidOption(f"staleness: {value!r}; expected {_DISCOUNT}, of a staleness to a weight") from None
     return discount
 
 
-_DISCOUNT = 'expected "polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
+_DISCOUNT = '"polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
 
 
 def _read(text: str) -> Discount:
     found = re.fullmatch(r"(\w+)\s*(?:\(([-+.\w\s,]*)\))?", text.strip())
     makers: dict[str, Callable[..., Discount]] = {"polynomial": polynomial, "hinge": hinge}
     if found is None or found[1] not in makers:
-        raise ValueError(f"staleness: {text!r}; {_DISCOUNT}")
+        raise InvalidOption(f"staleness: {text!r}; expected {_DISCOUNT}")
     try:
         return makers[found[1]](*[float(number) for number in (found[2] or "").split(",") if number.strip()])
     except (ValueError, TypeError) as error:
-        raise ValueError(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
+        raise InvalidOption(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
 
 
 def polynomial(exponent: float = 0.5) -> Discount:
@@ -172,16 +173,8 @@ def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
 
 
 def within(name: str, value: float, low: float, high: float, *, low_too: bool = False) -> float:
-    """Return an option's value; raises ValueError unless it is a finite number above `low` and at most `high`."""
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not (right and low <= value <= high and (low_too or value != low)):
-        more = f"{low:g} or more" if low_too else f"more than {low:g}"
-        raise ValueError(f"{name}: {value!r}; expected {more}" + (f", and {high:g} at most" if high < math.inf else ""))
-    return value
-
-
-def whole(name: str, value: int, least: int) -> int:
-    """Return an option's value; raises ValueError unless it is a whole number of `least` or more."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}: {value!r}; expected a whole number of {least} or more")
+    """Return an option's value; raises InvalidOption unless it is a finite number above `low` and at most `high`."""
+    right = is_number(value, low, high) and math.isfinite(value) and (low_too or value != low)
+    more = f"{low:g} or more" if low_too else f"more than {low:g}"
+    expect(right, name, value, more + (f", and {high:g} at most" if high < math.inf else ""))
     return value

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.utils.stream import PickleSerializer
+from netq.validate import is_whole
 
 Strides = tuple[int, ...] | None  # in elements; None: C order
 
@@ -113,14 +114,14 @@ def load(pid: Any) -> Any:
     """
     if type(pid) is tuple and len(pid) == 3 and pid[0] == "scalar":
         return _load_scalar(*pid[1:])
-    _expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields, or three for a scalar")
+    expect(type(pid) is tuple and len(pid) == 6, "a persistent identifier", "six fields, or three for a scalar")
     kind, storage, name, shape, strides, requires_grad = pid
-    _expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
-    _expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
-    _expect(type(name) is str, "the dtype of a tensor", "a name")
-    _expect(_are_sizes(shape), "the shape of a tensor", f"at most {_MAX_DIMS} whole numbers, 0 or more")
-    _expect(strides is None or _are_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
-    _expect(type(requires_grad) is bool, "requires_grad of a tensor", "True or False")
+    expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
+    expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
+    expect(type(name) is str, "the dtype of a tensor", "a name")
+    expect(_are_sizes(shape), "the shape of a tensor", f"at most {_MAX_DIMS} whole numbers, 0 or more")
+    expect(strides is None or _are_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
+    expect(type(requires_grad) is bool, "requires_grad of a tensor", "True or False")
     key = (kind, name, shape, strides, requires_grad)
     if key not in storage.found:
         storage.found[key] = _build(*pid)
@@ -230,10 +231,10 @@ def _build(kind: str, storage: Storage, name: str, shape: tuple[int, ...], strid
     dtype = _numpy_dtype(kind, name) if torch is None else _torch_dtype(torch, name)
     what, memory = f"{kind} {name} of shape {shape}", storage.memory
     nbytes = math.prod(shape) * dtype.itemsize
-    _expect(nbytes == memory.nbytes, f"the memory of {what}, of {memory.nbytes} bytes", f"{nbytes}")
+    expect(nbytes == memory.nbytes, f"the memory of {what}, of {memory.nbytes} bytes", f"{nbytes}")
     dense = strides is None or (len(strides) == len(shape) and _dense(shape, strides) == strides)
-    _expect(dense, f"the strides of {what}", "one for each dimension, without gap or overlap")
-    _expect(not memory.readonly, "the memory of the message", "writable memory, such as a bytearray")
+    expect(dense, f"the strides of {what}", "one for each dimension, without gap or overlap")
+    expect(not memory.readonly, "the memory of the message", "writable memory, such as a bytearray")
     _check_bools(name, memory)
     try:
         if torch is None:
@@ -261,9 +262,9 @@ def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...]
 
 
 def _load_scalar(name: Any, value: Any) -> np.generic:
-    _expect(type(name) is str and name in _NUMPY, "the dtype of a scalar", f"one of {', '.join(_NUMPY)}")
+    expect(type(name) is str and name in _NUMPY, "the dtype of a scalar", f"one of {', '.join(_NUMPY)}")
     dtype = _NUMPY[name]
-    _expect(type(value) is bytes and len(value) == dtype.itemsize, f"a scalar {name}", f"{dtype.itemsize} bytes")
+    expect(type(value) is bytes and len(value) == dtype.itemsize, f"a scalar {name}", f"{dtype.itemsize} bytes")
     _check_bools(name, value)
     scalar: np.generic = np.frombuffer(value, dtype)[0]
     return scalar
@@ -271,7 +272,7 @@ def _load_scalar(name: Any, value: Any) -> np.generic:
 
 def _numpy_dtype(kind: str, name: str) -> np.dtype[Any]:
     known = _NUMPY if kind == "numpy" else _TORCH
-    _expect(name in known, f"the dtype of a {kind} tensor", f"one of {', '.join(known)}")
+    expect(name in known, f"the dtype of a {kind} tensor", f"one of {', '.join(known)}")
     dtype = known[name]
     if dtype is None:
         raise Unreadable(f"a torch.{name} tensor came, and numpy has no such dtype; import torch first, then get it")
@@ -280,23 +281,24 @@ def _numpy_dtype(kind: str, name: str) -> np.dtype[Any]:
 
 def _torch_dtype(torch: Any, name: str) -> Any:
     dtype = getattr(torch, name, None) if name in _TORCH else None
-    _expect(dtype is not None, "the dtype of a torch tensor", f"one of {', '.join(_TORCH)}, as far as torch has it")
+    expect(dtype is not None, "the dtype of a torch tensor", f"one of {', '.join(_TORCH)}, as far as torch has it")
     return dtype
 
 
 def _check_bools(name: str, memory: memoryview | bytes) -> None:
     """Refuse a bool that is neither 0 nor 1: computing with one is undefined."""
     if name in ("|b1", "bool"):
-        _expect(np.frombuffer(memory, np.uint8).max(initial=0) <= 1, "a bool", "0 or 1")
+        expect(np.frombuffer(memory, np.uint8).max(initial=0) <= 1, "a bool", "0 or 1")
 
 
 def _are_sizes(value: Any) -> bool:
     if type(value) is not tuple or len(value) > _MAX_DIMS:
         return False
-    return all(type(size) is int and 0 <= size <= _MAX_SIZE for size in value)
+    return all(is_whole(size, 0, _MAX_SIZE) for size in value)
 
 
-def _expect(right: bool, what: str, expected: str) -> None:
+def expect(right: bool, what: str, expected: str) -> None:
+    """Raise Unreadable unless what a message says is right."""
     if not right:
         raise Unreadable(f"{what}: expected {expected}")
 

@@ -1,4 +1,4 @@
-"""Connects a socket without waiting: looks a host up and tries its addresses, one after the other.
+"""Connects a socket without waiting: looks a host up and tries its addresses, one after the other. And binds one.
 
 Called by transports whose links begin with a connection of their own making, in the thread of their loop; the one
 thread of its own only asks for the address of a name, which may take seconds. Knows nothing of what is said then.
@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from netq.errors import InvalidOption
+from netq.errors import AddressError, InvalidOption
 from netq.loop import WRITE, Loop, Timer
 from netq.options import NetworkLocation
 
@@ -52,26 +53,13 @@ class Dialer:
         try:
             self._try(look_up(*self._netloc, numeric=True))
         except socket.gaierror:  # a name: asking for it may take seconds
-            self._resolve_aside()
+            call = self._loop.call
+            look_up_aside(*self._netloc, partial(call, self._try), partial(call, self._refused, []))
 
     def close(self) -> None:
         """Connect no more; tell nobody."""
         self._closed = True
         self._abandon()
-
-    def _resolve_aside(self) -> None:
-        try:
-            threading.Thread(target=self._resolve, name="netq-resolve", daemon=True).start()
-        except RuntimeError as error:  # the interpreter is ending
-            self._loop.call(self._refused, [], OSError(f"the name cannot be resolved: {error}"))
-
-    def _resolve(self) -> None:
-        try:
-            addresses = look_up(*self._netloc, numeric=False)
-        except OSError as error:
-            self._loop.call(self._refused, [], OSError(f"the name cannot be resolved: {error.strerror}"))
-        else:
-            self._loop.call(self._try, addresses)
 
     def _try(self, addresses: list[Address]) -> None:
         if self._closed:
@@ -142,3 +130,54 @@ def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
     except UnicodeError as error:  # an empty label, or one of more than 63 bytes
         raise socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})") from error
     return [(family, address) for family, _, _, _, address in found]
+
+
+def look_up_aside(
+    host: str, port: int, found: Callable[[list[Address]], object], failed: Callable[[OSError], object]
+) -> None:
+    """Look a name up in a thread of its own, which calls `found` or `failed`."""
+
+    def look() -> None:
+        try:
+            addresses = look_up(host, port, numeric=False)
+        except OSError as error:
+            failed(OSError(f"the name cannot be resolved: {error.strerror}"))
+        else:
+            found(addresses)
+
+    try:
+        threading.Thread(target=look, name="netq-resolve", daemon=True).start()
+    except RuntimeError as error:  # the system has no thread left, or the interpreter is ending
+        failed(OSError(f"the name cannot be resolved: {error}"))
+
+
+def bind(netloc: NetworkLocation, backlog: int | None = None) -> socket.socket:
+    """Return a socket at an address of this machine, which does not block; with `backlog` it listens.
+
+    Raises AddressError.
+    """
+    sock = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        if backlog is not None:
+            sock.listen(backlog)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise cannot_listen(netloc, error) from error
+    return sock
+
+
+def cannot_listen(netloc: NetworkLocation, error: OSError) -> AddressError:
+    """Return the error of a server, with what the system says and what to do."""
+    advice = "choose another port, or 0 for a free one"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = "choose an address of this machine, or 0.0.0.0 for all"
+    why = error.strerror or str(error)
+    return AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}")

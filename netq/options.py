@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import math
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 from netq.errors import InvalidOption
 from netq.utils.stream import PickleSerializer, Stream
+from netq.validate import expect, flag, is_whole, seconds, whole
 
 MIB = 1024**2
 
@@ -79,21 +79,23 @@ class ConnectionOptions:
     retry_max: float = 30.0
 
     def __post_init__(self) -> None:
-        for name in ("get_merge", "put_merge", "drop_oldest"):
-            _check(self, name, isinstance(getattr(self, name), bool), "True or False")
-        _check_whole(self, "transport_size", 1, 2**32 - 1)
-        _check_whole(self, "queue_size", 1, 2**63)
-        _check_whole(self, "message_size", 1, 2**62)
-        _check_whole(self, "window", 1, 2**62)
-        _check_whole(self, "memory", 1, 2**62)
-        _check_whole(self, "misses", 1, 1000)
-        _check_seconds(self, "heartbeat", 0.001, 3600.0)  # milliseconds on the wire
-        _check_seconds(self, "handshake_timeout", 0.001)
-        _check_seconds(self, "session_timeout", 0.0)
-        _check_seconds(self, "linger", 0.0)
-        _check_seconds(self, "retry_min", 0.001, 1e6)
-        _check_seconds(self, "retry_max", 0.001, 1e6)
-        _check(self, "retry_max", self.retry_max >= self.retry_min, f"at least retry_min, {self.retry_min}")
+        flag("ConnectionOptions.get_merge", self.get_merge)
+        flag("ConnectionOptions.put_merge", self.put_merge)
+        flag("ConnectionOptions.drop_oldest", self.drop_oldest)
+        whole("ConnectionOptions.transport_size", self.transport_size, 1, 2**32 - 1)
+        whole("ConnectionOptions.queue_size", self.queue_size, 1, 2**63)
+        whole("ConnectionOptions.message_size", self.message_size, 1, 2**62)
+        whole("ConnectionOptions.window", self.window, 1, 2**62)
+        whole("ConnectionOptions.memory", self.memory, 1, 2**62)
+        whole("ConnectionOptions.misses", self.misses, 1, 1000)
+        seconds("ConnectionOptions.heartbeat", self.heartbeat, 0.001, 3600.0)  # milliseconds on the wire
+        seconds("ConnectionOptions.handshake_timeout", self.handshake_timeout, 0.001)
+        seconds("ConnectionOptions.session_timeout", self.session_timeout, 0.0)
+        seconds("ConnectionOptions.linger", self.linger, 0.0)
+        seconds("ConnectionOptions.retry_min", self.retry_min, 0.001, 1e6)
+        seconds("ConnectionOptions.retry_max", self.retry_max, 0.001, 1e6)
+        longer = self.retry_max >= self.retry_min
+        expect(longer, "ConnectionOptions.retry_max", self.retry_max, f"at least retry_min, {self.retry_min}")
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class SerializationOptions:
     dump: Callable[[Any], Any] = field(default_factory=lambda: PickleSerializer().dump)
 
     def __post_init__(self) -> None:
-        for name in ("load", "dump"):
-            _check(self, name, callable(getattr(self, name)), "a callable")
+        expect(callable(self.load), "SerializationOptions.load", self.load, "a callable")
+        expect(callable(self.dump), "SerializationOptions.dump", self.dump, "a callable")
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class SecurityOptions:
     def __post_init__(self) -> None:
         for name in ("key", "certificate"):
             path = getattr(self, name)
-            _check(self, name, path is None or isinstance(path, (str, Path)), "a path or None")
+            expect(isinstance(path, str | Path | None), f"SecurityOptions.{name}", path, "a path or None")
             if path is not None:
                 object.__setattr__(self, name, Path(path))
 
@@ -147,13 +149,15 @@ class MqttOptions:
     packet_size: int = 256 * 1024
 
     def __post_init__(self) -> None:
-        _check(self, "prefix", _is_prefix(self.prefix), "1 to 128 characters, none of + # and NUL, first no $ or /")
+        prefix, user, password = self.prefix, self.user, self.password
+        characters = "1 to 128 characters, none of + # and NUL, first no $ or /"
+        expect(_is_prefix(prefix), "MqttOptions.prefix", prefix, characters)
         expected = "a string of at most 65,535 bytes of UTF-8 without NUL, or None"
-        _check(self, "user", self.user is None or _is_mqtt_text(self.user), expected)
-        if not (self.password is None or _is_mqtt_text(self.password)):  # its value is not to be seen
-            raise InvalidOption(f"MqttOptions.password: a {type(self.password).__name__}; expected {expected}")
-        _check(self, "user", self.user is not None or self.password is None, "a user, as there is a password")
-        _check_whole(self, "packet_size", 1024, 128 * MIB)
+        expect(user is None or _is_mqtt_text(user), "MqttOptions.user", user, expected)
+        if not (password is None or _is_mqtt_text(password)):  # its value is not to be seen
+            raise InvalidOption(f"MqttOptions.password: a {type(password).__name__}; expected {expected}")
+        expect(user is not None or password is None, "MqttOptions.user", user, "a user, as there is a password")
+        whole("MqttOptions.packet_size", self.packet_size, 1024, 128 * MIB)
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ class EventOptions:
         for name in ("ini", "fin"):
             value = getattr(self, name)
             right = value is None or (callable(value) and not inspect.iscoroutinefunction(value))
-            _check(self, name, right, "a callable that is no coroutine function, or None")
+            expect(right, f"EventOptions.{name}", value, "a callable that is no coroutine function, or None")
 
 
 @dataclass(frozen=True)
@@ -194,15 +198,16 @@ class CommunicatorOptions:
     events: EventOptions = field(default_factory=EventOptions)
 
     def __post_init__(self) -> None:
-        _check(self, "id", isinstance(self.id, uuid.UUID), "a uuid.UUID")
-        _check(self, "netloc", _is_netloc(self.netloc), 'a host and a port from 0 to 65535, as in ("127.0.0.1", 51966)')
+        expect(isinstance(self.id, uuid.UUID), "CommunicatorOptions.id", self.id, "a uuid.UUID")
+        place = 'a host and a port from 0 to 65535, as in ("127.0.0.1", 51966)'
+        expect(_is_netloc(self.netloc), "CommunicatorOptions.netloc", self.netloc, place)
         object.__setattr__(self, "netloc", NetworkLocation(*self.netloc))
-        _check_instance(self, "connection", ConnectionOptions)
-        _check_instance(self, "serialization", SerializationOptions)
-        _check(self, "security", self.security is None or isinstance(self.security, SecurityOptions), "SecurityOptions")
-        _check_whole(self, "workers", 1, 256)
-        _check_instance(self, "mqtt", MqttOptions)
-        _check_instance(self, "events", EventOptions)
+        whole("CommunicatorOptions.workers", self.workers, 1, 256)
+        kinds = (ConnectionOptions, SerializationOptions, SecurityOptions, MqttOptions, EventOptions)
+        for name, kind in zip(("connection", "serialization", "security", "mqtt", "events"), kinds, strict=True):
+            value = getattr(self, name)
+            right = isinstance(value, kind) or (name == "security" and value is None)
+            expect(right, f"CommunicatorOptions.{name}", value, kind.__name__)
 
 
 def check_put_merge(options: CommunicatorOptions, transport: str) -> None:
@@ -212,27 +217,6 @@ def check_put_merge(options: CommunicatorOptions, transport: str) -> None:
             f"ConnectionOptions.put_merge: False; {transport} joins small buffers in any case, only TCP without TLS "
             "can send each by itself; expected True"
         )
-
-
-def _check(options: object, name: str, right: bool, expected: str) -> None:
-    if not right:
-        raise InvalidOption(f"{type(options).__name__}.{name}: {getattr(options, name)!r}; expected {expected}")
-
-
-def _check_instance(options: object, name: str, kind: type) -> None:
-    _check(options, name, isinstance(getattr(options, name), kind), kind.__name__)
-
-
-def _check_whole(options: object, name: str, low: int, high: int) -> None:
-    value = getattr(options, name)
-    right = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-    _check(options, name, right, f"a whole number from {low} to {high}")
-
-
-def _check_seconds(options: object, name: str, least: float, most: float = math.inf) -> None:
-    value = getattr(options, name)
-    right = isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
-    _check(options, name, right, f"seconds, from {least:g} to {most:g}")
 
 
 def _is_prefix(value: object) -> bool:
@@ -255,5 +239,4 @@ def _is_netloc(value: object) -> bool:
     if not isinstance(value, tuple) or len(value) != 2:
         return False
     host, port = value
-    is_port = isinstance(port, int) and not isinstance(port, bool) and 0 <= port <= 65535
-    return isinstance(host, str) and host != "" and is_port
+    return isinstance(host, str) and host != "" and is_whole(port, 0, 65535)

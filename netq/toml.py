@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from netq.errors import InvalidOption
 from netq.options import MqttOptions, Protocol, SecurityOptions
+from netq.validate import is_whole
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -77,28 +78,20 @@ class File:
 
     def text(self, table: str, key: str, expected: str) -> str:
         """Return a text, of one character at least."""
-        text = self.table(table).get(key)
-        self.check(f"{table}.{key}", text, isinstance(text, str) and text != "", expected)
-        return str(text)
+        return str(self._read(table, key, lambda text: isinstance(text, str) and text != "", expected))
 
     def whole(self, table: str, key: str, expected: str, least: float = -math.inf, most: float = math.inf) -> int:
         """Return a whole number from `least` to `most`."""
-        number: Any = self.table(table).get(key)
-        self.check(f"{table}.{key}", number, type(number) is int and least <= number <= most, expected)
-        return int(number)
+        return int(self._read(table, key, lambda number: is_whole(number, least, most), expected))
 
     def seconds(self, table: str, key: str, expected: str) -> float:
         """Return a number, whole or not."""
-        number: Any = self.table(table).get(key)
-        self.check(f"{table}.{key}", number, type(number) in (int, float), expected)
-        seconds: float = number
+        seconds: float = self._read(table, key, lambda number: type(number) in (int, float), expected)
         return seconds
 
     def boolean(self, table: str, key: str) -> bool:
         """Return true or false."""
-        value = self.table(table).get(key)
-        self.check(f"{table}.{key}", value, isinstance(value, bool), "true or false")
-        return bool(value)
+        return bool(self._read(table, key, lambda value: isinstance(value, bool), "true or false"))
 
     def choice(self, table: str, key: str, default: Choice) -> Choice:
         """Return what the file names of an enum whose values are texts; `default`, if it names nothing."""
@@ -132,11 +125,10 @@ class File:
 
     def pem(self, table: str, key: str) -> Path:
         """Return the path of a PEM file that is there; nobody has looked into it yet."""
-        name = self.table(table).get(key)
-        right = isinstance(name, str) and (self.path.parent / name).is_file()
         expected = "the path of a PEM file that is there, seen from the folder of this file"
-        self.check(f"{table}.{key}", name, right, expected)
-        return self.path.parent / str(name)
+        folder = self.path.parent
+        name = self._read(table, key, lambda name: isinstance(name, str) and (folder / name).is_file(), expected)
+        return folder / str(name)
 
     def security(self) -> SecurityOptions | None:
         """Return what [security] says of TLS, by PEM files; None without the table, which turns TLS on."""
@@ -182,6 +174,11 @@ class File:
                 f"{where}: {name!r}; expected a module that can be imported from here, but {module} gives {reason}: "
                 "correct the name, or set PYTHONPATH to the folder it lies in"
             ) from error
+
+    def _read(self, table: str, key: str, is_right: Callable[[Any], bool], expected: str) -> Any:
+        value = self.table(table).get(key)
+        self.check(f"{table}.{key}", value, is_right(value), expected)
+        return value
 
     def check(self, where: str, value: object, right: bool, expected: str) -> None:
         """Refuse a value that is not right, or is missing."""

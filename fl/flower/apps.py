@@ -14,7 +14,7 @@ import flwr.clientapp
 import flwr.serverapp
 from flwr.app import Context, Message
 
-from netq.errors import InvalidOption
+from netq.validate import expect
 
 ClientApp = Callable[[Message, Context], Message]
 ServerApp = Callable[[flwr.serverapp.Grid, Context], None]
@@ -27,16 +27,14 @@ def is_client_app(app: Any) -> bool:
 
 def check_client_app(name: str, app: Any) -> None:
     """Raise InvalidOption unless it is a ClientApp, or a function of (message, context)."""
-    if not (is_client_app(app) or _is_function_of_two(app)):
-        raise InvalidOption(
-            f"{name}: {app!r}; expected a flwr.clientapp.ClientApp, or a function of (message, context)"
-        )
+    right = is_client_app(app) or _is_function_of_two(app)
+    expect(right, name, app, "a flwr.clientapp.ClientApp, or a function of (message, context)")
 
 
 def check_server_app(name: str, app: Any) -> None:
     """Raise InvalidOption unless it is a ServerApp, or a function of (grid, context)."""
-    if not (isinstance(app, flwr.serverapp.ServerApp) or _is_function_of_two(app)):
-        raise InvalidOption(f"{name}: {app!r}; expected a flwr.serverapp.ServerApp, or a function of (grid, context)")
+    right = isinstance(app, flwr.serverapp.ServerApp) or _is_function_of_two(app)
+    expect(right, name, app, "a flwr.serverapp.ServerApp, or a function of (grid, context)")
 
 
 def _is_function_of_two(app: Any) -> bool:

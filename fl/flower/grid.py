@@ -26,6 +26,7 @@ from fl.flower.pending import Answer, Pending
 from fl.flower.replies import Streamed, reply, reply_to_nothing
 from fl.flower.wire import Ask, check_config, message_id, write_ask
 from fl.presence import until_connected
+from netq.validate import expect
 
 
 class Grid(flwr.serverapp.Grid):
@@ -49,8 +50,7 @@ class Grid(flwr.serverapp.Grid):
     ) -> None:
         self.run_config = dict(run_config or {})
         check_config(self.run_config)
-        if not grace >= 0:
-            raise netq.InvalidOption(f"Grid.grace: {grace!r}; expected seconds")
+        expect(grace >= 0, "Grid.grace", grace, "seconds")
         self._run = Run.create_empty(secrets.randbits(62) + 1)
         self._sent: dict[str, Metadata] = {}
         self._closed = False

@@ -22,6 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl._flower_compat import EMPTY_TENSOR_KEY, SType
+from fl.tensors import expect
 from netq.errors import Unreadable
 
 _NUMBERS: tuple[type, ...] = (int, float)
@@ -182,12 +183,6 @@ def check_value(where: str, value: Any, kinds: tuple[type, ...] = _VALUES) -> No
         expect(type(value) in kinds, where, f"one of {_names(kinds)}, or a list of one")
     for each in value if type(value) is list else (value,):
         expect(type(each) is not int or -(2**63) <= each < 2**64, where, "whole numbers of 64 bits")
-
-
-def expect(right: bool, what: str, expected: str) -> None:
-    """Raise Unreadable unless it is right."""
-    if not right:
-        raise Unreadable(f"{what}: expected {expected}")
 
 
 def _items(where: str, value: Any, size: int) -> list[Any]:

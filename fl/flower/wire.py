@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from flwr.app import Error, Metadata, RecordDict
 
-from fl.flower.records import check_value, decode, encode, expect
-from fl.tensors import serialization
+from fl.flower.records import check_value, decode, encode
+from fl.tensors import expect, serialization
 from netq.complaints import printable
+from netq.validate import is_whole
 
 VERSION = "netq-flower/1"
 MESSAGES = serialization()
@@ -96,7 +97,7 @@ def read_reply(plain: Any) -> Reply:
     if len(plain) == 3:
         return Reply(batch, decode(plain[2], copy=False))
     code, reason = plain[2:]
-    expect(type(code) is int and 0 <= code < 2**31, "the code of an error", "a whole number of 31 bits")
+    expect(is_whole(code, 0, 2**31 - 1), "the code of an error", "a whole number of 31 bits")
     expect(type(reason) is str and len(reason) <= _REASON, "the reason of an error", f"{_REASON} characters at most")
     return Reply(batch, Error(code, printable(reason)))
 
@@ -125,7 +126,7 @@ def _check_type(message_type: Any) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    return is_whole(value, 0, 2**63 - 1)
 
 
 def _is_time(value: Any) -> bool:

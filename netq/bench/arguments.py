@@ -6,6 +6,7 @@ A mistake is one line on stderr and status 2. Each option's help ends with its d
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from netq.bench.checks import PASSWORD, PREFIX
 from netq.bench.protocol import DIRECTIONS, MOST_DELAY
 from netq.bench.service import CLIENTS
 from netq.options import NetworkLocation, Protocol
+from netq.validate import is_number
 
 _EXPONENT = 40  # of 2: the largest message
 _EPILOG = "Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput and load start a server here."
@@ -200,27 +202,19 @@ def _netloc(text: str) -> NetworkLocation:
     return NetworkLocation(host.removeprefix("[").removesuffix("]"), int(port))
 
 
-def _whole(least: int, most: int = 10**9) -> Callable[[str], int]:
-    def whole(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
-        if not least <= number <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from {least} to {most}")
-        return number
-
-    return whole
+def _whole(least: int, most: int = 10**9) -> Callable[[str], float]:
+    return _between(int, least, most, f"a whole number from {least} to {most}")
 
 
 def _number(least: float, most: float) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected a number from {least:g} to {most:g}")
-        return value
+    return _between(float, least, most, f"a number from {least:g} to {most:g}")
 
-    return number
+
+def _between(read: Callable[[str], float], least: float, most: float, expected: str) -> Callable[[str], float]:
+    def value(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if is_number(number := read(text), least, most):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}")
+
+    return value

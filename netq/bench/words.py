@@ -11,31 +11,34 @@ import sys
 from collections.abc import Callable
 from typing import Self
 
-from netq.options import NetworkLocation
+from netq.options import NetworkLocation, Protocol
 
 NAME = "python -m netq bench"
-_WORDS = (
-    (r"set SecurityOptions\(certificate=\.\.\.\)", "give --tls CA.pem"),
-    (r"SecurityOptions\.certificate", "{certificate}"),
-    (r"SecurityOptions\.key", "--key"),
-    (r"\bSecurityOptions\b", "TLS (a server's --key and --certificate, a client's --tls)"),
-    (r"; see MqttOptions\.packet_size", ""),
-    (r"MqttOptions\.user and password", "--user and --password"),
-    (r"MqttOptions\.(prefix|user|password)", r"--\1"),
-    (r"CommunicatorOptions\.netloc", "--netloc"),
-    (r"CommunicatorOptions\.security", "TLS"),
-    (r"\bCommunicatorOptions\b", "options"),
-    (r"ConnectionOptions\.transport_size", "--transport-size"),
-    (r"ConnectionOptions\.put_merge: False;", "--no-put-merge:"),
-    (r"; expected True$", "; expected --put-merge"),
-    (r"netq\.security\.certificates needs", "--secure needs"),
-    (r"; close\(timeout=[^)]*\)[^;]*", ""),
-    (r"\(netloc\)", "(--netloc)"),
-    (r" \((session_timeout|linger)\)", ""),
-    (r"\bmessage_size\b", "--max-message"),
-    (r"\[Errno \d+\] ", ""),
-)
-_PROTOCOL = re.compile(r"\b(?:netq\.)?Protocol\.([A-Z]+)\b")
+_TLS = "SecurityOptions.certificate"  # the option that has this word depends on the side
+_WORDS = {  # replaced in this order: what is part of another comes after it
+    "set SecurityOptions(certificate=...)": "give --tls CA.pem",
+    "SecurityOptions.key": "--key",
+    "SecurityOptions": "TLS (a server's --key and --certificate, a client's --tls)",
+    "; see MqttOptions.packet_size": "",
+    "MqttOptions.user and password": "--user and --password",
+    "MqttOptions.": "--",
+    "CommunicatorOptions.netloc": "--netloc",
+    "CommunicatorOptions.security": "TLS",
+    "CommunicatorOptions": "options",
+    "ConnectionOptions.transport_size": "--transport-size",
+    "ConnectionOptions.put_merge: False;": "--no-put-merge:",
+    "by itself; expected True": "by itself; expected --put-merge",
+    "netq.security.certificates needs": "--secure needs",
+    "; close(timeout=...) waits no longer than that": "",
+    "(netloc)": "(--netloc)",
+    " (session_timeout)": "",
+    " (linger)": "",
+    "its message_size": "its --max-message",
+    "; message_size is": "; --max-message is",
+    "netq.Protocol.": "Protocol.",
+    **{f"Protocol.{protocol.name}": protocol.value for protocol in Protocol},
+}
+_ERRNO = re.compile(r"\[Errno \d+\] ")
 _ID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
 Translate = Callable[[str], str]
@@ -92,7 +95,6 @@ def _plain(text: str, peer: str, certificate: str, netloc: NetworkLocation | Non
     text = " ".join(text.split())
     if netloc is not None:
         text = text.replace("{}:{}".format(*netloc), place(netloc))
-    for pattern, word in _WORDS:
-        text = re.sub(pattern, word.replace("{certificate}", certificate), text)
-    text = _PROTOCOL.sub(lambda found: found[1].lower(), text)
-    return _ID.sub(peer, text)
+    for name, word in {_TLS: certificate, **_WORDS}.items():
+        text = text.replace(name, word)
+    return _ID.sub(peer, _ERRNO.sub("", text))

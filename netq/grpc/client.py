@@ -12,7 +12,7 @@ from netq.grpc.names import addresses
 from netq.grpc.outpost import Outpost
 from netq.grpc.reason import reason
 from netq.grpc.stream import Ends
-from netq.grpc.tls import Trusted
+from netq.grpc.tls import authorities
 from netq.link import Owner
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
@@ -28,7 +28,7 @@ class Connector:
         self._owner = owner
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
-        self._trusted = None if security is None else Trusted(security, self.netloc.host)
+        self._trusted = None if security is None else authorities(security, self.netloc.host)
         self._outpost = Outpost(owner, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # in the engine
         self._attempt: asyncio.Task[None] | None = None  # that of them which has no link yet
@@ -120,7 +120,7 @@ class Connector:
         options = of_client(self.netloc)
         if self._trusted is None:
             return grpc.aio.insecure_channel(target, options)
-        return grpc.aio.secure_channel(target, self._trusted.credentials(), options)
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._trusted), options)
 
 
 def ends_of(call: grpc.aio.StreamStreamCall) -> Ends:

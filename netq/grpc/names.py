@@ -8,47 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
+from functools import partial
 
-from netq.dial import look_up
+from netq.dial import Address, look_up, look_up_aside
 from netq.grpc.engine import Engine
 
 
 async def addresses(engine: Engine, host: str, port: int) -> list[str]:
     """Return grpc's targets, one for each address. Raises OSError with a sentence."""
     try:
-        return _targets(host, port, numeric=True)
+        found = look_up(host, port, numeric=True)
     except socket.gaierror:  # a name: asking for it may take seconds
-        answer: asyncio.Future[list[str]] = engine.loop.create_future()
-        try:
-            threading.Thread(
-                target=_resolve, args=(engine, answer, host, port), name="netq-resolve", daemon=True
-            ).start()
-        except RuntimeError as error:  # the system has no thread left, or the interpreter is ending
-            raise OSError(f"the name cannot be resolved: {error}") from error
-        return await answer
+        answer: asyncio.Future[list[Address]] = engine.loop.create_future()
+        tell = partial(engine.call, _tell, answer)
+        look_up_aside(host, port, tell, tell)
+        found = await answer
+    return [_target(family, str(address[0]), port) for family, address in found]
 
 
-def _resolve(engine: Engine, answer: asyncio.Future[list[str]], host: str, port: int) -> None:
-    try:
-        found = _targets(host, port, numeric=False)
-    except OSError as error:
-        engine.call(_tell, answer, [], OSError(f"the name cannot be resolved: {error.strerror}"))
-    else:
-        engine.call(_tell, answer, found, None)
-
-
-def _tell(answer: asyncio.Future[list[str]], found: list[str], error: OSError | None) -> None:
+def _tell(answer: asyncio.Future[list[Address]], found: list[Address] | OSError) -> None:
     if answer.done():
         return  # nobody wants to know any more
-    if error is None:
-        answer.set_result(found)
+    if isinstance(found, OSError):
+        answer.set_exception(found)
     else:
-        answer.set_exception(error)
-
-
-def _targets(host: str, port: int, *, numeric: bool) -> list[str]:
-    return [_target(family, str(address[0]), port) for family, address in look_up(host, port, numeric=numeric)]
+        answer.set_result(found)
 
 
 def _target(family: int, address: str, port: int) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import socket
 from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from netq import core
-from netq.errors import AddressError
+from netq.dial import bind, cannot_listen
 from netq.grpc.channel import CONNECT, SERVICE, of_server
 from netq.grpc.library import grpc
 from netq.grpc.outpost import Outpost
 from netq.grpc.stream import Ends
-from netq.grpc.tls import ServerFiles
+from netq.grpc.tls import identity
 from netq.link import Owner
 from netq.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -30,19 +28,20 @@ class Listener:
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
-        self._files = None if security is None else ServerFiles(security)
+        self._identity = None if security is None else identity(security)
         self._outpost: Outpost | None = None
         self._server: grpc.aio.Server | None = None  # in the engine
         self._stopping: asyncio.Task[None] | None = None  # so is this
 
     def open(self) -> None:
         """Listen; raises AddressError."""
-        host, port = _check(self.netloc)
+        with bind(self.netloc) as sock:  # for what the system says of the address, which grpc does not
+            host, port = sock.getsockname()[0], self.netloc.port
         self._outpost = Outpost(self._owner, self._loop)
         try:
             bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
             if not bound:
-                raise _address_error(self.netloc, "grpc does not say why", _TAKEN)
+                raise cannot_listen(self.netloc, OSError("grpc does not say why"))
         except BaseException:
             self._outpost.leave()
             raise
@@ -62,10 +61,10 @@ class Listener:
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         try:
-            if self._files is None:
+            if self._identity is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, self._files.credentials())
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([self._identity]))
         except RuntimeError:
             return 0
         await server.start()
@@ -102,27 +101,3 @@ class Communicator(core.Communicator):
 
 async def _nothing() -> None:
     """A server has said all when it returns."""
-
-
-_TAKEN = "choose another port, or 0 for a free one"
-_NOT_OURS = "choose an address of this machine, or 0.0.0.0 for all"
-
-
-def _check(netloc: NetworkLocation) -> tuple[str, int]:
-    """Return the address to listen at; raises AddressError, with what the system says of it. grpc itself does not."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        with socket.socket(family, kind) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-    except OSError as error:
-        foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        why = error.strerror or str(error)
-        raise _address_error(netloc, why, _NOT_OURS if foreign else _TAKEN) from error
-    return str(address[0]), int(address[1])
-
-
-def _address_error(netloc: NetworkLocation, why: str, advice: str) -> AddressError:
-    return AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}")

@@ -9,35 +9,22 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from netq.grpc.library import grpc
 from netq.options import SecurityOptions
 from netq.security.tls import client_side, server_side
 
 
-class ServerFiles:
-    """A server's key and certificate chain. Raises SecurityError if they cannot be used."""
-
-    def __init__(self, security: SecurityOptions) -> None:
-        server_side(security)
-        assert security.key is not None
-        assert security.certificate is not None
-        self._pair = security.key.read_bytes(), security.certificate.read_bytes()
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return them as grpc wants them."""
-        return grpc.ssl_server_credentials([self._pair])
+def identity(security: SecurityOptions) -> tuple[bytes, bytes]:
+    """Return a server's key and certificate chain. Raises SecurityError if they cannot be used."""
+    server_side(security)
+    assert security.key is not None
+    assert security.certificate is not None
+    return security.key.read_bytes(), security.certificate.read_bytes()
 
 
-class Trusted:
-    """The authorities that a client trusts. Raises SecurityError if they, or the name of the host, cannot be used."""
-
-    def __init__(self, security: SecurityOptions, host: str) -> None:
-        client_side(security, host)
-        self._roots = security.certificate.read_bytes() if security.certificate else _of_the_system()
-
-    def credentials(self) -> grpc.ChannelCredentials:
-        """Return them as grpc wants them."""
-        return grpc.ssl_channel_credentials(self._roots)
+def authorities(security: SecurityOptions, host: str) -> bytes:
+    """Return what a client trusts. Raises SecurityError if that, or the name of the host, cannot be used."""
+    client_side(security, host)
+    return security.certificate.read_bytes() if security.certificate else _of_the_system()
 
 
 def _of_the_system() -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import time
 
 from netq import core
-from netq.errors import AddressError
+from netq.dial import bind
 from netq.link import Owner
 from netq.loop import READ, Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
@@ -39,7 +38,7 @@ class Listener:
 
     def open(self) -> None:
         """Listen; raises AddressError."""
-        self._sock = _listen(self.netloc)
+        self._sock = bind(self.netloc, _BACKLOG)
         self.netloc = NetworkLocation(self.netloc.host, self._sock.getsockname()[1])
         self._loop.watch(self._sock, READ, self._accept)
 
@@ -89,25 +88,3 @@ class Communicator(core.Communicator):
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
         super().__init__(options, Purpose.SERVER, Listener)
-
-
-def _listen(netloc: NetworkLocation) -> socket.socket:
-    sock = None
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        sock = socket.socket(family, kind)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.setblocking(False)
-        sock.bind(address)
-        sock.listen(_BACKLOG)
-    except OSError as error:
-        if sock is not None:
-            sock.close()
-        advice = "choose another port, or 0 for a free one"
-        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-            advice = "choose an address of this machine, or 0.0.0.0 for all"
-        why = error.strerror or str(error)
-        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}") from error
-    return sock

@@ -18,8 +18,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
-from netq.errors import InvalidOption, NotAllowed, SerializationError, Unreadable
+from netq.errors import NotAllowed, SerializationError, Unreadable
 from netq.memory import ALIGNMENT, Buffer, aligned
+from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
 _SIZE = struct.Struct("<Q")
@@ -213,19 +214,16 @@ class PickleSerializer:
         load: Callable[[Any], Any] | None = None,
     ) -> None:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
-            if not (function is None or callable(function)):
-                raise InvalidOption(f"PickleSerializer.{name}: {function!r}; expected a function, or None")
+            expect(function is None or callable(function), f"PickleSerializer.{name}", function, "a function, or None")
         self._dumps = None if dump is None else _dumps(dump)
         self._loads = None if allow is None and load is None else _loads(allow, load)
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
         """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
+        form = 'names, as in allow_by_name("uuid.UUID", "mine")'
         for name in names:
-            if not isinstance(name, str) or not name:
-                raise InvalidOption(
-                    f'allow_by_name: {name!r}; expected names, as in allow_by_name("uuid.UUID", "mine")'
-                )
+            expect(isinstance(name, str) and name != "", "allow_by_name", name, form)
         prefixes = tuple(f"{name}." for name in names)
         exact = frozenset(names)
         return lambda name: name in exact or name.startswith(prefixes)

@@ -17,7 +17,7 @@ from netq.options import NetworkLocation
 
 HERE = NetworkLocation("here", 5)
 CLIENT, SERVER, MQTT = words.of_client(HERE), words.of_server(HERE, mqtt=False), words.of_server(HERE, mqtt=True)
-NO_MERGE = "--no-put-merge: TLS joins; expected --put-merge"
+NO_MERGE = "--no-put-merge: TLS joins, only TCP can send each by itself; expected --put-merge"
 FOREIGN = re.compile(
     r"\b\w+Options\b|\bProtocol\.[A-Z]|session_timeout|\(linger\)|\(netloc\)|\bmessage_size\b|\bput_merge\b|\bclose\("
 )
@@ -38,7 +38,11 @@ NETQ = Path(__file__).parents[3] / "netq"
         ("netq.Protocol.GRPC needs grpcio", "grpc needs grpcio", "grpc needs grpcio"),
         ("Protocol.MQTT needs paho", "mqtt needs paho", "mqtt needs paho"),
         ("ConnectionOptions.transport_size: 1; x", "--transport-size: 1; x", "--transport-size: 1; x"),
-        ("ConnectionOptions.put_merge: False; TLS joins; expected True", NO_MERGE, NO_MERGE),
+        (
+            "ConnectionOptions.put_merge: False; TLS joins, only TCP can send each by itself; expected True",
+            NO_MERGE,
+            NO_MERGE,
+        ),
         ("netq.security.certificates needs cryptography", "--secure needs cryptography", "--secure needs cryptography"),
         ("it waits; close(timeout=...) waits no longer than that", "it waits", "it waits"),
         ("[Errno 111] Connection refused", "Connection refused", "Connection refused"),

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from netq.errors import InvalidOption
+from netq.validate import expect, flag, is_number, is_whole, seconds, whole
+
+NAN, INF = math.nan, math.inf
+
+
+class Ports(enum.IntEnum):
+    """A whole number of a class of its own."""
+
+    WEB = 80
+
+
+@pytest.mark.parametrize("value", [0, -1, 80, Ports.WEB, 10**400, -(2**63)])
+def test_whole_numbers(value: Any) -> None:
+    assert is_whole(value)
+    assert is_number(value)
+    assert is_whole(value, value, value)
+    assert not is_whole(value, value + 1)
+    assert not is_whole(value, most=value - 1)
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, 1e300, INF, -INF, np.float64(2)])
+def test_other_numbers(value: Any) -> None:
+    assert is_number(value)
+    assert is_number(value, value, value)
+    assert not is_whole(value)
+
+
+@pytest.mark.parametrize("value", [True, False, NAN, None, "1", b"1", 1j, np.int64(1), np.float32(1), np.bool_(1), [1]])
+def test_what_is_no_number(value: Any) -> None:
+    assert not is_number(value)
+    assert not is_number(value, 0, 10)
+    assert not is_whole(value)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: expect(False, "Door.key", None, "a key"), "Door.key: None; expected a key"),
+        (lambda: flag("Door.open", 1), "Door.open: 1; expected True or False"),
+        (lambda: whole("Door.locks", True, 1), "Door.locks: True; expected a whole number of 1 or more"),
+        (lambda: whole("Door.locks", 9, 1, 8), "Door.locks: 9; expected a whole number from 1 to 8"),
+        (lambda: seconds("Door.shut", NAN, 0), "Door.shut: nan; expected seconds, from 0 to inf"),
+        (lambda: seconds("Door.shut", 11, 0.001, 1e1), "Door.shut: 11; expected seconds, from 0.001 to 10"),
+    ],
+)
+def test_an_error_says_name_and_value_and_what_was_expected(call: Callable[[], object], text: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        call()
+    assert str(caught.value) == text
+
+
+def test_what_is_right_passes() -> None:
+    expect(True, "Door.key", None, "a key")
+    flag("Door.open", False)
+    assert whole("Door.locks", 8, 1, 8) == 8
+    assert whole("Door.locks", -(2**63), -(2**63)) == -(2**63)
+    seconds("Door.shut", INF, 0)
