@@ -23,7 +23,7 @@ from netq.inbox import Inbox, Waiter
 from netq.lane import Item
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import Peer, Statistics
-from netq.utils.stream import Stream, stream_of
+from netq.utils.stream import PickleSerializer, Stream, stream_of
 from netq.wire import LANES
 
 
@@ -49,6 +49,10 @@ class Communicator:
         self.options = options or CommunicatorOptions()
         self.inbox = Inbox()
         self._hub = Hub(self.options, purpose, self.inbox, transport)
+        self._home = self._hub.home
+        self._dump: Callable[[Any], Any] = self.options.serialization.dump
+        self._load: Callable[[Any], Any] = self.options.serialization.load
+        self._loads_bytes = getattr(self._load, "__func__", None) is PickleSerializer.load
         atexit.register(self.close, self.options.connection.linger)
 
     @property
@@ -73,12 +77,11 @@ class Communicator:
         """
         if type(lane) is not int or not 0 <= lane < LANES:
             _check_lane(lane)
-        if self._hub.home.forked:
+        if self._home.forked:
             self._check_not_forked("put")
-        dump = self.options.serialization.dump
-        stream = dump(data)
+        stream = self._dump(data)
         if type(stream) is not Stream:
-            stream = stream_of(stream, dump)
+            stream = stream_of(stream, self._dump)
         if not peers and (only := self._hub.only) is not None and not (only.over or only.session.closing):
             delivery = Delivery(only.loop, only.session.peer, stream, lane, (), only.recall)
             only.post(delivery)
@@ -87,7 +90,7 @@ class Communicator:
         if len(targets) == 1:
             return self._put(stream, lane, *targets[0], ())
         audience = tuple(id for id, _ in targets if id is not None)
-        return gather(self._hub.home, [self._put(stream, lane, id, peer, audience) for id, peer in targets])
+        return gather(self._home, [self._put(stream, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
         """Wait for the next message of any of `peers`, or of anybody, and return it.
@@ -97,7 +100,7 @@ class Communicator:
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
         inbox = self.inbox
-        if peers or timeout is not None or self._hub.home.forked:
+        if peers or timeout is not None or self._home.forked:
             self.check_get(peers, timeout)
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
@@ -109,7 +112,7 @@ class Communicator:
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: polling, if nobody else waits, or in line."""
-        home, inbox, item = self._hub.home, self.inbox, None
+        home, inbox, item = self._home, self.inbox, None
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         seat = home.seat("get")
         try:
@@ -144,7 +147,7 @@ class Communicator:
             inbox.enter(waiter)
 
         leave = functools.partial(inbox.leaving.append, waiter)  # which no signal handler can interrupt
-        self._hub.home.sleep(come, deadline, line_up, leave, "get")
+        self._home.sleep(come, deadline, line_up, leave, "get")
         inbox.let_go_of_leaving()
         return found[0] if found else None
 
@@ -160,9 +163,10 @@ class Communicator:
         Raises Unreadable; or what a signal handler raised meanwhile, which is not the message's fault.
         """
         try:
-            data = item[1]
-            stream = Stream.of(memoryview(data)) if isinstance(data, bytes) else data
-            return Message(item[0], self.options.serialization.load(stream))
+            data: Stream | bytes = item[1]
+            if type(data) is bytes and not self._loads_bytes:
+                data = Stream.of(memoryview(data))
+            return Message(item[0], self._load(data))
         except Exception as error:  # a serialiser of the user's may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__
@@ -184,7 +188,7 @@ class Communicator:
         check_timeout("close", timeout)
         for loop in self._hub.loops:
             loop.check("close")
-        if self._hub.home.forked:
+        if self._home.forked:
             return 0
         atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
         return self._hub.close(timeout)
@@ -195,8 +199,8 @@ class Communicator:
         From then on `put` fails with Closed, and `get` raises Closed as soon as all is over. Then call `close`, which
         waits for that and ends.
         """
-        if not self._hub.home.forked:
-            self._hub.home.call(self._hub.begin_to_close, None)
+        if not self._home.forked:
+            self._home.call(self._hub.begin_to_close, None)
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
@@ -216,7 +220,7 @@ class Communicator:
         self.close(timeout=None if error is None else self.options.connection.linger)
 
     def _check_not_forked(self, name: str) -> None:
-        if self._hub.home.forked:
+        if self._home.forked:
             raise RuntimeError(
                 f"{name}(): this process is a fork of the one that made this communicator, and has neither its threads "
                 "nor its connections; make a new one after the fork, with an id of its own"
@@ -235,7 +239,7 @@ class Communicator:
         self, stream: Stream, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
     ) -> Delivery:
         if peer is None:
-            delivery = Delivery(self._hub.home, id)
+            delivery = Delivery(self._home, id)
             delivery.fail(self._why_unreachable(id))
         else:
             delivery = Delivery(peer.loop, id, stream, lane, audience, peer.recall)

@@ -62,6 +62,8 @@ class Inbox:
         self.leaving: deque[Waiter] = deque()  # those who wait no more; any thread may append
         self.taking: Receiver | None = None  # of a message that is being taken: its peer is to hear of it
         self._holds: set[object] = set()  # those for whom what has arrived is to wait
+        self._peers: set[int] = set()  # from whom messages may come
+        self._alone = False  # there is one of them: its messages need not be sorted
         self.lock = threading.RLock()
         self._numbers = itertools.count(1)
         self.lines: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # who waits for each peer
@@ -100,11 +102,15 @@ class Inbox:
         """Expect messages of a peer (again)."""
         with self.lock:
             self._over.pop(peer.int, None)
+            self._peers.add(peer.int)
+            self._alone = len(self._peers) == 1
 
     def finish(self, peer: uuid.UUID, error: Closed) -> None:
         """Nothing more will come from a peer: those who wait for it alone get `error` after the last message."""
         with self.lock:
             self._serve(self._sort())
+            self._peers.discard(peer.int)
+            self._alone = len(self._peers) == 1
             self._over[peer.int] = error
             self.ends = True
             if len(self._over) > _REMEMBERED:
@@ -238,14 +244,15 @@ class Inbox:
     def _take_first(self) -> Item | None:
         """Take what is next of anybody, if nobody waits."""
         queues = self.sorted
-        if len(self.arrived) == 1 and not (queues or self._holds):
-            item = self.arrived[0]
-            self.taking = item[2]
-            fresh = item[2].consume(item[3], item[4])
-            self.arrived.popleft()
+        arrived = self.arrived
+        while arrived and (len(arrived) == 1 or self._alone) and not (queues or self._holds):
+            item = arrived[0]
+            self.taking = receiver = item[2]
+            fresh = receiver.consume(item[3], item[4])
+            arrived.popleft()
             if fresh:
                 return item
-        if self.arrived:
+        if arrived:
             self._sort()
         while queues:
             peer, queue = next(iter(queues.items()))

@@ -121,7 +121,8 @@ class Peer:
             return
         sender = session.senders.get(message.lane)
         if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
-            loop.owe(self)
+            if self not in loop.owing:
+                loop.owe(self)
         elif not loop.step(self, self._exchange):
             loop.urge(self)
 

@@ -23,6 +23,7 @@ from netq.memory import ALIGNMENT, Buffer, aligned
 from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
+_HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
 _NAME = 200  # characters of a name that errors show: it is a peer's word
@@ -236,26 +237,32 @@ class PickleSerializer:
         else:
             pickled = self._dumps(data, out.append)
         if not out:
-            return Stream.of(memoryview(_HEAD.pack(len(pickled), 0) + pickled))
+            return Stream.of(memoryview(_pack_head(len(pickled), 0) + pickled))
         return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
 
-    def load(self, stream: Stream) -> Any:
-        """Return the object of a stream. Its arrays are views on the stream's memory: writable, aligned.
+    def load(self, stream: Stream | bytes) -> Any:
+        """Return the object of a stream, or of its bytes. Its arrays are views on the stream's memory: writable,
+        aligned; those of bytes on a copy.
 
         Raises NotAllowed, or Unreadable for bytes that are no message of `dump`.
         """
-        data = stream.contiguous() if len(stream.buffers) != 1 else stream.buffers[0]
+        data: bytes | memoryview
+        if isinstance(stream, bytes):
+            data = stream
+        else:
+            data = stream.contiguous() if len(stream.buffers) != 1 else stream.buffers[0]
         try:
-            size, count = _HEAD.unpack_from(data)
-            if not count and _HEAD.size + size <= data.nbytes:
-                pickled, buffers = data[_HEAD.size : _HEAD.size + size], []
+            size, count = _unpack_head(data)
+            if not count and _HEAD_SIZE + size <= len(data):
+                pickled, buffers = data[_HEAD_SIZE : _HEAD_SIZE + size], []
             else:
-                pickled, *buffers = _parts(stream.contiguous())
+                whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
+                pickled, *buffers = _parts(whole.contiguous())
             return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
         except Unreadable:
             raise
         except Exception as error:  # pickle documents that a damaged stream may raise anything
-            raise Unreadable(f"a message of {data.nbytes} bytes cannot be loaded: {error!r}") from error
+            raise Unreadable(f"a message of {len(data)} bytes cannot be loaded: {error!r}") from error
 
 
 def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
@@ -273,7 +280,7 @@ def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.Pickle
 
 def _loads(
     allow: Callable[[str], bool] | None, persistent_load: Callable[[Any], Any] | None
-) -> Callable[[memoryview, Iterable[memoryview]], Any]:
+) -> Callable[[bytes | memoryview, Iterable[memoryview]], Any]:
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if allow is None:
