@@ -30,9 +30,8 @@ def place() -> Iterator[Stage]:
 
 
 def peers() -> list[object]:
-    """One of each module, the slow ones marked."""
-    modules = {peer.module: name for name, peer in reversed(PEERS.items())}
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in modules.values()]
+    """All rows, the slow ones marked."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PEERS]
 
 
 def present(name: str) -> Peer:

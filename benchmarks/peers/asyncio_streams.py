@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.peers.frames import AHEAD, HEADER, pieces
 from benchmarks.task import Place
 
-LIMIT = 4 * 1024**2  # bytes
+LIMIT = 4 * 1024**2
 run = asyncio.run
 
 
@@ -37,13 +38,27 @@ class Wire:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._view = memoryview(bytearray(AHEAD))
 
     async def send(self, message: Any) -> None:
-        self._writer.write(memoryview(message))
-        await self._writer.drain()
+        for piece in pieces(message):
+            self._writer.write(piece)
+            await self._writer.drain()
 
     async def receive(self, size: int) -> bytes:
-        return await self._reader.readexactly(size)
+        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        if length <= AHEAD:
+            return await self._reader.readexactly(length)
+        if len(self._view) < length:
+            self._view = memoryview(bytearray(length))
+        view, got = self._view[:length], 0
+        while got < length:
+            data = await self._reader.read(min(length - got, AHEAD))
+            if not data:
+                raise EOFError("the other side has closed")
+            view[got : got + len(data)] = data
+            got += len(data)
+        return view
 
     async def close(self) -> None:
         self._writer.close()
