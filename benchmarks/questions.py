@@ -88,7 +88,7 @@ QUESTIONS = (
         Task("one_way", "array", 2 * MIB, 1000, warm=50),
         _BYTES,
         _STREAMS,
-        _STREAM_GOALS,
+        (*_STREAM_GOALS, Goal("throughput", "netq tcp", ("raw sliced",), at_least=0.85)),
     ),
     _question(
         "tcp-128mib",
@@ -96,7 +96,7 @@ QUESTIONS = (
         Task("one_way", "array", 128 * MIB, 12, warm=2),
         _BYTES,
         _STREAMS,
-        _STREAM_GOALS,
+        (*_STREAM_GOALS, Goal("throughput", "netq tcp", ("raw sliced",), at_least=0.9)),
     ),
     _question(
         "tcp-echo",
@@ -143,7 +143,7 @@ QUESTIONS = (
     *(
         _question(
             f"seed-{name}-{protocol}",
-            f"net-queue's own benchmark, {title}, {protocol.upper()}",
+            f"net-queue's own benchmark, {title}, {'gRPC' if protocol == 'grpc' else protocol.upper()}",
             task,
             _BYTES,
             (f"netq {protocol}", *others, f"net-queue {protocol}"),
