@@ -131,6 +131,46 @@ async def load_server(wire: Wire, task: Task, meter: Meter) -> None:
     meter.end()
 
 
+async def exchange_client(wire: Wire, task: Task, meter: Meter) -> None:
+    await _exchange(wire, task, meter, first=True)
+
+
+async def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
+    await _exchange(wire, task, meter, first=False)
+
+
+async def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
+    """Each side sends all, in a task of its own: `send` may wait until the other side reads."""
+    sizes = task.mixture()
+    made = {size: message(task.kind, size) for size in set(sizes)}
+    meter.rest()
+    await _greet(wire, first)
+    meter.begin()
+    nbytes = 0
+    sender = asyncio.create_task(_send_all(wire, made, sizes if first or task.together else []))
+    for size in sizes:
+        nbytes += len(await wire.receive(size))
+    await sender
+    if not first and not task.together:
+        await _send_all(wire, made, sizes)
+    await _greet(wire, first)
+    meter.end()
+    check(len(sizes), nbytes, len(sizes), sum(sizes))
+
+
+async def _send_all(wire: Wire, made: dict[int, Any], sizes: list[int]) -> None:
+    for size in sizes:
+        await wire.send(made[size])
+
+
+async def _greet(wire: Wire, first: bool) -> None:
+    if first:
+        await wire.send(ACK)
+    await wire.receive(len(ACK))
+    if not first:
+        await wire.send(ACK)
+
+
 async def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:
     count = max(int(rate * task.seconds), 1)
     begin = time.perf_counter() + 0.001

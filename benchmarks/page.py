@@ -23,13 +23,14 @@ what else the machine did hit all alike. **Only ratios within one table count.**
 Each side is a process of its own, started anew for each figure: the client on core 0, the server on core 1. One way,
 the clock runs from the first send, after warm-up, to the last receipt at the other side, which counts messages and
 bytes. What has come is in memory, as a numpy array or a filled buffer, and is not read once more. Raw sockets fill one
-buffer over and over, and know what comes. "raw sliced" sends 1 MiB and reads 128 KiB at once, which suits the
-processor's caches. It and netq's TCP ask for reno between two ends on one machine, where nothing is congested; all
-others have the system's congestion control, which is {congestion} here (BBR paces by timers, which cost). The bytes of
-echoes and exchanges are those of both directions. CPU is user and system time of both processes. Extra memory is the
-peak above what was resident before anything was sent, of the worse side. The first message of the warm-up is compared
-byte for byte. Every peer is used as its own documents advise, at its best; its module in `benchmarks/peers` says where
-they do. [performance.md](performance.md) says of what is missed why it is.
+buffer over and over, and know what comes; peers in event loops send the length of each message before it. "raw sliced"
+sends 1 MiB and reads 128 KiB at once, which suits the processor's caches. It, "uvloop reno" and netq's TCP ask for reno
+between two ends on one machine, where nothing is congested; all others have the system's congestion control, which is
+{congestion} here (BBR paces by timers, which cost). The bytes of echoes and exchanges are those of both directions. CPU
+is user and system time of both processes. Extra memory is the peak above what was resident before anything was sent, of
+the worse side. The first message of the warm-up is compared byte for byte. Every peer is used as its own documents
+advise, at its best; its module in `benchmarks/peers` says where they do. [performance.md](performance.md) says of what
+is missed why it is.
 
 Machine: {machine}. Peers: {peers}.
 

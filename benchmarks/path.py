@@ -3,8 +3,10 @@
     python -m benchmarks.path [tcp|shm|mqtt|grpc] [--show]
 
 An echo runs in a thread of this process. When it is warm, `sys.setprofile` notes each Python function of netq that any
-thread enters: during the way there (`put` to `get`), and in a round trip, half of which is one side's. The profiler
-itself is slow, so that what depends on time may go other ways than usual: the median of several is printed.
+thread enters, those of both ends and of the loops: during the way there (`put` to `get`), and in a round trip, half of
+which is one side's. Calls of other Python code, such as asyncio's, are counted apart; those of functions in C are not
+counted. The profiler itself is slow, so that what depends on time may go other ways than usual: the median of several
+is printed.
 """
 
 from __future__ import annotations
@@ -30,27 +32,33 @@ class Profile:
     def __init__(self) -> None:
         self.on = False
         self.calls: list[tuple[str, str, int]] = []  # file, function, and its first line
+        self.others: list[str] = []  # files of functions that are not netq's
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
         """Note a call: for sys.setprofile."""
         code = frame.f_code
-        if self.on and event == "call" and code.co_filename.startswith(str(HERE)):
+        if not self.on or event != "call" or code.co_filename == __file__:
+            return
+        if code.co_filename.startswith(str(HERE)):
             file = str(Path(code.co_filename).relative_to(HERE))
             self.calls.append((file, code.co_qualname, code.co_firstlineno))
+        else:
+            self.others.append(code.co_filename)
 
-    def take(self) -> list[tuple[str, str, int]]:
-        """Return what was noted since the last time."""
+    def take(self) -> tuple[int, int]:
+        """Return how many calls were noted since the last time, netq's and others', and forget them."""
         calls, self.calls = self.calls, []
-        return calls
+        others, self.others = self.others, []
+        return len(calls), len(others)
 
 
-def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[int]]:
-    """Return the calls of each way there, and the number of calls of each round trip."""
+def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:
+    """Return the calls of each way there, and the numbers of calls of each round trip: netq's, and others'."""
     profile = Profile()
     threading.setprofile(profile.note)
     sys.setprofile(profile.note)
     ways: list[list[tuple[str, str, int]]] = []
-    trips: list[int] = []
+    trips: list[tuple[int, int]] = []
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
     try:
         with netq.new(protocol, "server", options) as server:
@@ -70,7 +78,7 @@ def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]],
                     client.put(MESSAGE)
                     client.get()
                     profile.on = False
-                    trips.append(len(profile.take()))
+                    trips.append(profile.take())
                 client.put(None)
                 thread.join()
     finally:
@@ -93,7 +101,8 @@ def main() -> None:
     print(
         f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"
     )
-    print(f"round trip: {statistics.median(trips) / 2:g} calls a side")
+    own, others = (statistics.median(counts) / 2 for counts in zip(*trips, strict=True))
+    print(f"round trip: {own:g} calls a side, and {others:g} of other Python code")
     if arguments.show:
         for (file, name, line), count in functions.items():
             print(f"  {file}:{line} {name}" + (f"  x {count}" if count > 1 else ""))

@@ -14,6 +14,7 @@ from benchmarks import page, plot
 from benchmarks.load import percentile, search
 from benchmarks.measure import Failed, Sample, Stage, measure, stage
 from benchmarks.peers import PEERS, Peer
+from benchmarks.peers.frames import AHEAD, Frames, pieces
 from benchmarks.questions import QUESTIONS, Goal, Question
 from benchmarks.table import FIGURES, render, values, verdict
 from benchmarks.task import Task, check, check_same, message
@@ -30,9 +31,8 @@ def place() -> Iterator[Stage]:
 
 
 def peers() -> list[object]:
-    """One of each module, the slow ones marked."""
-    modules = {peer.module: name for name, peer in reversed(PEERS.items())}
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in modules.values()]
+    """All rows, the slow ones marked."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in PEERS]
 
 
 def present(name: str) -> Peer:
@@ -57,11 +57,25 @@ def test_every_round_trip_is_timed(place: Stage) -> None:
     assert sum(sample.client["times"]) / 1e9 <= sample.seconds
 
 
-def test_an_exchange_goes_both_ways(place: Stage) -> None:
-    task = Task("exchange", "array", 2**14, 1, smallest=2**8, step=2, expo=0.5, together=True)
-    sample = measure(PEERS["netq tcp"], task, place)
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("name", ["netq tcp", "grpcio", "grpcio aio"])
+def test_an_exchange_goes_both_ways(name: str, together: bool, place: Stage) -> None:
+    task = Task("exchange", "array", 2**14, 1, smallest=2**8, step=2, expo=0.5, together=together)
+    sample = measure(present(name), task, place)
     assert sample.task.messages == 2 * (1 + 2 + 4 + 8)
     assert sample.task.bytes == 2 * (2**14 + 2 * 2**12 + 4 * 2**10 + 8 * 2**8)
+
+
+def test_frames_of_any_size_come_whole_however_they_are_cut() -> None:
+    messages = [b"", b"one", bytes(AHEAD), b"two" * AHEAD, b"3"]
+    stream = b"".join(bytes(piece) for message in messages for piece in pieces(message))
+    for step in (1000, AHEAD, len(stream)):
+        frames, came = Frames(), []
+        for start in range(0, len(stream), step):
+            frames.feed(stream[start : start + step])
+            while (message := frames.take()) is not None:
+                came.append(bytes(message))
+        assert came == messages
 
 
 def test_a_message_too_few_or_another_one_is_noticed() -> None:

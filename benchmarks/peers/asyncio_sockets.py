@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.peers.raw import AHEAD
+from benchmarks.peers.frames import Frames, pieces
 from benchmarks.task import Place
 
 run = asyncio.run
@@ -31,24 +31,19 @@ async def connect(place: Place) -> Wire:
 class Wire:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
-        self._view = memoryview(bytearray(AHEAD))
+        self._frames = Frames()
 
     async def send(self, message: Any) -> None:
-        await self._loop.sock_sendall(self._sock, message)
+        for piece in pieces(message):
+            await self._loop.sock_sendall(self._sock, piece)
 
     async def receive(self, size: int) -> memoryview:
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(size))
-        view = self._view[:size]
-        got = 0
-        while got < size:
-            n = await self._loop.sock_recv_into(self._sock, view[got:])
-            if not n:
-                raise EOFError("the other side has closed")
-            got += n
-        return view
+        while (came := self._frames.take()) is None:
+            self._frames.came(await self._loop.sock_recv_into(self._sock, self._frames.room()))
+        return came
 
     async def close(self) -> None:
         self._sock.close()

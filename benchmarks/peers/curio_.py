@@ -11,7 +11,7 @@ from typing import Any
 import curio
 from curio import socket
 
-from benchmarks.peers.raw import AHEAD
+from benchmarks.peers.frames import Frames, pieces
 from benchmarks.task import Place
 
 run = curio.run
@@ -37,22 +37,16 @@ class Wire:
     def __init__(self, sock: Any) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
-        self._view = memoryview(bytearray(AHEAD))
+        self._frames = Frames()
 
     async def send(self, message: Any) -> None:
-        await self._sock.sendall(message)
+        for piece in pieces(message):
+            await self._sock.sendall(piece)
 
     async def receive(self, size: int) -> memoryview:
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(size))
-        view = self._view[:size]
-        got = 0
-        while got < size:
-            n = await self._sock.recv_into(view[got:])
-            if not n:
-                raise EOFError("the other side has closed")
-            got += n
-        return view
+        while (came := self._frames.take()) is None:
+            self._frames.came(await self._sock.recv_into(self._frames.room()))
+        return came
 
     async def close(self) -> None:
         await self._sock.close()

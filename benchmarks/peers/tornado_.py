@@ -13,7 +13,7 @@ from typing import Any
 
 from tornado.iostream import IOStream
 
-from benchmarks.peers.raw import AHEAD
+from benchmarks.peers.frames import AHEAD, HEADER, pieces
 from benchmarks.task import Place
 
 run = asyncio.run
@@ -37,12 +37,14 @@ class Wire:
         self._view = memoryview(bytearray(AHEAD))
 
     async def send(self, message: Any) -> None:
-        await self._stream.write(memoryview(message))
+        for piece in pieces(message):
+            await self._stream.write(piece)
 
     async def receive(self, size: int) -> memoryview:
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(size))
-        view = self._view[:size]
+        (length,) = HEADER.unpack(await self._stream.read_bytes(HEADER.size))
+        if len(self._view) < length:
+            self._view = memoryview(bytearray(length))
+        view = self._view[:length]
         await self._stream.read_into(view)  # type: ignore[arg-type,unused-ignore]
         return view
 
