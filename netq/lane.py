@@ -115,7 +115,8 @@ class Sender:
 
     def ends_with(self, message: Outgoing) -> bool:
         """Whether it was put last."""
-        return bool(self.waiting) and self.waiting[-1] is message
+        last = self.waiting or self.sent
+        return bool(last) and last[-1] is message
 
     def put(self, message: Outgoing) -> None:
         """Queue a message."""
@@ -164,18 +165,20 @@ class Sender:
         """Whether there is something to send, and the limit does not let it."""
         return not self.ready and not self.idle
 
-    def batch(self, out: list[Buffer | Part], small: int, limit: int) -> int:
+    def batch(self, out: list[Buffer | Part], small: int, limit: int, outbox: deque[Outgoing] | None = None) -> int:
         """Append the frames of messages that have not begun and have `small` bytes at most, each whole, until there are
         `limit` bytes; return how many. Stops before any other message, and where the window ends.
+
+        Takes the messages from `outbox`, if it is given, up to the first of another lane; else those that `put` queued.
         """
         number, position, size = self.next, self._position, 0
         if self.number < number:
             return 0
-        waiting, sent, lane = self.waiting, self.sent, self.lane
+        waiting, sent, lane = self.waiting if outbox is None else outbox, self.sent, self.lane
         while waiting and size < limit:
             message = waiting[0]
             length = message.size
-            if length > small or message.withdrawn or position + (length or 1) > self.limit:
+            if length > small or message.withdrawn or position + (length or 1) > self.limit or message.lane != lane:
                 break
             message.number, message.start, message.left = number, position, True
             sent.append(message)

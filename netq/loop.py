@@ -412,7 +412,7 @@ class Loop:
         return True
 
     def _may_lead(self, seat: threading.Lock | Desk) -> bool:
-        if self._phase is _POLLING or self.at_work is not None or not self._shared or self._over:
+        if self._phase is _POLLING or self._resumed or self.at_work is not None or not self._shared or self._over:
             self._wanted = time.monotonic() - self._served < TICK
             return False
         return self._leader is seat or not self._led

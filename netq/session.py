@@ -107,6 +107,14 @@ class Session:
                     message.fail(error)
             outbox.popleft()
 
+    def _takes_all(self, sender: Sender) -> bool:
+        """Whether `put` would queue all small messages in the outbox, were they of this sender's lane."""
+        return (
+            len(self.outbox) + len(sender.sent) <= self._options.queue_size
+            and self._peer_size >= self._whole
+            and not (self.closing or self.ended or self._options.drop_oldest)
+        )
+
     @property
     def queued(self) -> int:
         """Messages that are not acknowledged."""
@@ -127,13 +135,17 @@ class Session:
         bodies are among them that are Parts.
         """
         parts = False
-        if self.outbox:
-            self.drain()
         if len(self.senders) == 1:
-            for sender in self.senders.values():
-                limit -= sender.batch(out, self._whole, limit)
-                if not sender.waiting and sender.number >= sender.next:
+            (sender,) = self.senders.values()
+            if self.outbox and sender.idle and self._takes_all(sender):
+                limit -= sender.batch(out, self._whole, limit, self.outbox)
+                if limit <= 0 or not self.outbox:
                     return False
+            self.drain()
+            limit -= sender.batch(out, self._whole, limit)
+            if not sender.waiting and sender.number >= sender.next:
+                return False
+        self.drain()
         grid = min(limit, self._options.transport_size)
         small = min(grid, SMALL)
         turns = self._turns()
@@ -412,6 +424,8 @@ class Session:
         """Put right what a user's thread left that was interrupted; its link is to be lost."""
         if self.outbox and self._sender(self.outbox[0].lane).ends_with(self.outbox[0]):
             self.outbox.popleft()
+        if self.outbox:
+            self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` gives them before it takes the message
         for sender in self.senders.values():
             sender.recount()
         for receiver in self._receivers.values():

@@ -22,13 +22,14 @@ from tests.netq.interrupting import interrupted
 from tests.netq.parsing import Parser
 
 WINDOW = 10_000
+LANE = 3
 
 
 class Noted(Outgoing):
     """A message that notes that it is acknowledged."""
 
     def __init__(self, size: int, acked: list[Outgoing]) -> None:
-        super().__init__(Stream([bytes(n % 251 for n in range(size))]))
+        super().__init__(Stream([bytes(n % 251 for n in range(size))]), LANE)
         self.noted = acked
 
     def acked(self) -> None:
@@ -41,7 +42,7 @@ def message(size: int) -> Outgoing:
 
 
 def sender(*sizes: int, limit: int = WINDOW) -> tuple[Sender, list[Outgoing]]:
-    made, messages = Sender(3, limit), noted(*sizes)
+    made, messages = Sender(LANE, limit), noted(*sizes)
     for each in messages:
         made.put(each)
     return made, messages
@@ -150,7 +151,7 @@ def test_acknowledged_messages_leave_once_and_in_order() -> None:
 
 def test_the_memory_of_what_is_acknowledged_is_free_before_anybody_is_told() -> None:
     """An echo is acknowledged by the link's next bytes, which may begin a message that wants that memory."""
-    memory, made = Memory(), Sender(3, 2 * LARGE)
+    memory, made = Memory(), Sender(LANE, 2 * LARGE)
     seen: list[tuple[int, int]] = []
 
     class Telling(Outgoing):
@@ -571,8 +572,8 @@ def test_a_batch_is_of_whole_messages_with_their_numbers_and_positions() -> None
 
 
 def test_the_bytes_of_a_batch_are_not_copied() -> None:
-    one, memory = Sender(3, WINDOW), [bytearray(b"one"), bytearray(b"two")]
-    one.put(Outgoing(Stream(memory)))
+    one, memory = Sender(LANE, WINDOW), [bytearray(b"one"), bytearray(b"two")]
+    one.put(Outgoing(Stream(memory), LANE))
     out: list[Buffer | Part] = []
     one.batch(out, 100, 100)
     assert [piece.obj for piece in out if isinstance(piece, memoryview)] == memory
@@ -970,7 +971,7 @@ def test_recounting_changes_nothing_of_what_is_right() -> None:
     one.item(uuid.UUID(int=5), b"50")
     one.recount()
     assert (one.held, one.start) == (3, 157 + 3 * OVERHEAD)
-    empty = Sender(3, WINDOW)
+    empty = Sender(LANE, WINDOW)
     empty.recount()
     assert (empty.ready, len(empty), len(empty.sent)) == (False, 0, 0)
     sending, _ = sender(10, 20)
@@ -1011,7 +1012,7 @@ def test_a_message_that_is_cancelled_meanwhile_is_not_dropped() -> None:
 
 
 def test_a_sender_whose_link_is_away_keeps_little_of_what_was_dropped() -> None:
-    one = Sender(3, 0)
+    one = Sender(LANE, 0)
     for _ in range(10_000):
         one.drop_oldest(5)
         one.put(message(1))
@@ -1022,7 +1023,7 @@ def test_a_sender_whose_link_is_away_keeps_little_of_what_was_dropped() -> None:
 @pytest.mark.parametrize(("limit", "stuck"), [(0, True), (50, True), (100, False)])
 def test_a_sender_is_stuck_when_the_limit_keeps_it(limit: int, stuck: bool) -> None:
     one, _ = sender(100, limit=limit)
-    assert not Sender(3, limit).stuck
+    assert not Sender(LANE, limit).stuck
     if limit:
         assert not one.stuck
         next_frame(one)
@@ -1030,7 +1031,7 @@ def test_a_sender_is_stuck_when_the_limit_keeps_it(limit: int, stuck: bool) -> N
 
 
 def for_several(size: int) -> Outgoing:
-    return Outgoing(Stream([bytes(n % 251 for n in range(size))]), audience=SEVERAL)
+    return Outgoing(Stream([bytes(n % 251 for n in range(size))]), LANE, SEVERAL)
 
 
 def parts(sender: Sender, size: int, grid: int) -> list[tuple[int, int]]:
@@ -1045,7 +1046,7 @@ def parts(sender: Sender, size: int, grid: int) -> list[tuple[int, int]]:
 
 
 def test_senders_of_the_same_message_cut_it_alike_again_after_their_windows_have_not() -> None:
-    one, other = Sender(3, 10_000), Sender(3, 130)
+    one, other = Sender(LANE, 10_000), Sender(3, 130)
     one.put(for_several(450))
     other.put(for_several(450))
     assert parts(one, 100, 100) == [(0, 100), (100, 200), (200, 300), (300, 400), (400, 450)]
@@ -1055,13 +1056,13 @@ def test_senders_of_the_same_message_cut_it_alike_again_after_their_windows_have
 
 
 def test_what_else_is_in_a_batch_does_not_move_the_cuts() -> None:
-    one = Sender(3, 10_000)
+    one = Sender(LANE, 10_000)
     one.put(for_several(250))
     assert parts(one, 37, 100) == [(0, 100), (100, 200), (200, 250)]
 
 
 def test_a_part_keeps_its_bytes_when_its_message_is_cancelled() -> None:
-    one = Sender(3, 10_000)
+    one = Sender(LANE, 10_000)
     message = for_several(250)
     one.put(message)
     _, part = one.chunk(100, 100)
