@@ -246,9 +246,9 @@ class Exchange:
     # For multicast (netq/mqtt/multicast).
 
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Port]:
-        """The ports of these peers whose links both ends have agreed on, and that are to take blocks of our size."""
-        wanted = set(audience)
-        return [port for port in self.ports.values() if port.far and port.far.listener(self.size) in wanted]
+        """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
+        wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
+        return [port for port in answering if port.far and port.far.listener(self.size) in wanted]
 
     def _publish_block(self, group: str, payload: bytes) -> None:
         self.publish(self.topics.group(group), payload)

@@ -78,6 +78,11 @@ class Port:
         """Whether a reference to a block is not known to be used up."""
         return self._referred > self.window.acked
 
+    @property
+    def answering(self) -> bool:
+        """Whether something was acknowledged in the last three seconds, if anything was under way."""
+        return self._patience <= 2 * _PROBE
+
     # For the link.
 
     def post(self, segments: list[Segment]) -> None:
@@ -159,16 +164,6 @@ class Port:
         """Try again to send."""
         self._carrier.wants(self)
 
-    @property
-    def full(self) -> bool:
-        """Whether its packets are of full size, and acknowledged within some seconds."""
-        return self.pace.full and self._patience <= 2 * _PROBE
-
-    @property
-    def growing(self) -> bool:
-        """Whether its packets will soon be of full size."""
-        return self.pace.undecided(time.monotonic())
-
     # Out.
 
     @property
@@ -201,7 +196,7 @@ class Port:
     def _number(self, kind: Kind, body: Sequence[Buffer]) -> None:
         self.window.send()
         size = self._publish(kind, *body)
-        self.pace.sent(self.window.sent, size, time.monotonic())
+        self.pace.sent(self.window.sent, size)
         self._ask()
 
     def _ask(self) -> None:

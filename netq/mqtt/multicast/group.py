@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from netq.mqtt import packet
+from netq.mqtt.pace import Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.segment import Block
 from netq.mqtt.topic import new_id
@@ -32,14 +33,7 @@ class Member(Protocol):
     """What a group asks of a link."""
 
     window: Window
-
-    @property
-    def full(self) -> bool:
-        """Whether the link sends packets of full size, and they are acknowledged."""
-
-    @property
-    def growing(self) -> bool:
-        """Whether its packets will soon be of full size."""
+    pace: Pace
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN or LEAVE."""
@@ -64,7 +58,7 @@ class Group:
         self.members = members
         self._publish_on = publish
         self._joining = set(members)
-        self._growing = {member for member in members if not member.full}
+        self._growing = {member for member in members if not member.pace.full}
         self.waiting: set[Member] = set()  # for others
         self._outstanding: deque[_Outstanding] = deque()
         self._published = 0

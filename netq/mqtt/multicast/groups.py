@@ -73,8 +73,8 @@ class Groups:
         self._leave({member})
 
     def _begin(self, block: Block) -> _Put:
-        able = frozenset(member for member in self._find(block.audience) if member.full or member.growing)
-        if block.stream.nbytes < LARGE and not all(member.full for member in able):
+        able = frozenset(member for member in self._find(block.audience) if member.pace.full or member.pace.growing)
+        if block.stream.nbytes < LARGE and not all(member.pace.full for member in able):
             able = frozenset()
         put = self._puts[id(block.audience)] = _Put(block.audience, able)
         if len(self._puts) > _PUTS:

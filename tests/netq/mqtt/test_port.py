@@ -159,13 +159,13 @@ def test_a_link_that_acknowledges_nothing_for_seconds_is_no_member_of_the_next_g
     for _ in range(8):
         desk.send(1, desk.port.pace.size)
         desk.acknowledge()
-    assert desk.port.full
+    assert desk.port.answering
     desk.send(1, 10)
-    assert (desk.ring(), desk.port.full) == (1.0, True), "it began with packets that were acknowledged"
-    assert (desk.ring(), desk.port.full) == (1.0, True)
-    assert (desk.ring(), desk.port.full) == (2.0, False)
+    assert (desk.ring(), desk.port.answering) == (1.0, True), "it began with packets that were acknowledged"
+    assert (desk.ring(), desk.port.answering) == (1.0, True)
+    assert (desk.ring(), desk.port.answering) == (2.0, False)
     desk.acknowledge()
-    assert desk.port.full
+    assert desk.port.answering
 
 
 class Away:

@@ -10,12 +10,16 @@ import pytest
 from netq.mqtt import packet
 from netq.mqtt.multicast.group import STALL, UNICAST, WINDOW
 from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, PAUSE, Groups
+from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.segment import Block
 from netq.mqtt.window import Window
 from netq.utils.stream import Stream
 
 SIZE = 100
+MOST = 256 * 1024
+FULL, SLOW = Pace(FIRST), Pace(MOST)
+SLOW.growing = False
 
 
 class Listener:
@@ -26,8 +30,7 @@ class Listener:
         self.window = Window(8)
         self.told: list[tuple[Kind, str]] = []
         self.woken = 0
-        self.full = True
-        self.growing = False
+        self.pace = FULL
 
     def command(self, kind: Kind, group: str) -> None:
         self.told.append((kind, group))
@@ -337,8 +340,7 @@ def test_a_message_whose_group_gave_way_goes_unicast_to_its_end() -> None:
 def test_links_that_grow_are_waited_for_and_slow_ones_are_not() -> None:
     hall = Hall(4)
     fast, other, new, slow = hall.members
-    new.full = slow.full = False
-    new.growing = True
+    new.pace, slow.pace = Pace(MOST), SLOW
     put = hall.new_put(Stream([bytes(LARGE)]))
     assert put.place(fast, 2) is None
     assert slow.told == []
@@ -353,7 +355,7 @@ def test_links_that_grow_are_waited_for_and_slow_ones_are_not() -> None:
 def test_a_link_that_does_not_grow_in_time_goes_unicast() -> None:
     hall = Hall(3)
     *others, new = hall.members
-    new.full, new.growing = False, True
+    new.pace = Pace(MOST)
     put = hall.new_put(Stream([bytes(LARGE)]))
     assert put.place(others[0], 2) is None
     hall.join(hall.members)
@@ -365,7 +367,7 @@ def test_a_link_that_does_not_grow_in_time_goes_unicast() -> None:
 def test_a_message_too_small_to_grow_with_goes_unicast_rather_than_wait() -> None:
     hall = Hall(2)
     fast, new = hall.members
-    new.full, new.growing = False, True
+    new.pace = Pace(MOST)
     assert hall.put.place(fast, 0) == 0
 
 
@@ -381,11 +383,11 @@ def test_a_member_that_began_later_catches_up_by_unicast() -> None:
 def test_a_stream_that_the_user_keeps_is_a_new_message_each_time() -> None:
     hall = Hall(3)
     slow, *others = hall.members
-    slow.full = False
+    slow.pace = SLOW
     assert hall.put.place(others[0], 0) is None
     hall.join(others)
     assert [hall.put.place(member, 0) for member in others] == [1, 1]
-    slow.full = True
+    slow.pace = FULL
     assert hall.put.place(slow, 1) == 0, "the message has its members"
     again = hall.new_put(hall.put.stream)
     assert again.place(slow, 0) is None

@@ -14,6 +14,7 @@ from netq.mqtt import packet
 from netq.mqtt.multicast.group import UNICAST, WINDOW
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import ROOM, Receiver
+from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.segment import Block
 from netq.mqtt.window import MOST, Window
@@ -36,7 +37,7 @@ class Put(NamedTuple):
 class Link:
     """Both ends of one link: the server's as a member, the client's with its receiver."""
 
-    full, growing = True, False
+    pace = Pace(FIRST)  # of full size
 
     def __init__(self, server: Server, id: uuid.UUID, todo: list[tuple[Put, int]]) -> None:
         self.server = server
