@@ -50,7 +50,7 @@ class Exchange:
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
         self.heartbeat = owner.options.connection.heartbeat
-        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; groups may ask for several waits
+        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; a link may wait several times
         self._late = min(LATE, borne / 4)
         self._groups = Groups(self._members, self._publish_block, self._later, borne / 6) if is_server else None
         self._starts = Starts()

@@ -32,7 +32,7 @@ class Pace:
     def __init__(self, most: int, first: int = FIRST, late: float = LATE) -> None:
         self.size = min(most, first)
         self._most, self._first, self._late = most, first, late
-        self.growing = True  # one packet's worth is on its way, no more; packets may soon be full
+        self.growing = True  # one packet's worth is on its way, no more; it may soon be full
         self._judged = False  # at least one packet's worth has been acknowledged
         self._under_way: deque[tuple[int, int]] = deque()  # packets, and their bytes
         self._bytes = 0  # of these

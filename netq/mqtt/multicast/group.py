@@ -5,7 +5,7 @@ outstanding; a member that is further ahead waits.
 
     starting ──all have joined, and their packets have grown──► open ──a member stalls or is lost──► dissolved
 
-Members *stall* if another one waits for them, and no member of the group has made progress for STALL ticks. Progress of
+Members *stall* if another one waits for them, and no member of the group has made progress for TICKS ticks. Progress of
 one is enough, because a busy machine or a slow uplink delays all. A tick is a call, not a time: a server that did not
 run for a while has not learned that its clients are slow.
 """
@@ -25,7 +25,7 @@ from netq.mqtt.topic import new_id
 from netq.mqtt.window import Window
 
 WINDOW = 8  # blocks outstanding; a client has to keep as many
-STALL = 4  # ticks without progress
+TICKS = 4  # without progress, after which members stall
 UNICAST = b""  # in the place of a reference
 
 
@@ -106,7 +106,7 @@ class Group:
     def tick(self) -> set[Member]:
         """Return the members that stall."""
         self._still = self._still + 1 if self.waiting else 0
-        if self._still <= STALL:
+        if self._still <= TICKS:
             return set()
         return self._joining | self._growing or set(self._outstanding[0].missing)
 

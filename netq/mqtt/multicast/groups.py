@@ -12,20 +12,20 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from netq.mqtt.multicast.group import STALL, UNICAST, Group, Member
+from netq.mqtt.multicast.group import TICKS, UNICAST, Group, Member
 from netq.mqtt.packet import Kind
 from netq.mqtt.segment import Block
 
 LARGE = 1024 * 1024  # bytes of a message that is worth waiting for members whose packets grow
 KEPT = 4  # groups; a client is a member of 8 at most
-PAUSE = 1.0  # seconds that a group may be without progress while a member waits
-_PUTS = 64  # that are remembered
+STALL = 1.0  # seconds without progress, after which members stall
+_PUTS = 64  # whose members are remembered; a put that is forgotten gets members again
 
 
 @dataclass
 class _Put:
     audience: tuple[uuid.UUID, ...]  # kept, so that its id is no other put's
-    members: frozenset[Member]
+    members: frozenset[Member]  # those that go by a group; it takes two
 
 
 class Groups:
@@ -38,12 +38,12 @@ class Groups:
         find: Callable[[tuple[uuid.UUID, ...]], Iterable[Member]],
         publish: Callable[[str, bytes], None],
         later: Callable[[float, Callable[[], None]], object],
-        silence: float = PAUSE,
+        silence: float = STALL,
     ) -> None:
         self._find = find
         self._publish = publish
         self._later = later
-        self._pause = min(PAUSE, silence) / STALL  # seconds between two ticks
+        self._pause = min(STALL, silence) / TICKS  # seconds between two ticks
         self._ticking = False
         self._puts: dict[int, _Put] = {}  # by the id of the audience: one object for each put
         self._groups: dict[frozenset[Member], Group] = {}  # the one used last at the end

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from netq.mqtt import packet
-from netq.mqtt.multicast.group import STALL, UNICAST, WINDOW
-from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, PAUSE, Groups
+from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW
+from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, STALL, Groups
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.segment import Block
@@ -106,7 +106,7 @@ class Hall:
                 function()
 
     def stall(self) -> None:
-        self.tick(STALL + 1)
+        self.tick(TICKS + 1)
 
 
 def test_a_block_is_published_once_and_referred_to_by_all() -> None:
@@ -160,7 +160,7 @@ def test_a_member_that_stalls_goes_unicast_and_the_others_share_another_group(co
             hall.put.place(member, number)
     hall.acknowledge(*others)
     assert hall.put.place(others[0], WINDOW) is None
-    hall.tick(STALL)
+    hall.tick(TICKS)
     assert all(member.kinds == [Kind.JOIN] for member in hall.members)
     hall.tick()
     assert all(member.kinds == [Kind.JOIN, Kind.LEAVE] for member in hall.members)
@@ -181,9 +181,9 @@ def test_progress_of_one_member_is_enough_as_a_busy_machine_delays_all() -> None
             hall.put.place(member, number)
     assert hall.put.place(hall.members[0], WINDOW) is None
     for member in hall.members[:3]:
-        hall.tick(STALL)
+        hall.tick(TICKS)
         hall.acknowledge(member)
-    hall.tick(STALL)
+    hall.tick(TICKS)
     assert all(member.kinds == [Kind.JOIN] for member in hall.members)
     hall.tick()
     assert hall.put.place(hall.members[3], WINDOW) == 0
@@ -210,16 +210,16 @@ def test_a_pause_between_two_messages_is_no_lack_of_progress() -> None:
     for number in range(WINDOW):
         hall.put.place(one, number)
     hall.put.place(one, WINDOW)
-    hall.tick(STALL)
+    hall.tick(TICKS)
     assert hall.put.place(other, 0) == 1
     hall.acknowledge(other)
     hall.put.place(one, WINDOW)
     hall.put.place(one, WINDOW + 1)
-    hall.tick(STALL)
+    hall.tick(TICKS)
     assert other.kinds == [Kind.JOIN]
 
 
-@pytest.mark.parametrize(("silence", "pause"), [(10.0, PAUSE / STALL), (0.4, 0.4 / STALL)])
+@pytest.mark.parametrize(("silence", "pause"), [(10.0, STALL / TICKS), (0.4, 0.4 / TICKS)])
 def test_a_link_waits_no_longer_than_silence_is_borne(silence: float, pause: float) -> None:
     hall = Hall(3, silence)
     hall.put.place(hall.members[0], 0)
@@ -233,7 +233,7 @@ def test_members_that_do_not_join_in_time_go_unicast() -> None:
     assert hall.put.place(hall.members[0], 0) is None
     group = hall.members[0].told[0][1]
     for member in hall.members[:2]:
-        hall.tick(STALL)  # as long as others join, it may yet
+        hall.tick(TICKS)  # as long as others join, it may yet
         hall.groups.joined(member, group)
     hall.stall()
     assert hall.put.place(hall.members[2], 0) == 0
