@@ -25,6 +25,10 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.peer"],
     ["netq.hub"],
     ["netq.core"],
+    ["netq.mqtt.packet", "netq.mqtt.pace", "netq.mqtt.topic", "netq.mqtt.segment"],
+    ["netq.mqtt.window"],
+    ["netq.mqtt.multicast.group", "netq.mqtt.multicast.reorder"],
+    ["netq.mqtt.multicast.groups"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
     ["netq.aio", "netq.testing*", "netq.bench*"],
@@ -46,6 +50,13 @@ PURE = [
     "validate",
     "utils.stream",
     "shm.ring",
+    "mqtt.packet",
+    "mqtt.pace",
+    "mqtt.topic",
+    "mqtt.window",
+    "mqtt.multicast.group",
+    "mqtt.multicast.groups",
+    "mqtt.multicast.reorder",
     "bench.percentiles",
     "bench.search",
 ]
@@ -120,6 +131,11 @@ def test_imports_go_down_only() -> None:
             "netq.lane imports netq.options: imports go down only",
         ),
         ("netq/tcp/link.py", "import netq.mqtt.link", "netq.tcp.link imports netq.mqtt.link: imports go down only"),
+        (
+            "netq/mqtt/multicast/group.py",
+            "from netq.mqtt.port import Port",
+            "netq.mqtt.multicast.group imports netq.mqtt.port: imports go down only",
+        ),
         ("netq/core.py", "import netq", "netq.core imports netq: imports go down only"),
         ("netq/core.py", "import fl", "netq.core imports fl: imports go down only"),
         ("fl/server.py", "from edge.config import load", "fl.server imports edge.config: imports go down only"),
@@ -136,7 +152,12 @@ def test_imports_go_down_only() -> None:
     ],
 )
 def test_a_planted_violation_is_found(tmp_path: Path, file: str, text: str, why: str) -> None:
-    files = {"netq/options.py": "", "netq/tcp/server.py": "from netq.tcp import link\nimport netq.core", file: text}
+    files = {
+        "netq/options.py": "",
+        "netq/mqtt/port.py": "",
+        "netq/tcp/server.py": "from netq.tcp import link\nimport netq.core",
+        file: text,
+    }
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")

@@ -86,7 +86,7 @@ class Visitor:
             self._owner.lost(None, error)
 
     def received(self, topic: str, payload: bytes | bytearray) -> None:
-        """Give a packet to the link, a block to its shelf."""
+        """Give a packet to the link, a block to its buffer."""
         topics = self._exchange.topics
         try:
             if topic == topics.hello:

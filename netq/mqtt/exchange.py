@@ -14,16 +14,15 @@ from collections.abc import Callable
 
 from netq.errors import ProtocolError
 from netq.link import Owner
-from netq.loop import Loop, Timer
+from netq.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
-from netq.mqtt.group import Member
-from netq.mqtt.groups import Groups
 from netq.mqtt.link import PREFIX, Link
+from netq.mqtt.multicast.groups import Groups
+from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import LATE, Pace, Starts
 from netq.mqtt.packet import Kind, Packet
 from netq.mqtt.port import Port
-from netq.mqtt.shelf import Shelf
 from netq.mqtt.topic import Topics, Way
 from netq.mqtt.window import share
 from netq.options import check_put_merge
@@ -51,17 +50,15 @@ class Exchange:
         self.ports: dict[Way, Port] = {}
         self.size = owner.options.mqtt.packet_size  # of what we publish, without header
         self.heartbeat = owner.options.connection.heartbeat
-        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; groups may ask for several waits
+        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; a link may wait several times
         self._late = min(LATE, borne / 4)
-        self.groups = Groups(self._members, self._late, borne / 6) if is_server else None
+        self._groups = Groups(self._members, self._publish_block, self._later, borne / 6) if is_server else None
         self._starts = Starts()
         self._owner = owner
         self._strangers: dict[str, Port] = {}  # by client, a server's links that have not greeted, the oldest first
         self._waiting: dict[Port, None] = {}  # in the order of their turns
         self._pumping = False
         self._share = share(1)  # packets that each link may have on its way
-        self._shelves: dict[str, tuple[Shelf, Port]] = {}
-        self._ticking: Timer | None = None
         self._wanted = self.size  # before any of it seemed too large
         self._in_vain = 0  # links lost that make a limit of the broker's likely
         self._doubted = 0.0  # when the last of them was lost
@@ -87,8 +84,11 @@ class Exchange:
         """Return the port of a new link, whose packets come on `came`. A server makes room for it before."""
         back = Way("c" if came.to == "s" else "s", came.client, came.link)
         pace = Pace(self.size, self._starts.of(came.client), self._late)
-        port = Port(self, came, self.topics.link(back), self._share if self.groups is None else 1, pace)
-        if self.groups is not None:
+        port = Port(self, came, self.topics.link(back), 1 if self._groups else self._share, pace)
+        if self._groups is None:
+            port.receiver = Receiver(lambda group: self._subscribe(group, port), self._unsubscribe)
+        else:
+            port.groups = self._groups
             self._strangers[came.client] = port  # until it has greeted
         self.ports[came] = port
         return port
@@ -116,12 +116,9 @@ class Exchange:
 
     def lose(self, error: Exception) -> None:
         """The connection to the broker is lost, and all links with it."""
-        if self.groups is not None:
-            self.groups.clear()
         for port in list(self.ports.values()):
             port.fail(error, tell=False)
         self._waiting.clear()
-        self._shelves.clear()
 
     # What the broker brings.
 
@@ -141,11 +138,10 @@ class Exchange:
                 self._settle(port)
 
     def block_came(self, group: str, payload: bytes | bytearray) -> None:
-        """Keep a block for the link that will refer to it."""
-        if group in self._shelves:
-            shelf, port = self._shelves[group]
-            shelf.put(*packet.read_block(payload))
-            self._try(port, port.block_came)
+        """Give a block to the link that will refer to it."""
+        for port in list(self.ports.values()):
+            if port.receiver is not None and port.receiver.put(group, payload):
+                self._try(port, port.block_came)
 
     def refuse(self, way: Way, reason: str) -> None:
         """Tell a peer that its link is not there; not often, for nobody knows who asks."""
@@ -168,25 +164,11 @@ class Exchange:
         if self.broker.connected:
             self.broker.publish(topic, payload)
 
-    def publish_block(self, group: str, payload: bytes) -> None:
-        """The same, on a group's topic."""
-        self.publish(self.topics.group(group), payload)
-
     def wants(self, port: Port) -> None:
         """Give a port a turn, after all that wait already."""
         if not port.gone:
             self._waiting.setdefault(port)
             self.drained()
-
-    def join(self, group: str, shelf: Shelf, port: Port) -> None:
-        """Subscribe to a group's topic; the link says JOINED when the broker has."""
-        self._shelves[group] = (shelf, port)
-        self.broker.subscribe([self.topics.group(group)], lambda granted: self._joined(group, port, granted=granted))
-
-    def leave(self, group: str) -> None:
-        """Subscribe no more."""
-        if self._shelves.pop(group, None) is not None:
-            self.broker.unsubscribe(self.topics.group(group))
 
     def proved(self, size: int) -> None:
         """Remember that packets of so many bytes arrive."""
@@ -200,8 +182,6 @@ class Exchange:
             del self._strangers[port.client]
         self._starts.ended(port.client, port.pace)
         self._divide()
-        if self.groups is not None:
-            self.groups.lost(port, time.monotonic())
 
     def drained(self) -> None:
         """Go round, soon: whoever calls is at work."""
@@ -256,7 +236,6 @@ class Exchange:
             del self._waiting[port]
             if port.turn():
                 self._waiting.setdefault(port)
-        self._tick_soon()
 
     def _try(self, port: Port, step: Callable[[], None]) -> None:
         try:
@@ -264,21 +243,25 @@ class Exchange:
         except ProtocolError as error:
             port.fail(error)
 
-    def _joined(self, group: str, port: Port, *, granted: bool) -> None:
-        if granted and not port.gone:
-            port.command(Kind.JOINED, group)
+    # For multicast (netq/mqtt/multicast).
 
-    def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Member]:
-        """The ports of these peers whose links both ends have agreed on, and that are to take blocks of our size."""
-        wanted = set(audience)
-        return [port for port in self.ports.values() if port.far and port.far.listener(self.size) in wanted]
+    def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Port]:
+        """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
+        wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
+        return [port for port in answering if port.far and port.far.listener(self.size) in wanted]
 
-    def _tick_soon(self) -> None:
-        if self.groups is not None and self._ticking is None and (pause := self.groups.deadline()) < 3600.0:
-            self._ticking = self.loop.at(time.monotonic() + pause, self._tick)
+    def _publish_block(self, group: str, payload: bytes) -> None:
+        self.publish(self.topics.group(group), payload)
 
-    def _tick(self) -> None:
-        self._ticking = None
-        if self.groups is not None:
-            self.groups.tick(time.monotonic())
-        self._tick_soon()
+    def _later(self, pause: float, function: Callable[[], None]) -> None:
+        self.loop.at(time.monotonic() + pause, function)
+
+    def _subscribe(self, group: str, port: Port) -> None:
+        def joined(granted: bool) -> None:
+            if granted and not port.gone:
+                port.command(Kind.JOINED, group)
+
+        self.broker.subscribe([self.topics.group(group)], joined)
+
+    def _unsubscribe(self, group: str) -> None:
+        self.broker.unsubscribe(self.topics.group(group))

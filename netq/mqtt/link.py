@@ -13,14 +13,13 @@ from netq.lane import Part
 from netq.link import Owner
 from netq.loop import Loop, Worker
 from netq.memory import Buffer
-from netq.mqtt.group import Block
-from netq.mqtt.groups import LEAST
 from netq.mqtt.port import Port
-from netq.mqtt.segment import Segment
+from netq.mqtt.segment import Block, Segment
 
 _STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
 PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
 _BLOCK = 4 * 1024  # bytes of a part that is worth a reference
+_MULTICAST = 64 * 1024  # bytes of a message that is worth a group
 
 
 class Link:
@@ -129,7 +128,7 @@ class Link:
     def _is_block(self, part: Part) -> bool:
         """Whether all links cut this part alike, and it is worth the while."""
         whole = part.start % self._grid == 0 and part.stop == min(part.start + self._grid, part.stream.nbytes)
-        return bool(part.audience) and whole and part.stream.nbytes >= LEAST and part.size >= _BLOCK
+        return bool(part.audience) and whole and part.stream.nbytes >= _MULTICAST and part.size >= _BLOCK
 
     def _at_home(self, function: Callable[..., None], *args: object) -> None:
         if self._loop is self._home:

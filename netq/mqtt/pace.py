@@ -32,11 +32,10 @@ class Pace:
     def __init__(self, most: int, first: int = FIRST, late: float = LATE) -> None:
         self.size = min(most, first)
         self._most, self._first, self._late = most, first, late
-        self._growing = True  # one packet's worth is on its way, no more
+        self.growing = True  # one packet's worth is on its way, no more; it may soon be full
         self._judged = False  # at least one packet's worth has been acknowledged
         self._under_way: deque[tuple[int, int]] = deque()  # packets, and their bytes
         self._bytes = 0  # of these
-        self._last = -math.inf  # when one was sent
         self._shortest = math.inf
         self._asked: tuple[int, int, float] | None = None  # up to which packet, bytes on their way, when
         self._in_vain = 0  # measurements of the smallest packets that were late all the same
@@ -45,7 +44,7 @@ class Pace:
     @property
     def open(self) -> bool:
         """Whether more may be sent."""
-        return not self._growing or self._bytes < self.size
+        return not self.growing or self._bytes < self.size
 
     @property
     def largest_under_way(self) -> int:
@@ -64,15 +63,10 @@ class Pace:
             return FIRST
         return max(LEAST, self._first // _FEWER) if 2 * self._bytes >= self.size else self._first
 
-    def undecided(self, now: float) -> bool:
-        """Whether it may soon be full, but is not."""
-        return self._growing and not self.full and now < self._last + self._late
-
-    def sent(self, number: int, size: int, now: float) -> None:
+    def sent(self, number: int, size: int) -> None:
         """Take note of a packet."""
         self._under_way.append((number, size))
         self._bytes += size
-        self._last = now
 
     def asks(self, now: float, *, stopped: bool) -> bool:
         """Return whether to ask now; then it counts as asked. `stopped`: no more can be sent before the answer."""
@@ -110,7 +104,7 @@ class Pace:
             self.size = max(LEAST, int(self.size * max(1 / 16, _TARGET * self._late / waited)))
         elif soon:
             self.size = min(self._most, 2 * self.size)
-        self._growing = self._growing and soon and not self.full
+        self.growing = self.growing and soon and not self.full
 
 
 class Starts:

@@ -9,48 +9,37 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from netq.errors import ProtocolError
 from netq.loop import Loop, Timer
 from netq.memory import Buffer
 from netq.mqtt import packet
-from netq.mqtt.group import ALONE_NOW, WAIT, Block
-from netq.mqtt.groups import Groups
+from netq.mqtt.multicast.group import UNICAST
+from netq.mqtt.multicast.groups import Groups
+from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.segment import Far, Segment
-from netq.mqtt.shelf import Shelf
 from netq.mqtt.topic import Way
 from netq.mqtt.window import Window
 
 _PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
 _PARTING = 1.0  # seconds in which the rest may be sent after `close`
-_SHELVES = 8  # groups that a client is a member of
-_BLOCK_WAIT = 2.0  # seconds for which a block may be later than what refers to it
+_LATE = 2.0  # seconds that a block may come after the reference to it
 
 
 class Carrier(Protocol):
     """What a link's end may ask of the connection to the broker that it shares."""
 
     loop: Loop
-    groups: Groups | None  # a server's
     heartbeat: float
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Publish now; only in a turn."""
 
-    def publish_block(self, group: str, payload: bytes) -> None:
-        """The same, on a group's topic."""
-
     def wants(self, port: Port) -> None:
         """Give it a turn, as soon as the broker takes something."""
-
-    def join(self, group: str, shelf: Shelf, port: Port) -> None:
-        """Subscribe to a group's topic; tell the port."""
-
-    def leave(self, group: str) -> None:
-        """Subscribe no more."""
 
     def proved(self, size: int) -> None:
         """A packet of so many bytes has arrived."""
@@ -59,17 +48,11 @@ class Carrier(Protocol):
         """Forget it."""
 
 
-class _Reference(NamedTuple):
-    """To a block of a group. The group tells how fast it passes, not the pace of this link (netq/mqtt/pace.py)."""
-
-    packet: int  # that has it
-    group: str
-    number: int
-    size: int  # bytes of the block
-
-
 class Port:
-    """Packets to and from one peer."""
+    """Packets to and from one peer. A server's port has `groups`, a client's a `receiver` (netq/mqtt/multicast)."""
+
+    groups: Groups | None = None
+    receiver: Receiver | None = None
 
     def __init__(self, carrier: Carrier, way: Way, topic: str, share: int, pace: Pace) -> None:
         self.way = way  # that leads here
@@ -84,18 +67,21 @@ class Port:
         self._topic = topic
         self._commands: deque[tuple[Kind, bytes]] = deque()
         self._segments: deque[Segment] = deque()
-        self._references: deque[_Reference] = deque()
-        self._shelves: dict[str, Shelf] = {}
-        self._held: deque[Packet] = deque()  # from the reference on whose block has yet to come
+        self._referred = 0  # the last packet that refers to a block
+        self._held: deque[Packet] = deque()  # that arrived; the first waits for its block
         self._closing = False
         self._patience = _PROBE  # seconds for which to wait for progress
         self._reminder: Timer | None = None
-        self._timers: list[Timer] = []
 
     @property
     def referring(self) -> bool:
         """Whether a reference to a block is not known to be used up."""
-        return bool(self._references)
+        return self._referred > self.window.acked
+
+    @property
+    def answering(self) -> bool:
+        """Whether something was acknowledged in the last three seconds, if anything was under way."""
+        return self._patience <= 2 * _PROBE
 
     # For the link.
 
@@ -118,7 +104,7 @@ class Port:
         """Send the rest, then say that it was all."""
         if not self.gone and not self._closing:
             self._closing = True
-            self._timers.append(self._carrier.loop.at(time.monotonic() + _PARTING, self._part))
+            self._carrier.loop.at(time.monotonic() + _PARTING, self._part)
             self._carrier.wants(self)
 
     # For the carrier.
@@ -150,7 +136,7 @@ class Port:
         return self._carrier.wants(self)
 
     def block_came(self) -> None:
-        """A shelf has something new; raises ProtocolError if what is waited for is lost."""
+        """A block of a group has come; raises ProtocolError if the one that is waited for is lost."""
         self._use()
 
     def fail(self, error: Exception, *, tell: bool = True) -> None:
@@ -167,7 +153,7 @@ class Port:
         """Say WELCOME."""
         self._publish(Kind.WELCOME, body)
 
-    # As a member of a group (netq/mqtt/group.py), or with an answer to one.
+    # As a member of a group (netq/mqtt/multicast/group.py), or with an answer to one.
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
@@ -177,15 +163,6 @@ class Port:
     def wake(self) -> None:
         """Try again to send."""
         self._carrier.wants(self)
-
-    @property
-    def full(self) -> bool:
-        """Whether its packets are as large as those of others can be."""
-        return self.pace.full
-
-    def undecided(self, now: float) -> bool:
-        """Whether it is not known yet that the way is fast."""
-        return self.pace.undecided(now)
 
     # Out.
 
@@ -203,36 +180,23 @@ class Port:
     def _segment(self) -> bool:
         if not self._segments:
             return False
-        if self._segments[0].block is None or self._carrier.groups is None:
-            sent = self._plain(self._segments[0])
-        else:
-            sent = self._grouped(self._segments[0], self._segments[0].block, self._carrier.groups)
-        if sent:
-            self._segments.popleft()
-            self.call(self._published)
-        return sent
-
-    def _plain(self, segment: Segment) -> bool:
-        self._number(Kind.DATA, [*segment.buffers, *(segment.block.buffers if segment.block else ())])
-        return True
-
-    def _grouped(self, segment: Segment, block: Block, groups: Groups) -> bool:
-        how = groups.place(self, block, time.monotonic())
-        if how == WAIT:
+        segment = self._segments[0]
+        reference = self.groups.place(self, segment.block) if self.groups and segment.block else UNICAST
+        if reference is None:
             return False
-        if how == ALONE_NOW:
-            return self._plain(segment)
-        if how.new:
-            self._carrier.publish_block(how.group, b"".join([packet.block(how.number), *block.buffers]))
-        size = sum([len(buffer) for buffer in block.buffers])
-        self._references.append(_Reference(self.window.sent + 1, how.group, how.number, size))
-        self._number(Kind.BLOCK, [packet.reference(how.group, how.number), *segment.buffers])
+        if reference == UNICAST:
+            self._number(Kind.DATA, segment.whole)
+        else:
+            self._referred = self.window.sent + 1
+            self._number(Kind.BLOCK, [reference, *segment.buffers])
+        self._segments.popleft()
+        self.call(self._published)
         return True
 
     def _number(self, kind: Kind, body: Sequence[Buffer]) -> None:
         self.window.send()
         size = self._publish(kind, *body)
-        self.pace.sent(self.window.sent, size, time.monotonic())
+        self.pace.sent(self.window.sent, size)
         self._ask()
 
     def _ask(self) -> None:
@@ -279,25 +243,19 @@ class Port:
 
     def _use_one(self, came: Packet) -> bool:
         """Do what a packet says; False if its block has yet to come."""
-        if came.kind is Kind.DATA:
-            self._feed(came.body)
+        if came.kind in (Kind.DATA, Kind.BLOCK):
+            data = self.receiver.take(came) if self.receiver and came.kind is Kind.BLOCK else came.body
+            if data is None:
+                self._carrier.loop.at(time.monotonic() + _LATE, self._block_is_late, came.number)
+                return False
+            self._feed(data)
             return True
-        if came.kind is Kind.BLOCK:
-            return self._use_reference(came)
-        self._use_command(came.kind, packet.read_group(came))
+        group = packet.read_group(came)
+        if self.receiver is not None:
+            self.receiver.control(came.kind, group)
+        elif self.groups is not None:
+            self.groups.joined(self, group)
         self.used()
-        return True
-
-    def _use_reference(self, came: Packet) -> bool:
-        group, number, before = packet.read_reference(came)
-        if group not in self._shelves:
-            raise ProtocolError(f"BLOCK of a group {group} that was not joined")
-        block = self._shelves[group].take(number)
-        if block is None:
-            late = self._carrier.loop.at(time.monotonic() + _BLOCK_WAIT, self._block_is_late, came.number)
-            self._timers = [late, *self._timers[:1]]
-            return False
-        self._feed(memoryview(b"".join([before, block])) if before else block)
         return True
 
     def _block_is_late(self, number: int) -> None:
@@ -308,28 +266,14 @@ class Port:
         assert self.far is not None
         self.call(self.far.feed, data)
 
-    def _use_command(self, kind: Kind, group: str) -> None:
-        if kind is Kind.JOINED and self._carrier.groups is not None:
-            self._carrier.groups.joined(self, group, time.monotonic())
-        elif kind is Kind.JOIN:
-            if len(self._shelves) >= _SHELVES or group in self._shelves:
-                raise ProtocolError(f"JOIN of {group}: one group too many")
-            self._shelves[group] = Shelf()
-            self._carrier.join(group, self._shelves[group], self)
-        elif self._shelves.pop(group, None) is not None:
-            self._carrier.leave(group)
-
     def _progressed(self) -> None:
         self._carrier.proved(self.pace.acked(self.window.acked, time.monotonic()))
         if self._reminder is not None and self._patience > _PROBE:
             self._reminder.cancel()
             self._reminder, self._patience = None, _PROBE
             self._watch_progress()
-        groups = self._carrier.groups
-        while groups is not None and self._references and self._references[0].packet <= self.window.acked:
-            _, group, number, size = self._references.popleft()
-            self._carrier.proved(size)
-            groups.passed(self, group, number, time.monotonic())
+        if self.groups is not None:
+            self._carrier.proved(self.groups.acked(self, self.window.acked))
         if self.referring or not self._may_send:  # of what has left since the question, nobody would tell
             self._ask()
 
@@ -350,11 +294,13 @@ class Port:
         self.gone = True
         self._segments.clear()
         self._held.clear()
-        for timer in (*self._timers, *([self._reminder] if self._reminder else ())):
-            timer.cancel()
-        for group in self._shelves:
-            self._carrier.leave(group)
+        if self._reminder is not None:
+            self._reminder.cancel()
         self._carrier.ended(self)
+        if self.receiver is not None:
+            self.receiver.close()
+        if self.groups is not None:
+            self.groups.lost(self)
 
 
 def _nobody(*_: object) -> None:

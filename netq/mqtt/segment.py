@@ -8,7 +8,16 @@ import uuid
 from typing import NamedTuple, Protocol
 
 from netq.memory import Buffer
-from netq.mqtt.group import Block
+from netq.utils.stream import Stream
+
+
+class Block(NamedTuple):
+    """Some bytes of a message for several peers, which the links of all of them cut alike."""
+
+    stream: Stream
+    start: int
+    audience: tuple[uuid.UUID, ...]  # the peers: one object for each put
+    buffers: list[memoryview]
 
 
 class Segment(NamedTuple):
@@ -16,6 +25,11 @@ class Segment(NamedTuple):
 
     buffers: list[Buffer]
     block: Block | None = None
+
+    @property
+    def whole(self) -> list[Buffer]:
+        """All bytes, those of the block too."""
+        return [*self.buffers, *(self.block.buffers if self.block else ())]
 
     def copy(self) -> Segment:
         """The same, in memory of its own."""

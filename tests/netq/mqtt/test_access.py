@@ -25,10 +25,11 @@ def access_list() -> str:
     return next(block for block in PAGE.read_text(encoding="utf-8").split("```\n") if block.startswith("user "))
 
 
-def federation(new_broker: NewBroker, folder: Path) -> Mosquitto:
-    """A broker with the page's users, who may do what the page says."""
+def federation(new_broker: NewBroker, folder: Path, without: str = "-") -> Mosquitto:
+    """A broker with the page's users, who may do what the page says, but for the lines that have `without`."""
     access = folder / "access"
-    access.write_text(access_list(), encoding="utf-8")
+    lines = [line for line in access_list().splitlines() if without not in line]
+    access.write_text("\n".join(lines) + "\n", encoding="utf-8")
     broker = new_broker(user="aggregator", password=PASSWORD, config=f"acl_file {access}")
     command = [str(shutil.which("mosquitto_passwd")), "-b", str(broker.folder / "passwords"), "board", PASSWORD]
     subprocess.run(command, check=True, capture_output=True)
@@ -62,6 +63,24 @@ def test_a_broadcast_and_its_answers_pass_an_access_list_as_the_page_has_it(
         other.close(LIMIT)
     assert "g/" in broker.log  # so there was a group
     assert "Denied" not in broker.log
+
+
+def test_boards_that_may_not_read_groups_get_their_messages_all_the_same(new_broker: NewBroker, tmp_path: Path) -> None:
+    broker = federation(new_broker, tmp_path, without="g/#")
+    model = np.ones(2**18)
+    with (
+        communicator(broker, Purpose.SERVER, "aggregator") as server,
+        communicator(broker, Purpose.CLIENT, "board") as one,
+        communicator(broker, Purpose.CLIENT, "board") as other,
+    ):
+        clients = {one.put("here"), other.put("here")}
+        peers = [server.get(timeout=LIMIT).peer for _ in clients]
+        for _ in range(3):
+            server.put(model, *peers).result(LIMIT)
+            for client in (one, other):
+                assert np.array_equal(client.get(timeout=LIMIT).data, model)
+        one.close(LIMIT)
+        other.close(LIMIT)
 
 
 def test_a_board_may_not_speak_as_the_server(new_broker: NewBroker, tmp_path: Path) -> None:

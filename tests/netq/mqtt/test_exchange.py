@@ -54,7 +54,7 @@ def knocked(place: Exchange, client: str = "") -> Port:
 
 
 def send(port: Port, size: int) -> None:
-    port.pace.sent(1, size, 0.0)
+    port.pace.sent(1, size)
 
 
 def reset(place: Exchange, port: Port) -> None:

@@ -14,7 +14,7 @@ PACKETS = 200
 
 def sent(pace: Pace, number: int, size: int, now: float) -> bool:
     """Send a packet; return whether its acknowledgement was asked for."""
-    pace.sent(number, size, now)
+    pace.sent(number, size)
     return pace.asks(now, stopped=False)
 
 
@@ -110,18 +110,18 @@ def test_one_question_at_a_time_and_another_when_nothing_can_be_sent_before_its_
     assert not pace.asks(9.0, stopped=True), "nothing is on its way"
 
 
-def test_whether_it_will_be_fast_is_open_while_it_grows_and_moves() -> None:
+def test_a_pace_grows_until_it_is_full_or_late() -> None:
     pace = Pace(MOST)
-    assert not pace.undecided(0.0), "nothing moves"
+    assert pace.growing
     sent(pace, 1, FIRST, 1.0)
-    assert pace.undecided(1.0)
-    assert not pace.undecided(1.0 + LATE), "it is slow"
     pace.acked(1, 3.0)
-    sent(pace, 2, FIRST, 3.0)
-    assert pace.undecided(3.0)
+    sent(pace, 2, FIRST, 3.1)
+    assert pace.growing
     pace.acked(2, 7.0)
-    assert not pace.undecided(7.0)
-    assert not grown().undecided(1.0)
+    assert not pace.growing
+    assert not pace.full
+    assert not grown().growing
+    assert grown().full
 
 
 @pytest.mark.parametrize("rate", [80_000, 125_000, 1_000_000])

@@ -10,13 +10,12 @@ import pytest
 
 from netq.loop import Loop
 from netq.mqtt import packet
-from netq.mqtt.group import Block, Publication
-from netq.mqtt.groups import Groups
+from netq.mqtt.multicast.groups import Groups
+from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.port import Port
-from netq.mqtt.segment import Segment
-from netq.mqtt.shelf import Shelf
+from netq.mqtt.segment import Block, Far, Segment
 from netq.mqtt.topic import Way, new_id
 from netq.mqtt.window import MOST, Window
 from netq.utils.stream import Stream
@@ -39,7 +38,6 @@ class Alarm:
 class Desk:
     """A port's loop and carrier, and a window that plays its peer's."""
 
-    groups: Groups | None = None
     heartbeat = HEARTBEAT
 
     def __init__(self, share: int = MOST) -> None:
@@ -86,17 +84,8 @@ class Desk:
     def publish(self, topic: str, payload: bytes) -> None:
         self.said.append(packet.decode(payload))
 
-    def publish_block(self, group: str, payload: bytes) -> None:
-        assert self.groups is not None
-
     def wants(self, port: Port) -> None:
         pass
-
-    def join(self, group: str, shelf: Shelf, port: Port) -> None:
-        raise AssertionError
-
-    def leave(self, group: str) -> None:
-        raise AssertionError
 
     def proved(self, size: int) -> None:
         pass
@@ -106,23 +95,28 @@ class Desk:
 
 
 class Usher:
-    """Groups, of which one takes all blocks: it has been told which are passed."""
+    """Groups, of which one takes all blocks: it has been told what is acknowledged."""
 
     def __init__(self) -> None:
-        self.passed_by: list[int] = []
+        self.acknowledged: list[int] = []
+        self.lost_by: list[Port] = []
         self._last = 0
 
-    def place(self, member: Port, block: Block, now: float) -> Publication:
+    def place(self, member: Port, block: Block) -> bytes:
         self._last += 1
-        return Publication("0" * 16, self._last, new=True)
+        return packet.reference("0" * 16, self._last)
 
-    def passed(self, member: Port, group: str, number: int, now: float) -> None:
-        self.passed_by.append(number)
+    def acked(self, member: Port, number: int) -> int:
+        self.acknowledged.append(number)
+        return 0
+
+    def lost(self, member: Port) -> None:
+        self.lost_by.append(member)
 
 
 def test_a_reference_is_asked_about_until_it_is_passed_as_others_wait_for_it() -> None:
     desk, usher = Desk(), Usher()
-    desk.groups = cast(Groups, usher)
+    desk.port.groups = cast(Groups, usher)
     stream = Stream([bytes(4 * MOST)])
     desk.port.post([Segment([], Block(stream, start, (), [memoryview(bytes(1))])) for start in range(3)])
     assert desk.port.turn()
@@ -133,23 +127,82 @@ def test_a_reference_is_asked_about_until_it_is_passed_as_others_wait_for_it() -
     later, desk.said = desk.said, first
     assert [said.kind for said in later] == [Kind.BLOCK, Kind.BLOCK], "one question at a time"
     desk.acknowledge()
-    assert usher.passed_by == [1]
+    assert usher.acknowledged == [1]
     assert desk.probes() == 1
     desk.said = later + desk.said
     desk.acknowledge()
-    assert usher.passed_by == [1, 2, 3]
+    assert usher.acknowledged == [1, 3]
     assert desk.said == []
 
 
 def test_how_long_a_block_of_a_group_takes_does_not_make_the_packets_of_a_link_smaller() -> None:
     desk = Desk()
-    desk.groups = cast(Groups, Usher())
+    desk.port.groups = cast(Groups, Usher())
     size = desk.port.pace.size
     desk.port.post([Segment([], Block(Stream([bytes(size)]), 0, (), [memoryview(bytes(size))]))])
     assert desk.port.turn()
     late = time.monotonic() + 10.0
     assert desk.port.pace.acked(desk.port.window.sent, late) < size
     assert desk.port.pace.size == size
+
+
+def test_the_end_of_a_link_is_told_to_its_groups() -> None:
+    desk, usher = Desk(), Usher()
+    desk.port.groups = cast(Groups, usher)
+    desk.port.fail(TimeoutError("nothing heard"))
+    desk.port.fail(TimeoutError("nothing heard"))
+    assert usher.lost_by == [desk.port]
+
+
+def test_a_link_that_acknowledges_nothing_for_seconds_is_no_member_of_the_next_group() -> None:
+    desk = Desk()
+    for _ in range(8):
+        desk.send(1, desk.port.pace.size)
+        desk.acknowledge()
+    assert desk.port.answering
+    desk.send(1, 10)
+    assert (desk.ring(), desk.port.answering) == (1.0, True), "it began with packets that were acknowledged"
+    assert (desk.ring(), desk.port.answering) == (1.0, True)
+    assert (desk.ring(), desk.port.answering) == (2.0, False)
+    desk.acknowledge()
+    assert desk.port.answering
+
+
+class Away:
+    """A link that keeps what it is fed."""
+
+    greeted = True
+
+    def __init__(self) -> None:
+        self.fed: list[bytes] = []
+        self.error: Exception | None = None
+
+    def feed(self, data: memoryview) -> None:
+        self.fed.append(bytes(data))
+
+    def lost(self, error: Exception) -> None:
+        self.error = error
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_arrives_behind_a_reference_waits_for_its_block_and_not_for_ever(comes: bool) -> None:
+    desk, far, group = Desk(), Away(), "0" * 16
+    desk.port.far, desk.port.call = cast(Far, far), lambda function, *args: function(*args)
+    desk.port.receiver = Receiver(lambda _: None, lambda _: None)
+    desk.port.receiver.control(Kind.JOIN, group)
+    desk.port.knock(b"")  # it grants room
+    desk.said.clear()
+    for kind, body in ((Kind.BLOCK, packet.reference(group, 1) + b"a "), (Kind.DATA, b" more")):
+        desk.peer.send()
+        desk.port.arrived(packet.decode(packet.header(kind, *desk.peer.stamp()) + body))
+    assert far.fed == []
+    if comes:
+        desk.port.receiver.put(group, packet.block(1) + b"block")
+        desk.port.block_came()
+    assert desk.ring() == 2.0
+    assert far.fed == ([b"a block", b" more"] if comes else [])
+    assert str(far.error) == ("None" if comes else "a block of a group has not come")
+    assert [said.kind for said in desk.said] == ([] if comes else [Kind.RESET])
 
 
 @pytest.mark.parametrize("share", [1, 2, MOST])
