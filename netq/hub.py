@@ -221,9 +221,9 @@ class Hub:
         """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
         level = logging.INFO if self.is_server else logging.WARNING
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
+        self._tell(self.options.events.fin, id)
         if peer.id != id:
             self.home.afterwards(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
-        self._tell(self.options.events.fin, id)
 
     def finished(self, peer: Peer) -> None:
         """No more messages come: whoever waits for some learns it."""
@@ -362,8 +362,8 @@ class Hub:
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
         self.only = None
         if peer.id is not None:
+            self._tell(self.options.events.fin, peer.id)  # before a `get` learns it
             self.home.afterwards(self._inbox.finish, peer.id, error)
-            self._tell(self.options.events.fin, peer.id)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(secrets.token_bytes(16))
             self.peers = {None: self.only}  # given up by time, not by anybody's wish

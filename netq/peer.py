@@ -308,7 +308,6 @@ class Peer:
             self._flush_soon()
 
     def _finished(self, link: Link, *, over: bool) -> None:
-        self._house.finished(self)
         self._expected = False
         if over:
             self.session.closing = True
@@ -318,6 +317,8 @@ class Peer:
             self.handle(link, link.connection.close())
         else:
             self._farewell = True
+        if not self.over:  # else the house knows, and has told its user first
+            self._house.finished(self)
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
         if code is Code.SUPERSEDED and self._is_quarrel():
