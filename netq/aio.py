@@ -178,6 +178,8 @@ class Communicator:
                 self._core.inbox.enter(waiter)
                 if not (waiter.served or self._desk.taken):
                     self._poll()
+                if woken.done():
+                    await asyncio.sleep(0)
                 await woken
                 if not waiter.served:
                     raise TimeoutError(f"no message within {timeout:g} s")
@@ -243,7 +245,7 @@ class Communicator:
     def _wake(self, woken: asyncio.Future[None]) -> None:
         """Let a `get` go on, behind what the event loop has to do already; in any thread."""
         if threading.get_ident() == self._thread and not self._loop.is_closed():
-            self._loop.call_soon(_wake, woken)
+            _wake(woken)
         else:
             _soon(self._loop, _wake, woken)
 

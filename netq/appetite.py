@@ -8,7 +8,7 @@ from __future__ import annotations
 
 PIECE = 0.001  # seconds of the processor for what is received at once
 TURN = 0.004  # and those until the others have their turn, if it is large pieces that so little time suffices for
-LITTLE, BEGIN, MUCH = 4 * 1024, 32 * 1024, 1024 * 1024  # bytes received at once
+LITTLE, BEGIN, MUCH = 4 * 1024, 32 * 1024, 1088 * 1024  # bytes received at once
 
 
 class Appetite:

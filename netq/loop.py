@@ -298,6 +298,10 @@ class Loop:
         if self._phase is _POLLING or self.deep:
             self.wake()
 
+    def defer(self, worker: Worker) -> None:
+        """Have `worker.pay` called within a millisecond or so. In the loop's thread: it goes on polling."""
+        self.owing.setdefault(worker, time.monotonic())
+
     def urge(self, worker: Worker) -> None:
         """Have `worker.pay` called by the loop's thread, soon. In any thread."""
         self.owing[worker] = -math.inf

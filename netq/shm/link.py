@@ -229,7 +229,7 @@ class Link:
         self._reader.wake()
         self._guarded(self._receive)
         if self._loop.answered_soon and self.peer is not None and not self._gone:
-            self._loop.owe(self.peer)  # the answer takes our ACK along
+            self._loop.defer(self.peer)  # the answer takes our ACK along
         elif not self._gone:
             self._guarded(self._send)
         if not self._gone:

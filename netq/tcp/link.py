@@ -152,7 +152,7 @@ class Link:
         if mask & WRITE:
             self._watch(READ)
         if mask & READ and self.peer is not None and self._meagre and self._loop.answered_soon:
-            self._loop.owe(self.peer)  # the answer takes our ACK along
+            self._loop.defer(self.peer)  # the answer takes our ACK along
             return
         self._guarded(self._send)
         if self._closing and not self._gone:

@@ -482,7 +482,7 @@ def a_link(control: Control, received: Callable[[int, float], object] | None = N
         spin=lambda ring: None,
         spin_no_more=lambda ring: None,
         call=lambda step, *_: lost.append(step.__name__),
-        owe=lambda worker: lost.append("owe"),
+        defer=lambda worker: lost.append("defer"),
         answered_soon=False,
         is_own=True,
     )
@@ -576,7 +576,7 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
         link._due = 0
         link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
         link.peer = cast(Worker, object())
-        for likely, due, sends in [(False, [], 1), (True, ["owe"], 0)]:
+        for likely, due, sends in [(False, [], 1), (True, ["defer"], 0)]:
             link._loop.answered_soon = likely  # type: ignore[misc]
             theirs.send(bytes([BELL]))
             link._rung(READ)
