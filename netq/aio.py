@@ -297,7 +297,7 @@ def _wake(woken: asyncio.Future[None]) -> None:
 
 def _hear(loop: asyncio.AbstractEventLoop, hearing: list[Delivery], _: object) -> None:
     """Let those who hear of a delivery's end know it, in the event loop."""
-    for delivery in [*hearing]:  # see netq/bell.py
+    for delivery in [*hearing]:  # its length may change meanwhile
         _soon(loop, delivery._settle)
 
 

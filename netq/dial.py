@@ -17,8 +17,10 @@ from functools import partial
 from typing import Any
 
 from netq.errors import AddressError, InvalidOption
-from netq.loop import WRITE, Loop, Timer
+from netq.loop import Loop
 from netq.options import NetworkLocation
+from netq.selector import WRITE
+from netq.timers import Timer
 
 Address = tuple[int, Any]  # family, and what connect takes
 

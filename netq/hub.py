@@ -13,11 +13,11 @@ import itertools
 import logging
 import math
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from netq.bell import Bell
 from netq.budget import Budget
 from netq.complaints import Complaints, printable
 from netq.connection import Connection
@@ -25,11 +25,12 @@ from netq.errors import Closed, bare
 from netq.events import Event, Hello, Lost
 from netq.inbox import Inbox
 from netq.link import Link, Owner, Transport, backoff
-from netq.loop import Loop, Timer
+from netq.loop import Loop
 from netq.memory import KEEP, Memory
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.peer import EXPLAIN, Peer
 from netq.session import Session
+from netq.timers import Timer
 from netq.wire import Code, Greeting
 
 log = logging.getLogger("netq")
@@ -63,9 +64,8 @@ class Hub:
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
-        self.gone = False  # closing, and no peer is left
+        self._gone = threading.Event()  # closing, and no peer is left
         self.why_over: Closed | None = None  # what ended a client's session, for good
-        self._bell = Bell()  # rings when all are gone
         self.undelivered = 0  # messages that failed because of closing
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
@@ -90,7 +90,7 @@ class Hub:
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self.begin_to_close, timeout)
-        if not self._bell.wait(lambda: self.gone, timeout):
+        if not self.home.wait_for(self._gone, timeout):
             for loop in self.loops:
                 loop.ask(self._cut_off, loop)
         self.home.ask(self._shut)
@@ -148,8 +148,7 @@ class Hub:
 
     def _all_gone(self) -> None:
         self._close_inbox(self._closed())
-        self.gone = True
-        self._bell.ring()
+        self._gone.set()
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.afterwards(self._inbox.close, error)

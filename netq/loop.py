@@ -29,12 +29,10 @@ import collections
 import contextlib
 import enum
 import functools
-import heapq
 import itertools
 import math
 import operator
 import os
-import select
 import selectors
 import socket
 import threading
@@ -43,14 +41,14 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
-from netq.bell import LONGEST, Bell
 from netq.handlers import raised_by_handler, suppress
+from netq.selector import READ, new_selector
+from netq.timers import Timer, Timers
 
-READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-_SWEEP = 256  # timers from which cancelled ones are looked for
 _AHEAD = 256  # calls that wait; then who calls gives way, or keeps the interpreter from the loop, 5 ms each time
 _PASSES = 2  # through what was called, in one turn: the second does what the first asks for, as a flush for all puts
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
+LONGEST = 1.0  # seconds of one wait of a user's thread: a handler that comes just before it begins runs when it ends
 TICK = 0.001  # seconds for which users are waited for, and for which what is owed may wait for company
 _BUSY = 0.1  # seconds in which an event loop that polls may be busy with other things
 _SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
@@ -110,40 +108,6 @@ class Worker(Protocol):
         """Put right what an interrupted thread has left. In the loop's thread."""
 
 
-class Timer:
-    """A call at a time to come."""
-
-    __slots__ = ("args", "function")
-
-    def __init__(self, function: Callable[..., object], args: tuple[Any, ...]) -> None:
-        self.function: Callable[..., object] | None = function
-        self.args = args
-
-    def cancel(self) -> None:
-        """Do not call; harmless afterwards."""
-        self.function = None
-        self.args = ()
-
-
-class _Epoll(selectors.EpollSelector if hasattr(selectors, "EpollSelector") else selectors.DefaultSelector):  # type: ignore[misc]
-    """The library's selector, with a shorter way through `select`."""
-
-    _selector: Any
-    _fd_to_key: dict[int, selectors.SelectorKey]
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for `timeout` seconds at most (None: for ever); return what is ready."""
-        if timeout is not None:  # in whole milliseconds, and rather too long than too short
-            timeout = math.ceil(timeout * 1e3) * 1e-3 if timeout > 0 else 0
-        keys = self._fd_to_key
-        found: list[tuple[selectors.SelectorKey, int]] = []
-        for fd, event in self._selector.poll(timeout, len(keys) or 1):
-            if (key := keys.get(fd)) is not None:
-                mask = (WRITE if event & ~select.EPOLLIN else 0) | (READ if event & ~select.EPOLLOUT else 0)
-                found.append((key, mask & key.events))
-        return found
-
-
 class Loop:
     """Runs calls, timers and what waits for sockets, one after the other.
 
@@ -185,10 +149,8 @@ class Loop:
         self.deep = False  # it has parked until the user that polls comes back
         self._resumed = False  # it should poll next, whoever else does
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
-        self._timers: list[tuple[float, int, Timer]] = []
-        self._sequence = itertools.count()
-        self._sweep_at = _SWEEP
-        self._selector = _Epoll() if hasattr(select, "epoll") else selectors.DefaultSelector()
+        self._timers = Timers()
+        self._selector = new_selector()
         self._watched: dict[int, selectors.SelectorKey] = {}  # what it has, to look up quickly
         self._rings: tuple[Ring, ...] = ()
         self._quick: dict[int, Callable[[], bool]] = {}  # what a user's thread may do for it
@@ -196,8 +158,7 @@ class Loop:
         self._sleeps = self._woken = 0  # times that it has slept; the sleep from which somebody has woken it
         self._stop_by: float | None = None
         self._over = False  # who calls now runs it
-        self._done = False
-        self._bell = Bell()  # rings then
+        self._done = threading.Event()
         for end in (self._waker, self._wakee):
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain, self._drain_quickly)
@@ -221,8 +182,8 @@ class Loop:
         self.join()
 
     def join(self) -> None:
-        """Wait until nothing is run or watched any more; not by Thread.join, which a signal handler could deadlock."""
-        self._bell.wait(lambda: self._done)
+        """Wait until nothing is run or watched any more."""
+        self.wait_for(self._done)
 
     @property
     def is_current(self) -> bool:
@@ -498,19 +459,26 @@ class Loop:
         if threading.get_ident() == self._ident:
             return function(*args)
         answer: list[Callable[[], _T]] = []
-        bell = Bell()
-        self.call(_answer, answer, bell, function, *args)
-        bell.wait(lambda: bool(answer))
+        answered = threading.Event()
+        self.call(_answer, answer, answered, function, *args)
+        self.wait_for(answered)
         return answer[0]()
+
+    def wait_for(self, event: threading.Event, timeout: float | None = None) -> bool:
+        """Wait for what the loop's thread sets, for `timeout` seconds at most; return whether it has.
+
+        Takes the seat: a signal handler that interrupts it must not wait for the same thread (see `check`).
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self.seat("close"):
+            while not event.wait(max(0.0, min(deadline - time.monotonic(), LONGEST))):
+                if time.monotonic() >= deadline:
+                    return False
+        return True
 
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
         """Run `function(*args)` when time.monotonic() has reached `when`."""
-        timer = Timer(function, args)
-        if when < math.inf:
-            heapq.heappush(self._timers, (when, next(self._sequence), timer))
-        if len(self._timers) >= self._sweep_at:
-            self._sweep()
-        return timer
+        return self._timers.add(when, function, args)
 
     def watch(self, file: socket.socket, events: int, ready: Ready, quick: Callable[[], bool] | None = None) -> None:
         """Run `ready(events)` whenever the socket is ready for any of `events`; replaces an earlier watch.
@@ -574,8 +542,7 @@ class Loop:
                 cast(socket.socket, key.fileobj).close()  # nobody else will
             self._selector.close()
             self._waker.close()
-            self._done = True
-            self._bell.ring()
+            self._done.set()
 
     def _turn(self) -> None:
         ready = self._rest()
@@ -589,7 +556,7 @@ class Loop:
                 if self._watched.get(key.fd) is key:  # not forgotten, nor replaced, in this turn
                     key.data(mask)
             now = time.monotonic()
-            worked |= self._run_timers(now)
+            worked |= self._timers.run(now)
             for _ in range(_PASSES):
                 for _ in range(len(self._calls)):
                     function, args = self._calls.popleft()
@@ -603,16 +570,6 @@ class Loop:
         worked |= self._end_turn()
         if worked and self._led:
             self._interrupt()  # what was done may be for who polls
-
-    def _run_timers(self, now: float) -> bool:
-        """Run those whose time has come; return whether there were any."""
-        ran = False
-        while self._timers and self._timers[0][0] <= now:
-            timer = heapq.heappop(self._timers)[2]
-            ran = True
-            if timer.function is not None:
-                timer.function(*timer.args)
-        return ran
 
     @property
     def _led(self) -> bool:
@@ -692,20 +649,14 @@ class Loop:
             except Exception as error:  # the next must run all the same: somebody may wait for it
                 self._crashed(error)
 
-    def _sweep(self) -> None:
-        """Drop the cancelled timers, each time that there are twice as many as were left the last time."""
-        self._timers = [entry for entry in self._timers if entry[2].function is not None]
-        heapq.heapify(self._timers)
-        self._sweep_at = max(_SWEEP, 2 * len(self._timers))
-
     def _timeout(self) -> float | None:
         """How long there is nothing to do but what comes; None: for ever."""
-        times = [self._timers[0][0]] if self._timers else []
+        until = self._timers.next
         if self._stop_by is not None:
-            times.append(self._stop_by)
+            until = min(until, self._stop_by)
         if self.owing:
-            times.append(min(self.owing.values()) + TICK)
-        return min(max(0.0, min(times) - time.monotonic()), _LONGEST) if times else None
+            until = min(until, min(self.owing.values()) + TICK)
+        return min(max(0.0, until - time.monotonic()), _LONGEST) if until < math.inf else None
 
     def _stop(self, within: float) -> None:
         self._stop_by = time.monotonic() + within
@@ -735,13 +686,13 @@ def give_way() -> None:
     _yield()
 
 
-def _answer(answer: list[Callable[[], _T]], bell: Bell, function: Callable[..., _T], *args: Any) -> None:
+def _answer(answer: list[Callable[[], _T]], answered: threading.Event, function: Callable[..., _T], *args: Any) -> None:
     try:
         result = function(*args)
         answer.append(lambda: result)
     except Exception as error:
         answer.append(functools.partial(_raise, error))
-    bell.ring()
+    answered.set()
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -18,9 +18,10 @@ from netq.errors import Closed, NetqError
 from netq.events import Event, Failed, Finished, Lost, Opened
 from netq.lane import Outgoing, Receiver
 from netq.link import Link
-from netq.loop import Loop, Timer, give_way
+from netq.loop import Loop, give_way
 from netq.options import ConnectionOptions
 from netq.session import Session
+from netq.timers import Timer
 from netq.wire import Code, Greeting
 
 log = logging.getLogger("netq")

@@ -13,8 +13,9 @@ import socket
 from netq.grpc.engine import acquire, release
 from netq.grpc.link import Link
 from netq.link import Owner
-from netq.loop import READ, Loop
+from netq.loop import Loop
 from netq.options import check_put_merge
+from netq.selector import READ
 
 
 class Outpost:

@@ -16,12 +16,14 @@ from typing import Protocol, cast
 
 from netq.dial import Dialer
 from netq.errors import SecurityError
-from netq.loop import READ, WRITE, Loop, Timer
+from netq.loop import Loop
 from netq.memory import keep_packets
 from netq.mqtt.channel import Channel
 from netq.options import CommunicatorOptions
 from netq.pipe import hasten, over
 from netq.security.tls import client_side
+from netq.selector import READ, WRITE
+from netq.timers import Timer
 
 try:
     import paho.mqtt.client as paho

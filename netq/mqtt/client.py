@@ -12,7 +12,7 @@ import time
 from netq import core
 from netq.errors import ProtocolError
 from netq.link import Owner, backoff
-from netq.loop import Loop, Timer
+from netq.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.exchange import Exchange
@@ -20,6 +20,7 @@ from netq.mqtt.packet import FROM_SERVER, Kind, Packet
 from netq.mqtt.port import Port
 from netq.mqtt.topic import GONE, Way, new_id
 from netq.options import CommunicatorOptions, Purpose
+from netq.timers import Timer
 
 log = logging.getLogger("netq")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netq.errors import ProtocolError
-from netq.loop import Loop, Timer
+from netq.loop import Loop
 from netq.memory import Buffer
 from netq.mqtt import packet
 from netq.mqtt.multicast.group import UNICAST
@@ -23,6 +23,7 @@ from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.segment import Far, Segment
 from netq.mqtt.topic import Way
 from netq.mqtt.window import Window
+from netq.timers import Timer
 
 _PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
 _PARTING = 1.0  # seconds in which the rest may be sent after `close`

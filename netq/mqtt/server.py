@@ -19,13 +19,14 @@ from netq import core
 from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner, backoff
-from netq.loop import Loop, Timer
+from netq.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
 from netq.mqtt.topic import GONE, WHO, Way, new_id, server_id
 from netq.options import CommunicatorOptions, Purpose
+from netq.timers import Timer
 
 log = logging.getLogger("netq")
 

@@ -19,8 +19,9 @@ from netq.errors import ProtocolError
 from netq.events import Event
 from netq.handlers import raised_by_handler
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop, Timer, Worker
+from netq.loop import Loop, Worker
 from netq.memory import Buffer
+from netq.selector import READ, WRITE
 from netq.shm.channel import Channel
 from netq.shm.control import BELL, REFUSED, SEGMENT, Control, Packet
 from netq.shm.files import Files
@@ -29,6 +30,7 @@ from netq.shm.outbound import Outbound
 from netq.shm.record import Kind, Record
 from netq.shm.ring import RingError
 from netq.shm.segments import Pool, Segments
+from netq.timers import Timer
 
 _NUMBER = struct.Struct("<I")
 _READS, _WRITES = 64, 8  # steps of taking, and of sending, before the others have their turn

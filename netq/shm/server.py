@@ -12,13 +12,15 @@ from netq import core
 from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner
-from netq.loop import READ, Loop, Timer
+from netq.loop import Loop
 from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
+from netq.selector import READ
 from netq.shm import channel, rendezvous
 from netq.shm.control import REFUSED, Control
 from netq.shm.link import Link
 from netq.shm.segments import Pool
+from netq.timers import Timer
 
 log = logging.getLogger("netq")
 

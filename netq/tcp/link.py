@@ -15,9 +15,11 @@ from netq.connection import Connection, State
 from netq.errors import SecurityError
 from netq.handlers import raised_by_handler
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop, Timer, Worker
+from netq.loop import Loop, Worker
 from netq.pipe import Pipe, hasten
+from netq.selector import READ, WRITE
 from netq.tcp.pace import MOST, Pace
+from netq.timers import Timer
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
 _FEW = 4  # times that a user's thread receives at once

@@ -9,10 +9,11 @@ import time
 from netq import core
 from netq.dial import bind
 from netq.link import Owner
-from netq.loop import READ, Loop
+from netq.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.pipe import over
 from netq.security.tls import server_side
+from netq.selector import READ
 from netq.tcp.link import Link
 
 log = logging.getLogger("netq")

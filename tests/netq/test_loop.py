@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from netq.loop import READ, WRITE, Loop, Phase
+from netq.loop import Loop, Phase
+from netq.selector import READ, WRITE
 
 LIMIT = 20.0
 

@@ -22,8 +22,9 @@ import pytest
 from netq import Closed, Delivery, NetworkLocation, Unreadable, wire
 from netq.appetite import BEGIN, PIECE
 from netq.core import Communicator
-from netq.loop import READ, Worker
+from netq.loop import Worker
 from netq.memory import Buffer
+from netq.selector import READ
 from netq.shm import channel, memfd, outbound, rendezvous
 from netq.shm.channel import RING, Channel
 from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control, Packet

@@ -9,7 +9,8 @@ from netq.core import Communicator
 from netq.errors import AddressError
 from netq.hub import TransportFactory
 from netq.link import Owner
-from netq.loop import READ, WRITE, Loop, Worker
+from netq.loop import Loop, Worker
+from netq.selector import READ, WRITE
 from netq.testing.conformance import check_communicator
 
 
