@@ -29,6 +29,7 @@ class Guard(Protocol):
     """Whose lock guards a Delivery: the loop of its peer."""
 
     baton: Any  # an RLock
+    claimed: bool  # somebody waits for it
 
     def afterwards(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which is the user's, when the lock is free."""
@@ -114,7 +115,9 @@ class Delivery(Outgoing, Future[None]):
             return all(cancelled)
         if self.guard.baton._is_owned():  # somebody further down the stack may be sending it
             return self.cancelled()
+        self.guard.claimed = True
         with self.guard.baton:
+            self.guard.claimed = False
             if self._state is not _PENDING or self.left or self._ending:
                 return self.cancelled()
             self.withdraw()
@@ -141,7 +144,9 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
+        self.guard.claimed = True
         with self.guard.baton:
+            self.guard.claimed = False
             if self._state is _PENDING:
                 if self._listeners is None:
                     self._listeners = []

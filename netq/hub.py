@@ -28,7 +28,7 @@ from netq.link import Link, Owner, Transport, backoff
 from netq.loop import Loop
 from netq.memory import KEEP, Memory
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
-from netq.peer import EXPLAIN, Peer
+from netq.peer import EXPLAIN, Interrupted, Peer
 from netq.session import Session
 from netq.timers import Timer
 from netq.wire import Code, Greeting
@@ -336,7 +336,9 @@ class Hub:
         if None not in self.peers:
             return
         trouble = printable(str(error))
-        if self._complaints.is_new(self._where, trouble):
+        if isinstance(error, Interrupted):
+            log.info("%s: %s; connecting again", self._where, trouble)
+        elif self._complaints.is_new(self._where, trouble):
             log.warning("%s: %s; trying again until it answers", self._where, trouble)
         now = time.monotonic()
         if now - self._up_since >= _STEADY:

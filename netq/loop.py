@@ -50,6 +50,7 @@ _PASSES = 2  # through what was called, in one turn: the second does what the fi
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
 LONGEST = 1.0  # seconds of one wait of a user's thread: a handler that comes just before it begins runs when it ends
 TICK = 0.001  # seconds for which users are waited for, and for which what is owed may wait for company
+_HANDOVER, _HANDOVERS = 50e-6, 20  # seconds of a pause in which who waits for the baton gets it; and how many
 _BUSY = 0.1  # seconds in which an event loop that polls may be busy with other things
 _SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
 Ready = Callable[[int], None]
@@ -138,7 +139,9 @@ class Loop:
         self.at_work: Worker | None = None  # whose state a user's thread is working on
         self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._seats = threading.local()
-        self._leader: threading.Lock | Desk | None = None  # of the user's thread that polls; if that is locked
+        # The seat of the user's thread that polls; while that is locked the loop's thread leaves the sockets to it. So a
+        # thread that takes its seat for another wait clears this first.
+        self._leader: threading.Lock | Desk | None = None
         self._polls = self._polls_seen = 0  # of users
         self._polled = False  # one of them uses the selector at this moment
         self._seen = -math.inf  # when a user was at work last
@@ -148,6 +151,7 @@ class Loop:
         self._bed.acquire()
         self.deep = False  # it has parked until the user that polls comes back
         self._resumed = False  # it should poll next, whoever else does
+        self.claimed = False  # a user's thread waits for the baton: a lock is not fair, so the loop's thread pauses
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._timers = Timers()
         self._selector = new_selector()
@@ -350,7 +354,9 @@ class Loop:
         if seconds <= 0:
             return False
         try:
+            self.claimed = True
             with self.baton:
+                self.claimed = False
                 if not self._may_lead(seat):
                     if self._leader is seat:
                         self._leader = None
@@ -366,7 +372,9 @@ class Loop:
             ready = self._selector.select(seconds) if ring is None else []
             self._polled = False
             if ready or ring is not None:
+                self.claimed = True
                 with self.baton:
+                    self.claimed = False
                     self._do_quickly(ready, ring)
         except BaseException as error:
             self._polled = False
@@ -390,7 +398,9 @@ class Loop:
 
     def take_desk(self, desk: Desk) -> bool:
         """Let an event loop poll; return whether it may. `desk.taken = False` and `resume` give the desk back."""
+        self.claimed = True
         with self.baton:
+            self.claimed = False
             desk.taken = hasattr(self._selector, "fileno") and not self._rings and self._may_lead(desk)
             if desk.taken:
                 self._leader = desk
@@ -399,7 +409,9 @@ class Loop:
     def poll_now(self, desk: Desk) -> bool:
         """Do what there is to do; return False if the loop's thread goes on with that, and the desk is given back."""
         try:
+            self.claimed = True
             with self.baton:
+                self.claimed = False
                 self._polls += 1
                 if self._leader is desk and not self._over:
                     self._do_quickly(self._selector.select(0), None)
@@ -470,7 +482,10 @@ class Loop:
         Takes the seat: a signal handler that interrupts it must not wait for the same thread (see `check`).
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with self.seat("close"):
+        seat = self.seat("close")
+        if self._leader is seat:
+            self._leader = None  # before it is taken again: this thread polls no more
+        with seat:
             while not event.wait(max(0.0, min(deadline - time.monotonic(), LONGEST))):
                 if time.monotonic() >= deadline:
                     return False
@@ -567,6 +582,12 @@ class Loop:
             for ring in () if self._led else self._rings:
                 if ring.awake and not ring.sleep():
                     ring.go_on()
+        for _ in range(_HANDOVERS):
+            if not self.claimed:
+                break
+            time.sleep(_HANDOVER)
+        else:
+            self.claimed = False
         worked |= self._end_turn()
         if worked and self._led:
             self._interrupt()  # what was done may be for who polls

@@ -50,6 +50,10 @@ class Statistics:
     round_trip: float | None  # seconds, of the last heartbeat
 
 
+class Interrupted(ConnectionAbortedError):
+    """We begin the link anew; nothing is wrong with the peer or the network."""
+
+
 class House(Protocol):
     """What a peer may ask of the communicator. Called in the peer's loop."""
 
@@ -160,9 +164,7 @@ class Peer:
         self.session.recount()
         if (link := self.link) is not None:
             link.connection.forget()
-            self.detach(
-                link, ConnectionAbortedError("a signal handler has interrupted what was being sent or received")
-            )
+            self.detach(link, Interrupted("a signal handler has interrupted what was being sent or received"))
             link.close()
 
     def withdraw(self, message: Outgoing) -> None:

@@ -30,6 +30,8 @@ LIMIT = 20.0
 class AtOnce:
     """A guard without a loop: what is to be done afterwards is done at once."""
 
+    claimed = False
+
     def __init__(self) -> None:
         self.baton = threading.RLock()
 
