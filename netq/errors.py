@@ -7,7 +7,7 @@ NetqError
  ├── SecurityError                              TLS: a file, a certificate, a handshake
  ├── SerializationError (TypeError)             `dump` returned what is neither bytes nor a Stream
  ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
- ├── QueueFull                                  more than queue_size messages wait for the peer; has .peer
+ ├── QueueFull                                  queue_size messages wait for the peer already; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
  └── Unreadable      (pickle.UnpicklingError)   a message came whole but cannot be loaded; has .peer
       └── NotAllowed                            ... because it names something that `allow` refuses
@@ -59,7 +59,7 @@ class Closed(NetqError, ConnectionError):
 
 
 class QueueFull(NetqError):
-    """More than queue_size messages wait for `peer`. This one was not queued; wait for earlier futures.
+    """`queue_size` messages wait for `peer` already. This one was not queued; wait for earlier futures.
 
     `dropped`: it was queued, and a newer one has taken its place (drop_oldest).
     """

@@ -1,14 +1,14 @@
 """Where loops leave messages and users take them.
 
-Loops append to `arrived` and to nothing else: one step, which needs no lock. All else is under the inbox's lock, which
-no loop takes while it holds its baton. Each peer has a queue of its own, and the peers are served in turn, so that a
-busy one does not starve the others. Those who wait are served in the order of coming, so that one who gets from all
-does not starve one who gets from few.
+Who receives appends to `arrived` and to nothing else: one step, which needs no lock. All else is under the inbox's
+lock, which no loop takes while it holds its baton. Each peer has a queue of its own, and the peers are served in
+turn, so that a busy one does not starve the others. Those who wait are served in the order of coming, so that one who
+gets from all does not starve one who gets from few.
 
 A Waiter is promised a message of a peer. It takes the peer's next one for good with `accept`, or gives the promise
 back with `leave`: so a wait can be broken off at any moment, no message is lost, and those of a peer are taken in the
 order in which they came, whoever breaks off. What an event costs does not depend on how many wait for something else.
-`take_now` is for threads that poll; netq/core.py and netq/aio.py wait with `enter`, `accept` and `leave`.
+netq/core.py tries `take_now`, then stands in line as netq/aio.py does: `enter`, `accept`, `leave`.
 """
 
 from __future__ import annotations

@@ -345,7 +345,7 @@ class Receiver:
         self.start = 0  # position of message held + 1
         self.cancelled = 0  # positions of cancelled messages: they count as taken
         self._consumed = 0  # positions of the others that the user has taken
-        self.last = (0, 0)  # number and mark of what came last: `held` and `_start` are as they say
+        self.last = (0, 0)  # number and mark of what came last: `recount` sets `held` and `start` by them
         self._given = 0  # number of the message that the user was given last
         self._size = 0
         self.parts: list[memoryview] = []  # memory of message held + 1; if merged, in one

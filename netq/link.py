@@ -1,7 +1,8 @@
 """The contracts between the communicator and whatever carries its bytes (docs/transport.md), and the pause
 before a client tries again.
 
-All of it happens in the thread of a loop, and never waits. A link calls its owner's `attach`, `deliver` and
+All of it happens in the thread of a loop, and never waits; but if a link is `inline`, a user's thread that holds the
+baton may call its `flush` and `receive`. A link calls its owner's `attach`, `deliver` and
 `lost`, and nothing else: no user code, no lock, no second try.
 """
 

@@ -2,22 +2,23 @@
 netq.
 
 What a loop owns belongs to whoever holds its baton. Mostly that is the loop's own thread. A user's thread takes the
-baton to send (`step`), and polls the selector itself while it waits (`wait`): a change of threads costs more than all
+baton to send (`step`), and polls the selector itself while it waits (`poll`): a change of threads costs more than all
 else that a small message needs. Then the loop's thread parks, and goes on a millisecond after the last user has been
 seen. Nobody holds the baton while polling.
 
     phase     the loop's thread                          the baton is
     POLLING   waits in the selector                      free, or held by a user for some microseconds
     WORKING   does what has come, timers, calls          its own
-    PARKED    sleeps, as users work; looks each ms       free, or held by a user
+    PARKED    sleeps, as users work; looks each ms, or   free, or held by a user
+              after a second while a user waits long
 
 A signal handler may raise in a user's thread anywhere. So it takes the baton by `with` alone, which cannot be left
 locked, and says in `at_work` whose state it works on: whoever finds that set has it mended. A handler that runs on top
 of a thread that holds the baton finds that out by `RLock._is_owned`.
 
-Any thread may `call`, `step`, `wait`, `start` and `stop`; all else belongs to who holds the baton. What the loop runs
-must not wait. An error that comes out of a function it runs is a bug in that function: the loop ends, and `crashed` is
-told.
+Any thread may `start`, `stop`, `call`, `step`, `owe`, `urge`, `poll`, `sleep`, `ask` and `wait_for`, and what its
+docstring says; all else belongs to who holds the baton. What the loop runs must not wait. An error that comes out of a
+function it runs is a bug in that function: the loop ends, and `crashed` is told.
 
 A fork leaves the child without the thread. There the loop closes its copies of all it watches, so that they live no
 longer than the parent's, and is `forked`: it is of no more use.
@@ -139,8 +140,8 @@ class Loop:
         self.at_work: Worker | None = None  # whose state a user's thread is working on
         self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._seats = threading.local()
-        # The seat of the user's thread that polls; while that is locked the loop's thread leaves the sockets to it. So a
-        # thread that takes its seat for another wait clears this first.
+        # The seat of the user's thread that polls; while that is locked the loop's thread leaves the sockets to it.
+        # So a thread that takes its seat for another wait clears this first.
         self._leader: threading.Lock | Desk | None = None
         self._polls = self._polls_seen = 0  # of users
         self._polled = False  # one of them uses the selector at this moment

@@ -1,5 +1,6 @@
 """One peer, as its loop knows it: the session, the link that carries it at the moment, and what to do when
-there is none. All methods but `id`, `open` and `post` belong to the peer's loop.
+there is none. `id`, `open`, `inline` and `post` are for any thread; a user's thread that holds the baton may run `pay`
+and `_exchange`; all else runs in the loop's thread.
 
     attach ──► handle … handle ──► detach ──► (attach again | expire) ──► end
 """
