@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -145,6 +146,8 @@ class Communicator:
         self._core = netq.new(protocol, purpose, options)
         self._thread = threading.get_ident()
         self._desk = Desk()
+        self._entering = False
+        self._woken: deque[asyncio.Future[None]] = deque()  # of a `get` each, which the event loop is to let go on
 
     @property
     def id(self) -> uuid.UUID:
@@ -175,11 +178,11 @@ class Communicator:
         item = None
         try:
             while item is None:
+                self._entering = True  # if it is served at once, it gives way all the same
                 self._core.inbox.enter(waiter)
+                self._entering = False
                 if not (waiter.served or self._desk.taken):
                     self._poll()
-                if woken.done():
-                    await asyncio.sleep(0)
                 await woken
                 if not waiter.served:
                     raise TimeoutError(f"no message within {timeout:g} s")
@@ -243,11 +246,20 @@ class Communicator:
         await self.close(timeout=None if error is None else self.options.connection.linger)
 
     def _wake(self, woken: asyncio.Future[None]) -> None:
-        """Let a `get` go on, behind what the event loop has to do already; in any thread."""
-        if threading.get_ident() == self._thread and not self._loop.is_closed():
+        """Let a `get` go on, behind what the event loop has to do already, and those woken before; in any thread."""
+        own = threading.get_ident() == self._thread and not self._loop.is_closed()
+        if own and not (self._entering or self._woken):
             _wake(woken)
+            return
+        self._woken.append(woken)
+        if own:
+            self._loop.call_soon(self._wake_all)
         else:
-            _soon(self._loop, _wake, woken)
+            _soon(self._loop, self._wake_all)
+
+    def _wake_all(self) -> None:
+        while self._woken:
+            _wake(self._woken.popleft())
 
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""

@@ -13,11 +13,11 @@ import itertools
 import logging
 import math
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 
+from netq.bell import Bell
 from netq.budget import Budget
 from netq.complaints import Complaints, printable
 from netq.connection import Connection
@@ -64,7 +64,8 @@ class Hub:
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
-        self._gone = threading.Event()  # closing, and no peer is left
+        self.gone = False  # closing, and no peer is left
+        self._bell = Bell()  # rings then
         self.why_over: Closed | None = None  # what ended a client's session, for good
         self.undelivered = 0  # messages that failed because of closing
         share = options.connection.memory // options.workers
@@ -90,7 +91,7 @@ class Hub:
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self.begin_to_close, timeout)
-        if not self.home.wait_for(self._gone, timeout):
+        if not self._bell.wait(lambda: self.gone, timeout):
             for loop in self.loops:
                 loop.ask(self._cut_off, loop)
         self.home.ask(self._shut)
@@ -148,7 +149,8 @@ class Hub:
 
     def _all_gone(self) -> None:
         self._close_inbox(self._closed())
-        self._gone.set()
+        self.gone = True
+        self._bell.ring()
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.afterwards(self._inbox.close, error)

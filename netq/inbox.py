@@ -73,6 +73,7 @@ class Inbox:
         self._over: OrderedDict[int, Closed] = OrderedDict()
         self._closed: Closed | None = None
         self.ends = False  # somebody, or all, is over: `take_now` may raise Closed
+        self._untold = False  # it was not told to those who wait, as what is held may be for them
 
     # For the loops, without their batons but for `hold`.
 
@@ -87,6 +88,9 @@ class Inbox:
         self._holds.discard(hold)
         with self.lock:
             self._serve(self._sort())
+            if self._untold and not self._holds:
+                self._untold = False
+                self._tell(*self.lines)
 
     def settle(self) -> bool:
         """Serve those who wait with what has arrived; return whether somebody has been served.
@@ -365,6 +369,9 @@ class Inbox:
     def _hopeless(self, among: tuple[int, ...]) -> Closed | None:
         """Return why nothing can come, if so; what is promised may be given back, and is in its queue as long."""
         if not (self._closed or self._over):
+            return None
+        if self._holds and self.arrived:
+            self._untold = True
             return None
         over = [self._over.get(peer) for peer in among]
         error = over[0] if over and all(over) else self._closed

@@ -16,8 +16,8 @@ A signal handler may raise in a user's thread anywhere. So it takes the baton by
 locked, and says in `at_work` whose state it works on: whoever finds that set has it mended. A handler that runs on top
 of a thread that holds the baton finds that out by `RLock._is_owned`.
 
-Any thread may `start`, `stop`, `call`, `step`, `owe`, `urge`, `poll`, `sleep`, `ask` and `wait_for`, and what its
-docstring says; all else belongs to who holds the baton. What the loop runs must not wait. An error that comes out of a
+Any thread may `start`, `stop`, `call`, `step`, `owe`, `urge`, `poll`, `sleep` and `ask`, and what its docstring
+says; all else belongs to who holds the baton. What the loop runs must not wait. An error that comes out of a
 function it runs is a bug in that function: the loop ends, and `crashed` is told.
 
 A fork leaves the child without the thread. There the loop closes its copies of all it watches, so that they live no
@@ -42,6 +42,7 @@ import weakref
 from collections.abc import Callable, Collection
 from typing import Any, NoReturn, Protocol, TypeVar, cast
 
+from netq.bell import LONGEST, Bell
 from netq.handlers import raised_by_handler, suppress
 from netq.selector import READ, new_selector
 from netq.timers import Timer, Timers
@@ -49,7 +50,6 @@ from netq.timers import Timer, Timers
 _AHEAD = 256  # calls that wait; then who calls gives way, or keeps the interpreter from the loop, 5 ms each time
 _PASSES = 2  # through what was called, in one turn: the second does what the first asks for, as a flush for all puts
 _LONGEST = 86400.0  # seconds of one sleep: what every selector can take
-LONGEST = 1.0  # seconds of one wait of a user's thread: a handler that comes just before it begins runs when it ends
 TICK = 0.001  # seconds for which users are waited for, and for which what is owed may wait for company
 _HANDOVER, _HANDOVERS = 50e-6, 20  # seconds of a pause in which who waits for the baton gets it; and how many
 _BUSY = 0.1  # seconds in which an event loop that polls may be busy with other things
@@ -163,7 +163,8 @@ class Loop:
         self._sleeps = self._woken = 0  # times that it has slept; the sleep from which somebody has woken it
         self._stop_by: float | None = None
         self._over = False  # who calls now runs it
-        self._done = threading.Event()
+        self._done = False
+        self._bell = Bell()  # rings then
         for end in (self._waker, self._wakee):
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain, self._drain_quickly)
@@ -187,8 +188,8 @@ class Loop:
         self.join()
 
     def join(self) -> None:
-        """Wait until nothing is run or watched any more."""
-        self.wait_for(self._done)
+        """Wait until nothing is run or watched any more; not by Thread.join, which a signal handler could deadlock."""
+        self._bell.wait(lambda: self._done)
 
     @property
     def is_current(self) -> bool:
@@ -472,25 +473,10 @@ class Loop:
         if threading.get_ident() == self._ident:
             return function(*args)
         answer: list[Callable[[], _T]] = []
-        answered = threading.Event()
-        self.call(_answer, answer, answered, function, *args)
-        self.wait_for(answered)
+        bell = Bell()
+        self.call(_answer, answer, bell, function, *args)
+        bell.wait(lambda: bool(answer))
         return answer[0]()
-
-    def wait_for(self, event: threading.Event, timeout: float | None = None) -> bool:
-        """Wait for what the loop's thread sets, for `timeout` seconds at most; return whether it has.
-
-        Takes the seat: a signal handler that interrupts it must not wait for the same thread (see `check`).
-        """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        seat = self.seat("close")
-        if self._leader is seat:
-            self._leader = None  # before it is taken again: this thread polls no more
-        with seat:
-            while not event.wait(max(0.0, min(deadline - time.monotonic(), LONGEST))):
-                if time.monotonic() >= deadline:
-                    return False
-        return True
 
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
         """Run `function(*args)` when time.monotonic() has reached `when`."""
@@ -558,7 +544,8 @@ class Loop:
                 cast(socket.socket, key.fileobj).close()  # nobody else will
             self._selector.close()
             self._waker.close()
-            self._done.set()
+            self._done = True
+            self._bell.ring()
 
     def _turn(self) -> None:
         ready = self._rest()
@@ -616,7 +603,7 @@ class Loop:
             return self._selector.select(0.0 if self._busy else self._timeout())
         longest = _BUSY if isinstance(self._leader, Desk) else LONGEST
         woken = False
-        while not self._busy:
+        while not (self._busy or self._resumed):
             timeout = self._timeout()
             seconds = longest if self.deep else TICK
             woken = self._bed.acquire(timeout=seconds if timeout is None else min(timeout, seconds))
@@ -708,13 +695,13 @@ def give_way() -> None:
     _yield()
 
 
-def _answer(answer: list[Callable[[], _T]], answered: threading.Event, function: Callable[..., _T], *args: Any) -> None:
+def _answer(answer: list[Callable[[], _T]], bell: Bell, function: Callable[..., _T], *args: Any) -> None:
     try:
         result = function(*args)
         answer.append(lambda: result)
     except Exception as error:
         answer.append(functools.partial(_raise, error))
-    answered.set()
+    bell.ring()
 
 
 def _raise(error: Exception) -> NoReturn:

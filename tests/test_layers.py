@@ -12,7 +12,7 @@ import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.bench.percentiles", "netq.bench.search"],
-    ["netq.budget", "netq.complaints", "netq.appetite", "netq.handlers", "netq.timers", "netq.selector"],
+    ["netq.budget", "netq.bell", "netq.complaints", "netq.appetite", "netq.handlers", "netq.timers", "netq.selector"],
     ["netq.errors", "netq.memory", "netq.loop", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.validate"],
     ["netq.utils.stream"],

@@ -696,3 +696,44 @@ def test_timeout_says_how_long() -> None:
             with pytest.raises(TimeoutError, match=r"no message within 0\.03 s"):
                 server.get(*peers, timeout=0.03)
             assert time.monotonic() - start >= 0.03
+
+
+def test_closed_comes_after_the_last_message_though_another_peer_is_held(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    arrive(inbox, item(A, "1"), item(A, "2"))
+    hold = inbox.hold()  # B begins
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert inbox.take_now((A,)) is None
+    waiter = enter(inbox, A)
+    assert not waiter.served
+    inbox.begin(B)
+    inbox.let_go(hold)
+    assert text(inbox.accept(waiter)) == "1"
+    assert text(inbox.take_now((A,))) == "2"
+    with pytest.raises(Closed):
+        inbox.take_now((A,))
+
+
+def test_who_waits_for_a_peer_that_ends_while_another_is_held_learns_it(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    waiter = enter(inbox, A)
+    hold = inbox.hold()
+    arrive(inbox, item(B, "not yet"))
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert not waiter.served
+    inbox.let_go(hold)
+    with pytest.raises(Closed):
+        inbox.accept(waiter)
+
+
+def test_messages_of_one_peer_alone_are_taken_as_they_lie_and_sorted_when_another_begins(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    arrive(inbox, *(item(A, str(n)) for n in range(4)))
+    assert text(inbox.take_now(())) == "0"
+    assert not inbox.sorted
+    inbox.begin(B)
+    arrive(inbox, item(B, "b"))
+    assert [text(inbox.take_now(())) for _ in range(4)] == ["1", "b", "2", "3"]
