@@ -150,6 +150,10 @@ class Loop:
         self._served = -math.inf  # when one of them was served last
         self._bed = threading.Lock()  # the loop's thread sleeps on it when it is parked
         self._bed.acquire()
+        self._pause = (
+            threading.Lock()
+        )  # nobody releases it. Not time.sleep: libfaketime sleeps a day if the clock jumps
+        self._pause.acquire()
         self.deep = False  # it has parked until the user that polls comes back
         self._resumed = False  # it should poll next, whoever else does
         self.claimed = False  # a user's thread waits for the baton: a lock is not fair, so the loop's thread pauses
@@ -573,7 +577,7 @@ class Loop:
         for _ in range(_HANDOVERS):
             if not self.claimed:
                 break
-            time.sleep(_HANDOVER)
+            self._pause.acquire(timeout=_HANDOVER)
         else:
             self.claimed = False
         worked |= self._end_turn()
