@@ -7,9 +7,14 @@ from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
 
+import pytest
+
 
 def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> bool:
     """Have `act` raise before the bytecode after `left` others of these modules; return whether it came to that."""
+
+    if sys.version_info[:3] == (3, 13, 0):
+        pytest.skip("CPython 3.13.0 tells a tracer no bytecodes of a function that it sees for the first time")
 
     class Interrupt(BaseException):
         pass
