@@ -14,14 +14,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from netq.lane import Outgoing
 from netq.utils.stream import Stream
 
 log = logging.getLogger("netq")
 
-_NOTHING = Stream()
 _PENDING, _CANCELLED, _FINISHED = "PENDING", "CANCELLED_AND_NOTIFIED", "FINISHED"
 
 
@@ -79,14 +78,14 @@ class Delivery(Outgoing, Future[None]):
         self,
         guard: Guard,
         peer: uuid.UUID | None,
-        stream: Stream = _NOTHING,
+        data: Stream | bytes = b"",
         lane: int = 0,
         audience: tuple[uuid.UUID, ...] = (),
         recall: Callable[[Outgoing], object] | None = None,
     ) -> None:
         # Not Future's, which makes a lock and two lists.
-        self.stream = stream
-        self.size = stream.nbytes
+        self.data = data
+        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
         self.peer = peer
         self.guard = guard
         self._recall = recall  # what the communicator does with it when this is cancelled
@@ -178,7 +177,7 @@ class Delivery(Outgoing, Future[None]):
 
     def acked(self) -> None:
         """The peer holds the message. Harmless if that is known."""
-        self.stream = _NOTHING
+        self.data = b""
         self._recall = None
         if self._listeners is None and self._made is None:
             if self._state is _PENDING:
@@ -191,7 +190,7 @@ class Delivery(Outgoing, Future[None]):
         with self.guard.baton:
             if self._state is not _PENDING or self._ending:
                 return False
-            self.stream = _NOTHING
+            self.data = b""
             self._recall = None
             self._exception = error
             self._end(_FINISHED)

@@ -140,11 +140,15 @@ class Inbox:
         if self.lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("get(): a signal handler has interrupted this very communicator, which takes a message")
         with self.lock:
-            if self.lines or self._promised or peers:
+            arrived, item = self.arrived, None
+            if peers or self.lines or self._promised or self.sorted or self._holds or not self._alone:
                 self._sort()
                 item = self._take_among(tuple([peer.int for peer in peers]), ahead)
-            else:
-                item = self._take_first()
+            else:  # one peer and one reader: nothing to sort
+                while item is None and arrived:
+                    if self._consume(arrived[0]):
+                        item = arrived[0]
+                    arrived.popleft()
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
         if item is not None and item[2].attention:
@@ -244,34 +248,6 @@ class Inbox:
                 self.sorted.move_to_end(peer, last=False)
                 self._turns[peer] = -next(self._numbers)
             self._serve({peer})
-
-    def _take_first(self) -> Item | None:
-        """Take what is next of anybody, if nobody waits."""
-        queues = self.sorted
-        arrived = self.arrived
-        while arrived and (len(arrived) == 1 or self._alone) and not (queues or self._holds):
-            item = arrived[0]
-            self.taking = receiver = item[2]
-            fresh = receiver.consume(item[3], item[4])
-            arrived.popleft()
-            if fresh:
-                return item
-        if arrived:
-            self._sort()
-        while queues:
-            peer, queue = next(iter(queues.items()))
-            first = queue[0] if queue else None
-            fresh = first is not None and self._consume(first)
-            if queue:
-                queue.popleft()
-            if not queue:
-                del queues[peer]
-                self._turns.pop(peer, None)
-            elif len(queues) > 1:
-                self._take_turn(peer)
-            if fresh:
-                return first
-        return None
 
     def _take_among(self, among: tuple[int, ...], ahead: bool) -> Item | None:
         if self.lines and not ahead:

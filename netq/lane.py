@@ -12,7 +12,7 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from netq.budget import CREDIT, Claim
 from netq.errors import ProtocolError
@@ -21,7 +21,6 @@ from netq.utils.stream import Stream
 from netq.wire import HEADER_SIZE, OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
 SMALL = 4096  # bytes of a message that is sent and received in one step, whole, by way of a copy
-_EMPTY = Stream()
 _PART = 16 * 1024  # bytes that a part of a message has at least: beside them it costs some 700, for a chunk of one byte
 _SIZES = 2**62  # a message has fewer bytes
 _SWEEP = 64  # cancelled messages that may lie among those that wait, or a link that is away would keep them all
@@ -38,9 +37,9 @@ class Outgoing:
     left = False  # its last byte has left: it can no longer be cancelled
     waits = False  # among those of which no byte has left
 
-    def __init__(self, stream: Stream, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
-        self.stream = stream
-        self.size = stream.nbytes
+    def __init__(self, data: Stream | bytes, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
+        self.data = data
+        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
         if lane:
             self.lane = lane
         if audience:
@@ -54,15 +53,15 @@ class Outgoing:
     def withdraw(self) -> None:
         """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
         self.withdrawn = True
-        self.stream = _EMPTY
+        self.data = b""
 
     def acked(self) -> None:
         """The peer holds it: its memory is free. Harmless if it is said again."""
-        self.stream = _EMPTY
+        self.data = b""
 
     def fail(self, error: Exception) -> bool:
         """It will not be delivered, or nobody can know whether it was. Return False if it has ended before."""
-        self.stream = _EMPTY
+        self.data = b""
         return True
 
 
@@ -184,7 +183,10 @@ class Sender:
             sent.append(message)
             waiting.popleft()
             out.append(_pack(2, 0, lane, length, number, length))
-            out += message.stream.buffers
+            if type(data := message.data) is bytes:
+                out.append(data)
+            else:
+                out += cast(Stream, data).buffers
             number += 1
             position += length + OVERHEAD
             size += length + HEADER_SIZE
@@ -210,7 +212,9 @@ class Sender:
             message.left = True
             self.number, self._offset = message.number + 1, 0
         header = message_header(self.lane, stop - start, message.number, message.size)
-        return header, Part(message.stream, start, stop, message.audience)
+        if type(message.data) is bytes:
+            message.data = Stream([message.data])
+        return header, Part(cast(Stream, message.data), start, stop, message.audience)
 
     def acked(self, number: int) -> tuple[int, int]:
         """Settle the messages up to `number`, which the peer holds: they leave. Return how many, and their bytes."""

@@ -231,13 +231,18 @@ class PickleSerializer:
 
     def dump(self, data: Any) -> Stream:
         """Return the stream of `data`. Its out-of-band buffers must not change until the future resolves."""
+        packed = self.pack(data)
+        return packed if isinstance(packed, Stream) else Stream([packed])
+
+    def pack(self, data: Any) -> Stream | bytes:
+        """Return what `dump` does, as bytes if no buffer travels out of band."""
         out: list[pickle.PickleBuffer] = []
         if self._dumps is None:
             pickled = pickle.dumps(data, 5, buffer_callback=out.append)
         else:
             pickled = self._dumps(data, out.append)
         if not out:
-            return Stream.of(memoryview(_pack_head(len(pickled), 0) + pickled))
+            return _pack_head(len(pickled), 0) + pickled
         return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
 
     def load(self, stream: Stream | bytes) -> Any:
@@ -253,8 +258,9 @@ class PickleSerializer:
             data = stream.contiguous() if len(stream.buffers) != 1 else stream.buffers[0]
         try:
             size, count = _unpack_head(data)
-            if not count and _HEAD_SIZE + size <= len(data):
-                pickled, buffers = data[_HEAD_SIZE : _HEAD_SIZE + size], []
+            stop = _HEAD_SIZE + size
+            if not count and stop <= len(data):
+                pickled, buffers = data[_HEAD_SIZE:stop], []
             else:
                 whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
                 pickled, *buffers = _parts(whole.contiguous())
