@@ -48,7 +48,7 @@ unit: .venv/dev
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	.venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge
+	.venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/test_toml.py
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
 .venv-flower: pyproject.toml constraints.txt

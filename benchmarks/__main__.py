@@ -1,4 +1,4 @@
-"""python -m benchmarks [QUESTION ...]: netq beside its peers, a table a question.
+"""python -m benchmarks [QUESTION ...]: netq compared with its peers, a table a question.
 
 A run of all questions with all peers writes docs/benchmarks.md and its plots; every run writes all raw figures to
 out/benchmarks.json. benchmarks/questions.py has the questions, measure.py the measurement.
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq beside its peers")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq compared with its peers")
     parser.add_argument("question", nargs="*", help="see --list; without any, all, and docs/benchmarks.md is written")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")
@@ -78,7 +78,7 @@ def _run(questions: Sequence[Question], rounds: int) -> dict[Question, Result]:
 
 
 def _ask(question: Question, rounds: int, place: Stage, progress: Progress, whole: TaskID) -> Result:
-    """Measure all peers of a question, in turn, round after round. Who fails is out, and says why."""
+    """Measure all peers of a question, in turn, round after round. A peer that fails is out, and says why."""
     missing = {name: why for name in question.peers if (why := _why_not(name))}
     samples: dict[str, list[Sample]] = {}
     for round in range(rounds):

@@ -24,7 +24,7 @@ def program() -> str | None:
 
 
 def free_port() -> int:
-    """Return a port at which nobody listens."""
+    """Return a port at which no process listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return int(sock.getsockname()[1])
 

@@ -1,9 +1,10 @@
-"""docs/benchmarks.md: written whole by a run of all questions, never by hand. And the plots beside it."""
+"""docs/benchmarks.md: written whole by a run of all questions, never by hand. And its plots."""
 
 from __future__ import annotations
 
 import os
 import platform
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from benchmarks.table import Missing, Samples, render, verdict
 TOP = """\
 # Benchmarks
 
-Written by `make bench` (`{command}`), which writes it again: do not edit. Each row is the median of {rounds}
-round(s), and in brackets the least and the most of them; in each round the peers took turns (A B A B …), so that
-what else the machine did hit all alike. **Only ratios within one table count.** Rows that netq loses stay.
+Written by `make bench` (`{command}`), which writes it again: do not edit. Each row is the
+median of {rounds} round(s), and in brackets the least and the most of them; in each round the peers took turns
+(A B A B …), so that what else the machine did hit all alike. **Only ratios within one table count.** Rows that netq
+loses stay.
 
 Each side is a process of its own, started anew for each figure: the client on core 0, the server on core 1. One way,
 the clock runs from the first send, after warm-up, to the last receipt at the other side, which counts messages and
@@ -40,6 +42,7 @@ Machine: {machine}. Peers: {peers}.
 
 {missed}
 """
+WIDTH = 120  # characters of a line of prose
 
 
 def write(
@@ -73,7 +76,16 @@ def write(
     for question, (samples, missing) in results.items():
         plot.draw(question, samples, plots)
         parts.append(section(question, samples, missing))
-    (folder / "benchmarks.md").write_text("\n".join(parts), encoding="utf-8")
+    text = "\n".join(wrapped(line) for line in "\n".join(parts).split("\n"))
+    (folder / "benchmarks.md").write_text(text, encoding="utf-8")
+
+
+def wrapped(line: str) -> str:
+    """Return a line of the page, or several if it is prose and too long; what begins with "- " stays one item."""
+    if line.startswith(("|", "#", "!")) or len(line) <= WIDTH:
+        return line
+    indent = "  " if line.startswith("- ") else ""
+    return textwrap.fill(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def section(question: Question, samples: Samples, missing: Missing) -> str:

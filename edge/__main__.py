@@ -23,8 +23,8 @@ from types import FrameType
 
 from edge.config import Config
 from edge.runtime import run
+from fl.toml import in_the_files_words
 from netq.errors import InvalidOption, SecurityError
-from netq.toml import in_the_files_words
 
 log = logging.getLogger("edge")
 

@@ -1,6 +1,6 @@
 """The TOML file of a device: what it may say, and what that comes to.
 
-Owns the names of its tables and keys; netq/toml.py reads them. Called by edge/__main__.py, by edge/flower.py, and by
+Owns the names of its tables and keys; fl/toml.py reads them. Called by edge/__main__.py, by edge/flower.py, and by
 scripts before `edge.run`. Opens no connection and starts nothing; but it imports the modules that `train` and
 `evaluate` name.
 
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from fl.toml import File
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -34,7 +35,6 @@ from netq.options import (
     Protocol,
     SecurityOptions,
 )
-from netq.toml import File
 
 if TYPE_CHECKING:
     import fl

@@ -19,8 +19,8 @@ from typing import Any
 import fl.flower
 from edge.config import FILE, KEYS, Config, told
 from fl.flower.apps import is_client_app
+from fl.toml import File
 from netq.errors import InvalidOption
-from netq.toml import File
 from netq.validate import expect
 
 

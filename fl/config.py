@@ -1,6 +1,6 @@
 """The TOML file of an aggregator: what it may say, and what that comes to.
 
-Owns the names of its tables and keys; netq/toml.py reads them. Called by fl/__main__.py, and by scripts. Loading opens
+Owns the names of its tables and keys; fl/toml.py reads them. Called by fl/__main__.py, and by scripts. Loading opens
 no connection and starts nothing, but it imports the modules that the file names. Paths are seen from the file.
 docs/aggregator.md has a whole one; fl.Server says what the keys of [server] are.
 
@@ -33,6 +33,7 @@ from fl import named
 from fl.checkpoint import is_there
 from fl.model import InvalidUpdate, check
 from fl.records import Measure, name_of
+from fl.toml import File, in_the_files_words
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -42,7 +43,6 @@ from netq.options import (
     Protocol,
     SecurityOptions,
 )
-from netq.toml import File, in_the_files_words
 
 _SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # as fl.Server has them
 

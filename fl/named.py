@@ -13,8 +13,8 @@ import fl
 from fl.compress import as_compression
 from fl.settings import check_config
 from fl.strategy import as_discount, options_of
+from fl.toml import File, did_you_mean
 from netq.errors import InvalidOption
-from netq.toml import File, did_you_mean
 
 _NO_TEXT = {"optimizer"}  # an option that is an object
 

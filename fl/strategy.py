@@ -20,8 +20,8 @@ from typing import Any
 from fl.compress import Compression, as_compression
 from fl.messages import Update
 from fl.model import Model
+from fl.toml import did_you_mean
 from netq.errors import InvalidOption, NetqError
-from netq.toml import did_you_mean
 from netq.validate import expect, is_number, whole
 
 Discount = Callable[[int], float]  # of a staleness in rounds, 0 for none, to a factor of the weight, 1 at most

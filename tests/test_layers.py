@@ -17,7 +17,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.wire", "netq.validate"],
     ["netq.utils.stream"],
     ["netq.lane", "netq.options"],
-    ["netq.delivery", "netq.inbox", "netq.toml"],
+    ["netq.delivery", "netq.inbox"],
     ["netq.session", "netq.security*"],
     ["netq.events"],
     ["netq.connection"],

@@ -50,19 +50,21 @@ def scripts(tmp_path: Path) -> Iterator[Scripts]:
 
 
 def test_all_blocks_of_code_are_run() -> None:
-    assert set(BLOCKS) == {"server.py", "client.py", "awaiting.py", "aggregator.py", "device.py"}
+    queues = {"server.py", "client.py", "awaiting_server.py", "awaiting_client.py"}
+    assert set(BLOCKS) == queues | {"aggregator.py", "device.py"}
     assert README.count("```python") == len(BLOCKS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", ["server.py", "awaiting.py"])
+@pytest.mark.parametrize("server", ["server.py", "awaiting_server.py"])
+@pytest.mark.parametrize("client", ["client.py", "awaiting_client.py"])
 @pytest.mark.parametrize("first", ["server", "client"])
-def test_server_and_client_greet_in_either_order(scripts: Scripts, server: str, first: str) -> None:
-    order = (server, "client.py") if first == "server" else ("client.py", server)
+def test_server_and_client_greet_in_either_order(scripts: Scripts, server: str, client: str, first: str) -> None:
+    order = (server, client) if first == "server" else (client, server)
     processes = {name: scripts.start(name) for name in order}
-    out, _ = processes["client.py"].communicate(timeout=30)
+    out, _ = processes[client].communicate(timeout=30)
     assert out == "Hello, server! Hello, client!\n"
-    assert processes["client.py"].returncode == 0
+    assert processes[client].returncode == 0
     assert processes[server].wait(30) == 0
 
 

@@ -1,1 +1,1 @@
-"""Rounds of federated learning with a model of 100 MB, beside Flower's own: python -m benchmarks.federation."""
+"""Rounds of federated learning with a model of 100 MB, compared with Flower's: python -m benchmarks.federation."""

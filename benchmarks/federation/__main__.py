@@ -21,7 +21,7 @@ from benchmarks.federation.rows import OFFLINE, ROWS, SIZES, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-federation.md"
 TOP = """\
-# Rounds, beside Flower
+# Rounds, compared with Flower's
 
 Written by `make bench-federation` (`python -m benchmarks.federation --repeat {repeat}`), which writes it again: do not
 edit.
@@ -56,7 +56,7 @@ KERNELS = """\
 
 ## Folding
 
-Bytes of a model of {mb} MB in float32 (of half that in the others) by second, in one pinned thread; and that beside
+Bytes of a model of {mb} MB in float32 (of half that in the others) by second, in one pinned thread; and that by
 numpy's copy of as many: the median of {turns} turns, in each of which all took theirs. A fold reads update and mean,
 checks that the update is finite, and writes the mean; a round of one also makes the next model. The check of float32 is
 a product of numpy's BLAS, which has threads of its own, and they are not pinned. The goal is 0.5 for float32.
@@ -69,7 +69,7 @@ a product of numpy's BLAS, which has threads of its own, and they are not pinned
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line says."""
-    parser = argparse.ArgumentParser("python -m benchmarks.federation", description="rounds, beside Flower")
+    parser = argparse.ArgumentParser("python -m benchmarks.federation", description="rounds, compared with Flower's")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each row (default: 2)")
     parser.add_argument(
         "--only", nargs="+", default=[row.name for row in (*ROWS, *SIZES)], metavar="ROW", help="rows by name"

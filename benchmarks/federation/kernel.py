@@ -1,6 +1,6 @@
-"""How fast the server folds and finishes: bytes of an update by second, beside numpy copying as many.
+"""How fast the server folds and finishes: bytes of an update by second, compared with numpy's copy of as many.
 
-Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned, beside those of numpy's
+Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned, and those of numpy's
 BLAS; in each turn all take theirs.
 """
 

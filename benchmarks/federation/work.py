@@ -56,7 +56,7 @@ def peak() -> int:
 
 
 def say(facts: dict[str, Any]) -> None:
-    """Print figures for the one who measures; or write them where FEDERATION_RESULT says."""
+    """Print figures for the process that measures; or write them where FEDERATION_RESULT says."""
     text = json.dumps(facts)
     if path := os.environ.get("FEDERATION_RESULT"):
         with open(path, "w", encoding="utf-8") as file:

@@ -95,7 +95,7 @@ class Ends:
         self.made.set_result(None)
 
     def arrived(self) -> None:
-        """Serve who waits, now that more bytes are there."""
+        """Serve the reader that waits, now that more bytes are there."""
         if self._waiting is not None and (came := self._frames.take()) is not None:
             self._waiting.set_result(came)
             self._waiting = None

@@ -43,44 +43,37 @@ def communicator(broker: Mosquitto, purpose: Purpose, user: str) -> netq.Communi
     return netq.new(Protocol.MQTT, purpose, netq.CommunicatorOptions(netloc=broker.netloc, mqtt=mqtt))
 
 
-def test_a_broadcast_and_its_answers_pass_an_access_list_as_the_page_has_it(
-    new_broker: NewBroker, tmp_path: Path
-) -> None:
-    broker = federation(new_broker, tmp_path)
+def put_to_two_boards(broker: Mosquitto, times: int) -> None:
+    """Put a model to two boards, so many times, and let all three part."""
     model = np.ones(2**18)
     with (
         communicator(broker, Purpose.SERVER, "aggregator") as server,
         communicator(broker, Purpose.CLIENT, "board") as one,
         communicator(broker, Purpose.CLIENT, "board") as other,
     ):
-        clients = {one.put("here"), other.put("here")}
+        clients = (one, other)
+        for client in clients:
+            client.put("here")
         peers = [server.get(timeout=LIMIT).peer for _ in clients]
-        for _ in range(2):  # the first over links that begin small, the second by a group
+        for _ in range(times):
             server.put(model, *peers).result(LIMIT)
-            for client in (one, other):
+            for client in clients:
                 assert np.array_equal(client.get(timeout=LIMIT).data, model)
-        one.close(LIMIT)
-        other.close(LIMIT)
+        for client in clients:
+            client.close(LIMIT)
+
+
+def test_a_broadcast_and_its_answers_pass_an_access_list_as_the_page_has_it(
+    new_broker: NewBroker, tmp_path: Path
+) -> None:
+    broker = federation(new_broker, tmp_path)
+    put_to_two_boards(broker, times=2)  # the first over links that begin small, the second by a group
     assert "g/" in broker.log  # so there was a group
     assert "Denied" not in broker.log
 
 
 def test_boards_that_may_not_read_groups_get_their_messages_all_the_same(new_broker: NewBroker, tmp_path: Path) -> None:
-    broker = federation(new_broker, tmp_path, without="g/#")
-    model = np.ones(2**18)
-    with (
-        communicator(broker, Purpose.SERVER, "aggregator") as server,
-        communicator(broker, Purpose.CLIENT, "board") as one,
-        communicator(broker, Purpose.CLIENT, "board") as other,
-    ):
-        clients = {one.put("here"), other.put("here")}
-        peers = [server.get(timeout=LIMIT).peer for _ in clients]
-        for _ in range(3):
-            server.put(model, *peers).result(LIMIT)
-            for client in (one, other):
-                assert np.array_equal(client.get(timeout=LIMIT).data, model)
-        one.close(LIMIT)
-        other.close(LIMIT)
+    put_to_two_boards(federation(new_broker, tmp_path, without="g/#"), times=3)
 
 
 def test_a_board_may_not_speak_as_the_server(new_broker: NewBroker, tmp_path: Path) -> None:

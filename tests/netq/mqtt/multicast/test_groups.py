@@ -109,6 +109,15 @@ class Hall:
         self.tick(TICKS + 1)
 
 
+def one_ahead() -> Hall:
+    """Two members, the first of which has been referred to all the blocks that may be outstanding."""
+    hall = Hall(2)
+    hall.put.start()
+    for number in range(WINDOW):
+        hall.put.place(hall.members[0], number)
+    return hall
+
+
 def test_a_block_is_published_once_and_referred_to_by_all() -> None:
     hall = Hall(3)
     hall.put.start()
@@ -204,11 +213,8 @@ def test_no_member_stalls_while_no_other_waits() -> None:
 
 
 def test_a_pause_between_two_messages_is_no_lack_of_progress() -> None:
-    hall = Hall(2)
-    hall.put.start()
+    hall = one_ahead()
     one, other = hall.members
-    for number in range(WINDOW):
-        hall.put.place(one, number)
     hall.put.place(one, WINDOW)
     hall.tick(TICKS)
     assert hall.put.place(other, 0) == 1
@@ -294,11 +300,8 @@ def test_lanes_in_another_order_do_not_refer_back() -> None:
 
 
 def test_a_reference_passes_the_blocks_before_it() -> None:
-    hall = Hall(2)
-    hall.put.start()
+    hall = one_ahead()
     one, two = hall.members
-    for number in range(WINDOW):
-        hall.put.place(one, number)
     hall.acknowledge(one)
     assert hall.put.place(one, WINDOW) is None
     assert hall.put.place(two, 5) == 6

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fl.toml import File, did_you_mean, in_the_files_words
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, Protocol, SecurityOptions
-from netq.toml import File, did_you_mean, in_the_files_words
 
 WHAT = "the gate's TOML file"
 
