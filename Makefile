@@ -11,7 +11,7 @@ SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
 
 setup: .venv/dev
 
-.venv/demo: pyproject.toml constraints.txt
+.venv/demo: pyproject.toml constraints.txt netq/_codec.c
 	$(PYTHON) -m venv .venv && $(PIP) --editable '.[demo]' && touch $@
 
 .venv/dev: .venv/demo
@@ -44,14 +44,14 @@ test: .venv/dev tools
 unit: .venv/dev
 	$(RUN) -m pytest $(SPREAD) -m 'not slow'
 
-# The quick tests of what needs no torch, under another Python.
+# The quick tests of what needs no torch, under another Python, and without the compiled codec.
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	.venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/test_toml.py
+	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/test_toml.py
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
-.venv-flower: pyproject.toml constraints.txt
+.venv-flower: pyproject.toml constraints.txt netq/_codec.c
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable '.[test,torch,flower]' 'flwr[simulation]' && touch $@

@@ -88,7 +88,7 @@ class Communicator:
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
         if not peers and (only := self._hub.only) is not None and not (only.over or only.session.closing):
-            delivery = Delivery(only.loop, only.session.peer, dumped, lane, (), only.recall)
+            delivery = Delivery(dumped, lane, (), only.session.peer, only.loop, only.recall)
             only.post(delivery)
             return delivery
         targets = self._targets(peers)
@@ -244,10 +244,10 @@ class Communicator:
         self, data: Stream | bytes, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
     ) -> Delivery:
         if peer is None:
-            delivery = Delivery(self._home, id)
+            delivery = Delivery(b"", lane, (), id, self._home)
             delivery.fail(self._why_unreachable(id))
         else:
-            delivery = Delivery(peer.loop, id, data, lane, audience, peer.recall)
+            delivery = Delivery(data, lane, audience, id, peer.loop, peer.recall)
             peer.post(delivery)
         return delivery
 

@@ -11,17 +11,15 @@ import logging
 import math
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from netq.lane import Outgoing
-from netq.utils.stream import Stream
+from netq.codec import FINISHED, PENDING, Outgoing
 
 log = logging.getLogger("netq")
 
-_PENDING, _CANCELLED, _FINISHED = "PENDING", "CANCELLED_AND_NOTIFIED", "FINISHED"
+_CANCELLED = "CANCELLED_AND_NOTIFIED"
 
 
 class Guard(Protocol):
@@ -62,37 +60,16 @@ class Delivery(Outgoing, Future[None]):
     `result()` raises Closed, QueueFull or MessageTooLarge if it never will be. With several peers it waits
     for all, and raises the error of the first of `futures` that has one.
 
-    All that changes it holds its guard's baton. Of what a Future has, a message costs what is used: the condition and
-    the lists are made for those who ask for them.
+    `guard` is the loop of its peer; who changes a Delivery holds its baton. `recall` is what the communicator does with
+    it when it is cancelled. Future's __init__, which makes a lock and two lists, is not called: they are made for
+    those who ask for them.
     """
 
-    _state = _PENDING
+    guard: Guard
     _ending: str | None = None  # decided, and not yet known to concurrent.futures
     _result = None
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] = ()
-    _listeners: list[Callable[[Future[None]], object]] | None = None
-    _made: threading.Condition | None = None
-
-    def __init__(
-        self,
-        guard: Guard,
-        peer: uuid.UUID | None,
-        data: Stream | bytes = b"",
-        lane: int = 0,
-        audience: tuple[uuid.UUID, ...] = (),
-        recall: Callable[[Outgoing], object] | None = None,
-    ) -> None:
-        # Not Future's, which makes a lock and two lists.
-        self.data = data
-        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
-        self.peer = peer
-        self.guard = guard
-        self._recall = recall  # what the communicator does with it when this is cancelled
-        if lane:
-            self.lane = lane
-        if audience:
-            self.audience = audience
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
@@ -117,7 +94,7 @@ class Delivery(Outgoing, Future[None]):
         self.guard.claimed = True
         with self.guard.baton:
             self.guard.claimed = False
-            if self._state is not _PENDING or self.left or self._ending:
+            if self._state is not PENDING or self.left or self._ending:
                 return self.cancelled()
             self.withdraw()
             recall, self._recall = self._recall, None
@@ -135,18 +112,18 @@ class Delivery(Outgoing, Future[None]):
 
     def running(self) -> bool:
         """Whether it can no longer be taken back, and is not done."""
-        return self.left and self._state is _PENDING
+        return self.left and self._state is PENDING
 
     def done(self) -> bool:
         """Whether it is known how it ended."""
-        return self._state is not _PENDING
+        return self._state is not PENDING
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
         self.guard.claimed = True
         with self.guard.baton:
             self.guard.claimed = False
-            if self._state is _PENDING:
+            if self._state is PENDING:
                 if self._listeners is None:
                     self._listeners = []
                 self._listeners.append(fn)
@@ -158,7 +135,7 @@ class Delivery(Outgoing, Future[None]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, if so. Raises CancelledError, TimeoutError."""
-        if self._state is _PENDING and not self._wait(timeout):
+        if self._state is PENDING and not self._wait(timeout):
             raise TimeoutError
         if self._state is _CANCELLED:
             raise CancelledError
@@ -180,20 +157,20 @@ class Delivery(Outgoing, Future[None]):
         self.data = b""
         self._recall = None
         if self._listeners is None and self._made is None:
-            if self._state is _PENDING:
-                self._state = _FINISHED
+            if self._state is PENDING:
+                self._state = FINISHED
         else:
-            self._end(_FINISHED)
+            self._end(FINISHED)
 
     def fail(self, error: Exception) -> bool:
         """The peer will never hold it, or nobody can know whether it does; return False if it is done already."""
         with self.guard.baton:
-            if self._state is not _PENDING or self._ending:
+            if self._state is not PENDING or self._ending:
                 return False
             self.data = b""
             self._recall = None
             self._exception = error
-            self._end(_FINISHED)
+            self._end(FINISHED)
         self.guard.catch_up()
         return True
 
@@ -201,18 +178,18 @@ class Delivery(Outgoing, Future[None]):
         """Be what the parts are, which are all done. Harmless afterwards."""
         errors = [error for future in self._futures if not future.cancelled() and (error := future.exception())]
         with self.guard.baton:
-            if self._state is not _PENDING:
+            if self._state is not PENDING:
                 return
             self._exception = errors[0] if errors else None
-            self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else _FINISHED)
+            self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else FINISHED)
         self.guard.catch_up()
 
     def _end(self, state: str) -> None:
         """Be done, and let all know who want to. Harmless afterwards: the thread may have been interrupted in it."""
         if self._made is None:
-            if self._state is _PENDING:
+            if self._state is PENDING:
                 self._state = state
-        elif self._state is _PENDING and not self._ending:  # not here: another thread may hold the condition for long
+        elif self._state is PENDING and not self._ending:  # not here: another thread may hold the condition for long
             self._ending = state
             self.guard.afterwards(self._end_for_library, state)
         while self._listeners:
@@ -222,7 +199,7 @@ class Delivery(Outgoing, Future[None]):
     def _end_for_library(self, state: str) -> None:
         """Be done, where concurrent.futures has made the condition."""
         with self._condition:
-            if self._state is not _PENDING:
+            if self._state is not PENDING:
                 return
             self._state = state
             for waiter in self._waiters:
@@ -265,14 +242,15 @@ class Delivery(Outgoing, Future[None]):
             if self._made is None:
                 self._waiters: list[Any] = []
                 self._made = threading.Condition()
-            return self._made
+            made: threading.Condition = self._made
+            return made
 
 
 def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
     """Return the one future of several; of none, it is done."""
     if len(futures) == 1:
         return futures[0]
-    whole = Delivery(guard, None)
+    whole = Delivery(b"", guard=guard)
     whole._futures = tuple(futures)
     if not futures:
         whole.acked()

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from netq.codec import Outgoing
 from netq.errors import NetqError
-from netq.lane import Outgoing
 from netq.session import Session
 from netq.wire import Code, Greeting
 

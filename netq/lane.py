@@ -8,61 +8,23 @@ where to go on after a lost link, in the middle of a message too. How far the li
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias, cast
 
+from netq import codec
 from netq.budget import CREDIT, Claim
+from netq.codec import Outgoing
 from netq.errors import ProtocolError
 from netq.memory import Buffer, Memory
 from netq.utils.stream import Stream
-from netq.wire import HEADER_SIZE, OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
+from netq.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind, message_header
 
 SMALL = 4096  # bytes of a message that is sent and received in one step, whole, by way of a copy
 _PART = 16 * 1024  # bytes that a part of a message has at least: beside them it costs some 700, for a chunk of one byte
 _SIZES = 2**62  # a message has fewer bytes
 _SWEEP = 64  # cancelled messages that may lie among those that wait, or a link that is away would keep them all
-_pack = struct.Struct("<BBHIQQ").pack
-
-
-class Outgoing:
-    """One message on its way to one peer. `audience`: the peers that the very same stream goes to, if it is several."""
-
-    lane = 0
-    audience: tuple[uuid.UUID, ...] = ()
-    number = start = 0  # the first is 1; 0: none yet
-    withdrawn = False
-    left = False  # its last byte has left: it can no longer be cancelled
-    waits = False  # among those of which no byte has left
-
-    def __init__(self, data: Stream | bytes, lane: int = 0, audience: tuple[uuid.UUID, ...] = ()) -> None:
-        self.data = data
-        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
-        if lane:
-            self.lane = lane
-        if audience:
-            self.audience = audience
-
-    @property
-    def stop(self) -> int:
-        """The position behind it."""
-        return self.start + self.size + OVERHEAD
-
-    def withdraw(self) -> None:
-        """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
-        self.withdrawn = True
-        self.data = b""
-
-    def acked(self) -> None:
-        """The peer holds it: its memory is free. Harmless if it is said again."""
-        self.data = b""
-
-    def fail(self, error: Exception) -> bool:
-        """It will not be delivered, or nobody can know whether it was. Return False if it has ended before."""
-        self.data = b""
-        return True
 
 
 class Part(NamedTuple):
@@ -170,29 +132,9 @@ class Sender:
 
         Takes the messages from `outbox`, if it is given, up to the first of another lane; else those that `put` queued.
         """
-        number, position, size = self.next, self._position, 0
-        if self.number < number:
+        if self.number < self.next:
             return 0
-        waiting, sent, lane = self.waiting if outbox is None else outbox, self.sent, self.lane
-        while waiting and size < limit:
-            message = waiting[0]
-            length = message.size
-            if length > small or message.withdrawn or position + (length or 1) > self.limit or message.lane != lane:
-                break
-            message.number, message.start, message.left = number, position, True
-            sent.append(message)
-            waiting.popleft()
-            out.append(_pack(2, 0, lane, length, number, length))
-            if type(data := message.data) is bytes:
-                out.append(data)
-            else:
-                out += cast(Stream, data).buffers
-            number += 1
-            position += length + OVERHEAD
-            size += length + HEADER_SIZE
-        self._position = position
-        self.next = self.number = number
-        return size
+        return codec.batch(self, out, small, limit, self.waiting if outbox is None else outbox)
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a
@@ -222,17 +164,7 @@ class Sender:
             raise ProtocolError(
                 f"lane {self.lane}: message {number} is acknowledged, {self.number - 1} was the last sent"
             )
-        sent, count, size = self.sent, 0, 0
-        while sent:
-            message = sent[0]
-            if message.number > number:
-                break
-            message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
-            sent.popleft()
-            if not message.withdrawn:
-                count += 1
-                size += message.size
-        return count, size
+        return codec.settle(self.sent, number)
 
     def check(self, cursor: Cursor) -> None:
         """Raise ProtocolError if the peer cannot stand where it says."""

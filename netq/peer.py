@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from netq.codec import Outgoing
 from netq.errors import Closed, NetqError
 from netq.events import Event, Failed, Finished, Lost, Opened
-from netq.lane import Outgoing, Receiver
+from netq.lane import Receiver
 from netq.link import Link
 from netq.loop import Loop, give_way
 from netq.options import ConnectionOptions

@@ -15,17 +15,18 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 
+from netq import codec
 from netq.budget import CREDIT
+from netq.codec import Outgoing
 from netq.errors import Closed, MessageTooLarge, NetqError, ProtocolError, QueueFull
-from netq.lane import SMALL, Item, Outgoing, Part, Receiver, Sender
+from netq.lane import SMALL, Item, Part, Receiver, Sender
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
-from netq.wire import HEADER_SIZE, LANES, OVERHEAD, Cursor, Frame, Greeting, Kind
+from netq.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting, Kind
 
 _EPOCHS = 2**32 - 1  # they go round, from 1
 _HALF = _EPOCHS // 2
-_HEADER = struct.Struct("<BBHIQQ")
-_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
+_pack = struct.Struct("<BBHIQQ").pack
 
 
 def following(epoch: int) -> int:
@@ -54,11 +55,11 @@ class Session:
         self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
         self.attend: Callable[[Receiver], object] = lambda receiver: None  # has `taken` called; in any thread
         self._options = options
-        self._small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
+        self.small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
         self._whole = min(SMALL, options.transport_size)  # and of one that may leave so
         self._memory = memory
         self.senders: dict[int, Sender] = {}
-        self._receivers: dict[int, Receiver] = {}
+        self.receivers: dict[int, Receiver] = {}
         self._peer_size = 2**62  # what the peer takes, until it says
         self._peer_credit = 0
         self.owed: dict[int, Receiver] = {}  # the lanes of which an ACK is due
@@ -170,10 +171,10 @@ class Session:
         """Forget all that is not acknowledged, and return it; and what has begun to come."""
         self.drain()
         gone = [message for sender in self.senders.values() for message in sender]
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.retire()
         self.senders.clear()
-        self._receivers.clear()
+        self.receivers.clear()
         self.owed.clear()
         return gone
 
@@ -200,7 +201,7 @@ class Session:
         A side that closes while its peer goes on keeps to its window: what the peer may yet put has no bound.
         """
         if self.closing and self.peer_leaving:
-            for lane, receiver in self._receivers.items():
+            for lane, receiver in self.receivers.items():
                 receiver.drain()
                 self.owed[lane] = receiver
 
@@ -221,7 +222,7 @@ class Session:
     @property
     def arriving(self) -> int:
         """Bytes of messages that have begun to come, and are not whole."""
-        return sum(receiver.partial for receiver in self._receivers.values())
+        return sum(receiver.partial for receiver in self.receivers.values())
 
     def take_whole(self, data: memoryview, low: int, high: int) -> int:
         """Take the frames in `data[low:high]` up to the first that is not whole, or neither a small whole message nor
@@ -230,59 +231,7 @@ class Session:
         A user's thread may be interrupted anywhere in it by an exception. Messages are taken by one `extend`; if they
         are not counted after it, they come again, and `Receiver.consume` finds that out.
         """
-        peer, small = self.peer, self._small
-        assert peer is not None
-        while high - low >= HEADER_SIZE:
-            kind, flags, lane, length, number, value = _unpack(data, low)
-            if kind == 2:
-                receiver = self._receivers.get(lane)
-                if receiver is None or receiver.parts or receiver.claimed:
-                    break  # a message has begun, or has gone beyond its window
-                held, start, limit = receiver.held, receiver.start, receiver.limit
-                mark = start - receiver.cancelled
-                came: list[Item] = []
-                size = 0
-                while (
-                    kind == 2
-                    and number == held + 1
-                    and low + HEADER_SIZE + length <= high
-                    and length == value <= small
-                    and start + (length or 1) <= limit
-                    and not flags
-                ):
-                    stop = low + HEADER_SIZE + length
-                    held = number
-                    size += length
-                    start += length + OVERHEAD
-                    mark += length + OVERHEAD
-                    came.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
-                    low = stop
-                    if high - low < HEADER_SIZE:
-                        break
-                    kind, flags, its, length, number, value = _unpack(data, low)
-                    if its != lane:
-                        break
-                if not came:
-                    break
-                self.arrived.extend(came)
-                receiver.last = held, mark  # what `recount` believes
-                receiver.held, receiver.start = held, start
-                self.owed[lane] = receiver
-                self.messages_in += len(came)
-                self.bytes_in += size
-            elif kind == 3:
-                sender = self.senders.get(lane)
-                if sender is None or flags or length or number >= sender.number:
-                    break
-                count, size = sender.acked(number)
-                self.messages_out += count
-                self.bytes_out += size
-                if value > sender.limit:
-                    sender.limit = value
-                low += HEADER_SIZE
-            else:
-                break
-        return low
+        return codec.take(self, data, low, high)
 
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
         """Return the memory for the body of a MSG, which may begin in the link's own; raises ProtocolError."""
@@ -294,7 +243,7 @@ class Session:
 
     def received(self, frame: Frame) -> None:
         """Count the body of a MSG."""
-        receiver = self._receivers[frame.lane]
+        receiver = self.receivers[frame.lane]
         stream = receiver.received(frame.length)
         if stream is not None:
             assert self.peer is not None
@@ -305,17 +254,17 @@ class Session:
 
     def pause(self) -> None:
         """The link is lost."""
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.pause()
 
     def leave(self) -> None:
         """It has been lost for a while: what it was allowed to bring is for others."""
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.leave()
 
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the bytes of a body that came before its link was lost."""
-        self._receivers[frame.lane].interrupted(length)
+        self.receivers[frame.lane].interrupted(length)
 
     def dropped(self, frame: Frame) -> None:
         """Forget the message that the peer has cancelled."""
@@ -326,7 +275,7 @@ class Session:
     def taken(self, receiver: Receiver) -> bool:
         """Give room back that the user has freed by taking messages (see Receiver); return whether to tell the peer."""
         receiver.taken()
-        if self._receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
+        if self.receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
             return False
         self.owed[receiver.lane] = receiver
         return True
@@ -353,9 +302,9 @@ class Session:
     def greeting(self, id: uuid.UUID, *, resume: bool) -> Greeting:
         """Return what our INI says."""
         options = self._options
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.resume()
-        cursors = tuple(self._receivers[lane].cursor for lane in sorted(self._receivers))
+        cursors = tuple(self.receivers[lane].cursor for lane in sorted(self.receivers))
         self.owed.clear()
         credit, heartbeat = min(options.window, CREDIT), int(options.heartbeat * 1000)
         return Greeting(id, self.token, options.message_size, credit, heartbeat, cursors, resume, self.epoch)
@@ -428,7 +377,7 @@ class Session:
             self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` gives them before it takes the message
         for sender in self.senders.values():
             sender.recount()
-        for receiver in self._receivers.values():
+        for receiver in self.receivers.values():
             receiver.recount()
 
     def restart(self) -> list[Outgoing]:
@@ -468,7 +417,7 @@ class Session:
         return Sender(lane, self._peer_credit) if sender is None else sender
 
     def _receiver(self, lane: int) -> Receiver:
-        receiver = self._receivers.get(lane)
+        receiver = self.receivers.get(lane)
         if receiver is None:
             options = self._options
             receiver = Receiver(
@@ -479,7 +428,7 @@ class Session:
                 grown=self._grown,
                 attend=self.attend,
             )
-            self._receivers[lane] = receiver
+            self.receivers[lane] = receiver
             if self.closing and self.peer_leaving:
                 receiver.drain()
         return receiver

@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from netq.codec import Outgoing
 from netq.connection import Connection
 from netq.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.lane import Item, Outgoing
+from netq.lane import Item
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session

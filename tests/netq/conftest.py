@@ -1,4 +1,4 @@
-"""Brokers for a whole session of tests: plain, and under TLS."""
+"""Brokers for a whole session of tests, plain and under TLS; and the two codecs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from netq import codec
 from netq.security import certificates
+from tests.netq.codecs import use_python
 from tests.servers.mosquitto import Mosquitto
 
 
@@ -21,3 +23,19 @@ def tls_broker(tmp_path_factory: pytest.TempPathFactory, files: certificates.Fil
     folder = tmp_path_factory.mktemp("tls")
     with Mosquitto(folder, certificate=files.certificate, key=files.key) as broker:
         yield broker
+
+
+@pytest.fixture
+def python_codec() -> Iterator[None]:
+    """Use the functions of netq/codec.py, not the compiled ones."""
+    with use_python():
+        yield
+
+
+@pytest.fixture(params=["python", "compiled"])
+def each_codec(request: pytest.FixtureRequest) -> None:
+    """Use one codec, then the other."""
+    if request.param == "python":
+        request.getfixturevalue("python_codec")
+    elif codec.take.__module__ != "netq._codec":
+        pytest.skip("the compiled codec is not in use: NETQ_PURE is set, or it is not built")

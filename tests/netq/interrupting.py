@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.netq.codecs import use_python
+
 
 def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> bool:
     """Have `act` raise before the bytecode after `left` others of these modules; return whether it came to that."""
@@ -33,11 +35,12 @@ def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> b
         return trace
 
     before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        act()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(before)
+    with use_python():
+        sys.settrace(trace)
+        try:
+            act()
+        except Interrupt:
+            return True
+        finally:
+            sys.settrace(before)
     return False

@@ -13,10 +13,11 @@ import uuid
 import pytest
 
 from netq.budget import CREDIT
+from netq.codec import Outgoing
 from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
 from netq.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.lane import SMALL, Outgoing, Part
+from netq.lane import SMALL, Part
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from netq.codec import Outgoing
 from netq.connection import Connection
 from netq.events import Event
-from netq.lane import Outgoing, Sender
+from netq.lane import Sender
 from netq.options import ConnectionOptions
 from netq.session import Session
 from netq.testing.pair import End, LossyPair

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from netq.codec import Outgoing
 from netq.delivery import Delivery, Guard, gather
 from netq.errors import Closed
-from netq.lane import Outgoing
 from netq.loop import Loop
 from netq.testing.log import Log
 from netq.utils.stream import Stream
@@ -115,7 +115,7 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Guard]:
 
 
 def deliveries(guard: Guard | None = None) -> list[Delivery]:
-    return [Delivery(guard or AtOnce(), peer) for peer in (A, B, C)]
+    return [Delivery(b"", peer=peer, guard=guard or AtOnce()) for peer in (A, B, C)]
 
 
 def ack(part: Delivery) -> None:
@@ -143,7 +143,7 @@ def as_completed(parts: list[Delivery]) -> Iterator[Delivery]:
 
 
 def test_one_is_itself() -> None:
-    one = Delivery(AtOnce(), A)
+    one = Delivery(b"", peer=A, guard=AtOnce())
     assert gather(AtOnce(), [one]) is one
     assert one.futures == (one,)
 
@@ -185,7 +185,7 @@ def test_parts_that_were_done_before_count() -> None:
 
 
 def test_who_waits_for_too_long_gives_up_and_leaves_nothing_behind() -> None:
-    part = Delivery(AtOnce(), A)
+    part = Delivery(b"", peer=A, guard=AtOnce())
     with pytest.raises(TimeoutError):
         part.result(0)
     assert not part._listeners
@@ -195,18 +195,18 @@ def test_who_waits_for_too_long_gives_up_and_leaves_nothing_behind() -> None:
 
 def test_cancel_withdraws_once_and_frees_the_memory() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(AtOnce(), A, Stream([b"a message"]), recall=recalled.append)
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
     assert one.cancel()
     assert one.cancelled()
     assert one._state == "CANCELLED_AND_NOTIFIED"
-    assert (one.withdrawn, one.stream.nbytes, one.size) == (True, 0, len(b"a message"))
+    assert (one.withdrawn, len(one.data), one.size) == (True, 0, len(b"a message"))
     one.cancel()
     assert recalled == [one]
 
 
 def test_what_has_left_cannot_be_cancelled() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(AtOnce(), A, Stream([b"a message"]), recall=recalled.append)
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
     assert not one.running()
     assert leave(one)
     assert one.running()
@@ -215,12 +215,12 @@ def test_what_has_left_cannot_be_cancelled() -> None:
     assert not one.running()
     assert not one.cancel()
     assert recalled == []
-    assert one.stream.nbytes == 0
+    assert len(one.data) == 0
 
 
 def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
     recalled: list[Outgoing] = []
-    one = Delivery(AtOnce(), A, Stream([b"a message"]), recall=recalled.append)
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
     with one.guard.baton:
         assert not one.cancel()
     assert (one.done(), one.withdrawn, recalled) == (False, False, [])
@@ -228,13 +228,13 @@ def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
 
 
 def test_what_has_failed_stays_as_it_is() -> None:
-    one, first = Delivery(AtOnce(), A, Stream([b"a message"])), Closed(A)
+    one, first = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce()), Closed(A)
     assert one.fail(first)
     assert not one.fail(Closed(B))
     assert not one.cancel()
     ack(one)
     assert one.exception(0) is first
-    assert one.stream.nbytes == 0
+    assert len(one.data) == 0
 
 
 def test_cancelling_all_is_cancelling_the_whole() -> None:
@@ -250,7 +250,7 @@ def test_cancelling_all_is_cancelling_the_whole() -> None:
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
 def test_what_is_cancelled_is_so_at_once_however_busy_the_loop_is(several: bool, looked: bool) -> None:
     guard = Later()
-    parts = deliveries(guard) if several else [Delivery(guard, A)]
+    parts = deliveries(guard) if several else [Delivery(b"", peer=A, guard=guard)]
     whole = gather(guard, parts)
     if looked:
         assert futures.wait([whole, *parts], 0).done == set()
@@ -351,7 +351,7 @@ def test_all_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> Non
     """Each begins to listen while another thread settles: none misses it."""
     with ThreadPoolExecutor(1) as threads:
         for number in range(600):
-            part, gate, settled = Delivery(guard, A), threading.Barrier(2), threading.Event()
+            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
             leave(part)
 
             def settle(
@@ -371,7 +371,7 @@ def test_two_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> Non
     """One listens already, with the library of futures."""
     with ThreadPoolExecutor(1) as threads:
         for number in range(600):
-            part, gate, settled = Delivery(guard, A), threading.Barrier(2), threading.Event()
+            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
             leave(part)
             assert futures.wait([part], 0).not_done == {part}
 
@@ -426,7 +426,7 @@ def test_several_end_in_each_way_while_one_thread_waits_for_all_of_them(guard: G
 def test_cancel_or_leave_just_one_of_them_wins() -> None:
     with ThreadPoolExecutor(2) as threads:
         for _ in range(600):
-            part, gate = Delivery(AtOnce(), A), threading.Barrier(2)
+            part, gate = Delivery(b"", peer=A, guard=AtOnce()), threading.Barrier(2)
 
             def send(part: Delivery = part, gate: threading.Barrier = gate) -> bool:
                 gate.wait(LIMIT)
@@ -440,7 +440,7 @@ def test_cancel_or_leave_just_one_of_them_wins() -> None:
 
 def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
     """Or concurrent.futures.wait counts it twice, and returns while another is pending."""
-    part, states = Delivery(AtOnce(), A), list[str]()
+    part, states = Delivery(b"", peer=A, guard=AtOnce()), list[str]()
 
     class Watched(threading.Condition):
         def __enter__(self) -> bool:
@@ -457,7 +457,7 @@ def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
 
 def test_who_begins_to_listen_in_the_midst_of_the_end_sees_it() -> None:
     guard = Later()
-    part = Delivery(guard, A)
+    part = Delivery(b"", peer=A, guard=guard)
     leave(part)
     assert futures.wait([part], 0).not_done == {part}  # somebody has looked, and may look again
     ack(part)
@@ -471,7 +471,7 @@ def test_who_begins_to_listen_in_the_midst_of_the_end_sees_it() -> None:
 
 def test_the_first_end_counts_however_busy_the_loop_is() -> None:
     guard = Later()
-    acked, failed = Delivery(guard, A), Delivery(guard, B)
+    acked, failed = Delivery(b"", peer=A, guard=guard), Delivery(b"", peer=B, guard=guard)
     assert futures.wait([acked, failed], 0).done == set()
     first = Closed(B)
     ack(acked)
@@ -485,7 +485,7 @@ def test_the_first_end_counts_however_busy_the_loop_is() -> None:
 
 
 def test_an_exception_out_of_a_callback_does_not_reach_who_cancels(log: Log) -> None:
-    part = Delivery(AtOnce(), A)
+    part = Delivery(b"", peer=A, guard=AtOnce())
     part.add_done_callback(_interrupted)
     assert part.cancel()
     assert part.cancelled()
@@ -493,7 +493,7 @@ def test_an_exception_out_of_a_callback_does_not_reach_who_cancels(log: Log) -> 
 
 
 def test_an_interrupt_out_of_a_callback_in_the_thread_that_adds_it_is_his() -> None:
-    part = Delivery(AtOnce(), A)
+    part = Delivery(b"", peer=A, guard=AtOnce())
     part.cancel()
     with pytest.raises(KeyboardInterrupt):
         part.add_done_callback(_interrupted)

@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from netq.codec import Outgoing
 from netq.connection import Connection, State
 from netq.errors import MessageTooLarge, ProtocolError
 from netq.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.lane import Outgoing
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session
 from netq.testing.pair import CLIENT_ID, SERVER_ID, TOKEN, LossyPair
 from netq.utils.stream import Stream
 from netq.wire import Cursor, Frame, Greeting, Kind
+
+pytestmark = pytest.mark.usefixtures("each_codec")
 
 OPTIONS = ConnectionOptions(transport_size=40, window=600, message_size=5000)
 INI = 24 + 64

@@ -38,6 +38,8 @@ from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.delivery import Delivery
 from netq.security import certificates
 
+pytestmark = pytest.mark.usefixtures("python_codec")
+
 SIGNAL = signal.SIGUSR1  # SIGALRM is pytest-timeout's
 LIMIT = 10.0  # seconds; never reached
 LATE = 3.0  # seconds for what takes milliseconds: who goes on so late has been woken by chance

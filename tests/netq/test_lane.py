@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+import netq.codec
 import netq.lane
 from netq.budget import CREDIT
+from netq.codec import Outgoing
 from netq.errors import ProtocolError
-from netq.lane import Outgoing, Part, Receiver, Sender
+from netq.lane import Part, Receiver, Sender
 from netq.memory import LARGE, Buffer, Memory
 from netq.utils.stream import Stream
 from netq.wire import HEADER_SIZE, OVERHEAD, POSITIONS, Cursor, Frame, Kind
 from tests.netq.interrupting import interrupted
 from tests.netq.parsing import Parser
+
+pytestmark = pytest.mark.usefixtures("each_codec")
 
 WINDOW = 10_000
 LANE = 3
@@ -124,7 +128,7 @@ def test_a_message_leaves_in_chunks() -> None:
     frames = [next_frame(one) for _ in range(3)]
     assert [frame.length for frame in frames] == [100, 100, 50]
     assert {(f.kind, f.lane, f.number, f.value) for f in frames} == {(Kind.MSG, 3, 1, 250)}
-    assert b"".join(bytes(frame.body) for frame in frames) == bytes(first.stream)
+    assert b"".join(bytes(frame.body) for frame in frames) == bytes(first.data)
     assert not one.ready
 
 
@@ -276,7 +280,7 @@ def test_chunks_become_the_message(merge: bool) -> None:
     assert arrive(other, next_frame(one)) is None
     got = arrive(other, next_frame(one))
     assert got is not None
-    assert bytes(got) == bytes(sent.stream)
+    assert bytes(got) == bytes(sent.data)
     assert len(got.buffers) == 1, "small chunks share a block"
     assert other.cursor == Cursor(3, 1, 0, WINDOW)
 
@@ -328,7 +332,7 @@ def test_an_interrupted_body_is_gone_on_with(came: int, merge: bool) -> None:
     while one.ready:
         got = arrive(other, next_frame(one))
     assert got is not None
-    assert bytes(got) == bytes(sent.stream)
+    assert bytes(got) == bytes(sent.data)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_a_message_that_waits_leaves_no_trace_and_its_bytes_are_let_go() -> None
     one, messages = sender(150, 60, 7, limit=420)
     next_frame(one)
     messages[1].withdraw()
-    assert messages[1].stream.nbytes == 0
+    assert len(messages[1].data) == 0
     next_frame(one)
     assert next_frame(one)[:6] == msg(2, 7, 7)[:6]  # its number and its place are the next one's
     assert not one.ready
@@ -389,7 +393,7 @@ def test_a_message_that_has_begun_is_dropped_and_its_bytes_are_let_go() -> None:
         next_frame(one)
     assert one.stuck
     messages[1].withdraw()
-    assert messages[1].stream.nbytes == 0
+    assert len(messages[1].data) == 0
     assert one.ready
     assert next_frame(one) == drop(2, 150)  # beyond the limit: it needs no room
     assert one.acked(2) == (1, 150), "who was withdrawn does not count"
@@ -504,7 +508,7 @@ def test_a_cursor_that_comes_late_does_not_make_the_true_one_impossible() -> Non
     one.check(Cursor(3, 1, 30, WINDOW))
     assert one.resume(Cursor(3, 1, 30, WINDOW)) == (1, 150)
     assert acked(messages) == messages[:1]
-    assert next_frame(one) == msg(2, 30, 60)._replace(body=messages[1].stream.slices(30, 60)[0])
+    assert next_frame(one) == msg(2, 30, 60)._replace(body=bytes(messages[1].data)[30:60])
 
 
 def test_a_message_that_has_left_before_a_late_cursor_is_not_taken_out() -> None:
@@ -549,7 +553,7 @@ def batched(sender: Sender, small: int = 100, limit: int = 10**6) -> tuple[list[
 
 def test_a_batch_is_of_whole_messages_with_their_numbers_and_positions() -> None:
     one, messages = sender(5, 0, 100, 7)
-    contents = [bytes(message.stream) for message in messages]
+    contents = [bytes(message.data) for message in messages]
     frames, size = batched(one)
     assert [(f.kind, f.lane, f.length, f.number, f.value) for f in frames] == [
         (Kind.MSG, 3, 5, 1, 5),
@@ -669,7 +673,7 @@ def test_batches_and_chunks_bring_all_in_order_and_within_the_window(seed: int) 
     window = chance.choice([50, 400, 2000])
     one, messages = sender(*sizes, limit=window)
     other, got, mark = receiver(window), list[bytes](), 0
-    contents = [bytes(message.stream) for message in messages]
+    contents = [bytes(message.data) for message in messages]
     gone: set[int] = set()
     for _ in range(1000):
         if chance.random() < 0.1 and not messages[index := chance.randrange(40)].left:
@@ -893,7 +897,7 @@ def breaks(act: str) -> Iterator[Broken]:
     """A sender interrupted in this, at each bytecode, and recounted."""
     for left in itertools.count():
         broken = Broken(act)
-        if not interrupted(left, broken.act, netq.lane):
+        if not interrupted(left, broken.act, netq.codec, netq.lane):
             assert left > 20, "it was interrupted somewhere"
             return
         broken.sender.recount()
@@ -915,7 +919,7 @@ def test_a_sender_that_was_interrupted_anywhere_goes_on_wherever_the_peer_stands
     for left, _ in enumerate(breaks(act)):
         for back, partial in itertools.product(range(8), (0, 40)):
             broken = Broken(act)
-            interrupted(left, broken.act, netq.lane)
+            interrupted(left, broken.act, netq.codec, netq.lane)
             broken.sender.recount()
             begun = [message for message in broken.messages if message.number]
             held = len(begun) - back

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from netq import wire
+from netq.codec import Outgoing
 from netq.connection import LEGAL, LENGTH, Connection, State
 from netq.events import Finished, Hello
-from netq.lane import Outgoing, Receiver, Sender
+from netq.lane import Receiver, Sender
 from netq.memory import Memory
 from netq.options import ConnectionOptions
 from netq.session import Session

@@ -11,13 +11,15 @@ import uuid
 
 import pytest
 
+import netq.codec
 import netq.lane
 import netq.session
 from netq.budget import CREDIT, Budget
+from netq.codec import Outgoing
 from netq.connection import LENGTH, Connection
 from netq.errors import Closed, MessageTooLarge, ProtocolError, QueueFull
 from netq.events import Lost
-from netq.lane import SMALL, Outgoing, Part, Receiver
+from netq.lane import SMALL, Part, Receiver
 from netq.memory import Buffer, Memory
 from netq.options import ConnectionOptions
 from netq.session import Session, following
@@ -25,6 +27,8 @@ from netq.utils.stream import Stream
 from netq.wire import ANSWER, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
 from tests.netq.interrupting import interrupted
 from tests.netq.parsing import Parser
+
+pytestmark = pytest.mark.usefixtures("each_codec")
 
 PEER = uuid.UUID(int=7)
 OPTIONS = ConnectionOptions(transport_size=100, window=10_000)
@@ -198,7 +202,7 @@ def test_one_message_too_many_is_refused_and_untouched() -> None:
     with pytest.raises(QueueFull) as caught:
         one.put(third)
     assert caught.value.peer == PEER
-    assert (one.queued, third.number, third.stream.nbytes) == (2, 0, 1)
+    assert (one.queued, third.number, len(third.data)) == (2, 0, 1)
     assert third.failed == []
     sent(one)
     one.acked(ack(1))
@@ -227,7 +231,7 @@ def test_messages_that_were_put_before_are_refused_when_the_peer_says_what_it_ta
     assert [(frame.kind, frame.number, frame.value) for frame in sent(one)] == [(Kind.MSG, 1, 5)]
     assert acked(one, ack(1)) == [small]
     assert (one.queued, large.number, cancelled.number) == (0, 0, 0)
-    assert (large.withdrawn, large.stream.nbytes) == (True, 0)
+    assert (large.withdrawn, len(large.data)) == (True, 0)
 
 
 # The outbox.
@@ -714,13 +718,13 @@ def test_a_lane_on_the_short_path_is_lent_more_when_its_user_has_taken_a_part() 
     assert one.said(0).value == CREDIT
     budget.lent = 0
     count = 0
-    while not one._receivers[0].attention:
+    while not one.receivers[0].attention:
         count += 1
-        assert take_whole(one, msg(one._receivers[0].held + 1, 1000)) == 1024
+        assert take_whole(one, msg(one.receivers[0].held + 1, 1000)) == 1024
         _, _, receiver, number, mark = one.arrived.popleft()
         assert receiver.consume(number, mark)
     assert count < CREDIT // 1256
-    assert one.taken(one._receivers[0])
+    assert one.taken(one.receivers[0])
     assert budget.lent == CREDIT
     assert one.said(0).value == 2 * CREDIT + mark
 
@@ -868,7 +872,7 @@ def interrupt_receiving(left: int, taken: int) -> bool:
     other.acknowledge(out)
     other.frames(out, 10**6)
     data = memoryview(b"".join(piece for piece in out if not isinstance(piece, Part)))
-    cut = interrupted(left, functools.partial(one.take_whole, data, 0, len(data)), netq.session, netq.lane)
+    cut = interrupted(left, functools.partial(one.take_whole, data, 0, len(data)), netq.codec, netq.session, netq.lane)
     got: dict[int, list[bytes]] = {0: [], 2: []}
 
     def give(count: int) -> None:
@@ -928,7 +932,7 @@ def test_a_session_whose_sending_is_interrupted_anywhere_sends_all_once_and_in_o
         sent(one, limit=110)
         one.outbox.extend(messages[3:])
         messages[4].withdraw()
-        cut = interrupted(left, functools.partial(one.frames, [], limit), netq.session, netq.lane)
+        cut = interrupted(left, functools.partial(one.frames, [], limit), netq.codec, netq.session, netq.lane)
         if cut:
             one.recount()
         assert one.queued + len(one.outbox) == sum(not message.withdrawn for message in messages) + sum(
@@ -956,7 +960,7 @@ def test_a_message_that_drops_the_oldest_when_it_is_interrupted_loses_none_witho
         one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=2), begun=False)
         messages = [Noted(one, size, 0) for size in range(5)]
         one.outbox.extend(messages)
-        cut = interrupted(left, one.drain, netq.session, netq.lane)
+        cut = interrupted(left, one.drain, netq.codec, netq.session, netq.lane)
         one.recount()
         one.drain()
         one.begin(greeting(), 1)

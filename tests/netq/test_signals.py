@@ -27,6 +27,8 @@ from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Ser
 from netq.testing import loopback
 from netq.utils.stream import Stream
 
+pytestmark = pytest.mark.usefixtures("python_codec")
+
 PEERS = [uuid.UUID(int=number) for number in range(3)]
 EACH = 500
 LIMIT = 20.0

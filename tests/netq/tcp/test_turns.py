@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from netq.codec import Outgoing
 from netq.connection import Connection
 from netq.events import Event, Hello, Lost
-from netq.lane import Outgoing
 from netq.link import Link as AnyLink
 from netq.loop import TICK, Loop
 from netq.memory import Memory

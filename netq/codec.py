@@ -1,0 +1,189 @@
+"""What each small message costs: its object, its frame, and its acknowledgement. Pure, as netq/lane.py, which owns it.
+
+`netq/_codec.c` is the same, compiled; it is used where it was built, and NETQ_PURE=1 in the environment says not to.
+The two behave alike, and the tests run with both. Whatever is rare stays in Python alone: large messages, chunks,
+cancelling, and all that refuses a frame.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from netq.memory import Buffer
+from netq.utils.stream import Stream
+from netq.wire import HEADER_SIZE, OVERHEAD
+
+if TYPE_CHECKING:
+    from netq.lane import Item, Part, Sender
+    from netq.session import Session
+
+PENDING, FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
+_HEADER = struct.Struct("<BBHIQQ")
+_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
+
+
+class Outgoing:
+    """One message on its way to one peer.
+
+    data:      its bytes. They are let go when the peer holds them, or when they are of no use any more.
+    audience:  the peers that the very same data goes to, if it is several.
+    peer, guard, recall:  see netq/delivery.py.
+    """
+
+    number = start = 0  # the first number is 1; 0: none yet
+    withdrawn = False
+    left = False  # its last byte has left: it can no longer be cancelled
+    waits = False  # among those of which no byte has left
+    # Of a Delivery: how it ended, and for whom that is of interest.
+    _state = PENDING
+    _listeners: list[Any] | None = None
+    _made: Any = None
+
+    def __init__(
+        self,
+        data: Stream | bytes,
+        lane: int = 0,
+        audience: tuple[uuid.UUID, ...] = (),
+        peer: uuid.UUID | None = None,
+        guard: Any = None,
+        recall: Callable[[Outgoing], object] | None = None,
+    ) -> None:
+        self.data = data
+        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
+        self.lane = lane
+        self.audience = audience
+        self.peer = peer
+        self.guard = guard
+        self._recall = recall
+
+    @property
+    def stop(self) -> int:
+        """The position behind it."""
+        return self.start + self.size + OVERHEAD
+
+    def withdraw(self) -> None:
+        """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
+        self.withdrawn = True
+        self.data = b""
+
+    def acked(self) -> None:
+        """The peer holds it: its memory is free. Harmless if it is said again."""
+        self.data = b""
+
+    def fail(self, error: Exception) -> bool:
+        """It will not be delivered, or it is unknown whether it was. Return False if it has ended before."""
+        self.data = b""
+        return True
+
+
+def batch(sender: Sender, out: list[Buffer | Part], small: int, limit: int, source: deque[Outgoing]) -> int:
+    """Do what `Sender.batch` says, with the messages of `source`."""
+    number, position, size = sender.next, sender._position, 0
+    sent, lane, most = sender.sent, sender.lane, sender.limit
+    while source and size < limit:
+        message = source[0]
+        length = message.size
+        if length > small or message.withdrawn or position + (length or 1) > most or message.lane != lane:
+            break
+        message.number, message.start, message.left = number, position, True
+        sent.append(message)
+        source.popleft()
+        out.append(_pack(2, 0, lane, length, number, length))
+        if type(data := message.data) is bytes:
+            out.append(data)
+        else:
+            out += cast(Stream, data).buffers
+        number += 1
+        position += length + OVERHEAD
+        size += length + HEADER_SIZE
+    sender._position = position
+    sender.next = sender.number = number
+    return size
+
+
+def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
+    """Do what `Sender.acked` says, with the messages that were `sent`."""
+    count = size = 0
+    while sent:
+        message = sent[0]
+        if message.number > number:
+            break
+        if message.guard is None or message._listeners or message._made or message._state is not PENDING:
+            message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
+        else:  # what `Delivery.acked` would do
+            message.data = b""
+            message._recall = None
+            message._state = FINISHED
+        sent.popleft()
+        if not message.withdrawn:
+            count += 1
+            size += message.size
+    return count, size
+
+
+def take(session: Session, data: memoryview, low: int, high: int) -> int:
+    """Do what `Session.take_whole` says."""
+    peer, small = session.peer, session.small
+    assert peer is not None
+    while high - low >= HEADER_SIZE:
+        kind, flags, lane, length, number, value = _unpack(data, low)
+        if kind == 2:
+            receiver = session.receivers.get(lane)
+            if receiver is None or receiver.parts or receiver.claimed:
+                break  # a message has begun, or has gone beyond its window
+            held, start, limit = receiver.held, receiver.start, receiver.limit
+            mark = start - receiver.cancelled
+            came: list[Item] = []
+            size = 0
+            while (
+                kind == 2
+                and number == held + 1
+                and low + HEADER_SIZE + length <= high
+                and length == value <= small
+                and start + (length or 1) <= limit
+                and not flags
+            ):
+                stop = low + HEADER_SIZE + length
+                held = number
+                size += length
+                start += length + OVERHEAD
+                mark += length + OVERHEAD
+                came.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
+                low = stop
+                if high - low < HEADER_SIZE:
+                    break
+                kind, flags, its, length, number, value = _unpack(data, low)
+                if its != lane:
+                    break
+            if not came:
+                break
+            session.arrived.extend(came)
+            receiver.last = held, mark  # what `recount` believes
+            receiver.held, receiver.start = held, start
+            session.owed[lane] = receiver
+            session.messages_in += len(came)
+            session.bytes_in += size
+        elif kind == 3:
+            sender = session.senders.get(lane)
+            if sender is None or flags or length or number >= sender.number:
+                break
+            count, size = settle(sender.sent, number)
+            session.messages_out += count
+            session.bytes_out += size
+            if value > sender.limit:
+                sender.limit = value
+            low += HEADER_SIZE
+        else:
+            break
+    return low
+
+
+if not TYPE_CHECKING and not os.environ.get("NETQ_PURE"):
+    with contextlib.suppress(ImportError):
+        from netq._codec import Outgoing, batch, settle, take  # noqa: F401
