@@ -26,7 +26,7 @@ class Guard(Protocol):
     """Whose lock guards a Delivery: the loop of its peer."""
 
     baton: Any  # an RLock
-    claimed: bool  # somebody waits for it
+    claimed: bool  # a user's thread waits for the baton
 
     def afterwards(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which is the user's, when the lock is free."""

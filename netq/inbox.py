@@ -146,8 +146,10 @@ class Inbox:
                 item = self._take_among(tuple([peer.int for peer in peers]), ahead)
             else:  # one peer and one reader: nothing to sort
                 while item is None and arrived:
-                    if self._consume(arrived[0]):
-                        item = arrived[0]
+                    first = arrived[0]
+                    self.taking = first[2]
+                    if first[2].consume(first[3], first[4]):  # else it has come twice
+                        item = first
                     arrived.popleft()
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__

@@ -109,9 +109,11 @@ class Session:
             outbox.popleft()
 
     def _takes_all(self, sender: Sender) -> bool:
-        """Whether `put` would queue all small messages in the outbox, were they of this sender's lane."""
+        """Whether the messages in the outbox are the next to leave, and `put` would queue all that are small."""
         return (
-            len(self.outbox) + len(sender.sent) <= self._options.queue_size
+            not sender.waiting
+            and sender.number >= sender.next
+            and len(self.outbox) + len(sender.sent) <= self._options.queue_size
             and self._peer_size >= self._whole
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
@@ -138,7 +140,7 @@ class Session:
         parts = False
         if len(self.senders) == 1:
             (sender,) = self.senders.values()
-            if self.outbox and sender.idle and self._takes_all(sender):
+            if self.outbox and self._takes_all(sender):
                 limit -= sender.batch(out, self._whole, limit, self.outbox)
                 if limit <= 0 or not self.outbox:
                     return False
