@@ -129,6 +129,38 @@ class Delivery(asyncio.Future[None]):
             self.set_result(None)
 
 
+class _Turn(asyncio.Future[None]):
+    """A future whose task goes on when `begin` is called, within that call: one turn of the event loop earlier.
+
+    Only the event loop may call `begin`, as a callback: no task runs then.
+    """
+
+    _task: tuple[Callable[[Any], object], contextvars.Context | None] | None = None
+
+    def add_done_callback(self, fn: Callable[[Self], object], *, context: contextvars.Context | None = None) -> None:
+        """Note what lets the task go on."""
+        if self.done() or self._task is not None:
+            super().add_done_callback(fn, context=context)
+        else:
+            self._task = fn, context
+
+    def begin(self) -> None:
+        """Be done, and let the task go on."""
+        if not self.done():
+            self.set_result(None)
+            if self._task is not None:
+                go_on, context = self._task
+                go_on(self) if context is None else context.run(go_on, self)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Be cancelled; the task learns it in the next turn."""
+        cancelled = super().cancel(msg)
+        if cancelled and self._task is not None:
+            go_on, context = self._task
+            self.get_loop().call_soon(go_on, self, context=context)
+        return cancelled
+
+
 class Communicator:
     """Moves Python objects between one server and many clients; for the one event loop that it was made in.
 
@@ -146,8 +178,8 @@ class Communicator:
         self._core = netq.new(protocol, purpose, options)
         self._thread = threading.get_ident()
         self._desk = Desk()
-        self._entering = False
-        self._woken: deque[asyncio.Future[None]] = deque()  # of a `get` each, which the event loop is to let go on
+        self._polling = False
+        self._woken: deque[_Turn] = deque()  # of a `get` each, which the event loop is to let go on
 
     @property
     def id(self) -> uuid.UUID:
@@ -172,15 +204,13 @@ class Communicator:
         """
         self._check_loop("get")
         self._core.check_get(peers, timeout)
-        woken: asyncio.Future[None] = self._loop.create_future()
+        woken = _Turn(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
         item = None
         try:
             while item is None:
-                self._entering = True  # if it is served at once, it gives way all the same
                 self._core.inbox.enter(waiter)
-                self._entering = False
                 if not (waiter.served or self._desk.taken):
                     self._poll()
                 await woken
@@ -188,7 +218,7 @@ class Communicator:
                     raise TimeoutError(f"no message within {timeout:g} s")
                 item = self._core.inbox.accept(waiter)
                 if item is None:
-                    woken = self._loop.create_future()
+                    woken = _Turn(loop=self._loop)
                     waiter.wake = functools.partial(self._wake, woken)
         except BaseException:
             self._core.inbox.leave(waiter)
@@ -245,31 +275,39 @@ class Communicator:
     ) -> None:
         await self.close(timeout=None if error is None else self.options.connection.linger)
 
-    def _wake(self, woken: asyncio.Future[None]) -> None:
-        """Let a `get` go on, behind what the event loop has to do already, and those woken before; in any thread."""
-        own = threading.get_ident() == self._thread and not self._loop.is_closed()
-        if own and not (self._entering or self._woken):
-            _wake(woken)
-            return
+    def _wake(self, woken: _Turn) -> None:
+        """Let a `get` go on, behind those woken before; in any thread."""
         self._woken.append(woken)
-        if own:
-            self._loop.call_soon(self._wake_all)
-        else:
+        if threading.get_ident() != self._thread or self._loop.is_closed():
             _soon(self._loop, self._wake_all)
+        elif not self._polling:  # else `_ready` does it
+            self._loop.call_soon(self._wake_all)
 
     def _wake_all(self) -> None:
-        while self._woken:
-            _wake(self._woken.popleft())
+        """Let the tasks go on, in a callback of the event loop."""
+        try:
+            for _ in range(len(self._woken)):  # and not those that they wake
+                self._woken.popleft().begin()
+        except BaseException:  # Ctrl-C in one of them
+            self._loop.call_soon(self._wake_all)
+            raise
 
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
         if self._core._hub.home.take_desk(self._desk):
             self._loop.add_reader(self._core._hub.home.fileno(), self._ready)
-            self._ready()  # what has come before the desk was taken
+            self._loop.call_soon(self._ready)  # what has come before the desk was taken
 
     def _ready(self) -> None:
-        if not self._core._hub.home.poll_now(self._desk):
+        """Receive what has come, and let the tasks go on that wait for it: here, not in the event loop's next turn."""
+        self._polling = True
+        try:
+            goes_on = self._core._hub.home.poll_now(self._desk)
+        finally:
+            self._polling = False
+        if not goes_on:
             self._poll_no_more()
+        self._wake_all()
 
     def _poll_no_more(self) -> None:
         self._desk.taken = False
@@ -300,11 +338,6 @@ def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
     """Run `function(*args)` in the event loop, in the order of the calls. In any thread; never waits nor raises."""
     with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits there any more
         loop.call_soon_threadsafe(function, *args)
-
-
-def _wake(woken: asyncio.Future[None]) -> None:
-    if not woken.done():
-        woken.set_result(None)
 
 
 def _hear(loop: asyncio.AbstractEventLoop, hearing: list[Delivery], _: object) -> None:

@@ -150,7 +150,7 @@ class Loop:
         self._served = -math.inf  # when one of them was served last
         self._bed = threading.Lock()  # the loop's thread sleeps on it when it is parked
         self._bed.acquire()
-        # Is never released: to wait for it is a pause. libfaketime would stretch time.sleep to a day if the clock jumps.
+        # Never released: to wait for it is a pause. libfaketime would stretch time.sleep to a day if the clock jumps.
         self._pause = threading.Lock()
         self._pause.acquire()
         self.deep = False  # it has parked until the user that polls comes back
