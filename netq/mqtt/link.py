@@ -38,8 +38,7 @@ class Link:
         self._grid = min(size, owner.options.connection.transport_size)
         self._stock = 0
         self._over = False
-        port.far = self
-        port.call = self._call_here
+        port.link = self
 
     def flush(self) -> None:
         """Take from the connection what is the next to be sent, and no more than that."""
@@ -78,6 +77,12 @@ class Link:
         session = self.connection.session
         able = self.connection.open and self._size == size
         return session.peer if session is not None and able else None
+
+    # For the port.
+
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Run something in this link's loop; at once if that is the first."""
+        self._in(self._loop, function, *args)
 
     # For the port, in this link's loop.
 
@@ -131,16 +136,13 @@ class Link:
         return bool(part.audience) and whole and part.stream.nbytes >= _MULTICAST and part.size >= _BLOCK
 
     def _at_home(self, function: Callable[..., None], *args: object) -> None:
-        if self._loop is self._home:
-            function(*args)
-        else:
-            self._home.call(function, *args)
+        self._in(self._home, function, *args)
 
-    def _call_here(self, function: Callable[..., None], *args: object) -> None:
+    def _in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
         if self._loop is self._home:
             function(*args)
         else:
-            self._loop.call(function, *args)
+            loop.call(function, *args)
 
 
 def _packets(buffers: list[Buffer], size: int) -> list[list[Buffer]]:

@@ -25,6 +25,7 @@ import enum
 import struct
 from typing import NamedTuple
 
+from netq.complaints import printable
 from netq.errors import ProtocolError
 
 VERSION = 1
@@ -57,8 +58,8 @@ class Kind(enum.IntEnum):
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})
-FROM_CLIENT = frozenset({Kind.DATA, Kind.JOINED, Kind.ACK, Kind.PROBE, Kind.CLOSE, Kind.RESET})
-FROM_SERVER = FROM_CLIENT - {Kind.JOINED} | {Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
+FROM_CLIENT = frozenset(Kind) - {Kind.WELCOME, Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
+FROM_SERVER = frozenset(Kind) - {Kind.OPEN, Kind.JOINED}
 
 
 class Packet(NamedTuple):
@@ -91,8 +92,8 @@ def header(kind: Kind, number: int, received: int, room: int) -> bytes:
     return _HEADER.pack(kind, number, received, room)
 
 
-def decode(payload: bytes | bytearray) -> Packet:
-    """Read a publication; raises ProtocolError."""
+def decode(payload: bytes | bytearray, kinds: frozenset[Kind] = frozenset(Kind)) -> Packet:
+    """Read a publication, of which only some kinds make sense here; raises ProtocolError."""
     if len(payload) < HEADER_SIZE:
         raise ProtocolError(f"a publication of {len(payload)} bytes; a header has {HEADER_SIZE}")
     code, number, received, room = _HEADER.unpack_from(payload)
@@ -100,6 +101,8 @@ def decode(payload: bytes | bytearray) -> Packet:
         kind = Kind(code)
     except ValueError:
         raise ProtocolError(f"a packet of the unknown kind {code}") from None
+    if kind not in kinds:
+        raise ProtocolError(f"{kind.name} is not for this side")
     body = memoryview(payload).toreadonly()[HEADER_SIZE:]
     if kind in (Kind.ACK, Kind.PROBE, Kind.CLOSE) and body:
         raise ProtocolError(f"{kind.name} with {len(body)} bytes")
@@ -149,11 +152,6 @@ def read_group(packet: Packet) -> str:
 def read_reason(packet: Packet) -> str:
     """Read RESET, for a line of a log."""
     return printable(bytes(packet.body[:REASON]).decode(errors="replace"))
-
-
-def printable(text: str) -> str:
-    """Return what may stand in a line of a log, whoever wrote it; not more of it than of a reason."""
-    return "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:REASON]])
 
 
 def block(number: int) -> bytes:

@@ -1,11 +1,9 @@
-"""What a link (netq/mqtt/link.py) and its port (netq/mqtt/port.py) know of each other: segments go one way, bytes the
-other. Either may live in another loop.
-"""
+"""What a link (netq/mqtt/link.py) gives to its port (netq/mqtt/port.py), which may live in another loop."""
 
 from __future__ import annotations
 
 import uuid
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from netq.memory import Buffer
 from netq.utils.stream import Stream
@@ -36,23 +34,3 @@ class Segment(NamedTuple):
         block = self.block
         own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
         return Segment([b"".join(self.buffers)], own)
-
-
-class Far(Protocol):
-    """The Link, of which all but `listener` and `greeted` is called in the link's own loop."""
-
-    @property
-    def greeted(self) -> bool:
-        """Whether both have said who they are."""
-
-    def listener(self, size: int) -> uuid.UUID | None:
-        """Who takes blocks of this size there, if somebody does."""
-
-    def feed(self, data: memoryview) -> None:
-        """Take bytes of the session; tell `used` then."""
-
-    def published(self) -> None:
-        """A segment has left."""
-
-    def lost(self, error: Exception) -> None:
-        """No byte passes any more."""

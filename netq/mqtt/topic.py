@@ -27,6 +27,11 @@ class Way(NamedTuple):
     client: str
     link: str
 
+    @property
+    def back(self) -> Way:
+        """The other direction."""
+        return self._replace(to="c" if self.to == "s" else "s")
+
 
 class Topics:
     """The names under `prefix`."""
