@@ -1,6 +1,6 @@
 """One connection to the broker: paho-mqtt, driven by our loop. The only module that knows paho.
 
-Owned by a transport (netq/mqtt/server.py, client.py), in the first loop; never waits, never tries again. paho's
+Owned by an Exchange (netq/mqtt/exchange.py), in the first loop; never waits, never tries again. paho's
 callbacks only note what came: what is to be done about it is done after paho has returned, as it holds a lock then. It
 reads and writes memory (netq/mqtt/channel.py), and what the socket says is seen here.
 """
@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from netq.dial import Dialer
 from netq.errors import SecurityError
@@ -37,28 +37,15 @@ except ImportError as error:
     why = f"Protocol.MQTT needs paho-mqtt ({error}): pip install 'paho-mqtt>=2.1,<3'"
     raise ImportError(why, name="paho") from error
 
+if TYPE_CHECKING:
+    from netq.mqtt.exchange import Exchange
+
 _READS = 32  # packets before the others have their turn
 _TAKEN_OVER = 0x8E
 _REFUSING = 0x80  # reason codes from here on are failures
 _BAD_LOGIN = (0x86, 0x87)
 _SHOWN = 64  # characters of a user's name
 _FRAME = 1024  # bytes that a topic, a header and MQTT's own may add to a publication
-
-
-class User(Protocol):
-    """Who is told what the broker says. Each but `up` may end the connection."""
-
-    def up(self, size: int) -> None:
-        """The broker has accepted us; it takes publications of so many bytes, topic and all."""
-
-    def down(self, error: Exception) -> None:
-        """The connection is lost, or could not be made."""
-
-    def received(self, topic: str, payload: bytes | bytearray) -> None:
-        """A publication came."""
-
-    def drained(self) -> None:
-        """All that was published has been taken by the system."""
 
 
 class _State(enum.Enum):
@@ -80,7 +67,7 @@ class _Client(paho.Client):
 class Broker:
     """The broker at options.netloc."""
 
-    def __init__(self, loop: Loop, options: CommunicatorOptions, user: User) -> None:
+    def __init__(self, loop: Loop, options: CommunicatorOptions, exchange: Exchange) -> None:
         keep_packets()
         if options.security is not None and options.security.key is not None:
             raise SecurityError(
@@ -89,7 +76,7 @@ class Broker:
             )
         self._loop = loop
         self._options = options
-        self._user = user
+        self._exchange = exchange
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
         self._dialer = Dialer(loop, options.netloc, self._timeout, self._dialed, self.fail)
@@ -114,9 +101,9 @@ class Broker:
     @property
     def ready(self) -> bool:
         """Whether to publish now: the system has taken all there was."""
-        return self._state is _State.UP and self._client is not None and self._client.channel.idle
+        return self._client is not None and self.connected and self._client.channel.idle
 
-    # For the transport.
+    # For the exchange, and its transport.
 
     def open(self, id: str, will: tuple[str, bytes] | None = None) -> None:
         """Connect as `id`; the broker publishes the will, topic and payload, if we are gone without a word."""
@@ -127,7 +114,7 @@ class Broker:
     def close(self) -> None:
         """Say goodbye, so that the will is not published; `down` is not called any more."""
         self._dialer.close()
-        if self._state is _State.UP and self._client is not None:
+        if self._client is not None and self.connected:
             self._state = _State.PARTING
             self._client.disconnect()
             self._write()
@@ -149,13 +136,13 @@ class Broker:
         wanted = self._state in (_State.DIALING, _State.UP)
         self.drop()
         if wanted:
-            self._user.down(error)
+            self._exchange.down(error)
 
     def publish(self, topic: str, payload: bytes) -> None:
-        """Send with QoS 0, now or as soon as the socket takes it."""
-        assert self._client is not None
-        self._client.publish(topic, payload)
-        self._write()
+        """Send with QoS 0, now or as soon as the socket takes it; nothing, if we are not connected."""
+        if self._client is not None and self.connected:
+            self._client.publish(topic, payload)
+            self._write()
 
     def subscribe(self, topics: list[str], done: Callable[[bool], object]) -> None:
         """Ask for publications from now on; `done` says whether the broker grants all of them."""
@@ -168,7 +155,7 @@ class Broker:
 
     def unsubscribe(self, topic: str) -> None:
         """Ask for no more of them."""
-        if self._client is not None and self._state is _State.UP:
+        if self._client is not None and self.connected:
             self._client.unsubscribe(topic)
             self._write()
 
@@ -235,7 +222,7 @@ class Broker:
         if message.retain:
             return  # whoever leaves messages at the broker does not speak to us
         with contextlib.suppress(UnicodeDecodeError):
-            self._came.append(partial(self._user.received, message.topic, message.payload))
+            self._came.append(partial(self._exchange.received, message.topic, message.payload))
 
     def _on_subscribe(self, _: object, data: object, id: int, reasons: list[ReasonCode], said: object) -> None:
         self._deadline = math.inf
@@ -247,7 +234,7 @@ class Broker:
     def _accepted(self, size: int) -> None:
         self._state = _State.UP
         self._deadline = time.monotonic() + self._timeout  # of the first SUBACK
-        self._user.up(size)
+        self._exchange.up(size)
 
     def _ready(self, mask: int) -> None:
         client = self._client
@@ -274,7 +261,7 @@ class Broker:
         if self._came:
             self._loop.call(self._do)  # not now: whoever publishes is at work
         if self.ready:
-            self._user.drained()
+            self._exchange.drained()
 
     def _do(self) -> None:
         while self._came:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from netq.complaints import printable
@@ -70,7 +71,7 @@ class Exchange:
         self.heartbeat = owner.options.connection.heartbeat
         borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; a link may wait several times
         self._late = min(LATE, borne / 4)
-        self._groups = Groups(self._members, self._publish_block, self._later, borne / 6) if is_server else None
+        self._groups = self._new_groups(borne / 6) if is_server else None
         self._host = host
         self._starts = Starts()
         self._owner = owner
@@ -114,7 +115,7 @@ class Exchange:
         pace = Pace(self.size, self._starts.of(came.client), self._late)
         port = Port(self, came, self.topics.link(came.back), 1 if self._groups else self._share, pace)
         if self._groups is None:
-            port.receiver = Receiver(lambda group: self._subscribe(group, port), self._unsubscribe)
+            port.receiver = self._new_receiver(port)
         else:
             port.groups = self._groups
             self._strangers[came.client] = port  # until it has greeted
@@ -163,9 +164,9 @@ class Exchange:
         if len(self._resets) < _RESETS or now - self._resets[0] >= 1.0:
             self._resets.append(now)
             reset = packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON]
-            self.publish(self.topics.link(way.back), reset)
+            self.broker.publish(self.topics.link(way.back), reset)
 
-    # For the broker (netq/mqtt/broker.py, User).
+    # For the broker (netq/mqtt/broker.py).
 
     def up(self, size: int) -> None:
         """Make no packets that it does not take, and listen."""
@@ -209,11 +210,6 @@ class Exchange:
 
     # For ports.
 
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish now."""
-        if self.broker.connected:
-            self.broker.publish(topic, payload)
-
     def wants(self, port: Port) -> None:
         """Give a port a turn, after all that wait already."""
         if not port.gone:
@@ -229,8 +225,8 @@ class Exchange:
         self._waiting.pop(port, None)
         self.ports.pop(port.way, None)
         if self._is_stranger(port):
-            del self._strangers[port.client]
-        self._starts.ended(port.client, port.pace)
+            del self._strangers[port.way.client]
+        self._starts.ended(port.way.client, port.pace)
         self._divide()
 
     # The rest.
@@ -264,13 +260,13 @@ class Exchange:
         log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, guess)
 
     def _is_stranger(self, port: Port) -> bool:
-        return self._strangers.get(port.client) is port
+        return self._strangers.get(port.way.client) is port
 
     def _settle(self, port: Port) -> bool:
         """Give one that has greeted its share of the room; return whether it has."""
         if port.link is None or not port.link.greeted:
             return False
-        del self._strangers[port.client]
+        del self._strangers[port.way.client]
         port.window.share = self._share
         self._divide()
         return True
@@ -300,23 +296,25 @@ class Exchange:
 
     # For multicast (netq/mqtt/multicast).
 
+    def _new_groups(self, silence: float) -> Groups:
+        return Groups(
+            self._members,
+            lambda group, block: self.broker.publish(self.topics.group(group), block),
+            lambda pause, function: self.loop.at(time.monotonic() + pause, function),
+            silence,
+        )
+
+    def _new_receiver(self, port: Port) -> Receiver:
+        return Receiver(
+            lambda group: self.broker.subscribe([self.topics.group(group)], partial(self._joined, port, group)),
+            lambda group: self.broker.unsubscribe(self.topics.group(group)),
+        )
+
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Port]:
         """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
         wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
         return [port for port in answering if port.link and port.link.listener(self.size) in wanted]
 
-    def _publish_block(self, group: str, payload: bytes) -> None:
-        self.publish(self.topics.group(group), payload)
-
-    def _later(self, pause: float, function: Callable[[], None]) -> None:
-        self.loop.at(time.monotonic() + pause, function)
-
-    def _subscribe(self, group: str, port: Port) -> None:
-        def joined(granted: bool) -> None:
-            if granted and not port.gone:
-                port.command(Kind.JOINED, group)
-
-        self.broker.subscribe([self.topics.group(group)], joined)
-
-    def _unsubscribe(self, group: str) -> None:
-        self.broker.unsubscribe(self.topics.group(group))
+    def _joined(self, port: Port, group: str, granted: bool) -> None:
+        if granted and not port.gone:
+            port.command(Kind.JOINED, group)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from netq.errors import ProtocolError
@@ -41,7 +40,6 @@ class Port:
 
     def __init__(self, exchange: Exchange, way: Way, topic: str, share: int, pace: Pace) -> None:
         self.way = way  # that leads here
-        self.client = way.client
         self.window = Window(share)
         self.pace = pace
         self.born = time.monotonic()
@@ -49,7 +47,7 @@ class Port:
         self.link: Link | None = None  # a client's has none until it is answered
         self._exchange = exchange
         self._topic = topic
-        self._commands: deque[tuple[Kind, bytes]] = deque()
+        self._commands: deque[tuple[Kind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
         self._referred = 0  # the last packet that refers to a block
         self._held: deque[Packet] = deque()  # that arrived; the first waits for its block
@@ -94,8 +92,8 @@ class Port:
 
     def turn(self) -> bool:
         """Send one packet, if there is something and room for it; return whether there may be more."""
-        if self._may_send and (self._command() or self._segment()):
-            self._watch_progress()
+        if self._may_send and (found := self._next()) is not None:
+            self._send(*found)
             return True
         if self._closing and not self._segments and not self._commands:
             self._part()
@@ -135,14 +133,14 @@ class Port:
     def say(self, kind: Kind, *body: Buffer) -> int:
         """Publish a packet now. Return the bytes of the body, which is copied once."""
         payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
-        self._exchange.publish(self._topic, payload)
+        self._exchange.broker.publish(self._topic, payload)
         return len(payload) - packet.HEADER_SIZE
 
     # As a member of a group (netq/mqtt/multicast/group.py), or with an answer to one.
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
-        self._commands.append((kind, bytes.fromhex(group)))
+        self._commands.append((kind, [bytes.fromhex(group)]))
         self._exchange.wants(self)
 
     def wake(self) -> None:
@@ -155,35 +153,31 @@ class Port:
     def _may_send(self) -> bool:
         return self.window.open and self.pace.open
 
-    def _command(self) -> bool:
-        if not self._commands:
-            return False
-        kind, group = self._commands.popleft()
-        self._number(kind, [group])
-        return True
-
-    def _segment(self) -> bool:
+    def _next(self) -> tuple[Kind, list[Buffer]] | None:
+        """Take what is to be sent next; None if there is nothing, or it waits for its group."""
+        if self._commands:
+            return self._commands.popleft()
         if not self._segments:
-            return False
+            return None
         segment = self._segments[0]
         reference = self.groups.place(self, segment.block) if self.groups and segment.block else UNICAST
         if reference is None:
-            return False
-        if reference == UNICAST:
-            self._number(Kind.DATA, segment.whole)
-        else:
-            self._referred = self.window.sent + 1
-            self._number(Kind.BLOCK, [reference, *segment.buffers])
+            return None
         self._segments.popleft()
-        assert self.link is not None
-        self.link.call(self.link.published)
-        return True
+        if reference == UNICAST:
+            return Kind.DATA, segment.whole
+        self._referred = self.window.sent + 1
+        return Kind.BLOCK, [reference, *segment.buffers]
 
-    def _number(self, kind: Kind, body: Sequence[Buffer]) -> None:
+    def _send(self, kind: Kind, body: list[Buffer]) -> None:
         self.window.send()
         size = self.say(kind, *body)
         self.pace.sent(self.window.sent, size)
         self._ask()
+        self._watch_progress()
+        if kind in (Kind.DATA, Kind.BLOCK):
+            assert self.link is not None
+            self.link.call(self.link.published)
 
     def _ask(self) -> None:
         """Ask for an acknowledgement, if it is time to: our share may be less than what the peer has granted, which
@@ -253,8 +247,6 @@ class Port:
         self.gone = True
         self._segments.clear()
         self._held.clear()
-        if self._reminder is not None:
-            self._reminder.cancel()
         self._exchange.ended(self)
         if self.receiver is not None:
             self.receiver.close()

@@ -131,7 +131,7 @@ class Reception:
         if not self._asking and not self._exchange.closing:
             self._last_hello = time.monotonic()
             hello = packet.hello(self._instance, here=True) + b"".join(questions)
-            self._exchange.publish(self._exchange.topics.hello, hello)
+            self._broker.publish(self._exchange.topics.hello, hello)
 
     def _asked(self, nonce: bytes) -> None:
         """Say hello to who asks, soon: whoever can ask could have all clients told as often as it likes."""
@@ -145,7 +145,7 @@ class Reception:
     def _ask(self, granted: bool) -> None:
         topic = self._exchange.topics.link(Way("s", new_id(), WHO))
         self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
-        self._exchange.publish(topic, self._nonce)
+        self._broker.publish(topic, self._nonce)
         self._loop.at(time.monotonic() + _ANSWER, self._unanswered, self._nonce)
 
     def _unanswered(self, nonce: bytes) -> None:

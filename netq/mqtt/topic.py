@@ -17,7 +17,7 @@ import secrets
 from typing import NamedTuple
 
 GONE, WHO = "gone", "who"  # in the place of a link
-_ID = re.compile(r"[0-9a-f]{16}")
+_ID = "([0-9a-f]{16})"
 
 
 class Way(NamedTuple):
@@ -39,6 +39,8 @@ class Topics:
     def __init__(self, prefix: str) -> None:
         self.hello = f"{prefix}/hello"
         self._prefix = prefix
+        self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
+        self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
 
     def link(self, way: Way) -> str:
         """The topic of one direction of a link."""
@@ -59,18 +61,13 @@ class Topics:
 
     def way(self, topic: str) -> Way | None:
         """Whose link a topic is; None if it is not of this form."""
-        prefix, *parts = topic.rsplit("/", 3)
-        if prefix != self._prefix or len(parts) != 3 or parts[0] not in ("s", "c"):
-            return None
-        way = Way(*parts)
-        known = _ID.fullmatch(way.client) and (_ID.fullmatch(way.link) or (way.to == "s" and way.link in (GONE, WHO)))
-        return way if known else None
+        found = self._way.fullmatch(topic)
+        return Way(*filter(None, found.groups())) if found else None
 
     def group_of(self, topic: str) -> str | None:
         """Whose blocks a topic brings; None if it is not of this form."""
-        prefix, *parts = topic.rsplit("/", 2)
-        right = prefix == self._prefix and len(parts) == 2 and parts[0] == "g" and _ID.fullmatch(parts[1])
-        return parts[1] if right else None
+        found = self._group.fullmatch(topic)
+        return found[1] if found else None
 
 
 def new_id() -> str:

@@ -45,7 +45,7 @@ def made(*, is_server: bool) -> Exchange:
     owner, loop = SimpleNamespace(options=CommunicatorOptions()), SimpleNamespace(call=lambda *_: None)
     host = cast(Host, SimpleNamespace(up=lambda: None))
     made = Exchange(cast(Owner, owner), cast(Loop, loop), host, is_server=is_server)
-    made.broker = cast(Broker, SimpleNamespace(connected=False))
+    made.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None))
     return made
 
 

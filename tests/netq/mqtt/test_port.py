@@ -10,6 +10,7 @@ import pytest
 
 from netq.loop import Loop
 from netq.mqtt import packet
+from netq.mqtt.broker import Broker
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.link import Link
 from netq.mqtt.multicast.groups import Groups
@@ -64,6 +65,7 @@ class Desk:
 
     def __init__(self, share: int = MOST) -> None:
         self.loop = cast(Loop, self)
+        self.broker = cast(Broker, self)
         self.alarms: list[Alarm] = []
         self.said: list[Packet] = []
         self.peer = Window(MOST)
@@ -99,7 +101,7 @@ class Desk:
         alarm.ring()
         return round(alarm.pause, 1)
 
-    # As a loop, and as an exchange.
+    # As a loop, a broker, and an exchange.
 
     def at(self, when: float, function: Callable[..., None], *args: object) -> Alarm:
         self.alarms.append(Alarm(when - time.monotonic(), lambda: function(*args)))
