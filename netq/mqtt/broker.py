@@ -89,11 +89,6 @@ class Broker:
         self._subscribing: dict[int, Callable[[bool], object]] = {}  # by message id
 
     @property
-    def idle(self) -> bool:
-        """Whether there is no connection, and none under way."""
-        return self._state is _State.IDLE
-
-    @property
     def connected(self) -> bool:
         """Whether the broker has accepted us."""
         return self._state is _State.UP

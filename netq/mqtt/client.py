@@ -38,27 +38,22 @@ class Visitor:
         self._subscribed = False
         self._knocking: Port | None = None  # until it is answered
         self._linked: Port | None = None
-        self._wanted = False  # a link is
         self._instance = b""  # of the server that we are linked to
         self._attempt = 0
-        self._since = 0.0  # when we began to knock
-        self._told = False
         self._timer: Timer | None = None
 
     # For the communicator.
 
     def open(self) -> None:
         """Make a link, connecting to the broker first if need be."""
-        self._wanted = True
         if self._subscribed:
             self._begin()
-        elif self._exchange.broker.idle and not self._exchange.closing:
+        elif not self._exchange.closing:
             gone = self._exchange.topics.link(Way("s", self._id, GONE))
             self._exchange.broker.open(self._id, will=(gone, b""))
 
     def close(self) -> None:
         """Knock no more; leave the broker when the link has said what it has to say."""
-        self._wanted = False
         self._stop_knocking()
         self._exchange.close()
 
@@ -71,10 +66,10 @@ class Visitor:
 
     def down(self, error: Exception) -> None:
         """The link is lost, or there will be none."""
+        linked = self._subscribed and self._knocking is None  # if not that, `open` has yet to be answered
         self._subscribed = False
         self._knocking = None
-        if self._wanted:
-            self._wanted = False
+        if not linked:
             self._owner.lost(None, error)
 
     def hello(self, hello: packet.Hello) -> None:
@@ -101,29 +96,27 @@ class Visitor:
 
     def _listening(self) -> None:
         self._subscribed = True
-        if self._wanted:
-            self._begin()
+        self._begin()
 
     def _begin(self) -> None:
-        if self._knocking is None:
-            self._attempt, self._since, self._told = 0, time.monotonic(), False
-            self._knocking = self._exchange.new_port(Way("c", self._id, new_id()))
+        self._attempt = 0
+        self._knocking = port = self._exchange.new_port(Way("c", self._id, new_id()))
+        self._loop.at(time.monotonic() + _SILENCE, self._complain, port)
         self._knock()
+
+    def _complain(self, port: Port) -> None:
+        if port is self._knocking:
+            where, prefix = self._exchange.where, self._options.mqtt.prefix
+            log.warning("%s: no server of %r answers; waiting until one comes", where, prefix)
 
     def _knock(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._knocking is None:
-            return
-        now = time.monotonic()
-        if now - self._since >= _SILENCE and not self._told:
-            where, prefix = self._exchange.where, self._options.mqtt.prefix
-            log.warning("%s: no server of %r answers; waiting until one comes", where, prefix)
-            self._told = True
-        self._knocking.say(Kind.OPEN, packet.opening(self._options.mqtt.packet_size))
-        pause = self._options.connection.retry_min + backoff(self._attempt, self._options.connection)
-        self._timer = self._loop.at(now + pause, self._knock)
-        self._attempt += 1
+        if self._knocking is not None:
+            self._knocking.say(Kind.OPEN, packet.opening(self._options.mqtt.packet_size))
+            pause = self._options.connection.retry_min + backoff(self._attempt, self._options.connection)
+            self._timer = self._loop.at(time.monotonic() + pause, self._knock)
+            self._attempt += 1
 
     def _stop_knocking(self) -> None:
         port, self._knocking = self._knocking, None
@@ -133,12 +126,11 @@ class Visitor:
     def _welcome(self, port: Port, came: Packet) -> None:
         opening = packet.read_opening(came)
         port.window.arrived(came)
-        self._knocking, self._linked, self._wanted = None, port, False
+        self._knocking, self._linked = None, port
         self._instance = opening.instance
         self._exchange.attach(port, self._exchange.where, opening.size)
 
     def _refused(self, reason: str) -> None:
-        self._wanted = False
         self._stop_knocking()
         self._owner.lost(None, ConnectionRefusedError(f"the server says: {reason}"))
 

@@ -316,5 +316,5 @@ class Exchange:
         return [port for port in answering if port.link and port.link.listener(self.size) in wanted]
 
     def _joined(self, port: Port, group: str, granted: bool) -> None:
-        if granted and not port.gone:
+        if granted:
             port.command(Kind.JOINED, group)

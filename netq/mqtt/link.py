@@ -61,7 +61,7 @@ class Link:
             while self._take():
                 pass
             self._over = True
-            self._at_home(self._port.close)
+            self._in(self._home, self._port.close)
 
     def move(self, loop: Loop) -> None:
         """Go on in another loop; the port stays."""
@@ -90,7 +90,7 @@ class Link:
         """Take bytes of the session."""
         if not self._over and (events := self.connection.feed(data, time.monotonic())):
             self._owner.deliver(self, events)
-        self._at_home(self._port.used)
+        self._in(self._home, self._port.used)
         self.flush()
 
     def published(self) -> None:
@@ -111,7 +111,7 @@ class Link:
             segments = [segment.copy() for segment in segments]
         self._stock += len(segments)
         if segments:
-            self._at_home(self._port.post, segments)
+            self._in(self._home, self._port.post, segments)
         return bool(segments)
 
     def _cut(self, pieces: list[Buffer | Part]) -> list[Segment]:
@@ -134,9 +134,6 @@ class Link:
         """Whether all links cut this part alike, and it is worth the while."""
         whole = part.start % self._grid == 0 and part.stop == min(part.start + self._grid, part.stream.nbytes)
         return bool(part.audience) and whole and part.stream.nbytes >= _MULTICAST and part.size >= _BLOCK
-
-    def _at_home(self, function: Callable[..., None], *args: object) -> None:
-        self._in(self._home, function, *args)
 
     def _in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
         if self._loop is self._home:

@@ -4,19 +4,6 @@ byte 0       kind
 bytes 1-8    number: of this packet in its direction, counted from 1; of a kind that is not numbered: of the last
 bytes 9-16   received: how many numbered packets of the other direction have been used up
 bytes 17-18  room: how many more than these may be sent
-
-kind      numbered  from     body
-OPEN      no        client   "netq", version, the largest publication it takes
-WELCOME   no        server   "netq", version, the largest publication it takes, the server's instance
-DATA      yes       both     bytes of the session
-BLOCK     yes       server   group, number of a block; bytes of the session, which that block follows
-JOIN      yes       server   group
-JOINED    yes       client   group
-LEAVE     yes       server   group
-ACK       no        both     -
-PROBE     no        both     -; asks for an ACK
-CLOSE     no        both     -; the link is over, as it should be
-RESET     no        both     why there is no such link; never answered
 """
 
 from __future__ import annotations
@@ -42,19 +29,19 @@ QUESTIONS = 64  # that one hello answers
 
 
 class Kind(enum.IntEnum):
-    """See the table above."""
+    """What a packet is, who sends it, and what its body has."""
 
-    OPEN = 1
-    WELCOME = 2
-    DATA = 3
-    BLOCK = 4
-    JOIN = 5
-    JOINED = 6
-    LEAVE = 7
-    ACK = 8
-    PROBE = 9
-    CLOSE = 10
-    RESET = 11
+    OPEN = 1  # client: "netq", version, the largest publication it takes
+    WELCOME = 2  # server: the same, and the server's instance
+    DATA = 3  # both: bytes of the session
+    BLOCK = 4  # server: group, number of a block; bytes of the session, which that block follows
+    JOIN = 5  # server: group
+    JOINED = 6  # client: group
+    LEAVE = 7  # server: group
+    ACK = 8  # both
+    PROBE = 9  # both; asks for an ACK
+    CLOSE = 10  # both; the link is over, as it should be
+    RESET = 11  # both: why there is no such link; never answered
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})

@@ -193,7 +193,7 @@ class Port:
 
     def _remind(self, acked: int) -> None:
         self._reminder = None
-        if self.gone or not self.window.waiting:
+        if self.gone or self.window.acked == self.window.sent:
             return
         if self.window.acked == acked:
             if self.pace.asks(time.monotonic(), stopped=True) or self._patience > _PROBE:

@@ -45,7 +45,6 @@ class Reception:
         self._instance = b""
         self._asking = False
         self._nonce = b""  # of the question that we have asked, while its answer is waited for
-        self._taken = False  # another answered; the log has been told
         self._questions: list[bytes] = []  # nonces that the next hello is to repeat
         self._last_hello = 0.0
         self._attempt = 0
@@ -82,9 +81,7 @@ class Reception:
     def down(self, error: Exception) -> None:
         """Try again, unless another server has come in our place."""
         self._nonce = b""
-        trouble = printable(str(error))
-        if self._complaints.is_new(self._exchange.where, trouble):
-            log.warning("%s: %s; trying again until it answers", self._exchange.where, trouble)
+        self._complain(f"{printable(str(error))}; trying again until it answers")
         now = time.monotonic()
         if self._up_since and now - self._up_since >= _STEADY:
             self._attempt = 0
@@ -99,10 +96,8 @@ class Reception:
             return
         self._nonce = b""
         self._broker.drop()
-        where, prefix = self._exchange.where, self._options.mqtt.prefix
-        if not self._taken:
-            log.warning("%s: another server of %r has taken over; this one waits until that is gone", where, prefix)
-        self._taken = True
+        prefix = self._options.mqtt.prefix
+        self._complain(f"another server of {prefix!r} has taken over; this one waits until that is gone")
         self._loop.at(time.monotonic() + self._options.connection.retry_max, self.open)
 
     def came(self, way: Way, payload: bytes | bytearray) -> None:
@@ -120,11 +115,13 @@ class Reception:
 
     def _listening(self) -> None:
         self._up_since = time.monotonic()
-        troubled = self._complaints.forget(self._exchange.where) or self._taken
-        level = logging.WARNING if troubled else logging.INFO
+        level = logging.WARNING if self._complaints.forget(self._exchange.where) else logging.INFO
         log.log(level, "%s: connected to the broker, serving %r", self._exchange.where, self._options.mqtt.prefix)
-        self._taken = False
         self._say_hello()
+
+    def _complain(self, trouble: str) -> None:
+        if self._complaints.is_new(self._exchange.where, trouble):
+            log.warning("%s: %s", self._exchange.where, trouble)
 
     def _say_hello(self) -> None:
         questions, self._questions = self._questions, []
