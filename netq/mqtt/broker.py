@@ -1,8 +1,8 @@
 """One connection to the broker: paho-mqtt, driven by our loop. The only module that knows paho.
 
-Owned by an Exchange (netq/mqtt/exchange.py), in the first loop; never waits, never tries again. paho's
-callbacks only note what came: what is to be done about it is done after paho has returned, as it holds a lock then. It
-reads and writes memory (netq/mqtt/channel.py), and what the socket says is seen here.
+Owned by an Exchange (netq/mqtt/exchange.py), in the first loop; never waits, never tries again. paho's callbacks only
+note what came: what is to be done about it is done after paho has returned, as it holds a lock then. It reads and
+writes memory (netq/mqtt/channel.py), and what the socket says is seen here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from netq.mqtt.exchange import Exchange
 
 _READS = 32  # packets before the others have their turn
-_TAKEN_OVER = 0x8E
 _REFUSING = 0x80  # reason codes from here on are failures
 _BAD_LOGIN = (0x86, 0x87)
 _SHOWN = 64  # characters of a user's name
@@ -209,8 +208,6 @@ class Broker:
         error = "what the broker says is not MQTT 5, or it has been silent for too long"
         if flags.is_disconnect_packet_from_server:
             error = f"the broker ends the connection: {reason}"
-            if reason.value == _TAKEN_OVER:
-                error = "another has connected to the broker under the same id"
         self._came.append(partial(self.fail, ConnectionResetError(error)))
 
     def _on_message(self, _: object, data: object, message: paho.MQTTMessage) -> None:

@@ -264,7 +264,7 @@ class Exchange:
 
     def _settle(self, port: Port) -> bool:
         """Give one that has greeted its share of the room; return whether it has."""
-        if port.link is None or not port.link.greeted:
+        if port.link is None or not port.link.connection.open:
             return False
         del self._strangers[port.way.client]
         port.window.share = self._share

@@ -13,8 +13,8 @@ from netq.lane import Part
 from netq.link import Owner
 from netq.loop import Loop, Worker
 from netq.memory import Buffer
-from netq.mqtt.port import Port
-from netq.mqtt.segment import Block, Segment
+from netq.mqtt.multicast.group import Block
+from netq.mqtt.port import Port, Segment
 
 _STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
 PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
@@ -66,11 +66,6 @@ class Link:
     def move(self, loop: Loop) -> None:
         """Go on in another loop; the port stays."""
         self._loop = loop
-
-    @property
-    def greeted(self) -> bool:
-        """Whether both have said who they are."""
-        return self.connection.open
 
     def listener(self, size: int) -> uuid.UUID | None:
         """Who takes blocks of this size here; None: the greetings are not over, or the peer's packets are smaller."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from netq.errors import ProtocolError
 from netq.memory import Buffer
 from netq.mqtt import packet
-from netq.mqtt.multicast.group import UNICAST
+from netq.mqtt.multicast.group import UNICAST, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
-from netq.mqtt.segment import Segment
 from netq.mqtt.topic import Way
 from netq.mqtt.window import Window
 from netq.timers import Timer
@@ -30,6 +29,24 @@ if TYPE_CHECKING:
 _PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
 _PARTING = 1.0  # seconds in which the rest may be sent after `close`
 _LATE = 2.0  # seconds that a block may come after the reference to it
+
+
+class Segment(NamedTuple):
+    """Bytes of the session, and a block that follows them, if one does."""
+
+    buffers: list[Buffer]
+    block: Block | None = None
+
+    @property
+    def whole(self) -> list[Buffer]:
+        """All bytes, those of the block too."""
+        return [*self.buffers, *(self.block.buffers if self.block else ())]
+
+    def copy(self) -> Segment:
+        """The same, in memory of its own."""
+        block = self.block
+        own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
+        return Segment([b"".join(self.buffers)], own)
 
 
 class Port:

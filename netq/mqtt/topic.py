@@ -38,6 +38,7 @@ class Topics:
 
     def __init__(self, prefix: str) -> None:
         self.hello = f"{prefix}/hello"
+        self.to_server = f"{prefix}/s/+/+"  # what a server subscribes to
         self._prefix = prefix
         self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
         self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
@@ -49,11 +50,6 @@ class Topics:
     def group(self, id: str) -> str:
         """The topic of a group's blocks."""
         return f"{self._prefix}/g/{id}"
-
-    @property
-    def to_server(self) -> str:
-        """What a server subscribes to."""
-        return f"{self._prefix}/s/+/+"
 
     def to_client(self, client: str) -> str:
         """What a client subscribes to."""

@@ -12,9 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from netq.mqtt.multicast.group import TICKS, UNICAST, Group, Member
+from netq.mqtt.multicast.group import TICKS, UNICAST, Block, Group, Member
 from netq.mqtt.packet import Kind
-from netq.mqtt.segment import Block
 
 LARGE = 1024 * 1024  # bytes of a message that is worth waiting for members whose packets grow
 KEPT = 4  # groups; a client is a member of 8 at most

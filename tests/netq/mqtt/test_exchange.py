@@ -147,7 +147,7 @@ def test_a_crowd_that_knocks_waits_until_those_before_have_had_their_time(clock:
 def test_who_has_greeted_makes_room_at_once() -> None:
     place = made(is_server=True)
     ports = [knocked(place) for _ in range(_STRANGERS)]
-    ports[0].link = cast(Link, SimpleNamespace(greeted=True))
+    ports[0].link = cast(Link, SimpleNamespace(connection=SimpleNamespace(open=True)))
     assert place.make_room(new_id())
     assert not any(port.gone for port in ports)
 

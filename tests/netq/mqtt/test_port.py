@@ -13,12 +13,12 @@ from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.link import Link
+from netq.mqtt.multicast.group import Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
-from netq.mqtt.port import Port
-from netq.mqtt.segment import Block, Segment
+from netq.mqtt.port import Port, Segment
 from netq.mqtt.topic import Way, new_id
 from netq.mqtt.window import MOST, Window
 from netq.utils.stream import Stream
