@@ -8,7 +8,6 @@ writes memory (netq/mqtt/channel.py), and what the socket says is seen here.
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import socket
 import time
@@ -47,13 +46,6 @@ _SHOWN = 64  # characters of a user's name
 _FRAME = 1024  # bytes that a topic, a header and MQTT's own may add to a publication
 
 
-class _State(enum.Enum):
-    IDLE = enum.auto()
-    DIALING = enum.auto()  # until the broker has accepted us
-    UP = enum.auto()
-    PARTING = enum.auto()
-
-
 class _Client(paho.Client):
     """paho's client, on a socket that is connected already."""
 
@@ -79,18 +71,14 @@ class Broker:
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
         self._dialer = Dialer(loop, options.netloc, self._timeout, self._dialed, self.fail)
-        self._state = _State.IDLE
+        self.connected = False  # the broker has accepted us
+        self._parting = False  # what is left to say may have to wait for the socket
         self._id = ""
         self._will: tuple[str, bytes] | None = None
         self._client: _Client | None = None
         self._deadline = math.inf  # of the broker's answer
         self._came: deque[Callable[[], object]] = deque()  # noted by callbacks, to be done when paho is done
         self._subscribing: dict[int, Callable[[bool], object]] = {}  # by message id
-
-    @property
-    def connected(self) -> bool:
-        """Whether the broker has accepted us."""
-        return self._state is _State.UP
 
     @property
     def ready(self) -> bool:
@@ -102,23 +90,22 @@ class Broker:
     def open(self, id: str, will: tuple[str, bytes] | None = None) -> None:
         """Connect as `id`; the broker publishes the will, topic and payload, if we are gone without a word."""
         self._id, self._will = id, will
-        self._state = _State.DIALING
         self._dialer.dial()
 
     def close(self) -> None:
         """Say goodbye, so that the will is not published; `down` is not called any more."""
         self._dialer.close()
         if self._client is not None and self.connected:
-            self._state = _State.PARTING
+            self.connected, self._parting = False, True
             self._client.disconnect()
             self._write()
-        elif self._state is not _State.PARTING:
+        elif not self._parting:
             self.drop()
 
     def drop(self) -> None:
         """Hang up, to connect again; `down` is not called."""
         client, self._client = self._client, None
-        self._state = _State.IDLE
+        self.connected = False
         self._came.clear()
         self._subscribing.clear()
         if client is not None:
@@ -127,9 +114,8 @@ class Broker:
 
     def fail(self, error: Exception) -> None:
         """Hang up; `down` is called, if it was not our wish to part."""
-        wanted = self._state in (_State.DIALING, _State.UP)
         self.drop()
-        if wanted:
+        if not self._parting:
             self._exchange.down(error)
 
     def publish(self, topic: str, payload: bytes) -> None:
@@ -203,7 +189,7 @@ class Broker:
     def _on_disconnect(
         self, _: object, data: object, flags: paho.DisconnectFlags, reason: ReasonCode, said: object
     ) -> None:
-        if self._state is _State.PARTING:
+        if self._parting:
             return  # our own has yet to leave
         error = "what the broker says is not MQTT 5, or it has been silent for too long"
         if flags.is_disconnect_packet_from_server:
@@ -224,7 +210,7 @@ class Broker:
     # In our loop.
 
     def _accepted(self, size: int) -> None:
-        self._state = _State.UP
+        self.connected = True
         self._deadline = time.monotonic() + self._timeout  # of the first SUBACK
         self._exchange.up(size)
 
@@ -246,7 +232,7 @@ class Broker:
             return
         channel = self._client.channel
         self._guarded(channel.push)
-        if self._state is _State.PARTING and channel.idle:
+        if self._parting and channel.idle:
             self.drop()
             return
         self._loop.watch(channel.sock, READ | (WRITE if channel.blocked else 0), self._ready)
@@ -275,7 +261,7 @@ class Broker:
         if client is not self._client:
             return
         if time.monotonic() >= self._deadline:
-            missing = "a subscription" if self._state is _State.UP else "as a broker"
+            missing = "a subscription" if self.connected else "as a broker"
             self.fail(TimeoutError(f"it does not answer {missing}"))
             return
         self._guarded(client.loop_misc)

@@ -88,7 +88,8 @@ class Visitor:
             if came.kind is Kind.WELCOME:
                 self._welcome(port, came)
             elif came.kind is Kind.RESET:
-                self._refused(packet.read_reason(came))
+                self._stop_knocking()
+                self._owner.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(came)}"))
         elif came.kind is not Kind.WELCOME:  # which may come twice
             self._exchange.packet_came(way, came)
 
@@ -129,10 +130,6 @@ class Visitor:
         self._knocking, self._linked = None, port
         self._instance = opening.instance
         self._exchange.attach(port, self._exchange.where, opening.size)
-
-    def _refused(self, reason: str) -> None:
-        self._stop_knocking()
-        self._owner.lost(None, ConnectionRefusedError(f"the server says: {reason}"))
 
 
 class Communicator(core.Communicator):
