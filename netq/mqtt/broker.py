@@ -143,18 +143,15 @@ class Broker:
 
     def _dialed(self, sock: socket.socket) -> None:
         try:
-            self._greet(sock)
+            hasten(sock)
+            self._client = client = self._new_client(Channel(over(sock, self._tls)))
+            self._deadline = time.monotonic() + self._timeout
+            client.reconnect()
+            self._tick(client)
         except Exception as error:  # of the socket, of TLS, or of paho: none of them may end the loop
             kind = type(error).__name__  # no more: it may hold the password
             self.fail(error if isinstance(error, OSError) else ConnectionError(f"no CONNECT can be made ({kind})"))
             sock.close()
-
-    def _greet(self, sock: socket.socket) -> None:
-        hasten(sock)
-        self._client = client = self._new_client(Channel(over(sock, self._tls)))
-        self._deadline = time.monotonic() + self._timeout
-        client.reconnect()
-        self._tick(client)
 
     def _new_client(self, channel: Channel) -> _Client:
         options, patience = self._options, self._options.connection.heartbeat * self._options.connection.misses

@@ -16,7 +16,7 @@ from netq.mqtt import packet
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.packet import FROM_SERVER, Kind, Packet
 from netq.mqtt.port import Port
-from netq.mqtt.topic import GONE, Way, new_id
+from netq.mqtt.topic import ANY, GONE, Way, new_id
 from netq.options import CommunicatorOptions, Purpose
 from netq.timers import Timer
 
@@ -62,7 +62,7 @@ class Visitor:
     def up(self) -> None:
         """Listen."""
         topics = self._exchange.topics
-        self._exchange.listen([topics.to_client(self._id), topics.hello], self._listening)
+        self._exchange.listen([topics.link(Way("c", self._id, ANY)), topics.hello], self._listening)
 
     def down(self, error: Exception) -> None:
         """The link is lost, or there will be none."""

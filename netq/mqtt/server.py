@@ -23,7 +23,7 @@ from netq.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.exchange import Exchange
 from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
-from netq.mqtt.topic import GONE, WHO, Way, new_id, server_id
+from netq.mqtt.topic import ANY, GONE, WHO, Way, new_id, server_id
 from netq.options import CommunicatorOptions, Purpose
 
 log = logging.getLogger("netq")
@@ -76,7 +76,7 @@ class Reception:
         if self._asking:
             self._broker.subscribe([topics.hello], self._ask)
         else:
-            self._exchange.listen([topics.to_server], self._listening)
+            self._exchange.listen([topics.link(Way("s", ANY, ANY))], self._listening)
 
     def down(self, error: Exception) -> None:
         """Try again, unless another server has come in our place."""

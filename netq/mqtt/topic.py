@@ -17,6 +17,7 @@ import secrets
 from typing import NamedTuple
 
 GONE, WHO = "gone", "who"  # in the place of a link
+ANY = "+"  # in the place of an id, to subscribe to
 _ID = "([0-9a-f]{16})"
 
 
@@ -38,22 +39,17 @@ class Topics:
 
     def __init__(self, prefix: str) -> None:
         self.hello = f"{prefix}/hello"
-        self.to_server = f"{prefix}/s/+/+"  # what a server subscribes to
         self._prefix = prefix
         self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
         self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
 
     def link(self, way: Way) -> str:
-        """The topic of one direction of a link."""
+        """The topic of one direction of a link; of several, if it has ANY."""
         return "/".join((self._prefix, *way))
 
     def group(self, id: str) -> str:
         """The topic of a group's blocks."""
         return f"{self._prefix}/g/{id}"
-
-    def to_client(self, client: str) -> str:
-        """What a client subscribes to."""
-        return f"{self._prefix}/c/{client}/+"
 
     def way(self, topic: str) -> Way | None:
         """Whose link a topic is; None if it is not of this form."""
