@@ -25,7 +25,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.peer"],
     ["netq.hub"],
     ["netq.core"],
-    ["netq.mqtt.packet", "netq.mqtt.pace", "netq.mqtt.topic", "netq.mqtt.segment"],
+    ["netq.mqtt.packet", "netq.mqtt.pace", "netq.mqtt.topic"],
     ["netq.mqtt.window"],
     ["netq.mqtt.multicast.group", "netq.mqtt.multicast.reorder"],
     ["netq.mqtt.multicast.groups"],

@@ -11,7 +11,10 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Protocol
 
+from netq.complaints import printable
 from netq.errors import ProtocolError
 from netq.link import Owner
 from netq.loop import Loop
@@ -37,13 +40,29 @@ _GREETING = 5.0  # seconds that they have for it, whoever else knocks
 _RESETS = 100  # a second: packets for links that there are not
 
 
+class Host(Protocol):
+    """The transport: decides which links there are."""
+
+    def up(self) -> None:
+        """The broker has accepted us: listen."""
+
+    def down(self, error: Exception) -> None:
+        """The connection to the broker is lost, and all links with it; or it could not be made."""
+
+    def hello(self, hello: packet.Hello) -> None:
+        """A server is here, or gone."""
+
+    def came(self, way: Way, payload: bytes | bytearray) -> None:
+        """A publication for a link came; raises ProtocolError if it makes no sense."""
+
+
 class Exchange:
-    """The ports of one communicator, by the way that leads to us. `broker` is set by the transport."""
+    """The connection to the broker, and the ports of one communicator, by the way that leads to us."""
 
-    broker: Broker
-
-    def __init__(self, owner: Owner, loop: Loop, *, is_server: bool) -> None:
+    def __init__(self, owner: Owner, loop: Loop, host: Host, *, is_server: bool) -> None:
         check_put_merge(owner.options, "MQTT")
+        self.broker = Broker(loop, owner.options, self)
+        self.closing = False
         self.loop = loop
         self.options = owner.options
         self.topics = Topics(owner.options.mqtt.prefix)
@@ -52,7 +71,8 @@ class Exchange:
         self.heartbeat = owner.options.connection.heartbeat
         borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; a link may wait several times
         self._late = min(LATE, borne / 4)
-        self._groups = Groups(self._members, self._publish_block, self._later, borne / 6) if is_server else None
+        self._groups = self._new_groups(borne / 6) if is_server else None
+        self._host = host
         self._starts = Starts()
         self._owner = owner
         self._strangers: dict[str, Port] = {}  # by client, a server's links that have not greeted, the oldest first
@@ -71,22 +91,31 @@ class Exchange:
         """The broker, for people."""
         return "{}:{}".format(*self.options.netloc)
 
-    def limit(self, size: int) -> ConnectionRefusedError | None:
-        """The broker takes publications of so many bytes, topic and all. Return why that will not do, if so."""
-        if size < _SMALLEST:
-            return ConnectionRefusedError(f"the broker takes packets of {size} bytes; netq needs {_SMALLEST}")
-        room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(Way("s", "0" * 16, "0" * 16)).encode()) - 16
-        self.size = max(1, min(self.options.mqtt.packet_size, room))
-        self._wanted, self._in_vain = self.size, 0
-        return None
+    # For the transport.
+
+    def listen(self, topics: list[str], listening: Callable[[], None]) -> None:
+        """Subscribe to what no link can do without, then go on."""
+
+        def answered(granted: bool) -> None:
+            if granted:
+                listening()
+            else:
+                prefix = self.options.mqtt.prefix
+                self.broker.fail(PermissionError(f"the broker does not let this user subscribe below {prefix!r}"))
+
+        self.broker.subscribe(topics, answered)
+
+    def close(self) -> None:
+        """Leave the broker when the links have said what they have to say."""
+        self.closing = True
+        self._leave()
 
     def new_port(self, came: Way) -> Port:
         """Return the port of a new link, whose packets come on `came`. A server makes room for it before."""
-        back = Way("c" if came.to == "s" else "s", came.client, came.link)
         pace = Pace(self.size, self._starts.of(came.client), self._late)
-        port = Port(self, came, self.topics.link(back), 1 if self._groups else self._share, pace)
+        port = Port(self, came, self.topics.link(came.back), 1 if self._groups else self._share, pace)
         if self._groups is None:
-            port.receiver = Receiver(lambda group: self._subscribe(group, port), self._unsubscribe)
+            port.receiver = self._new_receiver(port)
         else:
             port.groups = self._groups
             self._strangers[came.client] = port  # until it has greeted
@@ -114,14 +143,6 @@ class Exchange:
         link = Link(self._owner, port, self.loop, self._owner.connect(), address, min(size, self.size))
         self._owner.attach(link)
 
-    def lose(self, error: Exception) -> None:
-        """The connection to the broker is lost, and all links with it."""
-        for port in list(self.ports.values()):
-            port.fail(error, tell=False)
-        self._waiting.clear()
-
-    # What the broker brings.
-
     def packet_came(self, way: Way, came: Packet) -> None:
         """Give a packet to its link; if there is none, say so."""
         port = self.ports.get(way)
@@ -137,32 +158,57 @@ class Exchange:
             if self._is_stranger(port):
                 self._settle(port)
 
-    def block_came(self, group: str, payload: bytes | bytearray) -> None:
-        """Give a block to the link that will refer to it."""
-        for port in list(self.ports.values()):
-            if port.receiver is not None and port.receiver.put(group, payload):
-                self._try(port, port.block_came)
-
     def refuse(self, way: Way, reason: str) -> None:
         """Tell a peer that its link is not there; not often, for nobody knows who asks."""
         now = time.monotonic()
         if len(self._resets) < _RESETS or now - self._resets[0] >= 1.0:
             self._resets.append(now)
-            back = Way("c" if way.to == "s" else "s", way.client, way.link)
-            self.publish(self.topics.link(back), packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON])
+            reset = packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON]
+            self.broker.publish(self.topics.link(way.back), reset)
 
-    def complain(self, topic: str, error: object) -> None:
-        """Note, once, that somebody publishes here what is not ours."""
-        level = logging.DEBUG if self._complained else logging.INFO
-        self._complained = True
-        log.log(level, "%s: a publication on %s is ignored: %s", self.where, packet.printable(topic), error)
+    # For the broker (netq/mqtt/broker.py).
 
-    # For ports (netq/mqtt/port.py, Carrier).
+    def up(self, size: int) -> None:
+        """Make no packets that it does not take, and listen."""
+        if size < _SMALLEST:
+            why = f"the broker takes packets of {size} bytes; netq needs {_SMALLEST}"
+            return self.broker.fail(ConnectionRefusedError(why))
+        room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(Way("s", "0" * 16, "0" * 16)).encode()) - 16
+        self.size = max(1, min(self.options.mqtt.packet_size, room))
+        self._wanted, self._in_vain = self.size, 0
+        return self._host.up()
 
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish now."""
-        if self.broker.connected:
-            self.broker.publish(topic, payload)
+    def down(self, error: Exception) -> None:
+        """The connection is lost, and all links with it."""
+        for port in list(self.ports.values()):
+            port.fail(error, tell=False)
+        self._host.down(error)
+
+    def received(self, topic: str, payload: bytes | bytearray) -> None:
+        """Give a packet to its link, a block to the buffers of those that will refer to it."""
+        try:
+            if topic == self.topics.hello:
+                self._host.hello(packet.read_hello(payload))
+            elif (way := self.topics.way(topic)) is not None:
+                self._host.came(way, payload)
+            elif (group := self.topics.group_of(topic)) is not None:
+                self._block_came(group, payload)
+            else:
+                raise ProtocolError("no topic of a link")
+        except ProtocolError as error:
+            level = logging.DEBUG if self._complained else logging.INFO
+            self._complained = True
+            log.log(level, "%s: a publication on %s is ignored: %s", self.where, printable(topic), error)
+
+    def drained(self) -> None:
+        """Go round, soon: whoever calls is at work."""
+        if self._waiting and not self._pumping:
+            self._pumping = True
+            self.loop.call(self._pump)
+        if self.closing:
+            self.loop.call(self._leave)
+
+    # For ports.
 
     def wants(self, port: Port) -> None:
         """Give a port a turn, after all that wait already."""
@@ -179,15 +225,20 @@ class Exchange:
         self._waiting.pop(port, None)
         self.ports.pop(port.way, None)
         if self._is_stranger(port):
-            del self._strangers[port.client]
-        self._starts.ended(port.client, port.pace)
+            del self._strangers[port.way.client]
+        self._starts.ended(port.way.client, port.pace)
         self._divide()
 
-    def drained(self) -> None:
-        """Go round, soon: whoever calls is at work."""
-        if self._waiting and not self._pumping:
-            self._pumping = True
-            self.loop.call(self._pump)
+    # The rest.
+
+    def _leave(self) -> None:
+        if not self.ports or not self.broker.connected:
+            self.broker.close()
+
+    def _block_came(self, group: str, payload: bytes | bytearray) -> None:
+        for port in list(self.ports.values()):
+            if port.receiver is not None and port.receiver.put(group, payload):
+                self._try(port, port.use)
 
     def _suspect(self, port: Port) -> None:
         """The peer misses something. If larger packets never arrive, the broker may drop them without a word."""
@@ -209,13 +260,13 @@ class Exchange:
         log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, guess)
 
     def _is_stranger(self, port: Port) -> bool:
-        return self._strangers.get(port.client) is port
+        return self._strangers.get(port.way.client) is port
 
     def _settle(self, port: Port) -> bool:
         """Give one that has greeted its share of the room; return whether it has."""
-        if port.far is None or not port.far.greeted:
+        if port.link is None or not port.link.connection.open:
             return False
-        del self._strangers[port.client]
+        del self._strangers[port.way.client]
         port.window.share = self._share
         self._divide()
         return True
@@ -245,23 +296,25 @@ class Exchange:
 
     # For multicast (netq/mqtt/multicast).
 
+    def _new_groups(self, silence: float) -> Groups:
+        return Groups(
+            self._members,
+            lambda group, block: self.broker.publish(self.topics.group(group), block),
+            lambda pause, function: self.loop.at(time.monotonic() + pause, function),
+            silence,
+        )
+
+    def _new_receiver(self, port: Port) -> Receiver:
+        return Receiver(
+            lambda group: self.broker.subscribe([self.topics.group(group)], partial(self._joined, port, group)),
+            lambda group: self.broker.unsubscribe(self.topics.group(group)),
+        )
+
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Port]:
         """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
         wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
-        return [port for port in answering if port.far and port.far.listener(self.size) in wanted]
+        return [port for port in answering if port.link and port.link.listener(self.size) in wanted]
 
-    def _publish_block(self, group: str, payload: bytes) -> None:
-        self.publish(self.topics.group(group), payload)
-
-    def _later(self, pause: float, function: Callable[[], None]) -> None:
-        self.loop.at(time.monotonic() + pause, function)
-
-    def _subscribe(self, group: str, port: Port) -> None:
-        def joined(granted: bool) -> None:
-            if granted and not port.gone:
-                port.command(Kind.JOINED, group)
-
-        self.broker.subscribe([self.topics.group(group)], joined)
-
-    def _unsubscribe(self, group: str) -> None:
-        self.broker.unsubscribe(self.topics.group(group))
+    def _joined(self, port: Port, group: str, granted: bool) -> None:
+        if granted:
+            port.command(Kind.JOINED, group)

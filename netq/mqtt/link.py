@@ -13,8 +13,8 @@ from netq.lane import Part
 from netq.link import Owner
 from netq.loop import Loop, Worker
 from netq.memory import Buffer
-from netq.mqtt.port import Port
-from netq.mqtt.segment import Block, Segment
+from netq.mqtt.multicast.group import Block
+from netq.mqtt.port import Port, Segment
 
 _STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
 PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
@@ -38,8 +38,7 @@ class Link:
         self._grid = min(size, owner.options.connection.transport_size)
         self._stock = 0
         self._over = False
-        port.far = self
-        port.call = self._call_here
+        port.link = self
 
     def flush(self) -> None:
         """Take from the connection what is the next to be sent, and no more than that."""
@@ -62,16 +61,11 @@ class Link:
             while self._take():
                 pass
             self._over = True
-            self._at_home(self._port.close)
+            self._in(self._home, self._port.close)
 
     def move(self, loop: Loop) -> None:
         """Go on in another loop; the port stays."""
         self._loop = loop
-
-    @property
-    def greeted(self) -> bool:
-        """Whether both have said who they are."""
-        return self.connection.open
 
     def listener(self, size: int) -> uuid.UUID | None:
         """Who takes blocks of this size here; None: the greetings are not over, or the peer's packets are smaller."""
@@ -79,13 +73,19 @@ class Link:
         able = self.connection.open and self._size == size
         return session.peer if session is not None and able else None
 
+    # For the port.
+
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Run something in this link's loop; at once if that is the first."""
+        self._in(self._loop, function, *args)
+
     # For the port, in this link's loop.
 
     def feed(self, data: memoryview) -> None:
         """Take bytes of the session."""
         if not self._over and (events := self.connection.feed(data, time.monotonic())):
             self._owner.deliver(self, events)
-        self._at_home(self._port.used)
+        self._in(self._home, self._port.used)
         self.flush()
 
     def published(self) -> None:
@@ -106,7 +106,7 @@ class Link:
             segments = [segment.copy() for segment in segments]
         self._stock += len(segments)
         if segments:
-            self._at_home(self._port.post, segments)
+            self._in(self._home, self._port.post, segments)
         return bool(segments)
 
     def _cut(self, pieces: list[Buffer | Part]) -> list[Segment]:
@@ -130,17 +130,11 @@ class Link:
         whole = part.start % self._grid == 0 and part.stop == min(part.start + self._grid, part.stream.nbytes)
         return bool(part.audience) and whole and part.stream.nbytes >= _MULTICAST and part.size >= _BLOCK
 
-    def _at_home(self, function: Callable[..., None], *args: object) -> None:
+    def _in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
         if self._loop is self._home:
             function(*args)
         else:
-            self._home.call(function, *args)
-
-    def _call_here(self, function: Callable[..., None], *args: object) -> None:
-        if self._loop is self._home:
-            function(*args)
-        else:
-            self._loop.call(function, *args)
+            loop.call(function, *args)
 
 
 def _packets(buffers: list[Buffer], size: int) -> list[list[Buffer]]:

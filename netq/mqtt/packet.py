@@ -1,22 +1,9 @@
-"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/protocol.md). Pure.
+"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/mqtt.md). Pure.
 
 byte 0       kind
 bytes 1-8    number: of this packet in its direction, counted from 1; of a kind that is not numbered: of the last
 bytes 9-16   received: how many numbered packets of the other direction have been used up
 bytes 17-18  room: how many more than these may be sent
-
-kind      numbered  from     body
-OPEN      no        client   "netq", version, the largest publication it takes
-WELCOME   no        server   "netq", version, the largest publication it takes, the server's instance
-DATA      yes       both     bytes of the session
-BLOCK     yes       server   group, number of a block; bytes of the session, which that block follows
-JOIN      yes       server   group
-JOINED    yes       client   group
-LEAVE     yes       server   group
-ACK       no        both     -
-PROBE     no        both     -; asks for an ACK
-CLOSE     no        both     -; the link is over, as it should be
-RESET     no        both     why there is no such link; never answered
 """
 
 from __future__ import annotations
@@ -25,6 +12,7 @@ import enum
 import struct
 from typing import NamedTuple
 
+from netq.complaints import printable
 from netq.errors import ProtocolError
 
 VERSION = 1
@@ -41,24 +29,24 @@ QUESTIONS = 64  # that one hello answers
 
 
 class Kind(enum.IntEnum):
-    """See the table above."""
+    """What a packet is, who sends it, and what its body has."""
 
-    OPEN = 1
-    WELCOME = 2
-    DATA = 3
-    BLOCK = 4
-    JOIN = 5
-    JOINED = 6
-    LEAVE = 7
-    ACK = 8
-    PROBE = 9
-    CLOSE = 10
-    RESET = 11
+    OPEN = 1  # client: "netq", version, the largest publication it takes
+    WELCOME = 2  # server: the same, and the server's instance
+    DATA = 3  # both: bytes of the session
+    BLOCK = 4  # server: group, number of a block; bytes of the session, which that block follows
+    JOIN = 5  # server: group
+    JOINED = 6  # client: group
+    LEAVE = 7  # server: group
+    ACK = 8  # both
+    PROBE = 9  # both; asks for an ACK
+    CLOSE = 10  # both; the link is over, as it should be
+    RESET = 11  # both: why there is no such link; never answered
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})
-FROM_CLIENT = frozenset({Kind.DATA, Kind.JOINED, Kind.ACK, Kind.PROBE, Kind.CLOSE, Kind.RESET})
-FROM_SERVER = FROM_CLIENT - {Kind.JOINED} | {Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
+FROM_CLIENT = frozenset(Kind) - {Kind.WELCOME, Kind.BLOCK, Kind.JOIN, Kind.LEAVE}
+FROM_SERVER = frozenset(Kind) - {Kind.OPEN, Kind.JOINED}
 
 
 class Packet(NamedTuple):
@@ -91,8 +79,8 @@ def header(kind: Kind, number: int, received: int, room: int) -> bytes:
     return _HEADER.pack(kind, number, received, room)
 
 
-def decode(payload: bytes | bytearray) -> Packet:
-    """Read a publication; raises ProtocolError."""
+def decode(payload: bytes | bytearray, kinds: frozenset[Kind] = frozenset(Kind)) -> Packet:
+    """Read a publication, of which only some kinds make sense here; raises ProtocolError."""
     if len(payload) < HEADER_SIZE:
         raise ProtocolError(f"a publication of {len(payload)} bytes; a header has {HEADER_SIZE}")
     code, number, received, room = _HEADER.unpack_from(payload)
@@ -100,6 +88,8 @@ def decode(payload: bytes | bytearray) -> Packet:
         kind = Kind(code)
     except ValueError:
         raise ProtocolError(f"a packet of the unknown kind {code}") from None
+    if kind not in kinds:
+        raise ProtocolError(f"{kind.name} is not for this side")
     body = memoryview(payload).toreadonly()[HEADER_SIZE:]
     if kind in (Kind.ACK, Kind.PROBE, Kind.CLOSE) and body:
         raise ProtocolError(f"{kind.name} with {len(body)} bytes")
@@ -149,11 +139,6 @@ def read_group(packet: Packet) -> str:
 def read_reason(packet: Packet) -> str:
     """Read RESET, for a line of a log."""
     return printable(bytes(packet.body[:REASON]).decode(errors="replace"))
-
-
-def printable(text: str) -> str:
-    """Return what may stand in a line of a log, whoever wrote it; not more of it than of a reason."""
-    return "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:REASON]])
 
 
 def block(number: int) -> bytes:

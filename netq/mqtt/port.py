@@ -8,45 +8,45 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from netq.errors import ProtocolError
-from netq.loop import Loop
 from netq.memory import Buffer
 from netq.mqtt import packet
-from netq.mqtt.multicast.group import UNICAST
+from netq.mqtt.multicast.group import UNICAST, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
-from netq.mqtt.segment import Far, Segment
 from netq.mqtt.topic import Way
 from netq.mqtt.window import Window
 from netq.timers import Timer
+
+if TYPE_CHECKING:
+    from netq.mqtt.exchange import Exchange
+    from netq.mqtt.link import Link
 
 _PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
 _PARTING = 1.0  # seconds in which the rest may be sent after `close`
 _LATE = 2.0  # seconds that a block may come after the reference to it
 
 
-class Carrier(Protocol):
-    """What a link's end may ask of the connection to the broker that it shares."""
+class Segment(NamedTuple):
+    """Bytes of the session, and a block that follows them, if one does."""
 
-    loop: Loop
-    heartbeat: float
+    buffers: list[Buffer]
+    block: Block | None = None
 
-    def publish(self, topic: str, payload: bytes) -> None:
-        """Publish now; only in a turn."""
+    @property
+    def whole(self) -> list[Buffer]:
+        """All bytes, those of the block too."""
+        return [*self.buffers, *(self.block.buffers if self.block else ())]
 
-    def wants(self, port: Port) -> None:
-        """Give it a turn, as soon as the broker takes something."""
-
-    def proved(self, size: int) -> None:
-        """A packet of so many bytes has arrived."""
-
-    def ended(self, port: Port) -> None:
-        """Forget it."""
+    def copy(self) -> Segment:
+        """The same, in memory of its own."""
+        block = self.block
+        own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
+        return Segment([b"".join(self.buffers)], own)
 
 
 class Port:
@@ -55,18 +55,16 @@ class Port:
     groups: Groups | None = None
     receiver: Receiver | None = None
 
-    def __init__(self, carrier: Carrier, way: Way, topic: str, share: int, pace: Pace) -> None:
+    def __init__(self, exchange: Exchange, way: Way, topic: str, share: int, pace: Pace) -> None:
         self.way = way  # that leads here
-        self.client = way.client
         self.window = Window(share)
         self.pace = pace
         self.born = time.monotonic()
         self.gone = False
-        self.call: Callable[..., None] = _nobody  # runs something in the link's loop; at once if that is this one
-        self.far: Far | None = None
-        self._carrier = carrier
+        self.link: Link | None = None  # a client's has none until it is answered
+        self._exchange = exchange
         self._topic = topic
-        self._commands: deque[tuple[Kind, bytes]] = deque()
+        self._commands: deque[tuple[Kind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
         self._referred = 0  # the last packet that refers to a block
         self._held: deque[Packet] = deque()  # that arrived; the first waits for its block
@@ -89,7 +87,7 @@ class Port:
     def post(self, segments: list[Segment]) -> None:
         """Send them, when it is their turn."""
         self._segments += segments
-        self._carrier.wants(self)
+        self._exchange.wants(self)
 
     def keep(self) -> None:
         """Go on with copies."""
@@ -98,29 +96,26 @@ class Port:
     def used(self) -> None:
         """The link has taken what it was fed."""
         self.window.used()
-        if self.window.ack_due and not self.gone:
-            self._carrier.wants(self)
+        if self.window.ack_due:
+            self._exchange.wants(self)
 
     def close(self) -> None:
         """Send the rest, then say that it was all."""
-        if not self.gone and not self._closing:
-            self._closing = True
-            self._carrier.loop.at(time.monotonic() + _PARTING, self._part)
-            self._carrier.wants(self)
+        self._closing = True
+        self._exchange.loop.at(time.monotonic() + _PARTING, self._part)
+        self._exchange.wants(self)
 
-    # For the carrier.
+    # For the exchange.
 
     def turn(self) -> bool:
         """Send one packet, if there is something and room for it; return whether there may be more."""
-        if self.gone:
-            return False
-        if self._may_send and (self._command() or self._segment()):
-            self._watch_progress()
+        if self._may_send and (found := self._next()) is not None:
+            self._send(*found)
             return True
         if self._closing and not self._segments and not self._commands:
             self._part()
         elif self.window.ack_due:
-            self._publish(Kind.ACK)
+            self.say(Kind.ACK)
         return False
 
     def arrived(self, came: Packet) -> None:
@@ -131,39 +126,43 @@ class Port:
             self._progressed()
         if came.kind in NUMBERED:
             self._held.append(came)
-            self._use()
+            self.use()
         elif came.kind is Kind.CLOSE:
-            return self._end(ConnectionResetError("the peer hung up"))
-        return self._carrier.wants(self)
+            self.fail(ConnectionResetError("the peer hung up"), tell=False)
+        self._exchange.wants(self)
 
-    def block_came(self) -> None:
-        """A block of a group has come; raises ProtocolError if the one that is waited for is lost."""
-        self._use()
+    def use(self) -> None:
+        """Use up what has arrived, as far as its blocks have come; raises ProtocolError if one is lost."""
+        while self._held and self._use_one(self._held[0]):
+            if self._held:  # not if that was its end
+                self._held.popleft()
 
     def fail(self, error: Exception, *, tell: bool = True) -> None:
         """The link is lost; the peer should know why."""
-        if tell and not self.gone:
-            self._publish(Kind.RESET, str(error).encode()[: packet.REASON])
-        self._end(error)
+        if self.gone:
+            return
+        if tell:
+            self.say(Kind.RESET, str(error).encode()[: packet.REASON])
+        self._forget()
+        if self.link is not None:
+            self.link.call(self.link.lost, error)
 
-    def knock(self, body: bytes) -> None:
-        """Say OPEN."""
-        self._publish(Kind.OPEN, body)
-
-    def welcome(self, body: bytes) -> None:
-        """Say WELCOME."""
-        self._publish(Kind.WELCOME, body)
+    def say(self, kind: Kind, *body: Buffer) -> int:
+        """Publish a packet now. Return the bytes of the body, which is copied once."""
+        payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
+        self._exchange.broker.publish(self._topic, payload)
+        return len(payload) - packet.HEADER_SIZE
 
     # As a member of a group (netq/mqtt/multicast/group.py), or with an answer to one.
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
-        self._commands.append((kind, bytes.fromhex(group)))
-        self._carrier.wants(self)
+        self._commands.append((kind, [bytes.fromhex(group)]))
+        self._exchange.wants(self)
 
     def wake(self) -> None:
         """Try again to send."""
-        self._carrier.wants(self)
+        self._exchange.wants(self)
 
     # Out.
 
@@ -171,85 +170,70 @@ class Port:
     def _may_send(self) -> bool:
         return self.window.open and self.pace.open
 
-    def _command(self) -> bool:
-        if not self._commands:
-            return False
-        kind, group = self._commands.popleft()
-        self._number(kind, [group])
-        return True
-
-    def _segment(self) -> bool:
+    def _next(self) -> tuple[Kind, list[Buffer]] | None:
+        """Take what is to be sent next; None if there is nothing, or it waits for its group."""
+        if self._commands:
+            return self._commands.popleft()
         if not self._segments:
-            return False
+            return None
         segment = self._segments[0]
         reference = self.groups.place(self, segment.block) if self.groups and segment.block else UNICAST
         if reference is None:
-            return False
-        if reference == UNICAST:
-            self._number(Kind.DATA, segment.whole)
-        else:
-            self._referred = self.window.sent + 1
-            self._number(Kind.BLOCK, [reference, *segment.buffers])
+            return None
         self._segments.popleft()
-        self.call(self._published)
-        return True
+        if reference == UNICAST:
+            return Kind.DATA, segment.whole
+        self._referred = self.window.sent + 1
+        return Kind.BLOCK, [reference, *segment.buffers]
 
-    def _number(self, kind: Kind, body: Sequence[Buffer]) -> None:
+    def _send(self, kind: Kind, body: list[Buffer]) -> None:
         self.window.send()
-        size = self._publish(kind, *body)
+        size = self.say(kind, *body)
         self.pace.sent(self.window.sent, size)
         self._ask()
+        self._watch_progress()
+        if kind in (Kind.DATA, Kind.BLOCK):
+            assert self.link is not None
+            self.link.call(self.link.published)
 
     def _ask(self) -> None:
         """Ask for an acknowledgement, if it is time to: our share may be less than what the peer has granted, which
         would not give one yet; and the others of a group wait for it.
         """
         if self.pace.asks(time.monotonic(), stopped=not self.window.open or self.referring):
-            self._publish(Kind.PROBE)
-
-    def _publish(self, kind: Kind, *body: Buffer) -> int:
-        """Return the bytes of the body, which is copied once."""
-        payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
-        self._carrier.publish(self._topic, payload)
-        return len(payload) - packet.HEADER_SIZE
+            self.say(Kind.PROBE)
 
     def _watch_progress(self) -> None:
         """Ask, if nothing is heard of what was sent: the last of it may be lost, or the question, or the answer."""
         if self._reminder is None:
-            self._reminder = self._carrier.loop.at(time.monotonic() + self._patience, self._remind, self.window.acked)
+            self._reminder = self._exchange.loop.at(time.monotonic() + self._patience, self._remind, self.window.acked)
 
     def _remind(self, acked: int) -> None:
         self._reminder = None
-        if self.gone or not self.window.waiting:
+        if self.gone or self.window.acked == self.window.sent:
             return
         if self.window.acked == acked:
             if self.pace.asks(time.monotonic(), stopped=True) or self._patience > _PROBE:
-                self._publish(Kind.PROBE)
-            self._patience = min(2 * self._patience, max(2 * _PROBE, self._carrier.heartbeat))
+                self.say(Kind.PROBE)
+            self._patience = min(2 * self._patience, max(2 * _PROBE, self._exchange.heartbeat))
         self._watch_progress()
 
     def _part(self) -> None:
         if not self.gone:
-            self._publish(Kind.CLOSE)
+            self.say(Kind.CLOSE)
             self._forget()
 
     # In.
-
-    def _use(self) -> None:
-        while self._held and not self.gone:
-            if not self._use_one(self._held[0]):
-                return
-            if self._held:  # not if that was its end
-                self._held.popleft()
 
     def _use_one(self, came: Packet) -> bool:
         """Do what a packet says; False if its block has yet to come."""
         if came.kind in (Kind.DATA, Kind.BLOCK):
             data = self.receiver.take(came) if self.receiver and came.kind is Kind.BLOCK else came.body
             if data is None:
-                self._carrier.loop.at(time.monotonic() + _LATE, self._block_is_late, came.number)
+                self._exchange.loop.at(time.monotonic() + _LATE, self._block_is_late, came.number)
                 return False
-            self._feed(data)
+            assert self.link is not None
+            self.link.call(self.link.feed, data)
             return True
         group = packet.read_group(came)
         if self.receiver is not None:
@@ -263,46 +247,25 @@ class Port:
         if self._held and self._held[0].number == number:
             self.fail(ProtocolError("a block of a group has not come"))
 
-    def _feed(self, data: memoryview) -> None:
-        assert self.far is not None
-        self.call(self.far.feed, data)
-
     def _progressed(self) -> None:
-        self._carrier.proved(self.pace.acked(self.window.acked, time.monotonic()))
+        self._exchange.proved(self.pace.acked(self.window.acked, time.monotonic()))
         if self._reminder is not None and self._patience > _PROBE:
             self._reminder.cancel()
             self._reminder, self._patience = None, _PROBE
             self._watch_progress()
         if self.groups is not None:
-            self._carrier.proved(self.groups.acked(self, self.window.acked))
+            self._exchange.proved(self.groups.acked(self, self.window.acked))
         if self.referring or not self._may_send:  # of what has left since the question, nobody would tell
             self._ask()
 
     # The end.
 
-    def _published(self) -> None:
-        if self.far is not None:
-            self.far.published()
-
-    def _end(self, error: Exception) -> None:
-        if not self.gone:
-            far = self.far
-            self._forget()
-            if far is not None:
-                self.call(far.lost, error)
-
     def _forget(self) -> None:
         self.gone = True
         self._segments.clear()
         self._held.clear()
-        if self._reminder is not None:
-            self._reminder.cancel()
-        self._carrier.ended(self)
+        self._exchange.ended(self)
         if self.receiver is not None:
             self.receiver.close()
         if self.groups is not None:
             self.groups.lost(self)
-
-
-def _nobody(*_: object) -> None:
-    """There is no link yet."""

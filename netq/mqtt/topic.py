@@ -1,4 +1,4 @@
-"""The names of topics under one prefix, and back (docs/protocol.md). Pure.
+"""The names of topics under one prefix, and back (docs/mqtt.md). Pure.
 
     {prefix}/hello                   a server has come, or is gone
     {prefix}/s/{client}/{link}       towards the server      {prefix}/s/{client}/gone    the client is gone
@@ -17,7 +17,8 @@ import secrets
 from typing import NamedTuple
 
 GONE, WHO = "gone", "who"  # in the place of a link
-_ID = re.compile(r"[0-9a-f]{16}")
+ANY = "+"  # in the place of an id, to subscribe to
+_ID = "([0-9a-f]{16})"
 
 
 class Way(NamedTuple):
@@ -27,6 +28,11 @@ class Way(NamedTuple):
     client: str
     link: str
 
+    @property
+    def back(self) -> Way:
+        """The other direction."""
+        return self._replace(to="c" if self.to == "s" else "s")
+
 
 class Topics:
     """The names under `prefix`."""
@@ -34,38 +40,26 @@ class Topics:
     def __init__(self, prefix: str) -> None:
         self.hello = f"{prefix}/hello"
         self._prefix = prefix
+        self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
+        self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
 
     def link(self, way: Way) -> str:
-        """The topic of one direction of a link."""
+        """The topic of one direction of a link; of several, if it has ANY."""
         return "/".join((self._prefix, *way))
 
     def group(self, id: str) -> str:
         """The topic of a group's blocks."""
         return f"{self._prefix}/g/{id}"
 
-    @property
-    def to_server(self) -> str:
-        """What a server subscribes to."""
-        return f"{self._prefix}/s/+/+"
-
-    def to_client(self, client: str) -> str:
-        """What a client subscribes to."""
-        return f"{self._prefix}/c/{client}/+"
-
     def way(self, topic: str) -> Way | None:
         """Whose link a topic is; None if it is not of this form."""
-        prefix, *parts = topic.rsplit("/", 3)
-        if prefix != self._prefix or len(parts) != 3 or parts[0] not in ("s", "c"):
-            return None
-        way = Way(*parts)
-        known = _ID.fullmatch(way.client) and (_ID.fullmatch(way.link) or (way.to == "s" and way.link in (GONE, WHO)))
-        return way if known else None
+        found = self._way.fullmatch(topic)
+        return Way(*filter(None, found.groups())) if found else None
 
     def group_of(self, topic: str) -> str | None:
         """Whose blocks a topic brings; None if it is not of this form."""
-        prefix, *parts = topic.rsplit("/", 2)
-        right = prefix == self._prefix and len(parts) == 2 and parts[0] == "g" and _ID.fullmatch(parts[1])
-        return parts[1] if right else None
+        found = self._group.fullmatch(topic)
+        return found[1] if found else None
 
 
 def new_id() -> str:

@@ -38,11 +38,6 @@ class Window:
         return self.sent < min(self._limit, self.acked + self.share)
 
     @property
-    def waiting(self) -> bool:
-        """Whether something sent is not known to be used up."""
-        return self.acked < self.sent
-
-    @property
     def ack_due(self) -> bool:
         """Whether the peer should be told, if nothing else is to be sent: it has asked, or half of its room is used."""
         return self._answers or 2 * (self._used - self._told) >= self.share

@@ -20,13 +20,22 @@ from typing import NamedTuple, Protocol
 from netq.mqtt import packet
 from netq.mqtt.pace import Pace
 from netq.mqtt.packet import Kind
-from netq.mqtt.segment import Block
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import Window
+from netq.utils.stream import Stream
 
 WINDOW = 8  # blocks outstanding; a client has to keep as many
 TICKS = 4  # without progress, after which members stall
 UNICAST = b""  # in the place of a reference
+
+
+class Block(NamedTuple):
+    """Some bytes of a message for several peers, which the links of all of them cut alike."""
+
+    stream: Stream
+    start: int
+    audience: tuple[uuid.UUID, ...]  # the peers: one object for each put
+    buffers: list[memoryview]
 
 
 class Member(Protocol):

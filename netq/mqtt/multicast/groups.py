@@ -12,9 +12,8 @@ import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from netq.mqtt.multicast.group import TICKS, UNICAST, Group, Member
+from netq.mqtt.multicast.group import TICKS, UNICAST, Block, Group, Member
 from netq.mqtt.packet import Kind
-from netq.mqtt.segment import Block
 
 LARGE = 1024 * 1024  # bytes of a message that is worth waiting for members whose packets grow
 KEPT = 4  # groups; a client is a member of 8 at most
@@ -69,8 +68,11 @@ class Groups:
             group.joined(member)
 
     def lost(self, member: Member) -> None:
-        """A link is gone."""
-        self._leave({member})
+        """A link is gone, or stalls: the puts of the moment, and their groups, go on without it."""
+        for put in self._puts.values():
+            put.members -= {member}
+        for members in [members for members in self._groups if member in members]:
+            self._dissolve(members)
 
     def _begin(self, block: Block) -> _Put:
         able = frozenset(member for member in self._find(block.audience) if member.pace.full or member.pace.growing)
@@ -96,12 +98,6 @@ class Groups:
                 put.members = frozenset()
         self._dissolve(members)
 
-    def _leave(self, out: set[Member]) -> None:
-        for put in self._puts.values():
-            put.members -= out
-        for members in [members for members in self._groups if members & out]:
-            self._dissolve(members)
-
     def _dissolve(self, members: frozenset[Member]) -> None:
         group = self._groups.pop(members)
         for member in members:
@@ -115,7 +111,6 @@ class Groups:
 
     def _tick(self) -> None:
         self._ticking = False
-        for stalled in [group.tick() for group in self._groups.values()]:
-            if stalled:
-                self._leave(stalled)
+        for member in [member for group in self._groups.values() for member in group.tick()]:
+            self.lost(member)
         self._tick_later()

@@ -13,11 +13,10 @@ from netq.link import Owner
 from netq.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
-from netq.mqtt.exchange import _GREETING, _IN_VAIN, _STRANGERS, Exchange
+from netq.mqtt.exchange import _GREETING, _IN_VAIN, _STRANGERS, Exchange, Host
 from netq.mqtt.link import Link
 from netq.mqtt.packet import Kind
 from netq.mqtt.port import Port
-from netq.mqtt.segment import Far
 from netq.mqtt.topic import Way, new_id
 from netq.testing.log import Log
 
@@ -44,8 +43,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def made(*, is_server: bool) -> Exchange:
     owner, loop = SimpleNamespace(options=CommunicatorOptions()), SimpleNamespace(call=lambda *_: None)
-    made = Exchange(cast(Owner, owner), cast(Loop, loop), is_server=is_server)
-    made.broker = cast(Broker, SimpleNamespace(connected=False))
+    host = cast(Host, SimpleNamespace(up=lambda: None))
+    made = Exchange(cast(Owner, owner), cast(Loop, loop), host, is_server=is_server)
+    made.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None))
     return made
 
 
@@ -116,7 +116,7 @@ def test_small_packets_that_are_lost_are_not_too_large() -> None:
 def test_a_new_connection_to_the_broker_begins_without_a_guess() -> None:
     place = made(is_server=False)
     lose(place, WHOLE, _IN_VAIN - 1)
-    place.limit(2**28)
+    place.up(2**28)
     lose(place, WHOLE, _IN_VAIN - 1)
     assert place.size == WHOLE
 
@@ -147,7 +147,7 @@ def test_a_crowd_that_knocks_waits_until_those_before_have_had_their_time(clock:
 def test_who_has_greeted_makes_room_at_once() -> None:
     place = made(is_server=True)
     ports = [knocked(place) for _ in range(_STRANGERS)]
-    ports[0].far = cast(Far, cast(Link, SimpleNamespace(greeted=True, lost=lambda _: None)))
+    ports[0].link = cast(Link, SimpleNamespace(connection=SimpleNamespace(open=True)))
     assert place.make_room(new_id())
     assert not any(port.gone for port in ports)
 

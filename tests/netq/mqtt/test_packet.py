@@ -7,7 +7,7 @@ import pytest
 from netq import ProtocolError
 from netq.mqtt import packet
 from netq.mqtt.packet import Kind
-from netq.mqtt.topic import GONE, WHO, Topics, Way, new_id, server_id
+from netq.mqtt.topic import ANY, GONE, WHO, Topics, Way, new_id, server_id
 
 BODIES = {
     Kind.OPEN: packet.opening(262144),
@@ -129,8 +129,8 @@ def test_a_topic_says_whose_link_it_is(prefix: str) -> None:
     assert topics.way(topics.link(Way("s", new_id(), WHO))) is not None
     group = new_id()
     assert topics.group_of(topics.group(group)) == group
-    assert topics.to_server == f"{prefix}/s/+/+"
-    assert topics.to_client("c1") == f"{prefix}/c/c1/+"
+    assert topics.link(Way("s", ANY, ANY)) == f"{prefix}/s/+/+"
+    assert topics.link(Way("c", "c1", ANY)) == f"{prefix}/c/c1/+"
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,15 @@ import pytest
 
 from netq.loop import Loop
 from netq.mqtt import packet
+from netq.mqtt.broker import Broker
+from netq.mqtt.exchange import Exchange
+from netq.mqtt.link import Link
+from netq.mqtt.multicast.group import Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import NUMBERED, Kind, Packet
-from netq.mqtt.port import Port
-from netq.mqtt.segment import Block, Far, Segment
+from netq.mqtt.port import Port, Segment
 from netq.mqtt.topic import Way, new_id
 from netq.mqtt.window import MOST, Window
 from netq.utils.stream import Stream
@@ -35,17 +38,40 @@ class Alarm:
         self.cancelled = True
 
 
+class Away:
+    """A link that keeps what it is fed."""
+
+    def __init__(self) -> None:
+        self.fed: list[bytes] = []
+        self.error: Exception | None = None
+
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        function(*args)
+
+    def feed(self, data: memoryview) -> None:
+        self.fed.append(bytes(data))
+
+    def published(self) -> None:
+        pass
+
+    def lost(self, error: Exception) -> None:
+        self.error = error
+
+
 class Desk:
-    """A port's loop and carrier, and a window that plays its peer's."""
+    """A port's loop and exchange, its link, and a window that plays its peer's."""
 
     heartbeat = HEARTBEAT
 
     def __init__(self, share: int = MOST) -> None:
         self.loop = cast(Loop, self)
+        self.broker = cast(Broker, self)
         self.alarms: list[Alarm] = []
         self.said: list[Packet] = []
         self.peer = Window(MOST)
-        self.port = Port(self, Way("c", new_id(), new_id()), "topic", share, Pace(256 * 1024))
+        self.link = Away()
+        self.port = Port(cast(Exchange, self), Way("c", new_id(), new_id()), "topic", share, Pace(256 * 1024))
+        self.port.link = cast(Link, self.link)
         self.port.arrived(self.from_peer())
 
     def from_peer(self, kind: Kind = Kind.ACK) -> Packet:
@@ -75,7 +101,7 @@ class Desk:
         alarm.ring()
         return round(alarm.pause, 1)
 
-    # As a loop, and as a carrier.
+    # As a loop, a broker, and an exchange.
 
     def at(self, when: float, function: Callable[..., None], *args: object) -> Alarm:
         self.alarms.append(Alarm(when - time.monotonic(), lambda: function(*args)))
@@ -168,40 +194,23 @@ def test_a_link_that_acknowledges_nothing_for_seconds_is_no_member_of_the_next_g
     assert desk.port.answering
 
 
-class Away:
-    """A link that keeps what it is fed."""
-
-    greeted = True
-
-    def __init__(self) -> None:
-        self.fed: list[bytes] = []
-        self.error: Exception | None = None
-
-    def feed(self, data: memoryview) -> None:
-        self.fed.append(bytes(data))
-
-    def lost(self, error: Exception) -> None:
-        self.error = error
-
-
 @pytest.mark.parametrize("comes", [True, False])
 def test_what_arrives_behind_a_reference_waits_for_its_block_and_not_for_ever(comes: bool) -> None:
-    desk, far, group = Desk(), Away(), "0" * 16
-    desk.port.far, desk.port.call = cast(Far, far), lambda function, *args: function(*args)
+    desk, group = Desk(), "0" * 16
     desk.port.receiver = Receiver(lambda _: None, lambda _: None)
     desk.port.receiver.control(Kind.JOIN, group)
-    desk.port.knock(b"")  # it grants room
+    desk.port.say(Kind.OPEN)  # it grants room
     desk.said.clear()
     for kind, body in ((Kind.BLOCK, packet.reference(group, 1) + b"a "), (Kind.DATA, b" more")):
         desk.peer.send()
         desk.port.arrived(packet.decode(packet.header(kind, *desk.peer.stamp()) + body))
-    assert far.fed == []
+    assert desk.link.fed == []
     if comes:
         desk.port.receiver.put(group, packet.block(1) + b"block")
-        desk.port.block_came()
+        desk.port.use()
     assert desk.ring() == 2.0
-    assert far.fed == ([b"a block", b" more"] if comes else [])
-    assert str(far.error) == ("None" if comes else "a block of a group has not come")
+    assert desk.link.fed == ([b"a block", b" more"] if comes else [])
+    assert str(desk.link.error) == ("None" if comes else "a block of a group has not come")
     assert [said.kind for said in desk.said] == ([] if comes else [Kind.RESET])
 
 

@@ -8,11 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from netq.mqtt import packet
-from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW
+from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, STALL, Groups
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
-from netq.mqtt.segment import Block
 from netq.mqtt.window import Window
 from netq.utils.stream import Stream
 

@@ -11,12 +11,11 @@ from typing import NamedTuple
 import pytest
 
 from netq.mqtt import packet
-from netq.mqtt.multicast.group import UNICAST, WINDOW
+from netq.mqtt.multicast.group import UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import ROOM, Receiver
 from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
-from netq.mqtt.segment import Block
 from netq.mqtt.window import MOST, Window
 from netq.utils.stream import Stream
 
