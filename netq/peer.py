@@ -121,6 +121,8 @@ class Peer:
         session, loop = self.session, self.loop
         outbox = session.outbox
         outbox.append(message)
+        if self in loop.owing and len(outbox) < _MANY and message.size <= _LARGE:
+            return  # it goes with those before it
         if not self.inline or message.size > _LARGE or message.audience:
             loop.urge(self)
             if len(outbox) >= _AHEAD:
@@ -128,8 +130,7 @@ class Peer:
             return
         sender = session.senders.get(message.lane)
         if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
-            if self not in loop.owing:
-                loop.owe(self)
+            loop.owe(self)
         elif not loop.step(self, self._exchange):
             loop.urge(self)
 
