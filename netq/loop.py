@@ -154,6 +154,7 @@ class Loop:
         self._pause = threading.Lock()
         self._pause.acquire()
         self.deep = False  # it has parked until the user that polls comes back
+        self.sleeps_long = True  # it polls, or has parked so: it does not look each millisecond, and has to be woken
         self._resumed = False  # it should poll next, whoever else does
         # A user's thread waits for the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread
         # sets this before `with baton` and clears it as the first thing in it: a function for that costs 0.1 µs.
@@ -267,7 +268,7 @@ class Loop:
         """Have `worker.pay` called within a millisecond or so, by whoever comes first. In any thread."""
         self._seen = now = time.monotonic()
         self.owing.setdefault(worker, now)
-        if self._phase is _POLLING or self.deep:
+        if self.sleeps_long:
             self.wake()
 
     def defer(self, worker: Worker) -> None:
@@ -598,6 +599,7 @@ class Loop:
         led = self._led
         parked = self._shared and not self._resumed and (led or time.monotonic() - self._seen < TICK)
         self.deep = parked and led and self._polls == self._polls_seen and not self.owing  # it may poll for long
+        self.sleeps_long = not parked or self.deep
         self._polls_seen = self._polls
         self._sleeps += 1
         self._phase = _PARKED if parked else _POLLING
