@@ -51,18 +51,20 @@ class Delivery(asyncio.Future[None]):
     it hears of from when it is awaited or has a callback.
     """
 
+    _parts: tuple[Delivery, ...] = ()
+    _heard: list[Delivery] | None = None  # by the delivery's callback, until this is done: it is to hold nothing then
+
     def __init__(self, delivery: netq.Delivery, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.delivery = delivery
-        several = [part for part in delivery.futures if part is not delivery]
-        self._parts = tuple(Delivery(part, loop) for part in several)
-        self._heard: list[Delivery] = []  # by the delivery's callback, until this is done: it is to hold nothing then
         self._loop_of_mine = loop
+        if (parts := delivery.futures)[0] is not delivery:
+            self._parts = tuple([Delivery(part, loop) for part in parts])
 
     def add_done_callback(self, fn: Callable[[Self], object], *, context: contextvars.Context | None = None) -> None:
         """Call `fn(self)` in the event loop when it is done."""
         if not self.done() and not self._heard:
-            self._heard.append(self)
+            self._heard = [self]
             self.delivery.add_done_callback(functools.partial(_hear, self._loop_of_mine, self._heard))
         super().add_done_callback(fn, context=context)
 
@@ -110,7 +112,8 @@ class Delivery(asyncio.Future[None]):
         if not taken_back:
             self._settle()  # perhaps all is known: it is there, or some hold it and the others never will
         super().cancel(msg)
-        self._heard.clear()
+        if self._heard:
+            self._heard.clear()
         return taken_back
 
     def _settle(self) -> None:
@@ -119,7 +122,8 @@ class Delivery(asyncio.Future[None]):
             return
         for part in self._parts:
             part._settle()
-        self._heard.clear()
+        if self._heard:
+            self._heard.clear()
         if self.delivery.cancelled():
             super().cancel()
         elif error := self.delivery.exception():
@@ -176,6 +180,7 @@ class Communicator:
             events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
             options = dataclasses.replace(options, events=events)
         self._core = netq.new(protocol, purpose, options)
+        self._home = self._core._hub.home
         self._thread = threading.get_ident()
         self._desk = Desk()
         self._polling = False
@@ -203,7 +208,8 @@ class Communicator:
         taken nothing. Gives way to the event loop once, at least: a flood of messages does not starve other tasks.
         """
         self._check_loop("get")
-        self._core.check_get(peers, timeout)
+        if peers or timeout is not None or self._home.forked:
+            self._core.check_get(peers, timeout)
         woken = _Turn(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
@@ -294,15 +300,15 @@ class Communicator:
 
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
-        if self._core._hub.home.take_desk(self._desk):
-            self._loop.add_reader(self._core._hub.home.fileno(), self._ready)
+        if self._home.take_desk(self._desk):
+            self._loop.add_reader(self._home.fileno(), self._ready)
             self._loop.call_soon(self._ready)  # what has come before the desk was taken
 
     def _ready(self) -> None:
         """Receive what has come, and let the tasks go on that wait for it: here, not in the event loop's next turn."""
         self._polling = True
         try:
-            goes_on = self._core._hub.home.poll_now(self._desk)
+            goes_on = self._home.poll_now(self._desk)
         finally:
             self._polling = False
         if not goes_on:
@@ -312,8 +318,8 @@ class Communicator:
     def _poll_no_more(self) -> None:
         self._desk.taken = False
         with contextlib.suppress(ValueError, OSError):  # the core's thread has ended
-            self._loop.remove_reader(self._core._hub.home.fileno())
-        self._core._hub.home.resume()
+            self._loop.remove_reader(self._home.fileno())
+        self._home.resume()
 
     def _check_loop(self, name: str) -> None:
         if _running_loop(name) is not self._loop:

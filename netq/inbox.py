@@ -37,7 +37,7 @@ class Waiter:
     __slots__ = ("among", "error", "number", "promised", "wake")
 
     def __init__(self, peers: tuple[uuid.UUID, ...], wake: Callable[[], object]) -> None:
-        self.among = tuple(dict.fromkeys([peer.int for peer in peers]))
+        self.among = tuple(dict.fromkeys([peer.int for peer in peers])) if peers else ()
         self.wake = wake
         self.number = 0  # of its coming
         self.promised: int | None = None  # the peer of whom it may take a message
@@ -162,7 +162,7 @@ class Inbox:
         """Serve the waiter when it is its turn: at once if there is something for it."""
         with self.lock:
             self._serve(self._sort())
-            peer = self._choice(waiter.among)
+            peer = self._choice(waiter.among) if self.sorted else None
             if peer is None:
                 waiter.error = self._hopeless(waiter.among)
             else:
@@ -316,6 +316,8 @@ class Inbox:
             self._drop_out(waiter)
             waiter.wake()
             served = True
+            if not self.lines:
+                break
             ready = {peer for peer in ready if self._has(peer)}
         return served
 
@@ -326,8 +328,9 @@ class Inbox:
 
     def _first(self, peers: set[int]) -> Waiter | None:
         """Return who has waited longest for any of these peers, or for anybody."""
-        firsts = [next(iter(self.lines[place].values())) for place in (*peers, _ANYBODY) if place in self.lines]
-        return min(firsts, key=_NUMBER, default=None)
+        lines = self.lines
+        firsts = [next(iter(lines[place].values())) for place in (*peers, _ANYBODY) if place in lines]
+        return firsts[0] if len(firsts) == 1 else min(firsts, key=_NUMBER, default=None)
 
     def _choice(self, among: tuple[int, ...]) -> int | None:
         """Return the peer whose turn it is, of those of whom one may take."""
