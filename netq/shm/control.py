@@ -20,6 +20,7 @@ from typing import NamedTuple
 from netq.handlers import suppress
 
 HELLO, BELL, SEGMENT, REFUSED = 1, 2, 3, 4
+NUMBER = struct.Struct("<I")  # of a segment
 _LONGEST = 512  # bytes of a packet
 _FD = struct.Struct("i")
 _ROOM = socket.CMSG_LEN(_FD.size) if hasattr(socket, "CMSG_LEN") else 0  # for one descriptor: the system closes others

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from netq.appetite import MUCH
 from netq.connection import Connection
 from netq.errors import ProtocolError
 from netq.events import Event
@@ -16,7 +17,9 @@ from netq.shm import record
 from netq.shm.outbound import BATCH
 from netq.shm.record import Kind, Record
 from netq.shm.ring import Reader
-from netq.shm.segments import Place, Segments
+from netq.shm.segments import Segments
+
+_WHOLE = 64  # steps of taking what is small, in a user's thread
 
 
 class Inbound:
@@ -36,10 +39,15 @@ class Inbound:
         self._deliver = deliver
         self._header = memoryview(bytearray(record.SIZE))
         self._granted = memoryview(b"")  # where the peer writes beside; held, so that nobody else gets it
-        self.left = 0  # bytes of the present DATA that are still in the ring
+        self._left = 0  # bytes of the present DATA that are still in the ring
+        self._unread: Record | None = None  # what a user's thread has found, and left to the loop's
+        self._stopped = False  # a user's thread has: in front of that, or in the midst of what the connection has
 
     def next(self) -> Record | None:
-        """Return the next record, if there is one; the bytes of DATA are still in the ring."""
+        """Return the next record, if there is one; the bytes of DATA are still in the ring, for `take`."""
+        if self._unread is not None:
+            said, self._unread = self._unread, None
+            return said
         ready = self._reader.ready()
         if not ready:
             return None
@@ -47,68 +55,47 @@ class Inbound:
             raise ProtocolError(f"{ready} bytes of a record that has {record.SIZE}")
         self._reader.read_into(self._header)
         said = Record.unpack(self._header)
-        if said.kind == Kind.DATA and not 0 < said.size <= ready - record.SIZE:
-            raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")
+        if said.kind == Kind.DATA:
+            self._begin(said.size, ready - record.SIZE)
         return said
 
-    def data(self, said: Record) -> None:
-        """Bytes follow in the ring, for `take`."""
-        if self._granted:
-            raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
-        self.left = said.size
-
     def take_small(self) -> bool:
-        """Take the next record out of the ring, if it is DATA of small whole messages and ACKs; in a user's thread.
-
-        Return False if there is none, or it is another, or not all of it could be taken.
-        """
-        reader = self._reader
-        if self.left or reader.ready() < record.SIZE or (data := reader.look()) is None:
-            return False
-        kind, _, _, size = record.unpack(data)
-        stop = record.SIZE + size
-        if kind != Kind.DATA or not size or stop > len(data):
-            return False
-        low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
-        reader.skip(low)
-        self.left = stop - low
-        return not self.left
+        """Take DATA of small whole messages and ACKs, in a user's thread; return False if the loop's has to go on."""
+        for _ in range(_WHOLE):
+            if not self._take_in_place() and not self._take_whole():
+                self._stopped = True
+                return False
+            if not self._reader.waits():
+                break
+        return True
 
     def take(self, most: int) -> int:
         """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
-        if self.deaf:
-            self._reader.skip(self.left)
-            self.left = 0
-        if not self.left:
-            return 0
-        n = self.read(most)
-        self._came(n)
+        if self._stopped:
+            self._stopped = False
+            self._came(0)
+        n = self._read(most) if self._left else 0
+        if n:
+            self._came(n)
         return n
 
-    def read(self, most: int) -> int:
-        """Take some of the bytes that are left of DATA to where the connection wants them; return how many."""
-        n = self._reader.read_into(self._connection.buffer()[: min(self.left, most)])
-        self.left -= n
-        return n
-
-    def offer(self, said: Record) -> tuple[int, Place] | None:
-        """Return how many of the announced bytes may be written where; None: let them come in the ring."""
+    def offer(self, said: Record) -> Record:
+        """Return the answer to ANNOUNCE: how many of the bytes may be written where, or that they come in the ring."""
         if self._granted or not said.size:
             raise ProtocolError(f"{said.size} bytes are announced before {len(self._granted)} others have come")
         view = self._connection.buffer()[: min(said.size, BATCH)]  # it costs: its pages are taken here and now
         place = self._segments.find(view)
         if place is None:
-            return None
+            return Record(Kind.INLINE)
         self._granted = view
-        return len(view), place
+        return Record(Kind.GRANT, *place, len(view))
 
     def wrote(self, said: Record) -> None:
         """Take bytes that the peer has written beside the ring."""
         if not 0 < said.size <= len(self._granted):
             raise ProtocolError(f"{said.size} bytes were written beside the ring, {len(self._granted)} were allowed")
         self._granted = self._granted[said.size :] if said.size < len(self._granted) else memoryview(b"")
-        if not self.deaf:
-            self._came(said.size)
+        self._came(said.size)
 
     def stopped(self) -> None:
         """The rest of what was granted comes in the ring."""
@@ -120,6 +107,43 @@ class Inbound:
         """Hold no memory any more."""
         self._granted = memoryview(b"")
 
+    def _begin(self, size: int, ready: int) -> None:
+        if not 0 < size <= ready:
+            raise ProtocolError(f"{size} bytes are said to follow, {ready} do")
+        if self._granted:
+            raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
+        self._left = size
+
+    def _take_in_place(self) -> bool:
+        """Take a record's bytes where they lie; return False if there is none, it is another, or some are left."""
+        reader = self._reader
+        if self._left or reader.ready() < record.SIZE or (data := reader.look()) is None:
+            return False
+        kind, _, _, size = record.unpack(data)
+        stop = record.SIZE + size
+        if kind != Kind.DATA or not size or stop > len(data):
+            return False
+        low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
+        reader.skip(low)
+        self._left = stop - low
+        return not self._left
+
+    def _take_whole(self) -> bool:
+        """Take what is left, or the next record, by the connection's buffer; return False if that is not for us."""
+        if not self._left:
+            self._unread = self.next()
+            if self._unread is None:
+                return True
+            if self._unread.kind != Kind.DATA:
+                return False
+            self._unread = None
+        return self._connection.received_whole(self._read(MUCH), time.monotonic())
+
+    def _read(self, most: int) -> int:
+        n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
+        self._left -= n
+        return n
+
     def _came(self, n: int) -> None:
-        if events := self._connection.received(n, time.monotonic()):
+        if not self.deaf and (events := self._connection.received(n, time.monotonic())):
             self._deliver(events)
