@@ -63,13 +63,15 @@ class Link:
 
     def flush(self) -> None:
         """Send until there is nothing to send, or the peer must make room."""
-        self._guarded(self._flush)
-
-    def _flush(self) -> None:
-        if self._closing or not self._out.push_small():
-            self._send()
-        elif self._writer.bell():
-            self._control.ring()
+        if self._gone:
+            return
+        try:
+            if self._closing or not self._out.push_small():
+                self._send()
+            elif self._writer.bell():
+                self._control.ring()
+        except (OSError, ProtocolError, RingError) as error:
+            self._failed(error)
 
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
@@ -79,18 +81,18 @@ class Link:
         loop.at_work = peer
         self.awake = True
         self._reader.wake()
-        self._guarded(self._receive_small)
+        try:
+            if not self._in.take_small():
+                self._soon(READ)
+            elif self._reader.bell():
+                self._control.ring()
+        except (OSError, ProtocolError, RingError) as error:
+            self._failed(error)
         session = connection.session
         if session is not None and (session.owed or session.ready):
             loop.owe(peer)
         loop.at_work = None
         return not self._due
-
-    def _receive_small(self) -> None:
-        if not self._in.take_small():
-            self._soon(READ)
-        elif self._reader.bell():
-            self._control.ring()
 
     def heard(self) -> bool:
         """Hear the bell, and receive: for a user's thread that polls."""
