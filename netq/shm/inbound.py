@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from netq.appetite import MUCH
 from netq.connection import Connection
 from netq.errors import ProtocolError
 from netq.events import Event
@@ -40,14 +39,9 @@ class Inbound:
         self._header = memoryview(bytearray(record.SIZE))
         self._granted = memoryview(b"")  # where the peer writes beside; held, so that nobody else gets it
         self._left = 0  # bytes of the present DATA that are still in the ring
-        self._unread: Record | None = None  # what a user's thread has found, and left to the loop's
-        self._stopped = False  # a user's thread has: in front of that, or in the midst of what the connection has
 
     def next(self) -> Record | None:
         """Return the next record, if there is one; the bytes of DATA are still in the ring, for `take`."""
-        if self._unread is not None:
-            said, self._unread = self._unread, None
-            return said
         ready = self._reader.ready()
         if not ready:
             return None
@@ -60,20 +54,28 @@ class Inbound:
         return said
 
     def take_small(self) -> bool:
-        """Take DATA of small whole messages and ACKs, in a user's thread; return False if the loop's has to go on."""
+        """Take DATA of small whole messages and ACKs where they lie, in a user's thread.
+
+        Return False if there is anything else: the loop's thread has to go on.
+        """
+        reader = self._reader
         for _ in range(_WHOLE):
-            if not self._take_in_place() and not self._take_whole():
-                self._stopped = True
+            ready = reader.ready()
+            if self._left or ready < record.SIZE or (data := reader.look()) is None:
+                return not ready
+            kind, _, _, size = record.unpack(data)
+            stop = record.SIZE + size
+            if kind != Kind.DATA or not size or stop > ready:
                 return False
-            if not self._reader.waits():
-                break
+            low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
+            reader.skip(low)
+            self._left = stop - low
+            if self._left or not reader.waits():
+                return not self._left
         return True
 
     def take(self, most: int) -> int:
         """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
-        if self._stopped:
-            self._stopped = False
-            self._came(0)
         n = self._read(most) if self._left else 0
         if n:
             self._came(n)
@@ -113,31 +115,6 @@ class Inbound:
         if self._granted:
             raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
         self._left = size
-
-    def _take_in_place(self) -> bool:
-        """Take a record's bytes where they lie; return False if there is none, it is another, or some are left."""
-        reader = self._reader
-        if self._left or reader.ready() < record.SIZE or (data := reader.look()) is None:
-            return False
-        kind, _, _, size = record.unpack(data)
-        stop = record.SIZE + size
-        if kind != Kind.DATA or not size or stop > len(data):
-            return False
-        low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
-        reader.skip(low)
-        self._left = stop - low
-        return not self._left
-
-    def _take_whole(self) -> bool:
-        """Take what is left, or the next record, by the connection's buffer; return False if that is not for us."""
-        if not self._left:
-            self._unread = self.next()
-            if self._unread is None:
-                return True
-            if self._unread.kind != Kind.DATA:
-                return False
-            self._unread = None
-        return self._connection.received_whole(self._read(MUCH), time.monotonic())
 
     def _read(self, most: int) -> int:
         n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
