@@ -17,7 +17,7 @@ from netq.shm.fence import make_fence
 from netq.shm.ring import Reader, Writer
 
 VERSION = 1
-RING = 256 * 1024  # bytes of a ring, its header too (measured: docs/design.md)
+RING = 256 * 1024  # bytes of a ring, its header too: room for more than all that goes through it at once (BESIDE)
 _LEAST, _MOST = 4096, 1024 * 1024  # bytes of a peer's ring
 _MAGIC = b"NETQ-SHM"
 _HELLO = struct.Struct("<8sH")

@@ -49,8 +49,7 @@ class Control:
 
     def send(self, kind: int, body: bytes = b"", fd: int | None = None) -> None:
         """Send a packet; raises OSError."""
-        files = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(fd))]
-        self.sock.sendmsg([bytes([kind]), body], files)
+        socket.send_fds(self.sock, [bytes([kind]), body], () if fd is None else (fd,))
 
     def take_bell(self) -> bool:
         """Take the next packet if it is a BELL; return whether it was."""

@@ -50,7 +50,11 @@ class Inbound:
         self._reader.read_into(self._header)
         said = Record.unpack(self._header)
         if said.kind == Kind.DATA:
-            self._begin(said.size, ready - record.SIZE)
+            if not 0 < said.size <= ready - record.SIZE:
+                raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")
+            if self._granted:
+                raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
+            self._left = said.size
         return said
 
     def take_small(self) -> bool:
@@ -76,9 +80,11 @@ class Inbound:
 
     def take(self, most: int) -> int:
         """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
-        n = self._read(most) if self._left else 0
-        if n:
-            self._came(n)
+        if not self._left:
+            return 0
+        n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
+        self._left -= n
+        self._came(n)
         return n
 
     def offer(self, said: Record) -> Record:
@@ -108,18 +114,6 @@ class Inbound:
     def clear(self) -> None:
         """Hold no memory any more."""
         self._granted = memoryview(b"")
-
-    def _begin(self, size: int, ready: int) -> None:
-        if not 0 < size <= ready:
-            raise ProtocolError(f"{size} bytes are said to follow, {ready} do")
-        if self._granted:
-            raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
-        self._left = size
-
-    def _read(self, most: int) -> int:
-        n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
-        self._left -= n
-        return n
 
     def _came(self, n: int) -> None:
         if not self.deaf and (events := self._connection.received(n, time.monotonic())):

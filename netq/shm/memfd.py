@@ -16,8 +16,7 @@ from pathlib import Path
 from netq.errors import ProtocolError
 
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW (linux/fcntl.h)
-_ADD_SEALS, _GET_SEALS = 1033, 1034
-_CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 0x1, 0x2, 0x8  # linux/memfd.h
+_NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL (linux/memfd.h)
 
 
 def make(size: int) -> int:
@@ -27,7 +26,7 @@ def make(size: int) -> int:
         os.ftruncate(fd, size)
         if strict():
             os.posix_fallocate(fd, 0, size)
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -40,7 +39,7 @@ def inspect(fd: int) -> int:
     Any other kind of file could make whoever writes to it wait, or die.
     """
     try:
-        seals = fcntl.fcntl(fd, _GET_SEALS)
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise ProtocolError("the descriptor that the peer sent is no shared memory") from error
     if seals & _SEALS != _SEALS:
@@ -65,7 +64,7 @@ def strict() -> bool:
 
 
 def _create() -> int:
-    flags = _CLOEXEC | _ALLOW_SEALING
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         return os.memfd_create("netq", flags | _NOEXEC_SEAL)
     except OSError as error:

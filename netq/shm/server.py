@@ -89,8 +89,6 @@ class Listener:
     def _greeted(self, guest: Control) -> None:
         try:
             packet = guest.receive()
-        except BlockingIOError:
-            return
         except OSError:
             packet = None
         if packet is None:
@@ -102,7 +100,7 @@ class Listener:
             self._refuse(guest, str(error))
         else:
             self._forget(guest)
-            address = f"{self._where}, process {rendezvous.process(guest.sock)}"
+            address = f"{self._where}, process {rendezvous.peer(guest.sock)[0]}"
             self._owner.attach(Link(self._owner, self._loop, guest, found, self._pool, address))
         finally:
             if packet.fd is not None:
@@ -116,7 +114,7 @@ class Listener:
 
     def _complain(self, sock: socket.socket, reason: str) -> None:
         """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
-        now, user = time.monotonic(), f"user {rendezvous.user(sock)}"
+        now, user = time.monotonic(), f"user {rendezvous.peer(sock)[1]}"
         is_new = self._complaints.is_new(user, reason, now)
         self._complaints.forget_at(user, now + _NEWS)
         level = logging.WARNING if is_new else logging.DEBUG
