@@ -8,7 +8,7 @@ from netq.loop import Loop
 from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
 from netq.shm import channel, rendezvous
-from netq.shm.control import Control
+from netq.shm.channel import Control
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 

@@ -48,7 +48,7 @@ class Inbound:
         if ready < record.SIZE:
             raise ProtocolError(f"{ready} bytes of a record that has {record.SIZE}")
         self._reader.read_into(self._header)
-        said = Record.unpack(self._header)
+        said = Record(*record.unpack(self._header))
         if said.kind == Kind.DATA:
             if not 0 < said.size <= ready - record.SIZE:
                 raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")

@@ -20,8 +20,7 @@ from netq.handlers import raised_by_handler
 from netq.link import Owner
 from netq.loop import Loop, Worker
 from netq.selector import READ, WRITE
-from netq.shm.channel import Channel
-from netq.shm.control import BELL, NUMBER, REFUSED, SEGMENT, Control, Packet
+from netq.shm.channel import BELL, NUMBER, REFUSED, SEGMENT, Channel, Control, Packet
 from netq.shm.files import Files
 from netq.shm.inbound import Inbound
 from netq.shm.outbound import Outbound
@@ -228,8 +227,10 @@ class Link:
                 pass  # its bytes are taken next
             case Kind.ANNOUNCE:
                 if not self._closing:  # a link that is about to end asks for no more
-                    self._out.say(self._in.offer(said))
-                    self._age_later()
+                    answer = self._in.offer(said)
+                    self._out.say(answer)
+                    if answer.kind == Kind.GRANT and self._aging is None:
+                        self._age_later()
             case Kind.GRANT:
                 self._out.granted(said)
             case Kind.INLINE:
@@ -244,13 +245,13 @@ class Link:
                 raise ProtocolError(f"a record of kind {said.kind}")
 
     def _age_later(self) -> None:
-        if self._aging is None:
-            self._aging = self._loop.at(time.monotonic() + _AGE, self._age, self._loop)
+        """There are segments, so the link has moved to its loop for good: a stranger's link has none."""
+        self._aging = self._loop.at(time.monotonic() + _AGE, self._age)
 
-    def _age(self, loop: Loop) -> None:
+    def _age(self) -> None:
         """Give segments back that no message has needed for a while."""
         self._aging = None
-        if not self._gone and loop is self._loop and self._segments.age():
+        if self._segments.age():
             self._age_later()
 
     def _send(self) -> None:

@@ -55,8 +55,3 @@ class Record(NamedTuple):
     def data(size: int) -> bytes:
         """Return the 24 bytes of a DATA record: what `pack` does, for the record that counts."""
         return _RECORD.pack(1, 0, 0, size)
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> Record:
-        """Read it from 24 bytes."""
-        return cls(*_RECORD.unpack(data))

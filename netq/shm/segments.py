@@ -21,7 +21,7 @@ from collections.abc import Callable
 from netq.connection import Connection
 from netq.memory import Memory
 from netq.shm import memfd
-from netq.shm.control import NUMBER, SEGMENT, Control
+from netq.shm.channel import NUMBER, SEGMENT, Control
 
 _libc = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h)

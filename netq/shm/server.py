@@ -17,7 +17,7 @@ from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
 from netq.selector import READ
 from netq.shm import channel, rendezvous
-from netq.shm.control import REFUSED, Control
+from netq.shm.channel import REFUSED, Control
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 from netq.timers import Timer

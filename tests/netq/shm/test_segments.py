@@ -17,7 +17,7 @@ import pytest
 from netq.core import Communicator
 from netq.memory import LARGE, Memory
 from netq.shm import link, memfd
-from netq.shm.control import Control
+from netq.shm.channel import Control
 from netq.shm.segments import MOST, Pool, Segments
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce

@@ -25,9 +25,8 @@ from netq.core import Communicator
 from netq.loop import Worker
 from netq.memory import Buffer
 from netq.selector import READ
-from netq.shm import channel, memfd, outbound, rendezvous
-from netq.shm.channel import RING, Channel
-from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control, Packet
+from netq.shm import channel, memfd, outbound, record, rendezvous
+from netq.shm.channel import BELL, HELLO, REFUSED, RING, SEGMENT, Channel, Control, Packet
 from netq.shm.files import Files
 from netq.shm.link import Link
 from netq.shm.outbound import BATCH, Outbound
@@ -68,7 +67,7 @@ class Stranger:
                 continue
             header = memoryview(bytearray(24))
             reader.read_into(header)
-            said = Record.unpack(header)
+            said = Record(*record.unpack(header))
             if said.kind != Kind.DATA:
                 return said
             reader.skip(said.size)
@@ -630,7 +629,7 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
             while reader.ready():
                 header = memoryview(bytearray(24))
                 reader.read_into(header)
-                said.append(Record.unpack(header))
+                said.append(Record(*record.unpack(header)))
                 if said[-1].kind == Kind.DATA:
                     reader.skip(said[-1].size)
 
