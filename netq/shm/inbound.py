@@ -65,7 +65,7 @@ class Inbound:
         reader = self._reader
         for _ in range(_WHOLE):
             ready = reader.ready()
-            if self._left or ready < record.SIZE or (data := reader.look()) is None:
+            if self._left or self._granted or ready < record.SIZE or (data := reader.look()) is None:
                 return not ready
             kind, _, _, size = record.unpack(data)
             stop = record.SIZE + size

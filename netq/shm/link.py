@@ -74,8 +74,8 @@ class Link:
 
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
-        connection, loop, peer = self.connection, self._loop, self.peer
-        if peer is None or self._closing or self._gone or self._due or connection.buffer_for_whole() is None:
+        loop, peer = self._loop, self.peer
+        if peer is None or self._closing or self._gone or self._due:
             return False
         loop.at_work = peer
         self.awake = True
@@ -87,7 +87,7 @@ class Link:
                 self._control.ring()
         except (OSError, ProtocolError, RingError) as error:
             self._failed(error)
-        session = connection.session
+        session = self.connection.session
         if session is not None and (session.owed or session.ready):
             loop.owe(peer)
         loop.at_work = None

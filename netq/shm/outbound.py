@@ -88,7 +88,7 @@ class Outbound:
         more = size >= self._batch // 2
         if more:
             self._batch = max(_FEW, min(size // len(buffers) * _BUFFERS, BATCH))
-        if size < BESIDE and self._writer.put(b"".join((Record.data(size), *buffers))):
+        if size < BESIDE and self._writer.put(b"".join((record.data(size), *buffers))):
             return not more
         self._runs.extend(
             _group(buffers) if size >= BESIDE else [_Run([memoryview(buffer) for buffer in buffers], size)]
@@ -156,7 +156,7 @@ class Outbound:
             self.blocked = True
             return False
         head, run.buffers = _split(run.buffers, size)
-        self._writer.write([Record.data(size), *head])
+        self._writer.write([record.data(size), *head])
         self._count(run, size)
         return True
 

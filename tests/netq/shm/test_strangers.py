@@ -121,7 +121,7 @@ def meet() -> Iterator[Meet]:
 
 def data(*parts: bytes) -> bytes:
     body = b"".join(parts)
-    return Record.data(len(body)) + body
+    return record.data(len(body)) + body
 
 
 def unharmed(stage: Stage, server: Communicator) -> None:
@@ -211,9 +211,9 @@ def test_rings_that_are_no_rings(
         (b"x", "1 bytes of a record that has 24"),
         (Record(0).pack(), "a record of kind 0"),
         (Record(99).pack(), "a record of kind 99"),
-        (Record.data(0), "0 bytes are said to follow, 0 do"),
-        (Record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
-        (Record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
+        (record.data(0), "0 bytes are said to follow, 0 do"),
+        (record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
+        (record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
         (data(b"HTTP" * 10), "no frame of netq"),
         (Record(Kind.ANNOUNCE).pack(), "0 bytes are announced"),
         (Record(Kind.GRANT, 1, 0, 100).pack(), "grants 100 bytes that were not announced"),
