@@ -21,7 +21,13 @@ _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL (linux/memfd.h)
 
 def make(size: int) -> int:
     """Return the descriptor of fresh memory, whose pages come as they are used; raises OSError."""
-    fd = _create()
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("netq", flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 6.3
+            raise
+        fd = os.memfd_create("netq", flags)
     try:
         os.ftruncate(fd, size)
         if strict():
@@ -61,13 +67,3 @@ def strict() -> bool:
         return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
     except OSError:  # a container without /proc/sys: as most systems are
         return False
-
-
-def _create() -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        return os.memfd_create("netq", flags | _NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # before Linux 6.3
-            raise
-        return os.memfd_create("netq", flags)

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 
 from netq.connection import Connection
-from netq.memory import Memory
+from netq.memory import KEEP, Memory
 from netq.shm import memfd
 from netq.shm.channel import NUMBER, SEGMENT, Control
 
@@ -46,11 +46,11 @@ class _Segment:
         """
         return self.address <= address < self.address + self.size and self._block() is not None
 
-    def is_lent(self, loan: object) -> bool:
-        """Return whether it is known that `loan` is what its views keep alive, and know it from now on."""
-        known = self._loan is not None and self._loan() is loan
-        self._loan = weakref.ref(loan)
-        return known
+    def lend(self, loan: object, make_room: Callable[[int], object]) -> None:
+        """Have room made when `loan`, which all views of it keep alive, ends: then it is idle."""
+        if self._loan is None or self._loan() is not loan:
+            self._loan = weakref.ref(loan)
+            weakref.finalize(loan, make_room, self.size).atexit = False
 
     def close(self) -> None:
         """Let go of the descriptor, if it is still here."""
@@ -103,8 +103,7 @@ class Segments:
             if segment.has(address):
                 start = address - segment.address
                 segment.populate(start, start + len(view))
-                if not segment.is_lent(view.obj):
-                    weakref.finalize(view.obj, self.pool.make_room, segment.size).atexit = False
+                segment.lend(view.obj, self.pool.make_room)
                 return (number, start) if self._share(number, segment) else None
         return None
 
@@ -165,8 +164,8 @@ class Segments:
 class Pool:
     """All that the links of one communicator have: how much of it may lie idle. Used in the loops of all of them."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
+    def __init__(self, memory: int) -> None:
+        self.keep = min(KEEP, memory // 4)  # of the `memory` that the communicator may use
 
     def make_room(self, size: int = 0) -> None:
         """Let idle segments of all links go, if they are too many together: a new one is about to be made, or one of

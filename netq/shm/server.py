@@ -13,7 +13,6 @@ from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner
 from netq.loop import Loop
-from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
 from netq.selector import READ
 from netq.shm import channel, rendezvous
@@ -39,7 +38,7 @@ class Listener:
         self._loop = loop
         self._door: rendezvous.Door | None = None
         self._guests: dict[Control, Timer] = {}  # have not said HELLO; and what cuts them
-        self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
+        self._pool = Pool(owner.options.connection.memory)
         self._starved = False  # and the log has been told
         self._complaints = Complaints()
 

@@ -209,7 +209,7 @@ def test_idle_segments_of_all_links_together_are_bounded() -> None:
         def released(self, number: int) -> None:
             pass
 
-    pool, owners = Pool(4 * MIB), [Link() for _ in range(5)]
+    pool, owners = Pool(16 * MIB), [Link() for _ in range(5)]
     members = [Segments(Connection(), pool, CONTROL, owner.released) for owner in owners]  # type: ignore[arg-type]
     for member in members:
         member.memory.take(2 * MIB)  # and gone at once
