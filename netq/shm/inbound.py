@@ -65,12 +65,15 @@ class Inbound:
         reader = self._reader
         for _ in range(_WHOLE):
             ready = reader.ready()
-            if self._left or self._granted or ready < record.SIZE or (data := reader.look()) is None:
+            if self._left or ready < record.SIZE:
                 return not ready
+            data = reader.look(record.SIZE)
             kind, _, _, size = record.unpack(data)
             stop = record.SIZE + size
             if kind != Kind.DATA or not size or stop > ready:
                 return False
+            if stop > len(data):
+                data = reader.look(stop)
             low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
             reader.skip(low)
             self._left = stop - low
