@@ -5,10 +5,9 @@ from __future__ import annotations
 from netq import core
 from netq.link import Owner
 from netq.loop import Loop
-from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
 from netq.shm import channel, rendezvous
-from netq.shm.control import Control
+from netq.shm.channel import Control
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 
@@ -22,7 +21,7 @@ class Connector:
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
-        self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
+        self._pool = Pool(owner.options.connection.memory)
         self._closed = False
 
     def open(self) -> None:

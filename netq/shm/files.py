@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from netq.errors import ProtocolError
 from netq.shm import memfd
 from netq.shm.segments import MOST
 
+_AWAITED = 1024  # packets that are read at once for a descriptor: no peer that reads its own has so many bells waiting
+
 
 class Files:
-    """By the numbers that the peer has given them."""
+    """By the numbers that the peer has given them. `listen` takes a packet that may bring one; False: there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, listen: Callable[[], bool]) -> None:
+        self._listen = listen
         self._table: dict[int, tuple[int | None, int]] = {}  # the descriptor, and the segment's size
 
-    def __contains__(self, number: int) -> bool:
-        return number in self._table
-
     def place(self, number: int, offset: int, size: int) -> int | None:
-        """Return the descriptor of a segment, to write `size` bytes there; raises ProtocolError if they do not fit."""
+        """Return the descriptor of a segment, to write `size` bytes there; None if we do not have it.
+
+        Raises ProtocolError if they do not fit, or it was never sent.
+        """
+        self._await(number)
         fd, there = self._table[number]
         if fd is not None and offset + size > there:
             raise ProtocolError(f"{size} bytes are granted at {offset} of segment {number}, which has {there}")
@@ -45,7 +50,8 @@ class Files:
         self._table[number] = fd, size
 
     def close(self, number: int) -> None:
-        """Let go of one."""
+        """Let go of one; raises ProtocolError if it was never sent."""
+        self._await(number)
         fd, _ = self._table.pop(number)
         if fd is not None:
             os.close(fd)
@@ -54,3 +60,11 @@ class Files:
         """Let go of all."""
         for number in tuple(self._table):
             self.close(number)
+
+    def _await(self, number: int) -> None:
+        """The descriptor of a segment is in the socket before the first record that names it is in the ring."""
+        for _ in range(_AWAITED):
+            if number in self._table or not self._listen():
+                break
+        if number not in self._table:
+            raise ProtocolError(f"segment {number}, which was never sent")

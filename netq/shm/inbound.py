@@ -16,7 +16,9 @@ from netq.shm import record
 from netq.shm.outbound import BATCH
 from netq.shm.record import Kind, Record
 from netq.shm.ring import Reader
-from netq.shm.segments import Place, Segments
+from netq.shm.segments import Segments
+
+_WHOLE = 64  # steps of taking what is small, in a user's thread
 
 
 class Inbound:
@@ -36,79 +38,75 @@ class Inbound:
         self._deliver = deliver
         self._header = memoryview(bytearray(record.SIZE))
         self._granted = memoryview(b"")  # where the peer writes beside; held, so that nobody else gets it
-        self.left = 0  # bytes of the present DATA that are still in the ring
+        self._left = 0  # bytes of the present DATA that are still in the ring
 
     def next(self) -> Record | None:
-        """Return the next record, if there is one; the bytes of DATA are still in the ring."""
+        """Return the next record, if there is one; the bytes of DATA are still in the ring, for `take`."""
         ready = self._reader.ready()
         if not ready:
             return None
         if ready < record.SIZE:
             raise ProtocolError(f"{ready} bytes of a record that has {record.SIZE}")
         self._reader.read_into(self._header)
-        said = Record.unpack(self._header)
-        if said.kind == Kind.DATA and not 0 < said.size <= ready - record.SIZE:
-            raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")
+        said = Record(*record.unpack(self._header))
+        if said.kind == Kind.DATA:
+            if not 0 < said.size <= ready - record.SIZE:
+                raise ProtocolError(f"{said.size} bytes are said to follow, {ready - record.SIZE} do")
+            if self._granted:
+                raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
+            self._left = said.size
         return said
 
-    def data(self, said: Record) -> None:
-        """Bytes follow in the ring, for `take`."""
-        if self._granted:
-            raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
-        self.left = said.size
-
     def take_small(self) -> bool:
-        """Take the next record out of the ring, if it is DATA of small whole messages and ACKs; in a user's thread.
+        """Take DATA of small whole messages and ACKs where they lie, in a user's thread.
 
-        Return False if there is none, or it is another, or not all of it could be taken.
+        Return False if there is anything else: the loop's thread has to go on.
         """
         reader = self._reader
-        if self.left or reader.ready() < record.SIZE or (data := reader.look()) is None:
-            return False
-        kind, _, _, size = record.unpack(data)
-        stop = record.SIZE + size
-        if kind != Kind.DATA or not size or stop > len(data):
-            return False
-        low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
-        reader.skip(low)
-        self.left = stop - low
-        return not self.left
+        for _ in range(_WHOLE):
+            ready = reader.ready()
+            if self._left or ready < record.SIZE:
+                return not ready
+            data = reader.look(record.SIZE)
+            kind, _, _, size = record.unpack(data)
+            stop = record.SIZE + size
+            if kind != Kind.DATA or not size or stop > ready:
+                return False
+            if stop > len(data):
+                data = reader.look(stop)
+            low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
+            reader.skip(low)
+            self._left = stop - low
+            if self._left or not reader.waits():
+                return not self._left
+        return True
 
     def take(self, most: int) -> int:
         """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
-        if self.deaf:
-            self._reader.skip(self.left)
-            self.left = 0
-        if not self.left:
+        if not self._left:
             return 0
-        n = self.read(most)
+        n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
+        self._left -= n
         self._came(n)
         return n
 
-    def read(self, most: int) -> int:
-        """Take some of the bytes that are left of DATA to where the connection wants them; return how many."""
-        n = self._reader.read_into(self._connection.buffer()[: min(self.left, most)])
-        self.left -= n
-        return n
-
-    def offer(self, said: Record) -> tuple[int, Place] | None:
-        """Return how many of the announced bytes may be written where; None: let them come in the ring."""
+    def offer(self, said: Record) -> Record:
+        """Return the answer to ANNOUNCE: how many of the bytes may be written where, or that they come in the ring."""
         if self._granted or not said.size:
             raise ProtocolError(f"{said.size} bytes are announced before {len(self._granted)} others have come")
         view = self._connection.buffer()[: min(said.size, BATCH)]  # it costs: its pages are taken here and now
         place = self._segments.find(view)
         if place is None:
-            return None
+            return Record(Kind.INLINE)
         self._granted = view
-        return len(view), place
+        return Record(Kind.GRANT, *place, len(view))
 
     def wrote(self, said: Record) -> None:
         """Take bytes that the peer has written beside the ring."""
         if not 0 < said.size <= len(self._granted):
             raise ProtocolError(f"{said.size} bytes were written beside the ring, {len(self._granted)} were allowed")
         self._granted = self._granted[said.size :] if said.size < len(self._granted) else memoryview(b"")
-        if not self.deaf:
-            self._came(said.size)
+        self._came(said.size)
 
     def stopped(self) -> None:
         """The rest of what was granted comes in the ring."""
@@ -121,5 +119,5 @@ class Inbound:
         self._granted = memoryview(b"")
 
     def _came(self, n: int) -> None:
-        if events := self._connection.received(n, time.monotonic()):
+        if not self.deaf and (events := self._connection.received(n, time.monotonic())):
             self._deliver(events)

@@ -9,21 +9,18 @@ A link looks into its rings when the peer rings the bell, until it finds nothing
 from __future__ import annotations
 
 import os
-import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
-from netq.appetite import MUCH, TURN, Appetite
+from netq.appetite import TURN, Appetite
 from netq.complaints import printable
 from netq.errors import ProtocolError
-from netq.events import Event
 from netq.handlers import raised_by_handler
 from netq.link import Owner
 from netq.loop import Loop, Worker
-from netq.memory import Buffer
 from netq.selector import READ, WRITE
-from netq.shm.channel import Channel
-from netq.shm.control import BELL, REFUSED, SEGMENT, Control, Packet
+from netq.shm.channel import BELL, NUMBER, REFUSED, SEGMENT, Channel, Control, Packet
 from netq.shm.files import Files
 from netq.shm.inbound import Inbound
 from netq.shm.outbound import Outbound
@@ -32,9 +29,7 @@ from netq.shm.ring import RingError
 from netq.shm.segments import Pool, Segments
 from netq.timers import Timer
 
-_NUMBER = struct.Struct("<I")
 _READS, _WRITES = 64, 8  # steps of taking, and of sending, before the others have their turn
-_AWAITED = 1024  # packets that are read at once for a descriptor: no peer that reads its own has so many bells waiting
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
 _PARTING = 1.0  # seconds to wait for a peer that does not take the rest
 
@@ -53,14 +48,12 @@ class Link:
         self._control = control
         self._channel = channel
         self._writer, self._reader = channel.writer, channel.reader
-        self._segments = Segments(self.connection, pool, self._released)
+        self._segments = Segments(self.connection, pool, control, self._released)
+        self._files = Files(self._listen)
         self.look = self._reader.waits
-        self._in = Inbound(self._reader, self.connection, self._segments, self._deliver)
-        self._out = Outbound(self._writer, self._take)
-        self._files = Files()
+        self._in = Inbound(self._reader, self.connection, self._segments, partial(owner.deliver, self))
+        self._out = Outbound(self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._files)
         self._appetite = Appetite()
-        self._stopped = False  # a user's thread has stopped in the midst: at this record, or in what the connection has
-        self._said: Record | None = None
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._aging: Timer | None = None
         self._closing = self._gone = self._hung_up = False
@@ -81,56 +74,24 @@ class Link:
 
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
-        connection, loop, peer = self.connection, self._loop, self.peer
-        if (
-            peer is None
-            or self._closing
-            or self._gone
-            or self._due
-            or self._stopped
-            or connection.buffer_for_whole() is None
-        ):
+        loop, peer = self._loop, self.peer
+        if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_whole() is None:
             return False
         loop.at_work = peer
         self.awake = True
         self._reader.wake()
         try:
-            self._receive_small()
+            if not self._in.take_small():
+                self._soon(READ)
+            elif self._reader.bell():
+                self._control.ring()
         except (OSError, ProtocolError, RingError) as error:
             self._failed(error)
-        session = connection.session
+        session = self.connection.session
         if session is not None and (session.owed or session.ready):
             loop.owe(peer)
         loop.at_work = None
-        return not self._stopped
-
-    def _receive_small(self) -> None:
-        for _ in range(_READS):
-            if not self._in.take_small():
-                if not self._in.left:
-                    self._said = self._in.next()
-                    if self._said is None:
-                        break
-                    if self._said.kind == Kind.DATA:
-                        self._in.data(self._said)
-                        self._said = None
-                if self._said is not None or not self.connection.received_whole(self._in.read(MUCH), time.monotonic()):
-                    self._stopped = True
-                    self._soon(READ)
-                    return
-            if not self._reader.waits():
-                break
-        if self._reader.bell():
-            self._control.ring()
-
-    def _go_on_from_user(self) -> None:
-        """Go on where a user's thread has stopped: with a record, or in the midst of the stream's bytes."""
-        self._stopped = False
-        said, self._said = self._said, None
-        if said is not None:
-            self._do(said)
-        elif events := self.connection.received(0, time.monotonic()):
-            self._deliver(events)
+        return not self._due
 
     def heard(self) -> bool:
         """Hear the bell, and receive: for a user's thread that polls."""
@@ -186,18 +147,18 @@ class Link:
         self._due |= event
 
     def _go_on(self, loop: Loop) -> None:
-        if loop is not self._loop or self._gone:  # it has moved meanwhile
+        if loop is not self._loop:  # it has moved meanwhile
             return
         events, self._due = self._due, 0
         if events & WRITE:
             self.flush()
-        if events & READ and not self._gone:
-            self._turn()
+        if events & READ:
+            self._guarded(self._turn)
 
     def _rung(self, mask: int) -> None:
         self._guarded(self._listen)
-        if not self._gone and not self._due & READ:
-            self._turn()
+        if not self._due & READ:
+            self._guarded(self._turn)
 
     def _listen(self) -> bool:
         """Take one packet, if there is one: nearly always there is just one."""
@@ -215,8 +176,8 @@ class Link:
 
     def _heard(self, packet: Packet) -> None:
         kind, body, fd = packet
-        if kind == SEGMENT and len(body) == _NUMBER.size:
-            self._files.add(_NUMBER.unpack(body)[0], fd)
+        if kind == SEGMENT and len(body) == NUMBER.size:
+            self._files.add(NUMBER.unpack(body)[0], fd)
             return
         if fd is not None:
             os.close(fd)
@@ -229,15 +190,13 @@ class Link:
         """Take what is there, send what is due, and sleep when there is nothing more."""
         self.awake = True
         self._reader.wake()
-        self._guarded(self._receive)
+        self._receive()
         if self._loop.answered_soon and self.peer is not None and not self._gone:
             self._loop.defer(self.peer)  # the answer takes our ACK along
         elif not self._gone:
-            self._guarded(self._send)
-        if not self._gone:
-            self._guarded(self._rest)
-
-    def _rest(self) -> None:
+            self._send()
+        if self._gone:
+            return
         self.awake = not self._reader.sleep()
         if self.awake:
             self._soon(READ)
@@ -246,14 +205,15 @@ class Link:
 
     def _receive(self) -> None:
         begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
-        if self._stopped:
-            self._go_on_from_user()
         for _ in range(_READS):
             if self._gone:
                 return
             n = self._in.take(self._appetite.most)
-            if not n and not self._next():
-                break
+            if not n:
+                said = self._in.next()
+                if said is None:
+                    break
+                self._do(said)
             before, now = now, time.thread_time()
             if n:
                 self._appetite.took(n, now - before)
@@ -261,24 +221,18 @@ class Link:
                 break
         self._wake_peer()
 
-    def _next(self) -> bool:
-        """Deal with the next record, if there is one."""
-        said = self._in.next()
-        if said is not None:
-            self._do(said)
-        return said is not None
-
     def _do(self, said: Record) -> None:
         match said.kind:
             case Kind.DATA:
-                self._in.data(said)
+                pass  # its bytes are taken next
             case Kind.ANNOUNCE:
-                self._answer(said)
+                if not self._closing:  # a link that is about to end asks for no more
+                    answer = self._in.offer(said)
+                    self._out.say(answer)
+                    if answer.kind == Kind.GRANT and self._aging is None:
+                        self._age_later()
             case Kind.GRANT:
-                self._out.expect(said.size)
-                self._await_file(said.segment)
-                fd = self._files.place(said.segment, said.offset, said.size)
-                self._out.granted(said, fd)
+                self._out.granted(said)
             case Kind.INLINE:
                 self._out.inline()
             case Kind.WROTE:
@@ -286,66 +240,27 @@ class Link:
             case Kind.STOPPED:
                 self._in.stopped()
             case Kind.RELEASE:
-                self._await_file(said.segment)
                 self._out.released(said.segment)
-                self._files.close(said.segment)
             case _:
                 raise ProtocolError(f"a record of kind {said.kind}")
 
-    def _answer(self, announced: Record) -> None:
-        """Say where the announced bytes may go. A link that is closing says nothing: it is about to end."""
-        if self._closing:
-            return
-        found = self._in.offer(announced)
-        if found is None:
-            self._out.say(Record(Kind.INLINE))
-            return
-        self._age_later()
-        size, place = found
-        if place.fd is None or self._hand_over(place.segment, place.fd):
-            self._out.say(Record(Kind.GRANT, place.segment, place.offset, size))
-        else:
-            self._in.stopped()
-            self._out.say(Record(Kind.INLINE))
-
-    def _hand_over(self, segment: int, fd: int) -> bool:
-        """Return whether the peer has the descriptor; not if its socket is full, or too many are under way."""
-        try:
-            self._control.send(SEGMENT, _NUMBER.pack(segment), fd)
-        except OSError:
-            return False
-        self._segments.sent(segment)
-        return True
-
-    def _await_file(self, number: int) -> None:
-        """The descriptor of a segment is in the socket before the first record that names it is in the ring."""
-        for _ in range(_AWAITED):
-            if number in self._files or not self._listen():
-                break
-        if number not in self._files:
-            raise ProtocolError(f"segment {number}, which was never sent")
-
     def _age_later(self) -> None:
-        if self._aging is None:
-            self._aging = self._loop.at(time.monotonic() + _AGE, self._age, self._loop)
+        """There are segments, so the link has moved to its loop for good: a stranger's link has none."""
+        self._aging = self._loop.at(time.monotonic() + _AGE, self._age)
 
-    def _age(self, loop: Loop) -> None:
+    def _age(self) -> None:
         """Give segments back that no message has needed for a while."""
         self._aging = None
-        if not self._gone and loop is self._loop:
-            self._segments.memory.age()
-            if self._segments.used:
-                self._age_later()
+        if self._segments.age():
+            self._age_later()
 
     def _send(self) -> None:
-        begin = time.thread_time()
+        until = time.thread_time() + TURN
         for _ in range(_WRITES):
-            if not self._out.push():
+            more = self._out.push()
+            if not more or time.thread_time() > until:
                 break
-            if time.thread_time() - begin > TURN:
-                self._soon(WRITE)
-                break
-        else:
+        if more:
             self._soon(WRITE)
         self._wake_peer()
         self.inline = self._out.empty
@@ -358,23 +273,18 @@ class Link:
         if self._writer.bell() | self._reader.bell():
             self._control.ring()
 
-    def _take(self, limit: int) -> list[Buffer]:
-        return self.connection.to_send(limit, time.monotonic())
-
-    def _deliver(self, events: Sequence[Event]) -> None:
-        self._owner.deliver(self, events)
-
     def _released(self, number: int) -> None:
         """A segment is gone, in whatever thread its last view died."""
         self._loop.call(self._release, number)
 
     def _release(self, number: int) -> None:
-        if not self._gone:
-            self._guarded(lambda: self._out.say(Record(Kind.RELEASE, number)))
-            self.flush()
+        self._guarded(lambda: self._out.say(Record(Kind.RELEASE, number)))
+        self.flush()
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """Run a step; what goes wrong is the end of the link."""
+        """Run a step, unless the link is gone; what goes wrong is its end."""
+        if self._gone:
+            return
         try:
             step()
         except (OSError, ProtocolError, RingError) as error:
@@ -409,4 +319,3 @@ class Link:
         self._control.sock.close()
         self._segments.end()
         self._loop.call(self._channel.close)  # not now: the step that has led here may still look into it
-        self._files.clear()

@@ -16,18 +16,23 @@ from pathlib import Path
 from netq.errors import ProtocolError
 
 _SEALS = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW (linux/fcntl.h)
-_ADD_SEALS, _GET_SEALS = 1033, 1034
-_CLOEXEC, _ALLOW_SEALING, _NOEXEC_SEAL = 0x1, 0x2, 0x8  # linux/memfd.h
+_NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL (linux/memfd.h)
 
 
 def make(size: int) -> int:
     """Return the descriptor of fresh memory, whose pages come as they are used; raises OSError."""
-    fd = _create()
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        fd = os.memfd_create("netq", flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # before Linux 6.3
+            raise
+        fd = os.memfd_create("netq", flags)
     try:
         os.ftruncate(fd, size)
         if strict():
             os.posix_fallocate(fd, 0, size)
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
@@ -40,7 +45,7 @@ def inspect(fd: int) -> int:
     Any other kind of file could make whoever writes to it wait, or die.
     """
     try:
-        seals = fcntl.fcntl(fd, _GET_SEALS)
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
         raise ProtocolError("the descriptor that the peer sent is no shared memory") from error
     if seals & _SEALS != _SEALS:
@@ -62,13 +67,3 @@ def strict() -> bool:
         return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
     except OSError:  # a container without /proc/sys: as most systems are
         return False
-
-
-def _create() -> int:
-    flags = _CLOEXEC | _ALLOW_SEALING
-    try:
-        return os.memfd_create("netq", flags | _NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # before Linux 6.3
-            raise
-        return os.memfd_create("netq", flags)

@@ -9,6 +9,7 @@ Owned by a link; never waits.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -18,10 +19,11 @@ from dataclasses import dataclass
 from netq.errors import ProtocolError
 from netq.memory import Buffer
 from netq.shm import record
+from netq.shm.files import Files
 from netq.shm.record import Kind, Record
 from netq.shm.ring import Writer
 
-BESIDE = 128 * 1024  # bytes from which a body goes beside the ring (measured: docs/design.md)
+BESIDE = 128 * 1024  # bytes from which a body goes beside the ring: the records of that cost more than a short copy
 BATCH = 8 * 1024 * 1024  # bytes taken from the connection at once, and announced at once at most
 _FEW, _BEGIN = 32 * 1024, 1024 * 1024  # bytes taken at once of bodies that are small, and before any are known
 _BUFFERS = 512  # that should be taken at once: each costs, and the others wait
@@ -38,31 +40,23 @@ class _Run:
 
     buffers: list[memoryview]
     size: int
-    beside: bool
+    beside: bool = False
     kept: bool = False  # the buffers are copies
-
-
-@dataclass
-class _Grant:
-    """Where the peer wants bytes."""
-
-    segment: int
-    fd: int
-    offset: int
-    size: int
 
 
 class Outbound:
     """Moves bytes on as far as the peer lets it."""
 
-    def __init__(self, writer: Writer, take: Callable[[int], list[Buffer]]) -> None:
+    def __init__(self, writer: Writer, take: Callable[[int], list[Buffer]], files: Files) -> None:
         self.blocked = False  # the ring is too full for what is next
         self._writer = writer
         self._take = take
+        self._files = files
         self._records: deque[Record] = deque()
         self._runs: deque[_Run] = deque()
         self._announced = False  # the first run
-        self._grant: _Grant | None = None
+        self._grant: Record | None = None  # where the peer wants what is next of it,
+        self._fd = -1  # and the descriptor of that segment
         self._batch = _BEGIN
         self._begun = time.monotonic()
         self._waited = 0.0  # seconds, in writes that took too long
@@ -81,53 +75,7 @@ class Outbound:
     def push(self) -> bool:
         """Send some; return whether there may be more that can be sent now."""
         self.blocked = False
-        if not self._push_records():
-            return False
-        if self._announced:
-            return self._grant is not None and self._write(self._grant)
-        if not self._runs and not self._fill():
-            return False
-        if self._runs[0].beside and not self._waits:
-            self._announced = True
-            self.say(Record(Kind.ANNOUNCE, size=self._runs[0].size))
-            return self._push_records()
-        return self._push_data()
-
-    def keep(self) -> None:
-        """Go on with copies."""
-        for run in self._runs:
-            if not run.kept:
-                run.buffers = [memoryview(bytes(buffer)) for buffer in run.buffers]
-                run.kept = True
-
-    def clear(self) -> None:
-        """The link is gone: hold nobody's memory any more."""
-        self._runs.clear()
-        self._records.clear()
-
-    def expect(self, size: int) -> None:
-        """Raise ProtocolError unless a grant of so many bytes is due."""
-        if not self._announced or self._grant is not None or not 0 < size <= self._runs[0].size:
-            raise ProtocolError(f"the peer grants {size} bytes that were not announced")
-
-    def granted(self, said: Record, fd: int | None) -> None:
-        """The peer says where the announced bytes may go, which `expect` has found to be due."""
-        if fd is None:
-            self._stop(self._runs[0])
-        else:
-            self._grant = _Grant(said.segment, fd, said.offset, said.size)
-
-    def released(self, segment: int) -> None:
-        """The peer wants nothing there any more; raises ProtocolError if what it wanted is not all written."""
-        if self._grant is not None and self._grant.segment == segment:
-            raise ProtocolError(f"the peer releases segment {segment}, where it wants {self._grant.size} bytes")
-
-    def inline(self) -> None:
-        """The peer wants the announced bytes in the ring."""
-        if not self._announced or self._grant is not None:
-            raise ProtocolError("the peer refuses bytes that were not announced")
-        self._end_beside()
-        self._runs[0].beside = False
+        return self._push_records() and self._push_next() and self._push_records()
 
     def push_small(self) -> bool:
         """Send the connection's next bytes in one copy; return False if there may be more for `push`."""
@@ -137,24 +85,50 @@ class Outbound:
         size = sum(map(len, buffers))
         if not size:
             return True
-        if size < BESIDE and self._writer.put(b"".join((Record.data(size), *buffers))):
-            return size < self._batch // 2
-        self._queue(buffers, size)
+        more = size >= self._batch // 2
+        if more:
+            self._batch = max(_FEW, min(size // len(buffers) * _BUFFERS, BATCH))
+        if size < BESIDE and self._writer.put(b"".join((record.data(size), *buffers))):
+            return not more
+        self._runs.extend(
+            _group(buffers) if size >= BESIDE else [_Run([memoryview(buffer) for buffer in buffers], size)]
+        )
         return False
 
-    def _fill(self) -> bool:
-        buffers = self._take(self._batch)
-        size = sum(map(len, buffers))
-        self._queue(buffers, size)
-        return size > 0
+    def keep(self) -> None:
+        """Go on with copies."""
+        for run in self._runs:
+            if not run.kept:
+                run.buffers = [memoryview(bytes(buffer)) for buffer in run.buffers]
+                run.kept = True
 
-    def _queue(self, buffers: list[Buffer], size: int) -> None:
-        if size >= self._batch // 2:  # there is more
-            self._batch = max(_FEW, min(size // len(buffers) * _BUFFERS, BATCH))
-        if size >= BESIDE and not self._waits:
-            self._runs = deque(_group(buffers))
-        elif size:
-            self._runs.append(_Run([memoryview(buffer) for buffer in buffers], size, False))
+    def clear(self) -> None:
+        """The link is gone: hold nobody's memory any more, nor the peer's."""
+        self._runs.clear()
+        self._records.clear()
+        self._files.clear()
+
+    def granted(self, said: Record) -> None:
+        """The peer says where the announced bytes may go; raises ProtocolError unless that is due, and they fit."""
+        if not self._announced or self._grant is not None or not 0 < said.size <= self._runs[0].size:
+            raise ProtocolError(f"the peer grants {said.size} bytes that were not announced")
+        fd = self._files.place(said.segment, said.offset, said.size)
+        if fd is None:
+            self._stop()
+        else:
+            self._grant, self._fd = said, fd
+
+    def released(self, segment: int) -> None:
+        """The peer wants nothing there any more; raises ProtocolError if what it wanted is not all written."""
+        if self._grant is not None and self._grant.segment == segment:
+            raise ProtocolError(f"the peer releases segment {segment}, where it wants {self._grant.size} bytes")
+        self._files.close(segment)
+
+    def inline(self) -> None:
+        """The peer wants the announced bytes in the ring."""
+        if not self._announced or self._grant is not None:
+            raise ProtocolError("the peer refuses bytes that were not announced")
+        self._end_beside()
 
     def _push_records(self) -> bool:
         while self._records:
@@ -164,39 +138,49 @@ class Outbound:
             self._writer.write([self._records.popleft().pack()])
         return True
 
-    def _push_data(self) -> bool:
+    def _push_next(self) -> bool:
+        if self._announced:
+            return self._grant is not None and self._write(self._grant)
+        if not self._runs:
+            return not self.push_small()
         run = self._runs[0]
+        if run.beside and not self._waits:
+            self._announced = True
+            self.say(Record(Kind.ANNOUNCE, size=run.size))
+            return True
+        return self._push_data(run)
+
+    def _push_data(self, run: _Run) -> bool:
         size = min(run.size, self._writer.room() - record.SIZE)
         if size <= 0:
             self.blocked = True
             return False
-        head, run.buffers = (run.buffers, []) if size == run.size else _split(run.buffers, size)
-        self._writer.write([Record.data(size), *head])
+        head, run.buffers = _split(run.buffers, size)
+        self._writer.write([record.data(size), *head])
         self._count(run, size)
         return True
 
-    def _write(self, grant: _Grant) -> bool:
+    def _write(self, grant: Record) -> bool:
         run = self._runs[0]
         piece, _ = _split(run.buffers[:_VECTOR], min(grant.size, _PIECE))
-        size = 0 if self._waits else self._timed(piece, grant)
+        size = 0 if self._waits else self._timed(piece, grant.offset)
         if not size:
-            self._stop(run)
-            return self._push_records()
+            self._stop()
+            return True
         _, run.buffers = _split(run.buffers, size)
-        grant.offset += size
-        grant.size -= size
-        if not grant.size:
-            self._end_beside()
-            run.beside = run.size - size >= BESIDE
+        if size < grant.size:
+            self._grant = grant._replace(offset=grant.offset + size, size=grant.size - size)
+        else:
+            self._end_beside(more=run.size - size >= BESIDE)
         self.say(Record(Kind.WROTE, size=size))
         self._count(run, size)
-        return self._push_records()
+        return True
 
-    def _timed(self, piece: list[memoryview], grant: _Grant) -> int:
+    def _timed(self, piece: list[memoryview], offset: int) -> int:
         """Write; return how much was written. A peer that holds the file's lock can make it wait, and all our loop."""
         begin = time.monotonic()
         try:
-            return os.pwritev(grant.fd, piece, grant.offset)
+            return os.pwritev(self._fd, piece, offset)
         except OSError:  # no memory, or more than this process may write: the ring has room
             return 0
         finally:
@@ -209,13 +193,13 @@ class Outbound:
         """Whether writing beside has made us wait too much: all goes through the ring, until that is long ago."""
         return self._waited > _PATIENCE and self._waited > _SHARE * (time.monotonic() - self._begun)
 
-    def _stop(self, run: _Run) -> None:
+    def _stop(self) -> None:
         self._end_beside()
-        run.beside = False
         self.say(Record(Kind.STOPPED))
 
-    def _end_beside(self) -> None:
-        self._announced, self._grant = False, None
+    def _end_beside(self, *, more: bool = False) -> None:
+        """What was announced is settled; with `more`, the rest of the run is announced again."""
+        self._announced, self._grant, self._runs[0].beside = False, None, more
 
     def _count(self, run: _Run, size: int) -> None:
         run.size -= size
@@ -226,28 +210,16 @@ class Outbound:
 def _group(buffers: Iterable[Buffer]) -> list[_Run]:
     """Join neighbours that go one way. Headers are bytes and bodies are views, so a large body is a run of its own."""
     runs: list[_Run] = []
-    body: bool | None = None
-    for buffer in buffers:
-        if not len(buffer):
-            continue
-        if body is not isinstance(buffer, memoryview):
-            body = isinstance(buffer, memoryview)
-            runs.append(_Run([], 0, False))
-        runs[-1].buffers.append(memoryview(buffer))
-        runs[-1].size += len(buffer)
-        runs[-1].beside = body and runs[-1].size >= BESIDE
-    return _join(runs)
-
-
-def _join(runs: list[_Run]) -> list[_Run]:
-    joined: list[_Run] = []
-    for run in runs:
-        if joined and not run.beside and not joined[-1].beside:
-            joined[-1].buffers += run.buffers
-            joined[-1].size += run.size
+    for is_body, group in itertools.groupby(filter(len, buffers), key=lambda buffer: isinstance(buffer, memoryview)):
+        views = [memoryview(buffer) for buffer in group]
+        size = sum(map(len, views))
+        beside = is_body and size >= BESIDE
+        if beside or not runs or runs[-1].beside:
+            runs.append(_Run(views, size, beside))
         else:
-            joined.append(run)
-    return joined
+            runs[-1].buffers += views
+            runs[-1].size += size
+    return runs
 
 
 def _split(buffers: list[memoryview], size: int) -> tuple[list[memoryview], list[memoryview]]:

@@ -18,6 +18,7 @@ After ANNOUNCE, no DATA and no other ANNOUNCE before INLINE or STOPPED is said, 
 from __future__ import annotations
 
 import enum
+import functools
 import struct
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ _RECORD = struct.Struct("<IIQQ")
 
 SIZE = _RECORD.size
 unpack = _RECORD.unpack_from
+data = functools.partial(_RECORD.pack, 1, 0, 0)  # the 24 bytes of DATA, by its size
 
 
 class Kind(enum.IntEnum):
@@ -50,13 +52,3 @@ class Record(NamedTuple):
     def pack(self) -> bytes:
         """Return its 24 bytes."""
         return _RECORD.pack(*self)
-
-    @staticmethod
-    def data(size: int) -> bytes:
-        """Return the 24 bytes of a DATA record: what `pack` does, for the record that counts."""
-        return _RECORD.pack(1, 0, 0, size)
-
-    @classmethod
-    def unpack(cls, data: memoryview) -> Record:
-        """Read it from 24 bytes."""
-        return cls(*_RECORD.unpack(data))

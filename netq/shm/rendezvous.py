@@ -26,7 +26,7 @@ from netq.options import CommunicatorOptions, NetworkLocation, check_put_merge
 _BACKLOG = 1024
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
 _LONGEST = 107  # bytes of a socket's path (unix(7))
-_RIVAL, _NO_SOCKET = _OCCUPIED = "a server listens there", "a file that is no socket is there"
+_RIVAL = "a server listens there"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -112,7 +112,7 @@ def check_client(netloc: NetworkLocation) -> None:
 
 def check_user(sock: socket.socket) -> None:
     """Raise PermissionError if the peer is another user's process, the superuser's too."""
-    pid, uid = _peer(sock)
+    pid, uid = peer(sock)
     if uid != os.geteuid():
         raise PermissionError(
             errno.EPERM,
@@ -125,17 +125,8 @@ def check_user(sock: socket.socket) -> None:
         )
 
 
-def user(sock: socket.socket) -> int:
-    """Return the peer's user id."""
-    return _peer(sock)[1]
-
-
-def process(sock: socket.socket) -> int:
-    """Return the peer's process id, for people."""
-    return _peer(sock)[0]
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """Return the peer's process, for people, and its user."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -227,23 +218,24 @@ def _link(own: str, path: str) -> None:
     try:
         os.link(own, path)
     except FileExistsError:
+        _remove_stale(path)
         try:
-            _remove_stale(path)
             os.link(own, path)
-        except (FileExistsError, FileNotFoundError) as error:
-            if error.strerror in _OCCUPIED:
-                raise
-            raise FileExistsError(errno.EADDRINUSE, _RIVAL) from error  # another was faster, at either step
+        except FileExistsError as error:  # another was faster
+            raise FileExistsError(errno.EADDRINUSE, _RIVAL) from error
 
 
 def _remove_stale(path: str) -> None:
     """Remove the socket of a dead server; raises FileExistsError if it lives, or is none."""
-    if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise FileExistsError(errno.EEXIST, _NO_SOCKET)
-    if _is_alive(path):
-        raise FileExistsError(errno.EADDRINUSE, _RIVAL)
     aside = _neighbour(path)
-    os.rename(path, aside)
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
+        if _is_alive(path):
+            raise FileExistsError(errno.EADDRINUSE, _RIVAL)
+        os.rename(path, aside)
+    except FileNotFoundError:  # another has removed it
+        return
     try:
         if _is_alive(aside):  # another has taken the place between our look and our grip
             os.link(aside, path)

@@ -158,10 +158,14 @@ class Reader:
         except ValueError:  # released
             return False
 
-    def look(self) -> memoryview | None:
-        """Return the bytes that `ready` has counted, still in the ring; None if they lie in two pieces."""
-        start, ready = self._tail % self.size, self._head - self._tail
-        return self._bytes[start : start + ready] if start + ready <= self.size else None
+    def look(self, least: int) -> memoryview:
+        """Return the first of the bytes that `ready` has counted, `least` or more, still in the ring; or a copy of
+        `least`, if they lie in two pieces."""
+        start = self._tail % self.size
+        piece = self._bytes[start : start + self._head - self._tail]
+        if least <= len(piece):
+            return piece
+        return memoryview(bytes(piece) + self._bytes[: least - len(piece)])
 
     def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` as far as the bytes go that `ready` has counted, and free their room; return how many."""

@@ -9,28 +9,23 @@ Owned by a link, whose loop alone takes memory here. The last view of a segment 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import mmap
+import operator
 import os
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
 
 from netq.connection import Connection
-from netq.memory import Memory
+from netq.memory import KEEP, Memory
 from netq.shm import memfd
+from netq.shm.channel import NUMBER, SEGMENT, Control
 
 _libc = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h)
 MOST = 64  # segments of one link: each costs a descriptor on either side
-
-
-class Place(NamedTuple):
-    """Where a view lies; `fd` is the segment's, if the peer does not have it yet."""
-
-    segment: int
-    offset: int
-    fd: int | None
 
 
 class _Segment:
@@ -51,11 +46,17 @@ class _Segment:
         """
         return self.address <= address < self.address + self.size and self._block() is not None
 
-    def is_lent(self, loan: object) -> bool:
-        """Return whether it is known that `loan` is what its views keep alive, and know it from now on."""
-        known = self._loan is not None and self._loan() is loan
-        self._loan = weakref.ref(loan)
-        return known
+    def lend(self, loan: object, make_room: Callable[[int], object]) -> None:
+        """Have room made when `loan`, which all views of it keep alive, ends: then it is idle."""
+        if self._loan is None or self._loan() is not loan:
+            self._loan = weakref.ref(loan)
+            weakref.finalize(loan, make_room, self.size).atexit = False
+
+    def close(self) -> None:
+        """Let go of the descriptor, if it is still here."""
+        fd, self.fd = self.fd, None
+        if fd is not None:
+            os.close(fd)
 
     def populate(self, start: int, stop: int) -> None:
         """Take the pages from the system here, in the name of who will hold them (a cgroup pays for what it touches
@@ -68,92 +69,84 @@ class _Segment:
             _libc.madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(stop - start), _POPULATE_WRITE)
 
 
-class _Table:
-    """The segments that there are. It keeps no block and no link: a block's end is what it is told of."""
-
-    def __init__(self, released: Callable[[int], object]) -> None:
-        self.segments: dict[int, _Segment] = {}
-        self._released = weakref.WeakMethod(released)
-
-    def gone(self, number: int) -> None:
-        """A block is no more."""
-        segment = self.segments.pop(number)
-        was_sent = segment.fd is None
-        _close(segment)
-        if was_sent and (released := self._released()):
-            released(number)
-
-
 class Segments:
     """Makes the blocks of a link's Memory, and finds the one that a view lies in."""
 
-    def __init__(self, connection: Connection, pool: Pool, released: Callable[[int], object]) -> None:
+    def __init__(self, connection: Connection, pool: Pool, control: Control, released: Callable[[int], object]) -> None:
+        self.pool = pool
         self._connection: Connection | None = connection  # until the end: what waits for users holds blocks
-        self._pool = pool
-        self._next = 1
-        self._ended = False
-        self._table = _Table(released)
-        self.memory = self._begin()
-        pool.add(self)
+        self._control = control
+        self._released = weakref.WeakMethod(released)  # arrays that outlive the link keep this, and no link
+        self._table: dict[int, _Segment] = {}
+        self._numbers = itertools.count(1)
+        self.memory = connection.source = Memory(pool.keep, mapping=self._map)
         _all[id(self)] = self
 
     def renew(self) -> None:
         """Use no present segment for a message to come: a forked child has a view of it, and does not expect that."""
-        self.memory.retire()
-        self.memory = self._begin()
+        if self._connection is not None and self._table:
+            self.memory.retire()
+            self.memory = self._connection.source = Memory(self.pool.keep, mapping=self._map)
 
-    @property
-    def used(self) -> bool:
-        """Whether there are segments."""
-        return bool(self._table.segments) and not self._ended
+    def age(self) -> bool:
+        """Let segments go that have been idle for long; return whether there are others."""
+        self.memory.age()
+        return bool(self._table)
 
-    def find(self, view: memoryview) -> Place | None:
-        """Return where a view lies, ready to be written to; None if in no segment of this link."""
+    def find(self, view: memoryview) -> tuple[int, int] | None:
+        """Return the number of the segment that a view lies in, and where, ready for the peer to write there.
+
+        None if it is in no segment, or the peer cannot have it: its socket is full, or too many are under way.
+        """
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
-        for number, segment in list(self._table.segments.items()):
+        for number, segment in list(self._table.items()):
             if segment.has(address):
                 start = address - segment.address
                 segment.populate(start, start + len(view))
-                if not segment.is_lent(view.obj):
-                    weakref.finalize(view.obj, self._pool.make_room, segment.size).atexit = False
-                return Place(number, start, segment.fd)
+                segment.lend(view.obj, self.pool.make_room)
+                return (number, start) if self._share(number, segment) else None
         return None
-
-    def sent(self, number: int) -> None:
-        """The peer has the descriptor now: the mapping has one of its own."""
-        _close(self._table.segments[number])
 
     def end(self) -> None:
         """The link is gone: what is idle goes, and what is in use goes with its last view."""
-        self._ended = True
         if self._connection is not None:
             self._connection.source = None
             self._connection = None
         self.memory.retire()
-        for segment in list(self._table.segments.values()):
-            _close(segment)
+        for segment in list(self._table.values()):
+            segment.close()
 
-    def _begin(self) -> Memory:
-        memory = Memory(self._pool.keep, mapping=self._map)
-        if self._connection is not None:
-            self._connection.source = memory
-        return memory
+    def gone(self, number: int) -> None:
+        """A block is no more."""
+        segment = self._table.pop(number)
+        was_sent = segment.fd is None
+        segment.close()
+        if was_sent and (released := self._released()):
+            released(number)
+
+    def _share(self, number: int, segment: _Segment) -> bool:
+        """Send the descriptor, if the peer does not have it yet; the mapping here has one of its own."""
+        if segment.fd is not None:
+            try:
+                self._control.send(SEGMENT, NUMBER.pack(number), segment.fd)
+            except OSError:
+                return False
+            segment.close()
+        return True
 
     def _map(self, size: int) -> mmap.mmap:
         """A new segment; private memory, to be filled through the ring, if there cannot be one."""
-        try:
+        with contextlib.suppress(OSError, OverflowError):
             return self._make(size)
-        except (OSError, OverflowError):
-            pass
         try:
             return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error
 
     def _make(self, size: int) -> mmap.mmap:
-        if len(self._table.segments) >= MOST or memfd.strict():
+        if len(self._table) >= MOST or memfd.strict():
             raise OSError("enough segments")
-        self._pool.make_room()
+        self.pool.make_room()
         fd = memfd.make(size)
         try:
             if memfd.scarce(fd):
@@ -162,52 +155,46 @@ class Segments:
         except BaseException:
             os.close(fd)
             raise
-        self._register(block, fd)
+        number = next(self._numbers)
+        self._table[number] = _Segment(block, fd)
+        weakref.finalize(block, _tell, weakref.WeakMethod(self.gone), number).atexit = False
         return block
-
-    def _register(self, block: mmap.mmap, fd: int) -> None:
-        number, self._next = self._next, self._next + 1
-        self._table.segments[number] = _Segment(block, fd)
-        weakref.finalize(block, self._table.gone, number).atexit = False
 
 
 class Pool:
     """All that the links of one communicator have: how much of it may lie idle. Used in the loops of all of them."""
 
-    def __init__(self, keep: int) -> None:
-        self.keep = keep
-        self._members: weakref.WeakValueDictionary[int, Segments] = weakref.WeakValueDictionary()
-
-    def add(self, member: Segments) -> None:
-        """Count a link's segments."""
-        self._members[id(member)] = member
+    def __init__(self, memory: int) -> None:
+        self.keep = min(KEEP, memory // 4)  # of the `memory` that the communicator may use
 
     def make_room(self, size: int = 0) -> None:
         """Let idle segments of all links go, if they are too many together: a new one is about to be made, or one of
         `size` bytes is about to come back, in whatever thread its last view died."""
-        members = [member for ref in self._members.valuerefs() if (member := ref())]
-        idle = sorted([(member.memory.idle, member) for member in members], key=lambda pair: pair[0], reverse=True)
+        idle = [(member.memory.idle, member.memory) for member in _alive() if member.pool is self]
         over = sum([held for held, _ in idle]) + size - self.keep
-        for held, member in idle:
+        for held, memory in sorted(idle, key=operator.itemgetter(0), reverse=True):
             if over <= 0:
                 break
-            member.memory.trim(max(held - over, 0))
-            over -= held - member.memory.idle
-
-
-def _close(segment: _Segment) -> None:
-    fd, segment.fd = segment.fd, None
-    if fd is not None:
-        os.close(fd)
+            memory.trim(max(held - over, 0))
+            over -= held - memory.idle
 
 
 _all: weakref.WeakValueDictionary[int, Segments] = weakref.WeakValueDictionary()
 
 
+def _alive() -> list[Segments]:
+    return [segments for ref in _all.valuerefs() if (segments := ref())]
+
+
+def _tell(gone: weakref.WeakMethod[Callable[[int], None]], number: int) -> None:
+    """Tell a link's segments of a block's end. What waits for that must not keep them: they may hold the block."""
+    if tell := gone():
+        tell(number)
+
+
 def _renew_all() -> None:
-    for ref in _all.valuerefs():
-        if (segments := ref()) and segments.used:
-            segments.renew()
+    for segments in _alive():
+        segments.renew()
 
 
 if hasattr(os, "register_at_fork"):

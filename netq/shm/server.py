@@ -13,11 +13,10 @@ from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
 from netq.link import Owner
 from netq.loop import Loop
-from netq.memory import KEEP
 from netq.options import CommunicatorOptions, Purpose
 from netq.selector import READ
 from netq.shm import channel, rendezvous
-from netq.shm.control import REFUSED, Control
+from netq.shm.channel import REFUSED, Control
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 from netq.timers import Timer
@@ -39,7 +38,7 @@ class Listener:
         self._loop = loop
         self._door: rendezvous.Door | None = None
         self._guests: dict[Control, Timer] = {}  # have not said HELLO; and what cuts them
-        self._pool = Pool(min(KEEP, owner.options.connection.memory // 4))
+        self._pool = Pool(owner.options.connection.memory)
         self._starved = False  # and the log has been told
         self._complaints = Complaints()
 
@@ -89,8 +88,6 @@ class Listener:
     def _greeted(self, guest: Control) -> None:
         try:
             packet = guest.receive()
-        except BlockingIOError:
-            return
         except OSError:
             packet = None
         if packet is None:
@@ -102,7 +99,7 @@ class Listener:
             self._refuse(guest, str(error))
         else:
             self._forget(guest)
-            address = f"{self._where}, process {rendezvous.process(guest.sock)}"
+            address = f"{self._where}, process {rendezvous.peer(guest.sock)[0]}"
             self._owner.attach(Link(self._owner, self._loop, guest, found, self._pool, address))
         finally:
             if packet.fd is not None:
@@ -116,7 +113,7 @@ class Listener:
 
     def _complain(self, sock: socket.socket, reason: str) -> None:
         """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
-        now, user = time.monotonic(), f"user {rendezvous.user(sock)}"
+        now, user = time.monotonic(), f"user {rendezvous.peer(sock)[1]}"
         is_new = self._complaints.is_new(user, reason, now)
         self._complaints.forget_at(user, now + _NEWS)
         level = logging.WARNING if is_new else logging.DEBUG

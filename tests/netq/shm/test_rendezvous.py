@@ -16,7 +16,7 @@ import pytest
 import netq
 from netq import AddressError, CommunicatorOptions, InvalidOption, NetworkLocation, Protocol, Purpose, SecurityOptions
 from netq.shm import channel, rendezvous
-from netq.shm.control import Control
+from netq.shm.channel import Control
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.shm.conftest import Start

@@ -54,6 +54,8 @@ def test_it_does_what_a_queue_of_bytes_does(size: int, steps: list[tuple[str, ob
     queue = b""
     for step, value in steps:
         assert (writer.room(), reader.ready()) == (size - len(queue), len(queue))
+        assert bytes(reader.look(len(queue))) == queue  # in two pieces or not
+        assert queue.startswith(bytes(reader.look(len(queue) // 2)))
         match step, value:
             case "write", list(buffers):
                 data = b"".join(buffers)[: size - len(queue)]

@@ -9,7 +9,7 @@ import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,12 +17,14 @@ import pytest
 from netq.core import Communicator
 from netq.memory import LARGE, Memory
 from netq.shm import link, memfd
+from netq.shm.channel import Control
 from netq.shm.segments import MOST, Pool, Segments
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.shm.conftest import Start
 
 MIB = 2**20
+CONTROL = cast(Control, SimpleNamespace(send=lambda *_: None))  # to a peer that takes all that it is sent
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -207,8 +209,8 @@ def test_idle_segments_of_all_links_together_are_bounded() -> None:
         def released(self, number: int) -> None:
             pass
 
-    pool, owners = Pool(4 * MIB), [Link() for _ in range(5)]
-    members = [Segments(Connection(), pool, owner.released) for owner in owners]  # type: ignore[arg-type]
+    pool, owners = Pool(16 * MIB), [Link() for _ in range(5)]
+    members = [Segments(Connection(), pool, CONTROL, owner.released) for owner in owners]  # type: ignore[arg-type]
     for member in members:
         member.memory.take(2 * MIB)  # and gone at once
     assert sum(member.memory.idle for member in members) <= 4 * MIB + 2 * (2 * MIB)
@@ -224,7 +226,7 @@ def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addre
             pass
 
     link = Link()
-    segments = Segments(SimpleNamespace(source=None), Pool(0), link.released)  # type: ignore[arg-type]
+    segments = Segments(SimpleNamespace(source=None), Pool(0), CONTROL, link.released)  # type: ignore[arg-type]
     first = segments.memory.take(MIB)
     places, later = [segments.find(first)], list[memoryview]()
 
@@ -232,11 +234,11 @@ def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addre
         later.append(segments.memory.take(MIB))
         places.append(segments.find(later[0]))
 
-    block = segments._table.segments[1]._block()
+    block = segments._table[1]._block()
     assert block is not None
     weakref.finalize(block, meanwhile)  # runs before that of the segments, which was registered earlier
     del block, first
-    assert [place and place.segment for place in places] == [1, 2]
+    assert places == [(1, 0), (2, 0)]
     segments.end()
 
 

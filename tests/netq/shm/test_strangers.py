@@ -25,9 +25,8 @@ from netq.core import Communicator
 from netq.loop import Worker
 from netq.memory import Buffer
 from netq.selector import READ
-from netq.shm import channel, memfd, outbound, rendezvous
-from netq.shm.channel import RING, Channel
-from netq.shm.control import BELL, HELLO, REFUSED, SEGMENT, Control, Packet
+from netq.shm import channel, memfd, outbound, record, rendezvous
+from netq.shm.channel import BELL, HELLO, REFUSED, RING, SEGMENT, Channel, Control, Packet
 from netq.shm.files import Files
 from netq.shm.link import Link
 from netq.shm.outbound import BATCH, Outbound
@@ -68,7 +67,7 @@ class Stranger:
                 continue
             header = memoryview(bytearray(24))
             reader.read_into(header)
-            said = Record.unpack(header)
+            said = Record(*record.unpack(header))
             if said.kind != Kind.DATA:
                 return said
             reader.skip(said.size)
@@ -122,7 +121,7 @@ def meet() -> Iterator[Meet]:
 
 def data(*parts: bytes) -> bytes:
     body = b"".join(parts)
-    return Record.data(len(body)) + body
+    return record.data(len(body)) + body
 
 
 def unharmed(stage: Stage, server: Communicator) -> None:
@@ -212,9 +211,9 @@ def test_rings_that_are_no_rings(
         (b"x", "1 bytes of a record that has 24"),
         (Record(0).pack(), "a record of kind 0"),
         (Record(99).pack(), "a record of kind 99"),
-        (Record.data(0), "0 bytes are said to follow, 0 do"),
-        (Record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
-        (Record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
+        (record.data(0), "0 bytes are said to follow, 0 do"),
+        (record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
+        (record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
         (data(b"HTTP" * 10), "no frame of netq"),
         (Record(Kind.ANNOUNCE).pack(), "0 bytes are announced"),
         (Record(Kind.GRANT, 1, 0, 100).pack(), "grants 100 bytes that were not announced"),
@@ -475,6 +474,7 @@ def a_link(control: Control, received: Callable[[int, float], object] | None = N
         connect=lambda: SimpleNamespace(
             source=None, to_send=lambda limit, now: [], buffer=lambda: memoryview(bytearray(MIB)), received=received
         ),
+        deliver=lambda link, events: None,
         lost=lambda link, error: lost.append(error),
     )
     loop = SimpleNamespace(
@@ -550,14 +550,14 @@ def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None
         took = []
         for _ in range(3):
             theirs.send(bytes([BELL]))
-            begin, left = time.thread_time(), link._in.left
+            begin, left = time.thread_time(), link._in._left
             link._rung(READ)
-            took.append(((left or 200_000) - link._in.left, time.thread_time() - begin))
+            took.append(((left or 200_000) - link._in._left, time.thread_time() - begin))
         assert asked == ["_go_on"]
         assert took[0][0] <= BEGIN
         assert [size for size, _ in took[1:]] == [0, 0]  # its turn is yet to come
         link._go_on(link._loop)
-        assert 0 < took[0][0] + link._in.left < 200_000
+        assert 0 < took[0][0] + link._in._left < 200_000
         link._go()
         link._channel.close()
 
@@ -591,7 +591,7 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
 
 
 def test_segments_are_not_kept_where_descriptors_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    files, fd, other = Files(), memfd.make(SIZE), memfd.make(SIZE)
+    files, fd, other = Files(lambda: False), memfd.make(SIZE), memfd.make(SIZE)
     files.add(1, fd)
     monkeypatch.setattr("resource.getrlimit", lambda kind: (2 * other, 2 * other))
     files.add(2, other)
@@ -618,8 +618,9 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
     memory = bytearray(RING)
     reader = Reader(memory)
     bodies: list[list[Buffer]] = [[memoryview(bytes(SIZE))], [memoryview(bytes(SIZE))], [b"end"]]
-    out = Outbound(Writer(memory), lambda limit: bodies.pop(0) if bodies else [])
-    fd, said = memfd.make(SIZE), []
+    files, said = Files(lambda: False), []
+    out = Outbound(Writer(memory), lambda limit: bodies.pop(0) if bodies else [], files)
+    files.add(1, memfd.make(SIZE))
 
     def go_on() -> None:
         more = True
@@ -628,12 +629,12 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
             while reader.ready():
                 header = memoryview(bytearray(24))
                 reader.read_into(header)
-                said.append(Record.unpack(header))
+                said.append(Record(*record.unpack(header)))
                 if said[-1].kind == Kind.DATA:
                     reader.skip(said[-1].size)
 
     go_on()
-    out.granted(Record(Kind.GRANT, 1, 0, 1000), fd)  # it will be written slowly, quickly, slowly
+    out.granted(Record(Kind.GRANT, 1, 0, 1000))  # it will be written slowly, quickly, slowly
     go_on()
     kinds = [record.kind for record in said]
     assert kinds[:5] == [Kind.ANNOUNCE, *[Kind.WROTE] * 3, Kind.STOPPED]
@@ -643,7 +644,7 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
     bodies.append([memoryview(bytes(SIZE))])
     go_on()
     assert said[-1].kind == Kind.ANNOUNCE
-    os.close(fd)
+    out.clear()
 
 
 def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(stage: Stage, meet: Meet, log: Log) -> None:
@@ -674,7 +675,7 @@ def test_of_small_messages_few_are_taken_at_once_and_of_large_ones_much() -> Non
         return [bytes(100)] * (limit // 100) if small else [memoryview(bytes(limit))]
 
     reader = Reader(memory)
-    out = Outbound(Writer(memory), take)
+    out = Outbound(Writer(memory), take, Files(lambda: False))
 
     def pushes(count: int) -> None:
         while len(asked) < count:
