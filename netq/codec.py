@@ -1,8 +1,8 @@
-"""What each small message costs: its object, its frame, and its acknowledgement. Pure, as netq/lane.py, which owns it.
+"""The inner loops of small messages: the message, its frame, its acknowledgement. No socket, no clock, no thread.
 
-`netq/_codec.c` is the same, compiled; it is used where it was built, and NETQ_PURE=1 in the environment says not to.
-The two behave alike, and the tests run with both. Whatever is rare stays in Python alone: large messages, chunks,
-cancelling, and all that refuses a frame.
+`netq/_codec.c` is the same, compiled. It replaces the names below where it is built, unless the environment has
+NETQ_PURE=1. Both behave alike, and the tests run both. Large messages, chunks, cancelling, and frames that are refused
+are not here: netq/lane.py and netq/session.py have them, in Python alone.
 """
 
 from __future__ import annotations
@@ -13,19 +13,52 @@ import struct
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from netq.memory import Buffer
 from netq.utils.stream import Stream
 from netq.wire import HEADER_SIZE, OVERHEAD
-
-if TYPE_CHECKING:
-    from netq.lane import Item, Part, Sender
-    from netq.session import Session
 
 PENDING, FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
 _HEADER = struct.Struct("<BBHIQQ")
 _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
+
+
+class Sending(Protocol):
+    """What is read and changed of a netq.lane.Sender."""
+
+    lane: int
+    limit: int
+    next: int
+    number: int
+    _position: int
+    sent: deque[Outgoing]
+
+
+class Receiving(Protocol):
+    """What is read and changed of a netq.lane.Receiver."""
+
+    held: int
+    start: int
+    limit: int
+    cancelled: int
+    claimed: int
+    parts: list[memoryview]
+    last: tuple[int, int]
+
+
+class Conversation(Protocol):
+    """What is read and changed of a netq.session.Session."""
+
+    peer: uuid.UUID | None
+    small: int
+    arrived: Any  # deque[Item]
+    senders: Any  # dict[int, Sender]
+    receivers: Any  # dict[int, Receiver]
+    owed: Any  # dict[int, Receiver]
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
 
 
 class Outgoing:
@@ -82,7 +115,7 @@ class Outgoing:
         return True
 
 
-def batch(sender: Sender, out: list[Buffer | Part], small: int, limit: int, source: deque[Outgoing]) -> int:
+def batch(sender: Sending, out: list[Any], small: int, limit: int, source: deque[Outgoing]) -> int:
     """Do what `Sender.batch` says, with the messages of `source`."""
     number, position, size = sender.next, sender._position, 0
     sent, lane, most = sender.sent, sender.lane, sender.limit
@@ -127,19 +160,19 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
     return count, size
 
 
-def take(session: Session, data: memoryview, low: int, high: int) -> int:
+def take(session: Conversation, data: memoryview, low: int, high: int) -> int:
     """Do what `Session.take_whole` says."""
     peer, small = session.peer, session.small
     assert peer is not None
     while high - low >= HEADER_SIZE:
         kind, flags, lane, length, number, value = _unpack(data, low)
         if kind == 2:
-            receiver = session.receivers.get(lane)
+            receiver: Receiving | None = session.receivers.get(lane)
             if receiver is None or receiver.parts or receiver.claimed:
                 break  # a message has begun, or has gone beyond its window
             held, start, limit = receiver.held, receiver.start, receiver.limit
             mark = start - receiver.cancelled
-            came: list[Item] = []
+            came: list[tuple[uuid.UUID, bytes, Receiving, int, int]] = []
             size = 0
             while (
                 kind == 2
@@ -170,7 +203,7 @@ def take(session: Session, data: memoryview, low: int, high: int) -> int:
             session.messages_in += len(came)
             session.bytes_in += size
         elif kind == 3:
-            sender = session.senders.get(lane)
+            sender: Sending | None = session.senders.get(lane)
             if sender is None or flags or length or number >= sender.number:
                 break
             count, size = settle(sender.sent, number)

@@ -16,6 +16,8 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.errors", "netq.memory", "netq.loop", "netq.shm.ring", "netq.utils"],
     ["netq.wire", "netq.validate"],
     ["netq.utils.stream"],
+    ["netq._codec"],  # in C
+    ["netq.codec"],
     ["netq.lane", "netq.options"],
     ["netq.delivery", "netq.inbox"],
     ["netq.session", "netq.security*"],
