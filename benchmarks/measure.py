@@ -111,6 +111,7 @@ def _end_together(server: subprocess.Popen[str], client: subprocess.Popen[str]) 
 def _start(stack: ExitStack, peer: Peer, side: str, told: dict[str, Any]) -> subprocess.Popen[str]:
     command = [peer.python(), "-m", "benchmarks.side", side]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    environment |= dict(peer.environment)
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, cwd=ROOT, env=environment)
     stack.enter_context(process)

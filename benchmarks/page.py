@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
-import netq
 from benchmarks import plot
 from benchmarks.peers import PEERS
 from benchmarks.questions import Question
 from benchmarks.table import Missing, Samples, render, verdict
+from netq import codec
 
 TOP = """\
 # Benchmarks
@@ -107,4 +107,5 @@ def machine() -> str:
 def versions() -> str:
     """Say which versions of which peers are here."""
     found = {peer.version() for peer in PEERS.values() if not peer.why_not()} - {""}
-    return ", ".join([f"netq {netq.__version__}" if hasattr(netq, "__version__") else "netq", *sorted(found)])
+    kind = "compiled" if codec.take.__module__ == "netq._codec" else "Python"
+    return ", ".join([f"netq with the {kind} codec", *sorted(found)])

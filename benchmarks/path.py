@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import netq
+from netq import codec
 
 WARM, ROUNDS = 300, 101
 MESSAGE = bytes(64)
@@ -97,7 +98,8 @@ def main() -> None:
     ways, trips = measure(arguments.protocol, arguments.port)
     way = sorted(ways, key=lambda calls: len(set(calls)))[len(ways) // 2]
     functions = collections.Counter(way)
-    print(f"{arguments.protocol}, a message of {len(MESSAGE)} bytes, median of {len(ways)}:")
+    kind = "compiled" if codec.take.__module__ == "netq._codec" else "Python"
+    print(f"{arguments.protocol}, a message of {len(MESSAGE)} bytes, {kind} codec, median of {len(ways)}:")
     print(
         f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"
     )

@@ -133,12 +133,13 @@ QUESTIONS = (
         "TCP, one way, objects of 64 bytes",
         Task("one_way", "object", 64, 100_000, warm=5000),
         "messages cpu_message resident",
-        ("netq tcp", "raw", "pyzmq", "multiprocessing", "net-queue tcp"),
+        ("netq tcp", "netq tcp pure", "raw", "pyzmq", "multiprocessing", "net-queue tcp"),
         (
             Goal("messages", "netq tcp", ("pyzmq",), at_least=1.0),
+            Goal("messages", "netq tcp pure", at_least=300_000),
             Goal("messages", "netq tcp", ("net-queue tcp",), at_least=20.0),
         ),
-        "raw has no framing: it counts bytes.",
+        '"netq tcp pure" is netq without its compiled codec (NETQ_PURE=1). raw has no framing: it counts bytes.',
     ),
     *(
         _question(

@@ -31,6 +31,7 @@ class Peer:
     broker: bool = False
     tls: bool = False
     python_313: bool = False
+    environment: tuple[tuple[str, str], ...] = ()  # of its processes, beside what all have
     broken: str = ""  # why its current version does not work, whatever is installed
 
     def python(self) -> str:
@@ -98,6 +99,7 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer("netq tcp", "netq_", variant="tcp"),
+        Peer("netq tcp pure", "netq_", variant="tcp", environment=(("NETQ_PURE", "1"),)),
         Peer("netq tls", "netq_", _TLS, variant="tls", tls=True),
         Peer("netq mqtt", "netq_", _PAHO, variant="mqtt", broker=True),
         Peer("netq grpc", "netq_", _GRPC, variant="grpc"),
