@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults soak check bench bench-federation clean
+.PHONY: setup tools broker demo test unit other flower faults soak check bench bench-federation wheel wheel-aarch64 clean
 
 PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
 OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
@@ -70,6 +70,15 @@ bench: .venv/bench broker
 
 bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation
+
+wheel: .venv/demo
+	$(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# For boards with a 64-bit ARM processor, by Debian's cross compiler.
+wheel-aarch64: .venv/demo
+	@which aarch64-linux-gnu-gcc > /dev/null || { apt-get update -qq && $(INSTALL) gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
+	_PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
+	$(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
