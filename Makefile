@@ -71,17 +71,20 @@ bench: .venv/bench broker
 bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation
 
+# One wheel for Python 3.11 and later.
+ABI3 = $(RUN) -m pip wheel --quiet --no-deps --config-settings=--build-option=--py-limited-api=cp311
+
 wheel: .venv/demo
-	$(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(ABI3) --wheel-dir dist .
 
 # For boards with a 64-bit ARM processor, by Debian's cross compiler.
 wheel-aarch64: .venv/demo
 	@which aarch64-linux-gnu-gcc > /dev/null || { apt-get update -qq && $(INSTALL) gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
 	_PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
-	$(RUN) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(ABI3) --wheel-dir dist .
 
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
 
 clean:
-	rm -rf .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf netq/*.so .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
-/* netq/codec.py, compiled: what each small message costs. Same names, same behaviour; the tests run with both.
+/* netq/codec.py, compiled: the inner loops of small messages. Same names, same behaviour; the tests run with both.
 
-   Stable ABI of CPython 3.11 (abi3). No function here runs Python code between the message that it takes from one queue
-   and the one that it puts into the next, so a signal handler cannot come in between; but `acked` of a message that
-   something waits for is Python. Integers of the protocol are little-endian (docs/protocol.md). */
+   Stable ABI of CPython 3.11 (abi3). Signal handlers run between bytecodes of Python, and there are none here, except in
+   what these functions call: `acked` of a message that something waits for, and finalizers of data that is let go (an
+   exception in a finalizer does not come out). Integers of the protocol are little-endian (docs/protocol.md). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -101,7 +101,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *data, *audience, *peer, *guard, *recall, *state, *listeners, *made;
     u64 size, number, start;
-    int lane;
+    long lane;
     char withdrawn, left, waits;
 } Outgoing;
 
@@ -122,7 +122,7 @@ static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
     if (keywords == NULL && 1 <= count && count <= 6) { /* the usual call, without the library's parser */
         for (i = 0; i < count; i++)
             given[i] = PyTuple_GetItem(args, i);
-    } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOOOO", names, &given[0], &given[1], &given[2], &given[3],
+    } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOOOO:Outgoing", names, &given[0], &given[1], &given[2], &given[3],
                                             &given[4], &given[5]))
         return -1;
     if (PyBytes_CheckExact(given[0]))
@@ -134,7 +134,7 @@ static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
         long lane = PyLong_AsLong(given[1]);
         if (lane == -1 && PyErr_Occurred())
             return -1;
-        self->lane = (int)lane;
+        self->lane = lane;
     }
     replace(&self->data, given[0]);
     if (given[2] != NULL)
@@ -221,7 +221,7 @@ static PyMemberDef outgoing_members[] = {
     MEMBER("_recall", T_OBJECT, recall),      MEMBER("_state", T_OBJECT, state),
     MEMBER("_listeners", T_OBJECT, listeners), MEMBER("_made", T_OBJECT, made),
     MEMBER("size", T_ULONGLONG, size),        MEMBER("number", T_ULONGLONG, number),
-    MEMBER("start", T_ULONGLONG, start),      MEMBER("lane", T_INT, lane),
+    MEMBER("start", T_ULONGLONG, start),      MEMBER("lane", T_LONG, lane),
     MEMBER("withdrawn", T_BOOL, withdrawn),   MEMBER("left", T_BOOL, left),
     MEMBER("waits", T_BOOL, waits),           {NULL, 0, 0, 0, NULL},
 };
@@ -237,6 +237,7 @@ static PyType_Slot outgoing_slots[] = {
     {Py_tp_dealloc, outgoing_dealloc},      {Py_tp_traverse, outgoing_traverse},
     {Py_tp_clear, outgoing_clear},          {Py_tp_members, outgoing_members},
     {Py_tp_methods, outgoing_methods},      {Py_tp_getset, outgoing_properties},
+    {Py_tp_doc, "One message on its way to one peer; see netq/codec.py."},
     {0, NULL},
 };
 static PyType_Spec outgoing_spec = {
@@ -262,6 +263,10 @@ static int append_data(PyObject *out, PyObject *data)
     PyObject *buffers;
     Py_ssize_t i, count;
     int failed = 0;
+    if (data == NULL) {
+        PyErr_SetString(PyExc_TypeError, "a message without data");
+        return -1;
+    }
     if (PyBytes_CheckExact(data))
         return PyList_Append(out, data);
     if ((buffers = PyObject_GetAttr(data, s_buffers)) == NULL)
@@ -283,15 +288,14 @@ static int send_one(Outgoing *message, u64 number, u64 position, PyObject *out, 
     message->left = 1;
     if ((header = message_header((unsigned)message->lane, message->size, number)) == NULL)
         return -1;
-    failed = PyList_Append(out, header) || append_data(out, message->data);
+    if ((done = PyObject_CallFunctionObjArgs(append, (PyObject *)message, NULL)) != NULL) {
+        Py_DECREF(done);
+        done = PyObject_CallNoArgs(popleft);
+    }
+    Py_XDECREF(done);
+    failed = done == NULL || PyList_Append(out, header) || append_data(out, message->data);
     Py_DECREF(header);
-    if (failed || (done = PyObject_CallFunctionObjArgs(append, (PyObject *)message, NULL)) == NULL)
-        return -1;
-    Py_DECREF(done);
-    if ((done = PyObject_CallNoArgs(popleft)) == NULL)
-        return -1;
-    Py_DECREF(done);
-    return 0;
+    return failed ? -1 : 0;
 }
 
 static PyObject *batch(PyObject *module, PyObject *args)
@@ -312,6 +316,7 @@ static PyObject *batch(PyObject *module, PyObject *args)
     while (size < limit && PySequence_Size(source) > 0) {
         Outgoing *message = first_of(source);
         u64 length;
+        failed = 1;
         if (message == NULL)
             goto end;
         length = message->size;
@@ -581,7 +586,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "netq._codec", NU
 static const struct {
     PyObject **name;
     const char *text;
-} names[] = {
+} strings[] = {
     {&s_next, "next"},           {&s_position, "_position"},   {&s_sent, "sent"},         {&s_lane, "lane"},
     {&s_limit, "limit"},         {&s_number, "number"},        {&s_buffers, "buffers"},   {&s_nbytes, "nbytes"},
     {&s_append, "append"},       {&s_popleft, "popleft"},      {&s_acked, "acked"},       {&s_peer, "peer"},
@@ -598,8 +603,8 @@ PyMODINIT_FUNC PyInit__codec(void)
     size_t i;
     if (module == NULL)
         return NULL;
-    for (i = 0; i < sizeof names / sizeof *names; i++)
-        if ((*names[i].name = PyUnicode_InternFromString(names[i].text)) == NULL)
+    for (i = 0; i < sizeof strings / sizeof *strings; i++)
+        if ((*strings[i].name = PyUnicode_InternFromString(strings[i].text)) == NULL)
             goto failed;
     if ((empty = PyBytes_FromStringAndSize(NULL, 0)) == NULL ||
         (Outgoing_type = (PyTypeObject *)PyType_FromSpec(&outgoing_spec)) == NULL)

@@ -1,8 +1,8 @@
 """The inner loops of small messages: the message, its frame, its acknowledgement. No socket, no clock, no thread.
 
-`netq/_codec.c` is the same, compiled. It replaces the names below where it is built, unless the environment has
-NETQ_PURE=1. Both behave alike, and the tests run both. Large messages, chunks, cancelling, and frames that are refused
-are not here: netq/lane.py and netq/session.py have them, in Python alone.
+`netq/_codec.c` is the same, compiled. Where it is built it replaces the class and the three functions below, unless the
+environment has NETQ_PURE=1. Both behave alike, and the tests run both. Large messages, chunks, cancelling, and refused
+frames are not here: netq/lane.py and netq/session.py have them, in Python alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from netq.utils.stream import Stream
 from netq.wire import HEADER_SIZE, OVERHEAD
 
 PENDING, FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
+_MSG, _ACK = 2, 3  # wire.Kind, as plain numbers: to compare with an enum costs more
 _HEADER = struct.Struct("<BBHIQQ")
 _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 
 
-class Sending(Protocol):
-    """What is read and changed of a netq.lane.Sender."""
+class SenderFields(Protocol):
+    """What is read and changed of a netq.lane.Sender; netq/_codec.c uses the same names."""
 
     lane: int
     limit: int
@@ -34,7 +35,7 @@ class Sending(Protocol):
     sent: deque[Outgoing]
 
 
-class Receiving(Protocol):
+class ReceiverFields(Protocol):
     """What is read and changed of a netq.lane.Receiver."""
 
     held: int
@@ -46,7 +47,7 @@ class Receiving(Protocol):
     last: tuple[int, int]
 
 
-class Conversation(Protocol):
+class SessionFields(Protocol):
     """What is read and changed of a netq.session.Session."""
 
     peer: uuid.UUID | None
@@ -73,10 +74,10 @@ class Outgoing:
     withdrawn = False
     left = False  # its last byte has left: it can no longer be cancelled
     waits = False  # among those of which no byte has left
-    # Of a Delivery: how it ended, and for whom that is of interest.
-    _state = PENDING
-    _listeners: list[Any] | None = None
-    _made: Any = None
+    # Of a Delivery.
+    _state = PENDING  # or how it ended
+    _listeners: list[Any] | None = None  # callbacks
+    _made: Any = None  # the Condition, once concurrent.futures has asked for it
 
     def __init__(
         self,
@@ -115,8 +116,11 @@ class Outgoing:
         return True
 
 
-def batch(sender: Sending, out: list[Any], small: int, limit: int, source: deque[Outgoing]) -> int:
-    """Do what `Sender.batch` says, with the messages of `source`."""
+def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: deque[Outgoing]) -> int:
+    """Move small messages from `source` to `sender.sent`, and append their frames to `out`; return their bytes.
+
+    See `Sender.batch`.
+    """
     number, position, size = sender.next, sender._position, 0
     sent, lane, most = sender.sent, sender.lane, sender.limit
     while source and size < limit:
@@ -127,7 +131,7 @@ def batch(sender: Sending, out: list[Any], small: int, limit: int, source: deque
         message.number, message.start, message.left = number, position, True
         sent.append(message)
         source.popleft()
-        out.append(_pack(2, 0, lane, length, number, length))
+        out.append(_pack(_MSG, 0, lane, length, number, length))
         if type(data := message.data) is bytes:
             out.append(data)
         else:
@@ -141,7 +145,7 @@ def batch(sender: Sending, out: list[Any], small: int, limit: int, source: deque
 
 
 def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
-    """Do what `Sender.acked` says, with the messages that were `sent`."""
+    """End the messages up to `number`, and take them out of `sent`; return how many, and their bytes. See Sender.acked."""
     count = size = 0
     while sent:
         message = sent[0]
@@ -149,7 +153,7 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
             break
         if message.guard is None or message._listeners or message._made or message._state is not PENDING:
             message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
-        else:  # what `Delivery.acked` would do
+        else:  # a pending Delivery for which nothing waits: what its `acked` does
             message.data = b""
             message._recall = None
             message._state = FINISHED
@@ -160,22 +164,22 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
     return count, size
 
 
-def take(session: Conversation, data: memoryview, low: int, high: int) -> int:
-    """Do what `Session.take_whole` says."""
+def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
+    """Take small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_whole`."""
     peer, small = session.peer, session.small
     assert peer is not None
     while high - low >= HEADER_SIZE:
         kind, flags, lane, length, number, value = _unpack(data, low)
-        if kind == 2:
-            receiver: Receiving | None = session.receivers.get(lane)
+        if kind == _MSG:
+            receiver: ReceiverFields | None = session.receivers.get(lane)
             if receiver is None or receiver.parts or receiver.claimed:
                 break  # a message has begun, or has gone beyond its window
             held, start, limit = receiver.held, receiver.start, receiver.limit
-            mark = start - receiver.cancelled
-            came: list[tuple[uuid.UUID, bytes, Receiving, int, int]] = []
+            mark = start - receiver.cancelled  # where a message ends, cancelled ones left out: see Receiver.consume
+            came: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
             size = 0
             while (
-                kind == 2
+                kind == _MSG
                 and number == held + 1
                 and low + HEADER_SIZE + length <= high
                 and length == value <= small
@@ -202,8 +206,8 @@ def take(session: Conversation, data: memoryview, low: int, high: int) -> int:
             session.owed[lane] = receiver
             session.messages_in += len(came)
             session.bytes_in += size
-        elif kind == 3:
-            sender: Sending | None = session.senders.get(lane)
+        elif kind == _ACK:
+            sender: SenderFields | None = session.senders.get(lane)
             if sender is None or flags or length or number >= sender.number:
                 break
             count, size = settle(sender.sent, number)
@@ -217,6 +221,6 @@ def take(session: Conversation, data: memoryview, low: int, high: int) -> int:
     return low
 
 
-if not TYPE_CHECKING and not os.environ.get("NETQ_PURE"):
+if not TYPE_CHECKING and os.environ.get("NETQ_PURE", "0") in ("", "0"):
     with contextlib.suppress(ImportError):
         from netq._codec import Outgoing, batch, settle, take  # noqa: F401

@@ -219,6 +219,7 @@ def test_an_error_in_acked_comes_out_and_the_message_stays() -> None:
 def test_outgoing_has_the_same_attributes() -> None:
     both = [{n for n in dir(m.Outgoing(b"")) if not n.startswith("__")} for m in (PYTHON, compiled())]
     assert both[0] == both[1]
+    assert compiled().Outgoing(b"", 2**40).lane == 2**40
     for module in (PYTHON, compiled()):
         message = module.Outgoing(Stream([b"ab", b"c"]), lane=3, audience=(PEER,), peer=PEER, guard=7, recall=len)
         assert (message.size, message.lane, message.audience, message.peer) == (3, 3, (PEER,), PEER)
@@ -227,6 +228,17 @@ def test_outgoing_has_the_same_attributes() -> None:
         assert (message._listeners, message._made) == (None, None)
         assert message.fail(ValueError()) is True
         assert message.data == b""
+
+
+SENDER = SimpleNamespace(next=1, _position=0, limit=10**6, lane=0, sent=deque())
+
+
+def compiled_message(*, empty: bool = False) -> Any:
+    """Return a message of the compiled codec, or something that is not one where there is none."""
+    if compiled_is_missing:
+        return None
+    kind = compiled().Outgoing
+    return kind.__new__(kind) if empty else kind(b"a")
 
 
 @needs_compiled
@@ -240,6 +252,8 @@ def test_outgoing_has_the_same_attributes() -> None:
         ("batch", (SimpleNamespace(), [], 1, 1, deque())),
         ("batch", (SimpleNamespace(next=1, _position=0, limit=9, lane=0, sent=deque()), [], 1, 1, deque([7]))),
         ("batch", (SimpleNamespace(next=-1, _position=0, limit=9, lane=0, sent=deque()), [], 1, 1, deque())),
+        ("batch", (SENDER, [], 4096, 10**6, deque([compiled_message(), 7]))),
+        ("batch", (SENDER, [], 4096, 10**6, deque([compiled_message(empty=True)]))),
         ("settle", (deque([7]), 1)),
         ("settle", (7, 1)),
         ("take", (SimpleNamespace(), bytes(24), 0, 24)),
