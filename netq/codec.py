@@ -145,7 +145,7 @@ def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: 
 
 
 def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
-    """End the messages up to `number`, and take them out of `sent`; return how many, and their bytes. See Sender.acked."""
+    """End messages up to `number`, and take them out of `sent`; return how many and their bytes. See Sender.acked."""
     count = size = 0
     while sent:
         message = sent[0]
