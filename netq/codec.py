@@ -165,7 +165,7 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
 
 
 def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
-    """Take small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_whole`."""
+    """Take small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_small`."""
     peer, small = session.peer, session.small
     assert peer is not None
     while high - low >= HEADER_SIZE:

@@ -94,7 +94,7 @@ class Connection:
         self._id = id
         self._options = options
         self._control: list[bytes] = []
-        self._whole = False  # `pieces` is used: bodies are to stay Parts
+        self._keeps_parts = False  # `pieces` is used: bodies are to stay Parts
         self._leaving = False  # we have said that we close, and that the peer's window keeps us
         self._finished = False  # we have said FIN
         self._answer_due = False
@@ -115,7 +115,7 @@ class Connection:
         self._state = state
         self.open = state in _OPEN
         self.closed = state is State.CLOSED
-        self._reader.take = self._session.take_whole if state in _TALKING else take_nothing
+        self._reader.take = self._session.take_small if state in _TALKING else take_nothing
 
     # What a link tells.
 
@@ -145,27 +145,27 @@ class Connection:
             self._finish(events)
         return events
 
-    def read_whole(self, data: memoryview, low: int, high: int, now: float) -> int:
-        """Take small messages and ACKs where they lie, as `received_whole`; return where the first byte is left."""
+    def read_small(self, data: memoryview, low: int, high: int, now: float) -> int:
+        """Take small messages and ACKs where they lie, as `received_small`; return where the first byte is left."""
         session = self.session
         reader = self._reader
         if self._state is not State.OPEN or session is None or reader.frame is not None or not reader.empty:
             return low
         self._heard, self._doubted, session.confirmed = now, None, True
-        return session.take_whole(data, low, high)
+        return session.take_small(data, low, high)
 
-    def buffer_for_whole(self) -> memoryview | None:
-        """Return `buffer()` if `received_whole` may be called; None if the next bytes are for `received`."""
+    def buffer_for_small(self) -> memoryview | None:
+        """Return `buffer()` if `received_small` may be called; None if the next bytes are for `received`."""
         reader = self._reader
         return reader.buffer() if self._state is State.OPEN and reader.frame is None else None
 
-    def received_whole(self, n: int, now: float) -> bool:
+    def received_small(self, n: int, now: float) -> bool:
         """Take the n bytes that are now in `buffer()` as far as they are small messages and ACKs: all that a user's
         thread may do, which can be interrupted anywhere. Return False if `received(0)` is to go on with the rest.
         """
         assert self.session is not None
         self._heard, self._doubted, self.session.confirmed = now, None, True
-        return self._reader.advance_whole(n, SMALL)
+        return self._reader.advance_small(n, SMALL)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Take a packet: the same, for links that bring memory of their own."""
@@ -197,7 +197,7 @@ class Connection:
             parts = session.frames(out, limit)
         if out:
             self._spoke = now
-        if not parts or self._whole:
+        if not parts or self._keeps_parts:
             return cast(list[Buffer], out)
         buffers: list[Buffer] = []
         for piece in out:
@@ -209,7 +209,7 @@ class Connection:
 
     def pieces(self, limit: int, now: float) -> list[Buffer | Part]:
         """The same with the bodies of large messages as Parts, for links that send once what goes to several peers."""
-        self._whole = True
+        self._keeps_parts = True
         return cast(list[Buffer | Part], self.to_send(limit, now))
 
     def deadline(self) -> float:
@@ -285,7 +285,7 @@ class Connection:
         self.state = State.CLOSED
 
     def _place_rest(self) -> None:
-        """Have the begin of a small message counted: what `received_whole` left, and no more bytes complete."""
+        """Have the begin of a small message counted: what `received_small` left, and no more bytes complete."""
         try:
             for _ in self._reader.advance(0) if self.open and self._reader.partial is None else ():
                 return  # a whole frame, which was left: it comes again

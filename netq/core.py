@@ -128,7 +128,7 @@ class Communicator:
                     if inbox.arrived or inbox.sorted or inbox.ends:
                         item = inbox.take_now(peers, ahead=True)
         finally:
-            if home.deep or inbox.lines:
+            if home.parked_long or inbox.lines:
                 home.polled()
         if item is None and (item := self._wait_in_line(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")

@@ -315,7 +315,7 @@ class Receiver:
         return peer, data, self, number, mark
 
     def recount(self) -> None:
-        """Put right what a thread left that was interrupted in `Session.take_whole`."""
+        """Put right what a thread left that was interrupted in `Session.take_small`."""
         number, mark = self.last
         if number >= self.held:
             self.held, self.start = number, mark + self.cancelled

@@ -30,7 +30,7 @@ class Link(Protocol):
         """Send what the connection has to send, as far as that goes without waiting, and the rest later."""
 
     def receive(self) -> bool:
-        """Receive what a user's thread may (Connection.received_whole); return False if the loop's has to go on."""
+        """Receive what a user's thread may (Connection.received_small); return False if the loop's has to go on."""
 
     def keep(self) -> None:
         """Copy what has been taken from the connection and not been sent: its owner wants the memory back."""

@@ -145,16 +145,16 @@ class Loop:
         self._leader: threading.Lock | Desk | None = None
         self._polls = self._polls_seen = 0  # of users
         self._polled = False  # one of them uses the selector at this moment
-        self._seen = -math.inf  # when a user was at work last
-        self._wanted = False  # those who wait come back soon: they should poll
+        self._user_seen = -math.inf  # when a user was at work last
+        self._waits_are_short = False  # users who wait have waited for less than TICK of late: they should poll
         self._served = -math.inf  # when one of them was served last
-        self._bed = threading.Lock()  # the loop's thread sleeps on it when it is parked
-        self._bed.acquire()
+        self._park_lock = threading.Lock()  # the loop's thread sleeps on it when it is parked
+        self._park_lock.acquire()
         # Never released: to wait for it is a pause. libfaketime would stretch time.sleep to a day if the clock jumps.
         self._pause = threading.Lock()
         self._pause.acquire()
-        self.deep = False  # it has parked until the user that polls comes back
-        self.sleeps_long = True  # it polls, or has parked so: it does not look each millisecond, and has to be woken
+        self.parked_long = False  # the loop's thread is parked for a second: a user's thread polls, and nothing is owed
+        self.needs_wake = True  # the loop's thread polls or is parked for long: it does not look each millisecond
         self._resumed = False  # it should poll next, whoever else does
         # A user's thread waits for the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread
         # sets this before `with baton` and clears it as the first thing in it: a function for that costs 0.1 µs.
@@ -210,7 +210,7 @@ class Loop:
     @property
     def answered_soon(self) -> bool:
         """Whether who waits is likely to have an answer soon, and to send what is owed with it."""
-        return self._wanted and bool(self._line)
+        return self._waits_are_short and bool(self._line)
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits for the loop."""
@@ -226,7 +226,7 @@ class Loop:
         """Let the loop's thread look what there is to do."""
         phase = self._phase
         if phase is _PARKED:
-            _release(self._bed)
+            _release(self._park_lock)
         elif phase is _POLLING and self._woken != (sleep := self._sleeps):
             self._interrupt()
             self._woken = sleep  # not before: in between a signal handler might call, and not wake it
@@ -266,9 +266,9 @@ class Loop:
 
     def owe(self, worker: Worker) -> None:
         """Have `worker.pay` called within a millisecond or so, by whoever comes first. In any thread."""
-        self._seen = now = time.monotonic()
+        self._user_seen = now = time.monotonic()
         self.owing.setdefault(worker, now)
-        if self.sleeps_long:
+        if self.needs_wake:
             self.wake()
 
     def defer(self, worker: Worker) -> None:
@@ -285,7 +285,7 @@ class Loop:
 
     def resume(self) -> None:
         """Let the loop's thread poll again. In any thread."""
-        self._seen = -math.inf
+        self._user_seen = -math.inf
         self._resumed = True
         self.wake()
 
@@ -320,14 +320,14 @@ class Loop:
 
     def nudge(self) -> None:
         """Let a thread that polls look at what another user's thread has received."""
-        if self._led:
+        if self._user_polls:
             self._interrupt()
 
     def polled(self) -> None:
         """Let others poll: the thread that has done it goes on with other things."""
         if self._line:
             self.resume()
-        elif self.deep:
+        elif self.parked_long:
             self.wake()
 
     def check(self, name: str) -> None:
@@ -395,7 +395,7 @@ class Loop:
     def _may_lead(self, seat: threading.Lock | Desk) -> bool:
         """Whether the thread of this seat may poll. If not, note whether users come back soon."""
         if self._phase is _POLLING or self._resumed or self.at_work is not None or not self._shared or self._over:
-            self._wanted = time.monotonic() - self._served < TICK
+            self._waits_are_short = time.monotonic() - self._served < TICK
             return False
         leader = self._leader
         return leader is seat or leader is None or not leader.locked()
@@ -457,7 +457,7 @@ class Loop:
 
     def _do_quickly(self, ready: list[tuple[selectors.SelectorKey, int]], ring: Ring | None) -> None:
         """Do what a user's thread may; let the loop's thread do the rest."""
-        self._seen = time.monotonic()
+        self._user_seen = time.monotonic()
         if self._over:
             return
         all_done = self.at_work is None and (ring is None or ring.receive())
@@ -547,7 +547,7 @@ class Loop:
             until = time.monotonic() + 2 * LONGEST
             while self._polled and time.monotonic() < until:  # its wait ends now, and would end by itself by then
                 self._interrupt()
-                self._bed.acquire(timeout=TICK)
+                self._park_lock.acquire(timeout=TICK)
             for key in list(self._selector.get_map().values()):
                 cast(socket.socket, key.fileobj).close()  # nobody else will
             self._selector.close()
@@ -575,7 +575,7 @@ class Loop:
             if self.owing:
                 self._pay_what_is_late(time.monotonic() - TICK if parked else math.inf)
             self._choose()
-            for ring in () if self._led else self._rings:
+            for ring in () if self._user_polls else self._rings:
                 if ring.awake and not ring.sleep():
                     ring.go_on()
         for _ in range(_HANDOVERS):
@@ -585,21 +585,21 @@ class Loop:
         else:
             self.claimed = False
         worked |= self._end_turn()
-        if worked and self._led:
+        if worked and self._user_polls:
             self._interrupt()  # what was done may be for who polls
 
     @property
-    def _led(self) -> bool:
+    def _user_polls(self) -> bool:
         """Whether a user's thread polls, or works on what it has found."""
         leader = self._leader
         return leader is not None and leader.locked()
 
     def _choose(self) -> None:
         """Decide what to do next: poll, or leave that to the users."""
-        led = self._led
-        parked = self._shared and not self._resumed and (led or time.monotonic() - self._seen < TICK)
-        self.deep = parked and led and self._polls == self._polls_seen and not self.owing  # it may poll for long
-        self.sleeps_long = not parked or self.deep
+        led = self._user_polls
+        parked = self._shared and not self._resumed and (led or time.monotonic() - self._user_seen < TICK)
+        self.parked_long = parked and led and self._polls == self._polls_seen and not self.owing  # it may poll for long
+        self.needs_wake = not parked or self.parked_long
         self._polls_seen = self._polls
         self._sleeps += 1
         self._phase = _PARKED if parked else _POLLING
@@ -614,14 +614,14 @@ class Loop:
         woken = False
         while not (self._busy or self._resumed):
             timeout = self._timeout()
-            seconds = longest if self.deep else TICK
-            woken = self._bed.acquire(timeout=seconds if timeout is None else min(timeout, seconds))
-            if woken or self.deep or self._polls == self._polls_seen or (timeout is not None and timeout < TICK):
+            seconds = longest if self.parked_long else TICK
+            woken = self._park_lock.acquire(timeout=seconds if timeout is None else min(timeout, seconds))
+            if woken or self.parked_long or self._polls == self._polls_seen or (timeout is not None and timeout < TICK):
                 break
             self._polls_seen = self._polls  # users have polled in this millisecond, and may go on
-        late = self.deep and longest == _BUSY and not woken  # the event loop may be busy with other things
-        self.deep = False
-        return [] if self._led and not late else self._selector.select(0)
+        late = self.parked_long and longest == _BUSY and not woken  # the event loop may be busy with other things
+        self.parked_long = False
+        return [] if self._user_polls and not late else self._selector.select(0)
 
     @property
     def _busy(self) -> bool:
@@ -641,8 +641,8 @@ class Loop:
             function(*args)
         if self._settle():
             self._served = time.monotonic()
-            if self._wanted:
-                self._seen = self._served
+            if self._waits_are_short:
+                self._user_seen = self._served
                 with self.baton:
                     self._choose()
         return worked

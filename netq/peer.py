@@ -121,7 +121,7 @@ class Peer:
         session, loop = self.session, self.loop
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in loop.owing and not loop.sleeps_long and message.size <= _LARGE:
+        if 1 < len(outbox) < _MANY and self in loop.owing and not loop.needs_wake and message.size <= _LARGE:
             return  # it goes with those before it
         if not self.inline or message.size > _LARGE or message.audience:
             loop.urge(self)

@@ -1,7 +1,7 @@
 """The conversation with one peer: numbering, chunks, acknowledgement, cancelling, the window, lanes, resuming.
 
 A session outlives connections. Pure: no socket, no clock, no thread; owned by one loop. What it owes the peer
-comes out of `acknowledge` and `frames`; what the peer sends comes in by `take_whole`, if it is small and just what is
+comes out of `acknowledge` and `frames`; what the peer sends comes in by `take_small`, if it is small and just what is
 expected, and otherwise by `place`, `received`, `acked`, `dropped`. Whole messages go to `arrived`.
 
     new ──put──► queued ──frames─► sent ──acked──► gone          a message, seen by its sender
@@ -56,7 +56,7 @@ class Session:
         self.attend: Callable[[Receiver], object] = lambda receiver: None  # has `taken` called; in any thread
         self._options = options
         self.small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
-        self._whole = min(SMALL, options.transport_size)  # and of one that may leave so
+        self._small_out = min(SMALL, options.transport_size)  # and of one that may leave so
         self._memory = memory
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
@@ -114,7 +114,7 @@ class Session:
             not sender.waiting
             and sender.number >= sender.next
             and len(self.outbox) + len(sender.sent) <= self._options.queue_size
-            and self._peer_size >= self._whole
+            and self._peer_size >= self._small_out
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
 
@@ -141,11 +141,11 @@ class Session:
         if len(self.senders) == 1:
             (sender,) = self.senders.values()
             if self.outbox and self._takes_all(sender):
-                limit -= sender.batch(out, self._whole, limit, self.outbox)
+                limit -= sender.batch(out, self._small_out, limit, self.outbox)
                 if limit <= 0 or not self.outbox:
                     return False
             self.drain()
-            limit -= sender.batch(out, self._whole, limit)
+            limit -= sender.batch(out, self._small_out, limit)
             if not sender.waiting and sender.number >= sender.next:
                 return False
         self.drain()
@@ -226,7 +226,7 @@ class Session:
         """Bytes of messages that have begun to come, and are not whole."""
         return sum(receiver.partial for receiver in self.receivers.values())
 
-    def take_whole(self, data: memoryview, low: int, high: int) -> int:
+    def take_small(self, data: memoryview, low: int, high: int) -> int:
         """Take the frames in `data[low:high]` up to the first that is not whole, or neither a small whole message nor
         an ACK, or not just what is expected; return where that begins: the rest is for `place` and the others.
 

@@ -230,7 +230,7 @@ class Reader:
             yield frame._replace(body=body) if frame.kind in _WORDS else frame
         self._tidy()
 
-    def advance_whole(self, n: int, most: int) -> bool:
+    def advance_small(self, n: int, most: int) -> bool:
         """Take n more bytes, as far as `take` does; return whether it can go on when more have come.
 
         It cannot, if a frame begins that has a body of more than `most` bytes, or is there whole: then `advance(0)`.

@@ -74,7 +74,7 @@ class Inbound:
                 return False
             if stop > len(data):
                 data = reader.look(stop)
-            low = self._connection.read_whole(data, record.SIZE, stop, time.monotonic())
+            low = self._connection.read_small(data, record.SIZE, stop, time.monotonic())
             reader.skip(low)
             self._left = stop - low
             if self._left or not reader.waits():

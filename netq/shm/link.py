@@ -75,7 +75,7 @@ class Link:
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
         loop, peer = self._loop, self.peer
-        if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_whole() is None:
+        if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_small() is None:
             return False
         loop.at_work = peer
         self.awake = True

@@ -78,7 +78,7 @@ class Link:
         done, n = True, 0
         try:
             for _ in range(_FEW):
-                if (buffer := connection.buffer_for_whole()) is None:
+                if (buffer := connection.buffer_for_small()) is None:
                     done = False  # the loop's thread goes on with what has begun
                     break
                 n = pipe.recv_into(buffer)
@@ -86,7 +86,7 @@ class Link:
                     done = False  # the end, which the loop's thread will see again
                     break
                 self._heard = True
-                done = connection.received_whole(n, time.monotonic())
+                done = connection.received_small(n, time.monotonic())
                 if not (done and pipe.more):
                     break
             if n and (not done or (pipe.more and pipe.hides)):

@@ -580,7 +580,7 @@ def receive_whole(connection: Connection, data: bytes, now: float = 0.0) -> bool
     """Receive as a user's thread does; of what the buffer has room for."""
     buffer = connection.buffer()
     buffer[: len(data)] = data
-    return connection.received_whole(len(data), now)
+    return connection.received_small(len(data), now)
 
 
 def held(connection: Connection) -> tuple[int, int]:
@@ -606,12 +606,12 @@ def talking(*messages: Outgoing) -> Connection:
 @pytest.mark.parametrize("state", State)
 def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state: State) -> None:
     connection = in_state(state)
-    assert (connection.buffer_for_whole() is not None) is (state is State.OPEN)
+    assert (connection.buffer_for_small() is not None) is (state is State.OPEN)
     if state is State.OPEN:
         connection.feed(memoryview(whole(1, 5000)[:30]), 0.0)
-        assert connection.buffer_for_whole() is None
+        assert connection.buffer_for_small() is None
         connection.feed(memoryview(whole(1, 5000)[30:]), 0.0)
-        assert connection.buffer_for_whole() is not None
+        assert connection.buffer_for_small() is not None
 
 
 def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
@@ -642,7 +642,7 @@ def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind:
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
     assert connection.received(0, 0.0) == []
     assert kinds(sent(connection)) == ([] if kind is None else [kind])
-    assert (connection.buffer_for_whole() is not None) is (kind is not None)
+    assert (connection.buffer_for_small() is not None) is (kind is not None)
 
 
 def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
@@ -657,7 +657,7 @@ def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
     for first, second in itertools.product((True, False), repeat=2):
         connection, data = talking(), whole(2)
         for part, by_user in ((data[:cut], first), (data[cut:], second)):
-            if by_user and connection.buffer_for_whole() is not None:
+            if by_user and connection.buffer_for_small() is not None:
                 assert receive_whole(connection, part)
             else:
                 assert connection.feed(memoryview(part), 0.0) == []
@@ -704,23 +704,23 @@ def test_small_messages_are_taken_where_they_lie_if_nothing_was_left_before() ->
     connection = talking(one)
     data = whole(2) + VALID[Kind.ACK].whole() + whole(3) + VALID[Kind.PING].whole() + whole(4)
     there = memoryview(b"xx" + data + b"xx")
-    stop = connection.read_whole(there, 2, 2 + len(data), 1.5)
+    stop = connection.read_small(there, 2, 2 + len(data), 1.5)
     assert bytes(there[2:stop]) == whole(2) + VALID[Kind.ACK].whole() + whole(3)
     assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
-    assert connection.read_whole(there, stop, 2 + len(data), 1.6) == stop
+    assert connection.read_small(there, stop, 2 + len(data), 1.6) == stop
     assert connection.feed(there[stop : 2 + len(data)], 1.6) == []
     assert (arrived(connection), connection.deadline()) == ([b"\4\4"], 10.0)
     for begin in (whole(5)[:1], whole(5)[:25], whole(5, 5000)[:100]):
         other = talking()
         other.feed(memoryview(whole(2) + whole(3) + whole(4) + begin), 0.0)
         data = whole(5)
-        assert other.read_whole(memoryview(data), 0, len(data), 1.0) == 0, "it begins with the rest of what was left"
+        assert other.read_small(memoryview(data), 0, len(data), 1.0) == 0, "it begins with the rest of what was left"
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
 def test_nothing_is_taken_where_it_lies_unless_the_link_is_open(state: State) -> None:
     data = whole(1) + VALID[Kind.ACK].whole()
-    assert in_state(state).read_whole(memoryview(data), 0, len(data), 0.0) == 0
+    assert in_state(state).read_small(memoryview(data), 0, len(data), 0.0) == 0
 
 
 # Goodbye.

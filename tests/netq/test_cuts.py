@@ -232,9 +232,9 @@ class ByUser(Connection):
         return events
 
     def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
-        if self.buffer_for_whole() is None:
+        if self.buffer_for_small() is None:
             return self.received(n, now)
-        return [] if self.received_whole(n, now) else self.received(0, now)
+        return [] if self.received_small(n, now) else self.received(0, now)
 
 
 class ByUserLater(ByUser):
@@ -250,9 +250,9 @@ class ByUserLater(ByUser):
         return self.received(0, now) if due else []
 
     def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
-        if not last or self.buffer_for_whole() is None:
+        if not last or self.buffer_for_small() is None:
             return super()._receive(n, now, last=last)
-        self.due = not self.received_whole(n, now)
+        self.due = not self.received_small(n, now)
         return []
 
 
@@ -270,7 +270,7 @@ class InPlace(Connection):
     """Takes small messages where they lie, as over shared memory."""
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
-        return super().feed(packet[self.read_whole(packet, 0, len(packet), now) :], now)
+        return super().feed(packet[self.read_small(packet, 0, len(packet), now) :], now)
 
 
 class Later(LossyPair):
@@ -288,7 +288,7 @@ class Later(LossyPair):
 def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """Count the messages that are sent and received by the short path, and the ACKs that are."""
     count: collections.Counter[str] = collections.Counter()
-    batch, take_whole = Sender.batch, Session.take_whole
+    batch, take_small = Sender.batch, Session.take_small
 
     def counted_batch(self: Sender, *args: Any) -> int:
         before = len(self.sent)
@@ -297,7 +297,7 @@ def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         return size
 
     def counted_take(self: Session, data: memoryview, low: int, high: int) -> int:
-        stop = take_whole(self, data, low, high)
+        stop = take_small(self, data, low, high)
         while low < stop:
             kind, _, _, length, _, _ = HEADER.unpack_from(data, low)
             count["received" if kind == 2 else "acked"] += 1
@@ -306,7 +306,7 @@ def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         return stop
 
     monkeypatch.setattr(Sender, "batch", counted_batch)
-    monkeypatch.setattr(Session, "take_whole", counted_take)
+    monkeypatch.setattr(Session, "take_small", counted_take)
     return count
 
 

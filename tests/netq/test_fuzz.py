@@ -49,8 +49,8 @@ class Recording(Memory):
 class Watched(Session):
     """A session that counts what its short path takes."""
 
-    def take_whole(self, data: memoryview, low: int, high: int) -> int:
-        stop = super().take_whole(data, low, high)
+    def take_small(self, data: memoryview, low: int, high: int) -> int:
+        stop = super().take_small(data, low, high)
         assert low <= stop <= high
         for frame in split(bytes(data[low:stop])):
             short[Kind(frame[0]).name] += 1

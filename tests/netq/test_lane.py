@@ -771,7 +771,7 @@ def test_what_was_cancelled_counts_beside_what_was_taken() -> None:
 
 
 def simple(receiver: Receiver) -> bool:
-    """Whether it is what `take_whole` wants."""
+    """Whether it is what `take_small` wants."""
     return not (receiver.parts or receiver.claimed)
 
 
@@ -939,7 +939,7 @@ def test_a_sender_that_was_interrupted_anywhere_goes_on_wherever_the_peer_stands
 def test_a_receiver_that_was_interrupted_anywhere_holds_what_the_user_has_or_nothing_new(
     steps: int, cancelled: int
 ) -> None:
-    """`take_whole` says what has come last, then what is held, then where the next starts."""
+    """`take_small` says what has come last, then what is held, then where the next starts."""
     one = receiver()
     for number in range(1, cancelled + 1):
         one.dropped(drop(number, 20))

@@ -25,7 +25,7 @@ class ALoop:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.owing: dict[object, float] = {}
-        self.sleeps_long = False
+        self.needs_wake = False
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         self.asked.append("call")
@@ -90,7 +90,7 @@ def test_messages_behind_others_that_are_under_way_wait_for_company(peer: Peer, 
 def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
     post(peer, 4)
     loop.asked.clear()
-    loop.sleeps_long = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
+    loop.needs_wake = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
     post(peer, 3)
     assert loop.asked == ["owe"] * 3
 

@@ -526,11 +526,11 @@ def msg(number: int, size: int, lane: int = 0, flags: int = 0) -> Frame:
     return Frame(Kind.MSG, flags, lane, size, number, size, body)
 
 
-def take_whole(session: Session, *frames: Frame | bytes) -> int:
+def take_small(session: Session, *frames: Frame | bytes) -> int:
     """How many bytes of these the short path takes."""
     data = b"".join(frame.whole() if isinstance(frame, Frame) else frame for frame in frames)
     before, behind = VALID.whole(), VALID.whole()  # which are not its concern
-    low = session.take_whole(memoryview(before + data + behind), len(before), len(before) + len(data))
+    low = session.take_small(memoryview(before + data + behind), len(before), len(before) + len(data))
     return low - len(before)
 
 
@@ -554,7 +554,7 @@ def test_the_short_path_takes_small_messages_and_acks() -> None:
     one = primed()
     frames = [msg(2, 10), msg(3, 0), ack(1, limit=10_500), msg(4, 100), msg(2, 7, lane=3), ack(3, 0, lane=5), msg(5, 1)]
     size = sum(24 + frame.length for frame in frames)
-    assert take_whole(one, *frames) == size
+    assert take_small(one, *frames) == size
     lanes = {0: [10, 0, 100, 1], 3: [7]}
     wanted = [frame for frame in frames if frame.kind is Kind.MSG]
     assert [(peer, data, receiver.lane, number) for peer, data, receiver, number, _ in one.arrived] == [
@@ -573,16 +573,16 @@ def test_the_short_path_takes_small_messages_and_acks() -> None:
 def test_the_short_path_copies_what_it_takes() -> None:
     one = primed()
     data = bytearray(msg(2, 10).whole())
-    assert one.take_whole(memoryview(data), 0, len(data)) == len(data)
+    assert one.take_small(memoryview(data), 0, len(data)) == len(data)
     data[:] = bytes(len(data))
     assert one.arrived[0][1] == msg(2, 10).body
 
 
 def test_the_short_path_goes_on_after_what_was_cancelled() -> None:
     one = primed()
-    assert take_whole(one, msg(2, 10)) == 34
+    assert take_small(one, msg(2, 10)) == 34
     one.dropped(Frame(Kind.DROP, number=3, value=50))
-    assert take_whole(one, msg(4, 20)) == 44
+    assert take_small(one, msg(4, 20)) == 44
     assert [item[4] for item in one.arrived] == [5 + 10 + 2 * 256, 5 + 10 + 20 + 3 * 256]
     assert take(one, 2) is False
     one.owed.clear()
@@ -592,7 +592,7 @@ def test_the_short_path_goes_on_after_what_was_cancelled() -> None:
 @pytest.mark.parametrize(("value", "limit"), [(10_300, 10_300), (10_000, 10_000), (0, 10_000), (2**63 - 1, 2**63 - 1)])
 def test_an_ack_on_the_short_path_widens_the_window_and_never_narrows_it(value: int, limit: int) -> None:
     one = primed()
-    assert take_whole(one, ack(0, value), ack(3, value), ack(1, 0), ack(3, 5)) == 4 * 24
+    assert take_small(one, ack(0, value), ack(3, value), ack(1, 0), ack(3, 5)) == 4 * 24
     assert len(settled(one)) == 3
     put(one, 20_000)
     room = limit - 3 * (10 + OVERHEAD)
@@ -649,10 +649,10 @@ def test_the_short_path_stops_before_what_is_not_for_it(stop: Frame | bytes, at_
     part = isinstance(stop, bytes) and len(stop) < 24 + 10
     behind: list[Frame] = [] if part else [msg(3, 5), ack(3), msg(3, 5, lane=3)]
     if at_once:
-        assert take_whole(one, *first, stop, *behind) == size
+        assert take_small(one, *first, stop, *behind) == size
     else:
-        assert take_whole(one, *first) == size
-        assert take_whole(one, stop, *behind) == 0
+        assert take_small(one, *first) == size
+        assert take_small(one, stop, *behind) == 0
     assert [(item[2].lane, item[3]) for item in one.arrived] == [(0, 2), (3, 2)]
     assert [message.number for message in settled(one)] == [1]
     assert sorted((frame.lane, frame.number, frame.value) for frame in acks(one)) == [(0, 2, 10_000), (3, 2, 10_000)]
@@ -664,18 +664,18 @@ def test_the_short_path_stops_before_what_is_not_for_it(stop: Frame | bytes, at_
 def test_the_short_path_takes_what_just_fits_the_window_and_no_byte_more() -> None:
     for size, taken in ((10_000 - 5 - 256, 0), (SMALL + 1, 0), (SMALL, 1)):
         one = primed()
-        assert bool(take_whole(one, msg(2, size))) is bool(taken)
+        assert bool(take_small(one, msg(2, size))) is bool(taken)
     for behind, taken in ((0, 1), (100, 1), (101, 0)):
         one = primed(dataclasses.replace(OPTIONS, window=5 + 256 + 50 + 256 + 100))
-        assert take_whole(one, msg(2, 50)) == 74
-        assert take_whole(one, msg(3, behind)) == taken * (24 + behind)
+        assert take_small(one, msg(2, 50)) == 74
+        assert take_small(one, msg(3, behind)) == taken * (24 + behind)
     one = primed(dataclasses.replace(OPTIONS, window=5 + 256 + 50 + 256))
-    assert take_whole(one, msg(2, 50), msg(3, 0)) == 74, "not even one without bytes may start at the limit"
+    assert take_small(one, msg(2, 50), msg(3, 0)) == 74, "not even one without bytes may start at the limit"
 
 
 def test_the_short_path_takes_nothing_larger_than_messages_may_be() -> None:
     one = primed(dataclasses.replace(OPTIONS, message_size=20))
-    assert take_whole(one, msg(2, 20), msg(3, 21)) == 44
+    assert take_small(one, msg(2, 20), msg(3, 21)) == 44
 
 
 def test_the_short_path_waits_until_what_has_begun_is_whole() -> None:
@@ -684,11 +684,11 @@ def test_the_short_path_waits_until_what_has_begun_is_whole() -> None:
     one.place(part)
     one.received(part)
     rest = Frame(Kind.MSG, length=5, number=2, value=15, body=bytes(5))
-    assert take_whole(one, rest) == take_whole(one, msg(3, 5)) == take_whole(one, msg(2, 15)) == 0
-    assert take_whole(one, msg(2, 5, lane=3)) == 29, "another lane does not wait"
+    assert take_small(one, rest) == take_small(one, msg(3, 5)) == take_small(one, msg(2, 15)) == 0
+    assert take_small(one, msg(2, 5, lane=3)) == 29, "another lane does not wait"
     one.place(rest)
     one.received(rest)
-    assert take_whole(one, msg(3, 5)) == 29
+    assert take_small(one, msg(3, 5)) == 29
 
 
 def test_the_short_path_waits_until_what_went_beyond_its_window_is_taken() -> None:
@@ -703,24 +703,24 @@ def test_the_short_path_waits_until_what_went_beyond_its_window_is_taken() -> No
     _, _, receiver, number, mark = one.arrived.popleft()
     assert receiver.consume(number, mark)
     assert one.said(0).value == 10_000 + mark
-    assert take_whole(one, msg(3, 5)) == 0
+    assert take_small(one, msg(3, 5)) == 0
     assert receiver.attention
     one.taken(receiver)
-    assert take_whole(one, msg(3, 5)) == 29
+    assert take_small(one, msg(3, 5)) == 29
 
 
 def test_a_lane_on_the_short_path_is_lent_more_when_its_user_has_taken_a_part() -> None:
     one = session(dataclasses.replace(OPTIONS, window=2 * CREDIT))
     budget = one._memory.budget = Budget(2 * CREDIT)
     budget.lent = CREDIT  # by others
-    assert take_whole(one, msg(1, 5)) == 0, "the first of a lane is never for it"
+    assert take_small(one, msg(1, 5)) == 0, "the first of a lane is never for it"
     arrive(one, 1, 5)
     assert one.said(0).value == CREDIT
     budget.lent = 0
     count = 0
     while not one.receivers[0].attention:
         count += 1
-        assert take_whole(one, msg(one.receivers[0].held + 1, 1000)) == 1024
+        assert take_small(one, msg(one.receivers[0].held + 1, 1000)) == 1024
         _, _, receiver, number, mark = one.arrived.popleft()
         assert receiver.consume(number, mark)
     assert count < CREDIT // 1256
@@ -732,7 +732,7 @@ def test_a_lane_on_the_short_path_is_lent_more_when_its_user_has_taken_a_part() 
 class Long(Session):
     """A session without the short path."""
 
-    def take_whole(self, data: memoryview, low: int, high: int) -> int:
+    def take_small(self, data: memoryview, low: int, high: int) -> int:
         return low
 
 
@@ -872,7 +872,7 @@ def interrupt_receiving(left: int, taken: int) -> bool:
     other.acknowledge(out)
     other.frames(out, 10**6)
     data = memoryview(b"".join(piece for piece in out if not isinstance(piece, Part)))
-    cut = interrupted(left, functools.partial(one.take_whole, data, 0, len(data)), netq.codec, netq.session, netq.lane)
+    cut = interrupted(left, functools.partial(one.take_small, data, 0, len(data)), netq.codec, netq.session, netq.lane)
     got: dict[int, list[bytes]] = {0: [], 2: []}
 
     def give(count: int) -> None:
@@ -910,7 +910,7 @@ def exchange(one: Session, other: Session, limit: int, *, short: bool) -> dict[i
     before = len(other.arrived)
     reader = Reader(lambda frame: other.place(frame) if frame.kind is Kind.MSG else memoryview(bytearray()))
     if short:
-        reader.take = other.take_whole
+        reader.take = other.take_small
     while data:
         buffer = reader.buffer()
         n = min(len(buffer), len(data))

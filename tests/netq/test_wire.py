@@ -264,7 +264,7 @@ def receive_whole(reader: Reader, data: bytes, most: int = 4096) -> bool:
         buffer = reader.buffer()
         piece, data = data[: len(buffer)], data[len(buffer) :]
         buffer[: len(piece)] = piece
-        if not reader.advance_whole(len(piece), most):
+        if not reader.advance_small(len(piece), most):
             assert not data
             return False
     return True
@@ -351,7 +351,7 @@ def test_there_is_always_room_for_a_byte(frame: bytes, size: int, ahead: bool, b
     data = small + frame[:size] if ahead else (frame + small)[:room]
     assert len(data) == room
     reader.buffer()[:] = data
-    if not reader.advance_whole(room, 4096):
+    if not reader.advance_small(room, 4096):
         list(reader.advance(0))  # what it refuses is to be dealt with first
     assert reader.buffer().nbytes >= 1
 

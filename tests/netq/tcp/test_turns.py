@@ -169,7 +169,7 @@ def talk() -> Iterator[Flood]:
     server = Answering()
     talk = Flood(server, server.loop)
     server.link, talk.link.peer = talk.link, server
-    server.loop._wanted = True
+    server.loop._waits_are_short = True
     talk.pipe.sent.clear()
     yield talk
     talk.close()
@@ -217,7 +217,7 @@ def say(talk: Flood, number: int) -> None:
     """Send a message of five bytes, and let it come while users work, and the loop's thread looks now and then."""
     loop = talk.loops[0]
     with loop.baton:
-        loop._seen = time.monotonic()
+        loop._user_seen = time.monotonic()
         loop._choose()
     talk.sock.sendall(Frame(Kind.MSG, length=5, number=number, value=5).header() + b"hello")
     assert select.select([talk.far], [], [], LIMIT)[0]
