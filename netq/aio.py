@@ -149,12 +149,12 @@ class _Turn(asyncio.Future[None]):
             self._task = fn, context
 
     def begin(self) -> None:
-        """Be done, and let the task go on."""
+        """Be done, and let the task go on. Again, if a signal handler's exception has come in between."""
         if not self.done():
             self.set_result(None)
-            if self._task is not None:
-                go_on, context = self._task
-                go_on(self) if context is None else context.run(go_on, self)
+        if self._task is not None and not self.cancelled():
+            (go_on, context), self._task = self._task, None
+            go_on(self) if context is None else context.run(go_on, self)
 
     def cancel(self, msg: Any = None) -> bool:
         """Be cancelled; the task learns it in the next turn."""
@@ -293,8 +293,9 @@ class Communicator:
         """Let the tasks go on, in a callback of the event loop."""
         try:
             for _ in range(len(self._woken)):  # and not those that they wake
-                self._woken.popleft().begin()
-        except BaseException:  # Ctrl-C in one of them
+                self._woken[0].begin()
+                self._woken.popleft()
+        except BaseException:  # a signal handler's, or out of one of them
             self._loop.call_soon(self._wake_all)
             raise
 
@@ -309,6 +310,9 @@ class Communicator:
         self._polling = True
         try:
             goes_on = self._home.poll_now(self._desk)
+        except BaseException:  # a signal handler's
+            self._loop.call_soon(self._wake_all)
+            raise
         finally:
             self._polling = False
         if not goes_on:

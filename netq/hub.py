@@ -343,7 +343,7 @@ class Hub:
         elif self._complaints.is_new(self._where, trouble):
             log.warning("%s: %s; trying again until it answers", self._where, trouble)
         now = time.monotonic()
-        if now - self._up_since >= _STEADY:
+        if now - self._up_since >= _STEADY or isinstance(error, Interrupted):
             self._attempt = 0
         self._up_since = math.inf
         self.home.at(now + backoff(self._attempt, self.options.connection), self._try)

@@ -340,6 +340,47 @@ def test_a_get_is_not_told_the_end_while_the_last_message_may_be_given_back(run:
     run(main())
 
 
+class Alarm(Exception):
+    """What a signal handler raises."""
+
+
+@pytest.mark.parametrize("where", ["behind the poll", "before the task goes on"])
+def test_a_get_that_is_served_goes_on_though_a_handler_raises(
+    run: Run[None], where: str, monkeypatch: pytest.MonkeyPatch, complaints: list[dict[str, Any]]
+) -> None:
+    async def main() -> None:
+        async with pair() as (server, client):
+            getting = asyncio.create_task(server.get())
+            await asyncio.sleep(0)
+            poll_now, set_result = server._home.poll_now, netq.aio._Turn.set_result
+            raised: list[str] = []
+
+            def poll_and_raise(desk: Any) -> bool:
+                goes_on = poll_now(desk)
+                if server._woken and not raised:
+                    raised.append(where)
+                    raise Alarm
+                return goes_on
+
+            def set_and_raise(turn: Any, result: None) -> None:
+                set_result(turn, result)
+                if not raised:
+                    raised.append(where)
+                    raise Alarm
+
+            if where == "behind the poll":
+                monkeypatch.setattr(server._home, "poll_now", poll_and_raise)
+            else:
+                monkeypatch.setattr(netq.aio._Turn, "set_result", set_and_raise)
+            client.put("message")
+            assert (await getting).data == "message"
+            if raised:  # else the loop's own thread has received it
+                assert [type(each["exception"]) for each in complaints] == [Alarm]
+                complaints.clear()
+
+    run(main())
+
+
 async def one_get(server: Communicator, chance: random.Random) -> Message | None:
     """Get, and be cancelled or not at some moment or other."""
     moment = chance.uniform(0, 0.0005)

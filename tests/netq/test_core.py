@@ -10,6 +10,7 @@ import pytest
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation
 from netq.core import Communicator
 from netq.options import Purpose
+from netq.peer import Interrupted
 from netq.testing import loopback
 from netq.testing.log import Log
 from netq.testing.stage import LIMIT, Stage, introduce
@@ -144,3 +145,17 @@ def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Stage) ->
     with pytest.raises(Closed, match="this communicator is closed") as closed:
         client.get(timeout=LIMIT)
     assert closed.value.peer == client.id
+
+
+def test_a_link_that_a_handler_interrupted_is_made_anew_without_a_longer_pause() -> None:
+    client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
+    try:
+        hub = client._hub
+        for _ in range(5):
+            hub.home.ask(hub._retry, Interrupted("a handler has raised"))
+        assert hub._attempt == 1
+        for _ in range(5):
+            hub.home.ask(hub._retry, ConnectionResetError("the network"))
+        assert hub._attempt == 6
+    finally:
+        client.close(0)

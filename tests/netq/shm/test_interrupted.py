@@ -1,0 +1,73 @@
+"""A signal handler that raises while a thread reads the ring."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import netq
+from netq.connection import Connection
+from netq.options import CommunicatorOptions, NetworkLocation, Protocol, Purpose
+
+LIMIT = 20.0
+
+
+class Alarm(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, handle)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def get_for_ever(communicator: netq.Communicator) -> None:
+    while True:
+        communicator.get(timeout=LIMIT)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_an_exception_that_is_kept_and_has_a_view_of_the_ring_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_small, armed = Connection.read_small, threading.Event()
+
+    def read_and_be_interrupted(self: Connection, *args: Any) -> int:
+        if armed.is_set() and threading.current_thread() is threading.main_thread():
+            armed.clear()
+            signal.raise_signal(signal.SIGALRM)
+        return read_small(self, *args)
+
+    monkeypatch.setattr(Connection, "read_small", read_and_be_interrupted)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
+    with (
+        netq.new(Protocol.SHM, Purpose.SERVER, options) as server,
+        netq.new(Protocol.SHM, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put("here").result(LIMIT)
+        server.get(timeout=LIMIT)
+        over = threading.Event()
+
+        def put() -> None:
+            while not over.is_set():
+                client.put("more").result(LIMIT)
+
+        thread = threading.Thread(target=put)
+        thread.start()
+        armed.set()
+        try:
+            with pytest.raises(Alarm) as kept:
+                get_for_ever(server)
+            assert server.get(timeout=LIMIT).data == "more"  # over the next link, while `kept` has the view
+            assert any(entry.name == "take_small" for entry in kept.traceback)
+        finally:
+            over.set()
+            thread.join()
