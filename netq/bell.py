@@ -36,12 +36,16 @@ class Bell:
         sleeper: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._sleepers.append(sleeper)
         try:
-            while not come():
-                left = LONGEST if deadline is None else min(deadline - time.monotonic(), LONGEST)
-                if left <= 0:
-                    return False
-                with contextlib.suppress(queue.Empty):
-                    sleeper.get(timeout=left)
-            return True
+            return _wait_until(come, sleeper, deadline)
         finally:
             self._sleepers.remove(sleeper)
+
+
+def _wait_until(come: Callable[[], bool], sleeper: queue.SimpleQueue[None], deadline: float | None) -> bool:
+    while not come():
+        left = LONGEST if deadline is None else min(deadline - time.monotonic(), LONGEST)
+        if left <= 0:
+            return False
+        with contextlib.suppress(queue.Empty):
+            sleeper.get(timeout=left)
+    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import math
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -117,21 +118,26 @@ class Communicator:
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: polling, if nobody else waits, or in line."""
-        home, inbox, item = self._home, self.inbox, None
+        home, inbox = self._home, self.inbox
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         seat = home.seat("get")
         try:
-            with seat:
-                if inbox.ends:
-                    item = inbox.take_now(peers)
-                while item is None and not inbox.lines and home.poll(seat, deadline):
-                    if inbox.arrived or inbox.sorted or inbox.ends:
-                        item = inbox.take_now(peers, ahead=True)
+            with seat:  # the loop is in a function of its own: see docs/design.md, "A jump back"
+                item = self._poll(seat, peers, deadline)
         finally:
             if home.parked_long or inbox.lines:
                 home.polled()
         if item is None and (item := self._wait_in_line(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
+        return item
+
+    def _poll(self, seat: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
+        """Poll for the next message, until another thread has to go on with that."""
+        home, inbox = self._home, self.inbox
+        item = inbox.take_now(peers) if inbox.ends else None
+        while item is None and not inbox.lines and home.poll(seat, deadline):
+            if inbox.arrived or inbox.sorted or inbox.ends:
+                item = inbox.take_now(peers, ahead=True)
         return item
 
     def _wait_in_line(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:

@@ -213,13 +213,17 @@ class Delivery(Outgoing, Future[None]):
         with self.guard.baton:
             self._end(state)
 
+    def _poll(self, seat: threading.Lock, deadline: float) -> None:
+        """Poll until it is done, or another thread has to go on with that."""
+        while not self.done() and self.guard.poll(seat, deadline):
+            pass
+
     def _wait(self, timeout: float | None) -> bool:
         guard, deadline = self.guard, math.inf if timeout is None else time.monotonic() + timeout
         seat = guard.seat("result")
         try:
             with seat:
-                while not self.done() and guard.poll(seat, deadline):
-                    pass
+                self._poll(seat, deadline)
         finally:
             guard.polled()
         ears: list[Callable[[Future[None]], object]] = []

@@ -144,13 +144,16 @@ class Inbox:
             if peers or self.lines or self._promised or self.sorted or self._holds or not self._alone:
                 self._sort()
                 item = self._take_among(tuple([peer.int for peer in peers]), ahead)
-            else:  # one peer and one reader: nothing to sort
-                while item is None and arrived:
-                    first = arrived[0]
-                    self.taking = first[2]
-                    if first[2].consume(first[3], first[4]):  # else it has come twice
-                        item = first
-                    arrived.popleft()
+            elif arrived:  # one peer and one reader: nothing to sort
+                first = arrived[0]
+                self.taking = first[2]
+                fresh = first[2].consume(first[3], first[4])
+                arrived.popleft()
+                if fresh:
+                    item = first
+                else:  # it had come twice
+                    self._sort()
+                    item = self._take_among((), ahead)
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
         if item is not None and item[2].attention:

@@ -126,15 +126,13 @@ class Sender:
         """Whether there is something to send, and the limit does not let it."""
         return not self.ready and not self.idle
 
-    def batch(self, out: list[Buffer | Part], small: int, limit: int, outbox: deque[Outgoing] | None = None) -> int:
+    def batch(self, out: list[Buffer | Part], small: int, limit: int) -> int:
         """Append the frames of messages that have not begun and have `small` bytes at most, each whole, until there are
         `limit` bytes; return how many. Stops before any other message, and where the window ends.
-
-        Takes the messages from `outbox`, if it is given, up to the first of another lane; else those that `put` queued.
         """
         if self.number < self.next:
             return 0
-        return codec.batch(self, out, small, limit, self.waiting if outbox is None else outbox)
+        return codec.batch(self, out, small, limit, self.waiting)
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a

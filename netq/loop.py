@@ -309,12 +309,7 @@ class Loop:
         with seat:
             try:
                 line_up(functools.partial(_release, bed))
-                while not come():
-                    left = min(deadline - time.monotonic(), LONGEST)
-                    if left <= 0:
-                        return False
-                    bed.acquire(timeout=left)
-                return True
+                return _wait_until(come, bed, deadline)
             finally:
                 leave()
 
@@ -450,10 +445,7 @@ class Loop:
             if time.perf_counter() >= until:
                 break
         with self.baton:
-            for ring in self._rings:
-                if ring.awake and not ring.sleep():
-                    return ring
-        return None
+            return next((ring for ring in self._rings if ring.awake and not ring.sleep()), None)
 
     def _do_quickly(self, ready: list[tuple[selectors.SelectorKey, int]], ring: Ring | None) -> None:
         """Do what a user's thread may; let the loop's thread do the rest."""
@@ -715,6 +707,16 @@ def _answer(answer: list[Callable[[], _T]], bell: Bell, function: Callable[..., 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
+
+
+def _wait_until(come: Callable[[], bool], bed: threading.Lock, deadline: float) -> bool:
+    """Wait until `come()`, asking again whenever `bed` is released; return whether it has come before `deadline`."""
+    while not come():
+        left = min(deadline - time.monotonic(), LONGEST)
+        if left <= 0:
+            return False
+        bed.acquire(timeout=left)
+    return True
 
 
 def _release(lock: threading.Lock) -> None:

@@ -141,7 +141,7 @@ class Session:
         if len(self.senders) == 1:
             (sender,) = self.senders.values()
             if self.outbox and self._takes_all(sender):
-                limit -= sender.batch(out, self._small_out, limit, self.outbox)
+                limit -= codec.batch(sender, out, self._small_out, limit, self.outbox)
                 if limit <= 0 or not self.outbox:
                     return False
             self.drain()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from netq import codec
 from netq.codec import Outgoing
 from netq.connection import Connection
 from netq.events import Event
@@ -288,12 +289,12 @@ class Later(LossyPair):
 def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
     """Count the messages that are sent and received by the short path, and the ACKs that are."""
     count: collections.Counter[str] = collections.Counter()
-    batch, take_small = Sender.batch, Session.take_small
+    batch, take_small = codec.batch, Session.take_small
 
-    def counted_batch(self: Sender, *args: Any) -> int:
-        before = len(self.sent)
-        size = batch(self, *args)
-        count["sent"] += len(self.sent) - before
+    def counted_batch(sender: Sender, *args: Any) -> int:
+        before = len(sender.sent)
+        size = batch(sender, *args)
+        count["sent"] += len(sender.sent) - before
         return size
 
     def counted_take(self: Session, data: memoryview, low: int, high: int) -> int:
@@ -305,7 +306,7 @@ def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
         assert low == stop
         return stop
 
-    monkeypatch.setattr(Sender, "batch", counted_batch)
+    monkeypatch.setattr(codec, "batch", counted_batch)
     monkeypatch.setattr(Session, "take_small", counted_take)
     return count
 
