@@ -175,7 +175,7 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
             if receiver is None or receiver.parts or receiver.claimed:
                 break  # a message has begun, or has gone beyond its window
             held, start, limit = receiver.held, receiver.start, receiver.limit
-            mark = start - receiver.cancelled  # where a message ends, cancelled ones left out: see Receiver.consume
+            mark = start - receiver.cancelled  # as start, without cancelled messages: see Receiver.consume
             came: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
             size = 0
             while (

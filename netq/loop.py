@@ -157,7 +157,7 @@ class Loop:
         self.needs_wake = True  # the loop's thread polls or is parked for long: it does not look each millisecond
         self._resumed = False  # it should poll next, whoever else does
         # A user's thread waits for the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread
-        # sets this before `with baton` and clears it as the first thing in it: a function for that costs 0.1 µs.
+        # sets this before `with baton` and clears it as the first thing in it: to call a function for that costs more.
         self.claimed = False
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._timers = Timers()

@@ -31,7 +31,7 @@ class Peer:
     broker: bool = False
     tls: bool = False
     python_313: bool = False
-    environment: tuple[tuple[str, str], ...] = ()  # of its processes, beside what all have
+    environment: tuple[tuple[str, str], ...] = ()  # of its processes, in addition to what all have
     broken: str = ""  # why its current version does not work, whatever is installed
 
     def python(self) -> str:

@@ -201,7 +201,7 @@ class Exchange:
             log.log(level, "%s: a publication on %s is ignored: %s", self.where, printable(topic), error)
 
     def drained(self) -> None:
-        """Go round, soon: whoever calls is at work."""
+        """Give turns to the ports soon, not now: the caller is at work."""
         if self._waiting and not self._pumping:
             self._pumping = True
             self.loop.call(self._pump)

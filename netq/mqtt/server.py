@@ -91,7 +91,7 @@ class Reception:
         self._attempt += 1
 
     def hello(self, hello: packet.Hello) -> None:
-        """Wait, if it is the answer to our question, until nobody answers any more."""
+        """Wait until no server answers any more, if this is the answer to our question."""
         if not self._nonce or not hello.here or self._nonce not in hello.answers:
             return
         self._nonce = b""

@@ -103,7 +103,7 @@ class Outbound:
                 run.kept = True
 
     def clear(self) -> None:
-        """The link is gone: hold nobody's memory any more, nor the peer's."""
+        """The link is gone: let go of the memory of users and of the peer."""
         self._runs.clear()
         self._records.clear()
         self._files.clear()
