@@ -11,7 +11,7 @@ SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
 
 setup: .venv/dev
 
-.venv/demo: pyproject.toml constraints.txt netq/_codec.c
+.venv/demo: pyproject.toml constraints.txt netq/protocol/_codec.c
 	$(PYTHON) -m venv .venv && $(PIP) --editable '.[demo]' && touch $@
 
 .venv/dev: .venv/demo
@@ -48,10 +48,10 @@ unit: .venv/dev
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/test_toml.py
+	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/config/test_toml.py
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
-.venv-flower: pyproject.toml constraints.txt netq/_codec.c
+.venv-flower: pyproject.toml constraints.txt netq/protocol/_codec.c
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	--editable '.[test,torch,flower]' 'flwr[simulation]' && touch $@

@@ -12,7 +12,7 @@ from benchmarks import plot
 from benchmarks.peers import PEERS
 from benchmarks.questions import Question
 from benchmarks.table import Missing, Samples, render, verdict
-from netq import codec
+from netq.protocol import codec
 
 TOP = """\
 # Benchmarks
@@ -107,5 +107,5 @@ def machine() -> str:
 def versions() -> str:
     """Say which versions of which peers are here."""
     found = {peer.version() for peer in PEERS.values() if not peer.why_not()} - {""}
-    kind = "compiled" if codec.take.__module__ == "netq._codec" else "Python"
+    kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
     return ", ".join([f"netq with the {kind} codec", *sorted(found)])

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import netq
-from netq import codec
+from netq.protocol import codec
 
 WARM, ROUNDS = 300, 101
 MESSAGE = bytes(64)
@@ -98,7 +98,7 @@ def main() -> None:
     ways, trips = measure(arguments.protocol, arguments.port)
     way = sorted(ways, key=lambda calls: len(set(calls)))[len(ways) // 2]
     functions = collections.Counter(way)
-    kind = "compiled" if codec.take.__module__ == "netq._codec" else "Python"
+    kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
     print(f"{arguments.protocol}, a message of {len(MESSAGE)} bytes, {kind} codec, median of {len(ways)}:")
     print(
         f"put to get: {len(functions)} functions in {len({file for file, _, _ in functions})} files, {len(way)} calls"

@@ -23,7 +23,7 @@ from types import FrameType
 
 from edge.config import Config
 from edge.runtime import run
-from fl.toml import in_the_files_words
+from fl.config.toml import in_the_files_words
 from netq.errors import InvalidOption, SecurityError
 
 log = logging.getLogger("edge")

@@ -1,7 +1,7 @@
 """The TOML file of a device: what it may say, and what that comes to.
 
-Owns the names of its tables and keys; fl/toml.py reads them. Called by edge/__main__.py, by edge/flower.py, and by
-scripts before `edge.run`. Opens no connection and starts nothing; but it imports the modules that `train` and
+Owns the names of its tables and keys; fl/config/toml.py reads them. Called by edge/__main__.py, by edge/flower.py, and
+by scripts before `edge.run`. Opens no connection and starts nothing; but it imports the modules that `train` and
 `evaluate` name.
 
 [server]      host, port         where the server listens; both are needed
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fl.toml import File
+from fl.config.toml import File
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -132,6 +132,6 @@ def _function(file: File, key: str) -> Callable[..., Any] | None:
 def _compression(file: File) -> str | None:
     if "compression" not in file.table("client"):
         return None
-    from fl.named import compression  # only who asks for it needs it
+    from fl.config.strategy import compression
 
     return compression(file, "client")

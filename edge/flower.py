@@ -18,8 +18,8 @@ from typing import Any
 
 import fl.flower
 from edge.config import FILE, KEYS, Config, told
+from fl.config.toml import File
 from fl.flower.apps import is_client_app
-from fl.toml import File
 from netq.errors import InvalidOption
 from netq.validate import expect
 

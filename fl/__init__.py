@@ -9,30 +9,27 @@ fl.Client(train).run(options)          # train(model, config) -> fl.Update(model
 
 from __future__ import annotations
 
-from fl.aggregate import WeightedMean
-from fl.asynchronous import FedAsync, FedBuff
-from fl.averaging import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
-from fl.checkpoint import CheckpointError
+from fl.aggregation.mean import WeightedMean
+from fl.callbacks.base import Callback, ClientState
+from fl.callbacks.jsonl import JsonLines, Measured
+from fl.callbacks.mlflow import MLflow
+from fl.callbacks.progress import Progress
+from fl.callbacks.prometheus import Prometheus
+from fl.callbacks.tensorboard import TensorBoard
 from fl.client import Client
-from fl.compress import Compression
-from fl.crew import SimulationError
-from fl.local import ControlVariate, proximal_gradient, proximal_term
+from fl.compression.compressor import Compression
+from fl.errors import CheckpointError, InvalidUpdate, SimulationError, TooFewUpdates, UpdateStoreError
 from fl.messages import Report, Update
-from fl.mlflow import MLflow
-from fl.model import InvalidUpdate
-from fl.normalized import FedNova, QFedAvg, Scaffold
-from fl.progress import Progress
-from fl.prometheus import Prometheus
-from fl.records import JsonLines, Measured
-from fl.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum
-from fl.round import Refusal, RoundReport, Why
-from fl.server import Server
-from fl.simulate import simulate
-from fl.spool import SpoolError
-from fl.strategy import Strategy, TooFewUpdates, hinge, polynomial
-from fl.tensorboard import TensorBoard
-from fl.tensors import serialization
-from fl.watch import State, Watcher
+from fl.report import ClientFailure, FailureKind, RoundReport
+from fl.server.server import Server
+from fl.simulation.simulate import simulate
+from fl.strategies.asynchronous import FedAsync, FedBuff
+from fl.strategies.base import Strategy, hinge, polynomial
+from fl.strategies.client_side import ControlVariate, proximal_gradient, proximal_term
+from fl.strategies.fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
+from fl.strategies.heterogeneous import FedNova, QFedAvg, Scaffold
+from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum
+from fl.tensors.serialization import serialization
 
 __all__ = [
     "Bulyan",
@@ -61,21 +58,21 @@ __all__ = [
     "Progress",
     "Prometheus",
     "QFedAvg",
-    "Refusal",
+    "ClientFailure",
     "Report",
     "RoundReport",
     "Scaffold",
     "Server",
     "SimulationError",
-    "SpoolError",
-    "State",
+    "UpdateStoreError",
+    "ClientState",
     "Strategy",
     "TensorBoard",
     "TooFewUpdates",
     "Update",
-    "Watcher",
+    "Callback",
     "WeightedMean",
-    "Why",
+    "FailureKind",
     "hinge",
     "polynomial",
     "proximal_gradient",

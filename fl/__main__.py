@@ -1,7 +1,7 @@
 """python -m fl serve CONFIG.toml: run an aggregator, as a service does; plot ROUNDS.jsonl: draw its rounds.
 
 Owns the process: its arguments, its environment, log lines on stderr, signals and exit status. Everything else is
-fl.config's, fl.server's and fl.plots's. Needs typer.
+fl.config.server's, fl.server's and fl.callbacks.plots's. Needs typer.
 
 status  when
 0       all rounds are done; or SIGTERM came, which is how a service is told to stop: its clients wait for the next
@@ -30,14 +30,15 @@ except ImportError as error:
     sys.exit(f"fl: the command line needs typer ({error}): pip install typer")
 
 import fl
-from fl import npz, plots
-from fl.config import Config
-from fl.mlflow import MLflow
-from fl.model import Model
-from fl.progress import Progress
-from fl.prometheus import Prometheus
-from fl.records import JsonLines, Measured
-from fl.tensorboard import TensorBoard
+from fl.callbacks import plots
+from fl.callbacks.jsonl import JsonLines, Measured
+from fl.callbacks.mlflow import MLflow
+from fl.callbacks.progress import Progress
+from fl.callbacks.prometheus import Prometheus
+from fl.callbacks.tensorboard import TensorBoard
+from fl.config.server import Config
+from fl.tensors import npz
+from fl.tensors.spec import Model
 from netq.errors import AddressError, InvalidOption
 
 log = logging.getLogger("fl")
@@ -91,20 +92,20 @@ def plot(
 
 def _serve(config: Config) -> None:
     with ExitStack() as stack:
-        watchers = list(_watchers(config, stack))
-        measured = [] if config.measure is None else [Measured(config.measure, watchers)]
-        server = stack.enter_context(config.server(measured or watchers))
+        callbacks = list(_callbacks(config, stack))
+        measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
+        server = stack.enter_context(config.server(measured or callbacks))
         if config.save is not None:
             _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
         for _ in server.rounds(config.rounds - server.number):
-            pass  # the watchers have seen it
+            pass  # the callbacks have seen it
         if config.save is not None:
             npz.save(config.save, server.model)
         log.info("all rounds are done")
 
 
-def _watchers(config: Config, stack: ExitStack) -> Iterator[fl.Watcher]:
+def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     watch = config.watch
     if watch.json is not None:
         yield JsonLines(watch.json)  # first: what is said of a round is then in the file
@@ -127,7 +128,7 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         raise AddressError(f"{config.path}: watch.mlflow: {error}") from error
 
 
-class _Logged(fl.Watcher):
+class _Logged(fl.Callback):
     """Logs a line a round."""
 
     def round_ends(self, report: fl.RoundReport, model: Model) -> None:

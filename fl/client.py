@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import netq
-from fl.compress import Compression, Compressor, as_compression
+from fl.compression.compressor import Compression, Compressor, as_compression
+from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
-from fl.model import InvalidUpdate, Model, Spec, check_specs, copied, difference, specs_of
+from fl.tensors.model import check_specs, copied, difference
+from fl.tensors.spec import Model, Spec, specs_of
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")

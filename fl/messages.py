@@ -1,12 +1,13 @@
-"""What server and clients say to each other. Plain frozen data that checks itself when it is made.
+"""What server and clients say to each other. Validated frozen data that checks itself when it is made.
 
     server ──Task──► client        train, or evaluate, this model
     server ◄─Offer── client        the answer is ready, and larger than may be sent unasked
     server ─Permit─► client        there is room for it
     server ◄─Reply── client        Update (of train) | Report (of evaluate) | Failure
 
-They are pickled with an allow-list that holds these classes, and tensors by persistent id (fl/tensors.py).
-Each is rebuilt by its constructor, checks included, and in no other way; nothing else can be named.
+They are pickled with an allow-list that holds these classes, and tensors by persistent id
+(fl/tensors/serialization.py). Each is rebuilt by its constructor, checks included, and in no other way; nothing else
+can be named.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from fl.model import Model, nbytes, plain
-from fl.packed import Packed, Unpacked
-from fl.plain import Plain, expect
-from fl.tensors import serialization
-from netq.complaints import printable
+from fl.compression.packed import Packed, Unpacked
+from fl.tensors.serialization import serialization
+from fl.tensors.spec import Model, nbytes, plain
+from fl.tensors.validated import Validated, expect
+from netq.text import printable
 from netq.validate import is_whole
 
 Purpose = Literal["train", "evaluate"]
@@ -31,7 +32,7 @@ _LARGEST = 2**63 - 1  # of a number in a message
 
 
 @dataclass(frozen=True)
-class Update(Plain):
+class Update(Validated):
     """A trained model. `metrics` are averages over the `num_examples` it was trained on. Raises InvalidUpdate.
 
     `extra`: further arrays or tensors by name, which some strategies want (fl.ControlVariate).
@@ -58,7 +59,7 @@ class Update(Plain):
 
 
 @dataclass(frozen=True)
-class Report(Plain):
+class Report(Validated):
     """How a model does. `metrics` are averages over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
@@ -70,7 +71,7 @@ class Report(Plain):
 
 
 @dataclass(frozen=True)
-class Failure(Plain):
+class Failure(Validated):
     """A client could not do its task, and why."""
 
     reason: str
@@ -81,7 +82,7 @@ class Failure(Plain):
 
 
 @dataclass(frozen=True)
-class Job(Plain):
+class Job(Validated):
     """Which task is meant. `run` is the server's own number: one that is started again has another."""
 
     run: int
@@ -96,11 +97,11 @@ class Job(Plain):
 
 
 @dataclass(frozen=True)
-class Task(Plain):
+class Task(Validated):
     """Something to do for a client. An answer of more than `unasked` bytes is to be offered first.
 
-    `deltas`: the answer is to be the difference from this model (fl.model.difference). `compression`: how its tensors
-    are to be packed, as fl.Compression says it; then it is a difference anyway.
+    `deltas`: the answer is to be the difference from this model (fl.tensors.model.difference). `compression`: how its
+    tensors are to be packed, as fl.Compression says it; then it is a difference anyway.
     """
 
     job: Job
@@ -116,7 +117,7 @@ class Task(Plain):
 
 
 @dataclass(frozen=True)
-class Offer(Plain):
+class Offer(Validated):
     """The answer to a task is ready, of so many bytes; it is sent when there is a Permit."""
 
     job: Job
@@ -128,7 +129,7 @@ class Offer(Plain):
 
 
 @dataclass(frozen=True)
-class Permit(Plain):
+class Permit(Validated):
     """The answer to a task may be sent."""
 
     job: Job
@@ -138,7 +139,7 @@ class Permit(Plain):
 
 
 @dataclass(frozen=True)
-class Reply(Plain):
+class Reply(Validated):
     """The answer to a task."""
 
     job: Job

@@ -14,7 +14,6 @@ from types import ModuleType
 from typing import cast
 
 from netq.core import Communicator, Message
-from netq.delivery import Delivery
 from netq.errors import (
     AddressError,
     Closed,
@@ -39,7 +38,8 @@ from netq.options import (
     SecurityOptions,
     SerializationOptions,
 )
-from netq.peer import Statistics
+from netq.runtime.delivery import Delivery
+from netq.runtime.peer import Statistics
 
 __all__ = [
     "new",

@@ -5,9 +5,9 @@
         print((await queue.get()).data)
 
 Owns no bytes and no session: those are the core communicator's, whose loops run on in threads of their own. It owns
-what waits in the event loop: a Delivery for each put, a Waiter of netq/inbox.py for each get. Everything belongs to
-the event loop's thread but `_soon`, by which the other threads come here. It never blocks the event loop: what waits
-in core (close, statistics) runs in a thread, which ends before the call does.
+what waits in the event loop: a Delivery for each put, a Waiter of netq/runtime/inbox.py for each get. Everything
+belongs to the event loop's thread but `_soon`, by which the other threads come here. It never blocks the event loop:
+what waits in core (close, statistics) runs in a thread, which ends before the call does.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import Any, Self, TypeVar
 import netq
 from netq.core import Message
 from netq.errors import Closed
-from netq.inbox import Waiter
-from netq.loop import Desk
+from netq.io.loop import Desk
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
-from netq.peer import Statistics
+from netq.runtime.inbox import Waiter
+from netq.runtime.peer import Statistics
 
 _T = TypeVar("_T")
 

@@ -1,7 +1,7 @@
 """The communicator: the only thing users hold, from any number of threads.
 
-What it is told goes to the loops of its Hub (netq/hub.py); what comes in is waiting in its Inbox. Objects are
-pickled and unpickled here, in the caller's thread.
+What it is told goes to the loops of its Endpoint (netq/runtime/endpoint.py); what comes in is waiting in its Inbox.
+Objects are pickled and unpickled here, in the caller's thread.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from netq.delivery import Delivery, gather
 from netq.errors import Closed, InvalidOption, Unreadable
-from netq.handlers import raised_by_handler
-from netq.hub import Hub, TransportFactory
-from netq.inbox import Inbox, Waiter
-from netq.lane import Item
+from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
-from netq.peer import Peer, Statistics
+from netq.protocol.receiver import Item
+from netq.protocol.wire import LANES
+from netq.runtime.delivery import Delivery, gather
+from netq.runtime.endpoint import Endpoint, TransportFactory
+from netq.runtime.inbox import Inbox, Waiter
+from netq.runtime.peer import Peer, Statistics
 from netq.utils.stream import PickleSerializer, Stream, stream_of
-from netq.wire import LANES
 
 
 class Message(NamedTuple):
@@ -52,7 +52,7 @@ class Communicator:
             raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
         self.options = options or CommunicatorOptions()
         self.inbox = Inbox()
-        self._hub = Hub(self.options, purpose, self.inbox, transport)
+        self._hub = Endpoint(self.options, purpose, self.inbox, transport)
         self._home = self._hub.home
         self._dump: Callable[[Any], Any] = self.options.serialization.dump
         if getattr(self._dump, "__func__", None) is PickleSerializer.dump:

@@ -54,7 +54,7 @@ class ConnectionOptions:
                        to travel, the oldest gets QueueFull in its future, and the new one takes its place.
     window:            bytes that a peer may have here, unread, on each lane; a larger message comes alone.
     memory:            bytes that all peers together may have here, unread; but half of it and one message at least.
-                       Every lane's first 256 KiB (see netq/budget.py) come beside it.
+                       Every lane's first 256 KiB (see netq/protocol/flow_control.py) come beside it.
     heartbeat, misses: a peer says something at least every `heartbeat`; silent for `misses` times that, it is lost.
     handshake_timeout: a link that has not said who it is by then is cut.
     session_timeout:   how long a session outlives its last link; then it is over, and what it held fails with Closed.

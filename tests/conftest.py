@@ -14,7 +14,7 @@ import pytest
 
 from netq import NetworkLocation
 from netq.security import certificates
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
 
 _DESCRIPTORS = Path("/proc/self/fd")
@@ -46,9 +46,9 @@ def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
 
 
 @pytest.fixture
-def log() -> Iterator[Log]:
+def log() -> Iterator[LogRecorder]:
     """Listen to netq's logger."""
-    with Log() as log:
+    with LogRecorder() as log:
         yield log
 
 

@@ -18,6 +18,7 @@ import torch
 import fl
 from benchmarks.federation import work
 from fl.messages import Update
+from fl.tensors import spec
 
 TURNS = 15
 
@@ -52,8 +53,8 @@ def _kernels() -> dict[str, tuple[int, Callable[[], object]]]:
     half = {name: array.astype(np.float16) for name, array in update.items()}
     brain = {name: tensor.to(torch.bfloat16) for name, tensor in tensors.items()}
     return {
-        "a copy (numpy)": (fl.model.nbytes(update), copy),
-        "a copy, again": (fl.model.nbytes(update), copy),
+        "a copy (numpy)": (spec.nbytes(update), copy),
+        "a copy, again": (spec.nbytes(update), copy),
         "fold, float32": _fold(update),
         "fold, float32 (torch)": _fold(tensors),
         "fold, float16": _fold(half),
@@ -67,7 +68,7 @@ def _kernels() -> dict[str, tuple[int, Callable[[], object]]]:
 def _fold(model: Mapping[str, Any]) -> tuple[int, Callable[[], object]]:
     mean = fl.WeightedMean(model)
     mean.fold(model, 1.0)  # the first is a copy
-    return fl.model.nbytes(model), lambda: mean.fold(model, 1.0)
+    return spec.nbytes(model), lambda: mean.fold(model, 1.0)
 
 
 def _round(strategy: fl.Strategy, model: Any, update: Any) -> tuple[int, Callable[[], object]]:
@@ -77,7 +78,7 @@ def _round(strategy: fl.Strategy, model: Any, update: Any) -> tuple[int, Callabl
         strategy.fold(model, Update(update, 1))
         strategy.finish(model)
 
-    return fl.model.nbytes(model), fold_and_finish
+    return spec.nbytes(model), fold_and_finish
 
 
 def _speeds(kernels: Mapping[str, tuple[int, Callable[[], object]]]) -> dict[str, Speed]:

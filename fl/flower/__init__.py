@@ -9,7 +9,7 @@ Imported by who wants it: `import fl` does not, and needs no Flower. docs/flower
 
 from __future__ import annotations
 
-from fl._flower_compat import KNOWN
+from fl.flower._compat import KNOWN
 from fl.flower.apps import ClientApp, ServerApp
 from fl.flower.averaging import Kernel, strategy
 from fl.flower.grid import Grid

@@ -17,17 +17,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from fl.aggregate import WeightedMean
+from fl.aggregation.mean import WeightedMean
+from fl.errors import InvalidUpdate
 from fl.flower.records import arrays
 from fl.flower.replies import Streamed
-from fl.model import InvalidUpdate, Model, Spec, sources
+from fl.tensors.blocks import sources
+from fl.tensors.spec import Model, Spec
 from netq.errors import InvalidOption
 
 log = logging.getLogger("netq.fl")
 
 
 class Kernel(Protocol):
-    """What folds models into one, as fl.aggregate.WeightedMean does."""
+    """What folds models into one, as fl.aggregation.mean.WeightedMean does."""
 
     count: int  # of the models folded since the last `finish` or `reset`
 
@@ -60,7 +62,7 @@ def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -
     """
     if not callable(kernel):
         raise InvalidOption(
-            f"strategy.kernel: {kernel!r}; expected what is called with a model, as fl.aggregate.WeightedMean is"
+            f"strategy.kernel: {kernel!r}; expected what is called with a model, as fl.aggregation.mean.WeightedMean is"
         )
     return KernelFedAvg(kernel, **options)
 

@@ -21,11 +21,11 @@ import flwr.serverapp
 from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
-from fl._flower_compat import ErrorCode, Run, RunIsOver, identity, set_message_id
+from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.pending import Answer, Pending
 from fl.flower.replies import Streamed, reply, reply_to_nothing
 from fl.flower.wire import Ask, check_config, message_id, write_ask
-from fl.presence import until_connected
+from fl.server.waiting import until_connected
 from netq.validate import expect
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from flwr.app import Error, RecordDict
 
 import netq
-from fl._flower_compat import ErrorCode
+from fl.flower._compat import ErrorCode
 from fl.flower.wire import MESSAGES, message_id, node_id, read_reply
 
 log = logging.getLogger("netq.fl")

@@ -2,10 +2,10 @@
 
     RecordDict ──► [(name, "arrays", [(key, array), …]), (name, "metrics" | "config", [(key, value), …]), …]
 
-An array is a numpy array, whose memory is the message's (fl/tensors.py); or, where it is of a serialisation or a dtype
-that fl/tensors.py does not know, (dtype, shape, stype, bytes as an array). A value is a bool, int, float, str or bytes,
-or a list of one of these. What a peer sends is believed in nothing: `decode` raises Unreadable, which says where in the
-records what was expected. Pure; any thread may call it.
+An array is a numpy array, whose memory is the message's (fl/tensors/serialization.py); or, where it is of a
+serialisation or a dtype that fl/tensors/serialization.py does not know, (dtype, shape, stype, bytes as an array). A
+value is a bool, int, float, str or bytes, or a list of one of these. What a peer sends is believed in nothing:
+`decode` raises Unreadable, which says where in the records what was expected. Pure; any thread may call it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl._flower_compat import EMPTY_TENSOR_KEY, SType
-from fl.tensors import expect
+from fl.flower._compat import EMPTY_TENSOR_KEY, SType
+from fl.tensors.serialization import expect
 from netq.errors import Unreadable
 
 _NUMBERS: tuple[type, ...] = (int, float)
@@ -116,7 +116,7 @@ def _of_npy(array: flwr.app.Array) -> NDArray[Any] | None:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether fl/tensors.py knows it: bools and numbers, but for those that are longer on some machines."""
+    """Whether fl/tensors/serialization.py knows it: bool and numbers, without the platform's long ones."""
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 

@@ -11,7 +11,7 @@ import uuid
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
-from fl._flower_compat import SUPERLINK_NODE_ID, SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
+from fl.flower._compat import SUPERLINK_NODE_ID, SYSTEM_MESSAGE_TYPE, ErrorCode, make_message
 
 
 class Streamed(list[Message]):

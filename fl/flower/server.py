@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flwr.app import Context, RecordDict
 
 import netq
-from fl._flower_compat import SUPERLINK_NODE_ID
+from fl.flower._compat import SUPERLINK_NODE_ID
 from fl.flower.apps import ServerApp, check_server_app
 from fl.flower.grid import Grid
 

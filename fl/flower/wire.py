@@ -5,8 +5,8 @@
 
 An Ask is the same for all nodes of a batch, so that it is serialised once and put once; whom it is to each node knows
 by itself, and both know the message's id by batch and node. `batch` of a Reply may be None: the node could not read
-what it was sent. Serialised by fl.tensors with an allow-list that names no class; `read_ask` and `read_reply` check
-whatever came, and raise Unreadable. Pure.
+what it was sent. Serialised by fl.tensors.serialization with an allow-list that names no class; `read_ask` and
+`read_reply` check whatever came, and raise Unreadable. Pure.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from flwr.app import Error, Metadata, RecordDict
 
 from fl.flower.records import check_value, decode, encode
-from fl.tensors import expect, serialization
-from netq.complaints import printable
+from fl.tensors.serialization import expect, serialization
+from netq.text import printable
 from netq.validate import is_whole
 
 VERSION = "netq-flower/1"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from netq.bench.plan import Plan
 from netq.bench.protocol import Counted, Unexpected
 from netq.core import Message
-from netq.delivery import Delivery
+from netq.runtime.delivery import Delivery
 
 BATCH = 2048  # messages; two batches are under way at most: 40,000 a second where an answer takes 100 ms
 DEPTH = 2048  # how many messages a side is ahead of the other when both send

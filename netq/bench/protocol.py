@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from netq.bench.plan import LARGEST, MOST_SIZES, Plan, about, format_size
 from netq.bench.usage import Facts, Usage, facts, free_memory
-from netq.complaints import printable
 from netq.options import SerializationOptions
+from netq.text import printable
 from netq.utils.stream import PickleSerializer
 
 VERSION = 2

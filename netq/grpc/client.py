@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 
 from netq import core
-from netq.dial import check
-from netq.grpc.channel import METHOD, of_client
-from netq.grpc.library import grpc
-from netq.grpc.names import addresses
-from netq.grpc.outpost import Outpost
-from netq.grpc.reason import reason
+from netq.grpc._grpc import grpc
+from netq.grpc.channel_options import METHOD, of_client
+from netq.grpc.errors import translate
+from netq.grpc.handle import EventLoopHandle
+from netq.grpc.resolver import addresses
 from netq.grpc.stream import Ends
 from netq.grpc.tls import authorities
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.connect import check
+from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
+from netq.runtime.link import LinkListener
 
 
-class Connector:
+class ClientTransport:
     """A transport: each `open` is one attempt, with a channel of its own."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         security = owner.options.security
         self.netloc = owner.options.netloc
         check(self.netloc)
@@ -29,7 +29,7 @@ class Connector:
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
         self._trusted = None if security is None else authorities(security, self.netloc.host)
-        self._outpost = Outpost(owner, loop)
+        self._outpost = EventLoopHandle(owner, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # in the engine
         self._attempt: asyncio.Task[None] | None = None  # that of them which has no link yet
 
@@ -101,7 +101,7 @@ class Connector:
             state = channel.get_state()
             while state is not grpc.ChannelConnectivity.READY:
                 if over.done() or state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                    return reason(await call.details() or "", self.netloc.host)
+                    return translate(await call.details() or "", self.netloc.host)
                 change = asyncio.create_task(channel.wait_for_state_change(state))
                 await asyncio.wait({change, over}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
@@ -136,4 +136,4 @@ class Communicator(core.Communicator):
     """A client on gRPC. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, Connector)
+        super().__init__(options, Purpose.CLIENT, ClientTransport)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 
-from netq.connection import Connection
-from netq.grpc.engine import Engine
-from netq.grpc.pace import MOST
+from netq.grpc.event_loop import EventLoop
+from netq.grpc.packet_size import MOST
 from netq.grpc.stream import END, Stream
-from netq.link import Owner
-from netq.loop import Loop, Worker
+from netq.io.loop import Loop, Worker
+from netq.protocol.connection import Connection
+from netq.runtime.link import LinkListener
 
 _PACKETS = 8  # packets taken before the others have their turn
 
@@ -23,7 +23,9 @@ class Link:
 
     inline = False
 
-    def __init__(self, owner: Owner, loop: Loop, engine: Engine, connection: Connection, address: str) -> None:
+    def __init__(
+        self, owner: LinkListener, loop: Loop, engine: EventLoop, connection: Connection, address: str
+    ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None

@@ -7,29 +7,29 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from netq import core
-from netq.dial import bind, cannot_listen
-from netq.grpc.channel import CONNECT, SERVICE, of_server
-from netq.grpc.library import grpc
-from netq.grpc.outpost import Outpost
+from netq.grpc._grpc import grpc
+from netq.grpc.channel_options import CONNECT, SERVICE, of_server
+from netq.grpc.handle import EventLoopHandle
 from netq.grpc.stream import Ends
 from netq.grpc.tls import identity
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.connect import bind, cannot_listen
+from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.runtime.link import LinkListener
 
 _GRACE = 0.9  # seconds for the last words of all streams
 
 
-class Listener:
+class ServerTransport:
     """A transport: makes a link of each stream that a client opens."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         security = owner.options.security
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
         self._identity = None if security is None else identity(security)
-        self._outpost: Outpost | None = None
+        self._outpost: EventLoopHandle | None = None
         self._server: grpc.aio.Server | None = None  # in the engine
         self._stopping: asyncio.Task[None] | None = None  # so is this
 
@@ -37,7 +37,7 @@ class Listener:
         """Listen; raises AddressError."""
         with bind(self.netloc) as sock:  # for what the system says of the address, which grpc does not
             host, port = sock.getsockname()[0], self.netloc.port
-        self._outpost = Outpost(self._owner, self._loop)
+        self._outpost = EventLoopHandle(self._owner, self._loop)
         try:
             bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
             if not bound:
@@ -96,7 +96,7 @@ class Communicator(core.Communicator):
     """A server on gRPC. Raises AddressError, SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.SERVER, Listener)
+        super().__init__(options, Purpose.SERVER, ServerTransport)
 
 
 async def _nothing() -> None:

@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-from netq.grpc.belt import Belt
-from netq.grpc.engine import Engine
-from netq.grpc.library import grpc
-from netq.grpc.pace import MOST, Pace
-from netq.grpc.reason import reason
+from netq.grpc._grpc import grpc
+from netq.grpc.errors import translate
+from netq.grpc.event_loop import EventLoop
+from netq.grpc.packet_queue import PacketQueue
+from netq.grpc.packet_size import MOST, PacketSize
 
 _AHEAD = MOST  # bytes that may wait for the netq loop; the next packet is read only when fewer do
 _PARTING = 0.8  # seconds for the last words, ours and the peer's
@@ -35,10 +35,10 @@ class Ends(NamedTuple):
 class Stream:
     """Carries packets between a gRPC stream and two belts."""
 
-    def __init__(self, engine: Engine, wake_link: Callable[[], None], peer: str) -> None:
-        self.down = Belt(self._wake, wake_link)  # the link gives, this takes
-        self.up = Belt(wake_link, self._wake)  # and the other way round
-        self.pace = Pace()
+    def __init__(self, engine: EventLoop, wake_link: Callable[[], None], peer: str) -> None:
+        self.down = PacketQueue(self._wake, wake_link)  # the link gives, this takes
+        self.up = PacketQueue(wake_link, self._wake)  # and the other way round
+        self.pace = PacketSize()
         self.error: Exception = ConnectionResetError("the peer hung up")  # what END is due to
         self._engine = engine
         self._peer = peer
@@ -81,7 +81,7 @@ class Stream:
                 while self.up.full(_AHEAD) and not self._closing:
                     await self._change()
         except grpc.RpcError as error:
-            self.error = reason(error.details() or "", self._peer)
+            self.error = translate(error.details() or "", self._peer)
 
     async def _write(self, ends: Ends) -> None:
         with contextlib.suppress(*_BROKEN):  # the reader learns why

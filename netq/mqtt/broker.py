@@ -1,8 +1,8 @@
 """One connection to the broker: paho-mqtt, driven by our loop. The only module that knows paho.
 
-Owned by an Exchange (netq/mqtt/exchange.py), in the first loop; never waits, never tries again. paho's callbacks only
-note what came: what is to be done about it is done after paho has returned, as it holds a lock then. It reads and
-writes memory (netq/mqtt/channel.py), and what the socket says is seen here.
+Owned by an Multiplexer (netq/mqtt/multiplexer.py), in the first loop; never waits, never tries again. paho's callbacks
+only note what came: what is to be done about it is done after paho has returned, as it holds a lock then. It reads and
+writes memory (netq/mqtt/paho_socket.py), and what the socket says is seen here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from netq.dial import Dialer
 from netq.errors import SecurityError
-from netq.loop import Loop
-from netq.memory import keep_packets
-from netq.mqtt.channel import Channel
+from netq.io.connect import Connector
+from netq.io.loop import Loop
+from netq.io.selector import READ, WRITE
+from netq.io.sockets import tune, wrap
+from netq.mqtt.paho_socket import PahoSocket
 from netq.options import CommunicatorOptions
-from netq.pipe import hasten, over
 from netq.security.tls import client_side
-from netq.selector import READ, WRITE
 
 try:
     import paho.mqtt.client as paho
@@ -37,7 +36,7 @@ except ImportError as error:
     raise ImportError(why, name="paho") from error
 
 if TYPE_CHECKING:
-    from netq.mqtt.exchange import Exchange
+    from netq.mqtt.multiplexer import Multiplexer
 
 _READS = 32  # packets before the others have their turn
 _REFUSING = 0x80  # reason codes from here on are failures
@@ -49,17 +48,17 @@ _FRAME = 1024  # bytes that a topic, a header and MQTT's own may add to a public
 class _Client(paho.Client):
     """paho's client, on a socket that is connected already."""
 
-    channel: Channel
+    channel: PahoSocket
 
-    def _create_socket(self) -> Channel:  # type: ignore[override] # which nothing asks for its fileno
+    def _create_socket(self) -> PahoSocket:  # type: ignore[override] # which nothing asks for its fileno
         return self.channel
 
 
 class Broker:
     """The broker at options.netloc."""
 
-    def __init__(self, loop: Loop, options: CommunicatorOptions, exchange: Exchange) -> None:
-        keep_packets()
+    def __init__(self, loop: Loop, options: CommunicatorOptions, exchange: Multiplexer) -> None:
+        _keep_freed_memory()
         if options.security is not None and options.security.key is not None:
             raise SecurityError(
                 f"SecurityOptions.key: {options.security.key}; with MQTT, TLS is the broker's, and so is the key: "
@@ -70,7 +69,7 @@ class Broker:
         self._exchange = exchange
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
-        self._dialer = Dialer(loop, options.netloc, self._timeout, self._dialed, self.fail)
+        self._dialer = Connector(loop, options.netloc, self._timeout, self._dialed, self.fail)
         self.connected = False  # the broker has accepted us
         self._parting = False  # what is left to say may have to wait for the socket
         self._id = ""
@@ -143,8 +142,8 @@ class Broker:
 
     def _dialed(self, sock: socket.socket) -> None:
         try:
-            hasten(sock)
-            self._client = client = self._new_client(Channel(over(sock, self._tls)))
+            tune(sock)
+            self._client = client = self._new_client(PahoSocket(wrap(sock, self._tls)))
             self._deadline = time.monotonic() + self._timeout
             client.reconnect()
             self._tick(client)
@@ -153,7 +152,7 @@ class Broker:
             self.fail(error if isinstance(error, OSError) else ConnectionError(f"no CONNECT can be made ({kind})"))
             sock.close()
 
-    def _new_client(self, channel: Channel) -> _Client:
+    def _new_client(self, channel: PahoSocket) -> _Client:
         options, patience = self._options, self._options.connection.heartbeat * self._options.connection.misses
         version = paho.CallbackAPIVersion.VERSION2  # type: ignore[attr-defined]
         client = _Client(version, self._id, protocol=paho.MQTTv5, reconnect_on_failure=False)
@@ -265,3 +264,12 @@ class Broker:
         self._write()
         pause = min(1.0, max(1.0, self._options.connection.heartbeat) / 4)
         self._loop.at(time.monotonic() + pause, self._tick, client)
+
+
+def _keep_freed_memory() -> None:
+    """Have malloc keep freed blocks of a packet's size, of which paho makes a few for each packet.
+
+    glibc returns freed blocks of 128 KiB or more to the system, and the kernel fills the next one page by page. Freeing
+    one block of 1 MiB raises that threshold to 1 MiB (mallopt(3), M_MMAP_THRESHOLD). No page of it is touched.
+    """
+    bytes(1024 * 1024)

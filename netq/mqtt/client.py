@@ -10,34 +10,34 @@ import logging
 import time
 
 from netq import core
-from netq.link import Owner, backoff
-from netq.loop import Loop
+from netq.io.loop import Loop
+from netq.io.timers import Timer
 from netq.mqtt import packet
-from netq.mqtt.exchange import Exchange
+from netq.mqtt.channel import Channel
+from netq.mqtt.multiplexer import Multiplexer
 from netq.mqtt.packet import FROM_SERVER, Kind, Packet
-from netq.mqtt.port import Port
-from netq.mqtt.topic import ANY, GONE, Way, new_id
+from netq.mqtt.topic import ANY, GONE, LinkTopic, new_id
 from netq.options import CommunicatorOptions, Purpose
-from netq.timers import Timer
+from netq.runtime.link import LinkListener, backoff
 
 log = logging.getLogger("netq")
 
 _SILENCE = 1.0  # seconds after which the log is told that no server answers
 
 
-class Visitor:
+class ClientTransport:
     """A transport: each `open` lasts until a server has answered, or the broker is lost."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         self.netloc = owner.options.netloc
         self._owner = owner
         self._options = owner.options
         self._loop = loop
         self._id = new_id()
-        self._exchange = Exchange(owner, loop, self, is_server=False)
+        self._exchange = Multiplexer(owner, loop, self, is_server=False)
         self._subscribed = False
-        self._knocking: Port | None = None  # until it is answered
-        self._linked: Port | None = None
+        self._knocking: Channel | None = None  # until it is answered
+        self._linked: Channel | None = None
         self._instance = b""  # of the server that we are linked to
         self._attempt = 0
         self._timer: Timer | None = None
@@ -49,7 +49,7 @@ class Visitor:
         if self._subscribed:
             self._begin()
         elif not self._exchange.closing:
-            gone = self._exchange.topics.link(Way("s", self._id, GONE))
+            gone = self._exchange.topics.link(LinkTopic("s", self._id, GONE))
             self._exchange.broker.open(self._id, will=(gone, b""))
 
     def close(self) -> None:
@@ -57,12 +57,12 @@ class Visitor:
         self._stop_knocking()
         self._exchange.close()
 
-    # For the exchange (netq/mqtt/exchange.py, Host).
+    # For the exchange (netq/mqtt/multiplexer.py, Host).
 
     def up(self) -> None:
         """Listen."""
         topics = self._exchange.topics
-        self._exchange.listen([topics.link(Way("c", self._id, ANY)), topics.hello], self._listening)
+        self._exchange.listen([topics.link(LinkTopic("c", self._id, ANY)), topics.hello], self._listening)
 
     def down(self, error: Exception) -> None:
         """The link is lost, or there will be none."""
@@ -81,7 +81,7 @@ class Visitor:
             why = "another server has taken over" if hello.here else "the broker has lost the server"
             self._linked.fail(ConnectionResetError(why), tell=False)
 
-    def came(self, way: Way, payload: bytes | bytearray) -> None:
+    def came(self, way: LinkTopic, payload: bytes | bytearray) -> None:
         """Take the answer to OPEN; all else is the link's."""
         came, port = packet.decode(payload, FROM_SERVER), self._knocking
         if port is not None and port.way == way:
@@ -101,11 +101,11 @@ class Visitor:
 
     def _begin(self) -> None:
         self._attempt = 0
-        self._knocking = port = self._exchange.new_port(Way("c", self._id, new_id()))
+        self._knocking = port = self._exchange.new_port(LinkTopic("c", self._id, new_id()))
         self._loop.at(time.monotonic() + _SILENCE, self._complain, port)
         self._knock()
 
-    def _complain(self, port: Port) -> None:
+    def _complain(self, port: Channel) -> None:
         if port is self._knocking:
             where, prefix = self._exchange.where, self._options.mqtt.prefix
             log.warning("%s: no server of %r answers; waiting until one comes", where, prefix)
@@ -124,7 +124,7 @@ class Visitor:
         if port is not None:
             port.fail(ConnectionAbortedError("no answer"), tell=False)
 
-    def _welcome(self, port: Port, came: Packet) -> None:
+    def _welcome(self, port: Channel, came: Packet) -> None:
         opening = packet.read_opening(came)
         port.window.arrived(came)
         self._knocking, self._linked = None, port
@@ -136,4 +136,4 @@ class Communicator(core.Communicator):
     """A client on MQTT. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, Visitor)
+        super().__init__(options, Purpose.CLIENT, ClientTransport)

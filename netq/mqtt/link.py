@@ -1,4 +1,4 @@
-"""The Connection whose bytes one Port moves. Lives in the loop of its peer; what it tells its port crosses to the
+"""The Connection whose bytes one Channel moves. Lives in the loop of its peer; what it tells its port crosses to the
 first loop, where the connection to the broker is.
 """
 
@@ -8,13 +8,13 @@ import time
 import uuid
 from collections.abc import Callable
 
-from netq.connection import Connection
-from netq.lane import Part
-from netq.link import Owner
-from netq.loop import Loop, Worker
-from netq.memory import Buffer
+from netq.buffers import Buffer
+from netq.io.loop import Loop, Worker
+from netq.mqtt.channel import Channel, Segment
 from netq.mqtt.multicast.group import Block
-from netq.mqtt.port import Port, Segment
+from netq.protocol.connection import Connection
+from netq.protocol.sender import Part
+from netq.runtime.link import LinkListener
 
 _STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
 PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
@@ -27,7 +27,9 @@ class Link:
 
     inline = False
 
-    def __init__(self, owner: Owner, port: Port, home: Loop, connection: Connection, address: str, size: int) -> None:
+    def __init__(
+        self, owner: LinkListener, port: Channel, home: Loop, connection: Connection, address: str, size: int
+    ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None

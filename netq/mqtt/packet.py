@@ -12,8 +12,8 @@ import enum
 import struct
 from typing import NamedTuple
 
-from netq.complaints import printable
 from netq.errors import ProtocolError
+from netq.text import printable
 
 VERSION = 1
 REASON = 200  # bytes of a reason

@@ -16,15 +16,16 @@ import secrets
 import time
 
 from netq import core
-from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
-from netq.link import Owner, backoff
-from netq.loop import Loop
+from netq.io.loop import Loop
 from netq.mqtt import packet
-from netq.mqtt.exchange import Exchange
+from netq.mqtt.multiplexer import Multiplexer
 from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
-from netq.mqtt.topic import ANY, GONE, WHO, Way, new_id, server_id
+from netq.mqtt.topic import ANY, GONE, WHO, LinkTopic, new_id, server_id
 from netq.options import CommunicatorOptions, Purpose
+from netq.runtime.link import LinkListener, backoff
+from netq.runtime.log_dedup import LogDedup
+from netq.text import printable
 
 log = logging.getLogger("netq")
 
@@ -33,14 +34,14 @@ _HELLOS = 0.1  # seconds between two answers to who asks; each goes to all clien
 _STEADY = 1.0  # seconds that a connection has to last, for the next pause to be a short one again
 
 
-class Reception:
+class ServerTransport:
     """A transport: welcomes clients, as long as the broker is there, and comes back when it comes back."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         self.netloc = owner.options.netloc
         self._options = owner.options
         self._loop = loop
-        self._exchange = Exchange(owner, loop, self, is_server=True)
+        self._exchange = Multiplexer(owner, loop, self, is_server=True)
         self._broker = self._exchange.broker
         self._instance = b""
         self._asking = False
@@ -49,7 +50,7 @@ class Reception:
         self._last_hello = 0.0
         self._attempt = 0
         self._up_since = 0.0
-        self._complaints = Complaints()  # of the broker
+        self._complaints = LogDedup()  # of the broker
 
     # For the communicator.
 
@@ -68,7 +69,7 @@ class Reception:
         """Welcome nobody any more; leave the broker when the links have said what they have to say."""
         self._exchange.close()
 
-    # For the exchange (netq/mqtt/exchange.py, Host).
+    # For the exchange (netq/mqtt/multiplexer.py, Host).
 
     def up(self) -> None:
         """Listen."""
@@ -76,7 +77,7 @@ class Reception:
         if self._asking:
             self._broker.subscribe([topics.hello], self._ask)
         else:
-            self._exchange.listen([topics.link(Way("s", ANY, ANY))], self._listening)
+            self._exchange.listen([topics.link(LinkTopic("s", ANY, ANY))], self._listening)
 
     def down(self, error: Exception) -> None:
         """Try again, unless another server has come in our place."""
@@ -100,7 +101,7 @@ class Reception:
         self._complain(f"another server of {prefix!r} has taken over; this one waits until that is gone")
         self._loop.at(time.monotonic() + self._options.connection.retry_max, self.open)
 
-    def came(self, way: Way, payload: bytes | bytearray) -> None:
+    def came(self, way: LinkTopic, payload: bytes | bytearray) -> None:
         """Give a packet to its link, or to a new one."""
         if way.link == GONE:
             return self._gone(way.client)
@@ -140,7 +141,7 @@ class Reception:
     # After a loss: has another come?
 
     def _ask(self, granted: bool) -> None:
-        topic = self._exchange.topics.link(Way("s", new_id(), WHO))
+        topic = self._exchange.topics.link(LinkTopic("s", new_id(), WHO))
         self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
         self._broker.publish(topic, self._nonce)
         self._loop.at(time.monotonic() + _ANSWER, self._unanswered, self._nonce)
@@ -154,7 +155,7 @@ class Reception:
 
     # Packets.
 
-    def _knock(self, way: Way, came: Packet) -> None:
+    def _knock(self, way: LinkTopic, came: Packet) -> None:
         if self._exchange.closing:
             return self._exchange.refuse(way, "the server is closing")
         try:
@@ -181,4 +182,4 @@ class Communicator(core.Communicator):
     """A server on MQTT. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.SERVER, Reception)
+        super().__init__(options, Purpose.SERVER, ServerTransport)

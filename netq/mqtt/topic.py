@@ -21,7 +21,7 @@ ANY = "+"  # in the place of an id, to subscribe to
 _ID = "([0-9a-f]{16})"
 
 
-class Way(NamedTuple):
+class LinkTopic(NamedTuple):
     """One link, in one direction: to the server ("s") or to the client ("c")."""
 
     to: str
@@ -29,7 +29,7 @@ class Way(NamedTuple):
     link: str
 
     @property
-    def back(self) -> Way:
+    def back(self) -> LinkTopic:
         """The other direction."""
         return self._replace(to="c" if self.to == "s" else "s")
 
@@ -43,7 +43,7 @@ class Topics:
         self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
         self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
 
-    def link(self, way: Way) -> str:
+    def link(self, way: LinkTopic) -> str:
         """The topic of one direction of a link; of several, if it has ANY."""
         return "/".join((self._prefix, *way))
 
@@ -51,10 +51,10 @@ class Topics:
         """The topic of a group's blocks."""
         return f"{self._prefix}/g/{id}"
 
-    def way(self, topic: str) -> Way | None:
+    def way(self, topic: str) -> LinkTopic | None:
         """Whose link a topic is; None if it is not of this form."""
         found = self._way.fullmatch(topic)
-        return Way(*filter(None, found.groups())) if found else None
+        return LinkTopic(*filter(None, found.groups())) if found else None
 
     def group_of(self, topic: str) -> str | None:
         """Whose blocks a topic brings; None if it is not of this form."""

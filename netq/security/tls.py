@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from netq.buffers import Buffer
 from netq.errors import SecurityError
-from netq.memory import Buffer
 from netq.options import SecurityOptions
 
 RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from netq import core
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
-from netq.shm import channel, rendezvous
-from netq.shm.channel import Control
+from netq.runtime.link import LinkListener
+from netq.shm import rendezvous
+from netq.shm.control import ControlSocket, bring
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 
 
-class Connector:
+class ClientTransport:
     """A transport: each `open` is one attempt."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         rendezvous.check(owner.options)
         rendezvous.check_client(owner.options.netloc)
         self.netloc = owner.options.netloc
@@ -36,11 +36,11 @@ class Connector:
         if self._closed:
             return None
         try:
-            control = Control(rendezvous.connect(self.netloc))
+            control = ControlSocket(rendezvous.connect(self.netloc))
         except OSError as error:
             return self._owner.lost(None, error)
         try:
-            found = channel.bring(control)
+            found = bring(control)
         except ConnectionError:
             control.sock.close()
             return self._owner.lost(None, ConnectionResetError("the peer hung up"))
@@ -55,4 +55,4 @@ class Communicator(core.Communicator):
     """A client on shared memory, of a server of the same user on this machine. Raises InvalidOption."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, Connector)
+        super().__init__(options, Purpose.CLIENT, ClientTransport)

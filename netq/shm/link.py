@@ -1,6 +1,6 @@
 """Two rings, the socket that rings their bells, and the Connection whose bytes they carry. In a loop; never waits.
 
-    flush ──► Outbound.push ──► ring ──► the peer's Inbound ──► its connection          what is small
+    flush ──► Sender.push ──► ring ──► the peer's Receiver ──► its connection          what is small
                   └── ANNOUNCE ──► GRANT ──► pwritev into its segment ──► WROTE ──►     what is large
 
 A link looks into its rings when the peer rings the bell, until it finds nothing; then it says that it sleeps.
@@ -13,21 +13,21 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from netq.appetite import TURN, Appetite
-from netq.complaints import printable
 from netq.errors import ProtocolError
-from netq.handlers import raised_by_handler
-from netq.link import Owner
-from netq.loop import Loop, Worker
-from netq.selector import READ, WRITE
-from netq.shm.channel import BELL, NUMBER, REFUSED, SEGMENT, Channel, Control, Packet
-from netq.shm.files import Files
-from netq.shm.inbound import Inbound
-from netq.shm.outbound import Outbound
-from netq.shm.record import Kind, Record
+from netq.io.loop import Loop, Worker
+from netq.io.receive_size import TURN, ReceiveSize
+from netq.io.selector import READ, WRITE
+from netq.io.signal_handlers import raised_by_handler
+from netq.io.timers import Timer
+from netq.runtime.link import LinkListener
+from netq.shm.control import BELL, NUMBER, REFUSED, SEGMENT, Channel, ControlSocket, Packet
+from netq.shm.descriptors import Descriptors
+from netq.shm.receiver import Receiver
+from netq.shm.records import Kind, Record
 from netq.shm.ring import RingError
 from netq.shm.segments import Pool, Segments
-from netq.timers import Timer
+from netq.shm.sender import Sender
+from netq.text import printable
 
 _READS, _WRITES = 64, 8  # steps of taking, and of sending, before the others have their turn
 _AGE = 10.0  # seconds after which memory that nobody uses is given back
@@ -37,7 +37,9 @@ _PARTING = 1.0  # seconds to wait for a peer that does not take the rest
 class Link:
     """Moves bytes between two rings and a connection."""
 
-    def __init__(self, owner: Owner, loop: Loop, control: Control, channel: Channel, pool: Pool, address: str) -> None:
+    def __init__(
+        self, owner: LinkListener, loop: Loop, control: ControlSocket, channel: Channel, pool: Pool, address: str
+    ) -> None:
         self.connection = owner.connect()
         self.address = address
         self.awake = True  # the peer need not ring the bell
@@ -49,11 +51,11 @@ class Link:
         self._channel = channel
         self._writer, self._reader = channel.writer, channel.reader
         self._segments = Segments(self.connection, pool, control, self._released)
-        self._files = Files(self._listen)
+        self._files = Descriptors(self._listen)
         self.look = self._reader.waits
-        self._in = Inbound(self._reader, self.connection, self._segments, partial(owner.deliver, self))
-        self._out = Outbound(self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._files)
-        self._appetite = Appetite()
+        self._in = Receiver(self._reader, self.connection, self._segments, partial(owner.deliver, self))
+        self._out = Sender(self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._files)
+        self._appetite = ReceiveSize()
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._aging: Timer | None = None
         self._closing = self._gone = self._hung_up = False

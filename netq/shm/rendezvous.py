@@ -18,10 +18,10 @@ import struct
 import sys
 from pathlib import Path
 
-from netq import dial
-from netq.complaints import printable
 from netq.errors import AddressError, InvalidOption
+from netq.io import connect as tcp
 from netq.options import CommunicatorOptions, NetworkLocation, check_put_merge
+from netq.text import printable
 
 _BACKLOG = 1024
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
@@ -30,7 +30,7 @@ _RIVAL = "a server listens there"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Door:
+class ListeningSocket:
     """A listening socket, and the file that it has, if any."""
 
     def __init__(self, sock: socket.socket, netloc: NetworkLocation, file: tuple[int, int] | None = None) -> None:
@@ -69,7 +69,7 @@ def is_here(host: str) -> bool:
     return address.is_loopback or address.is_unspecified or _is_ours(address)
 
 
-def listen(netloc: NetworkLocation) -> Door:
+def listen(netloc: NetworkLocation) -> ListeningSocket:
     """Listen; raises AddressError."""
     if not is_here(netloc.host):
         raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {_elsewhere(netloc.host)}")
@@ -107,7 +107,7 @@ def check_client(netloc: NetworkLocation) -> None:
         except OSError as error:
             raise InvalidOption(f"CommunicatorOptions.netloc: {printable(netloc.host)}: {error.strerror}") from error
     else:
-        dial.check(netloc)
+        tcp.check(netloc)
 
 
 def check_user(sock: socket.socket) -> None:
@@ -164,14 +164,14 @@ def _socket() -> socket.socket:
     return sock
 
 
-def _listen_at_port(netloc: NetworkLocation) -> Door:
+def _listen_at_port(netloc: NetworkLocation) -> ListeningSocket:
     for port in [netloc.port] if netloc.port else random.sample(_FREE, len(_FREE)):
         found = NetworkLocation(netloc.host, port)
         sock = _socket()
         try:
             sock.bind(_name(found))
             sock.listen(_BACKLOG)
-            return Door(sock, found)
+            return ListeningSocket(sock, found)
         except OSError as error:
             sock.close()
             if netloc.port or error.errno != errno.EADDRINUSE:
@@ -179,7 +179,7 @@ def _listen_at_port(netloc: NetworkLocation) -> Door:
     raise OSError(errno.EADDRINUSE, "no port is free")
 
 
-def _listen_at_path(netloc: NetworkLocation) -> Door:
+def _listen_at_path(netloc: NetworkLocation) -> ListeningSocket:
     """Listen under a name of its own first: so whoever finds the path finds a server, or what is left of one."""
     path = netloc.host
     _check_path(path)
@@ -196,7 +196,7 @@ def _listen_at_path(netloc: NetworkLocation) -> Door:
             _link(own, path)
         finally:
             os.unlink(own)
-        return Door(sock, netloc, _identity(path))
+        return ListeningSocket(sock, netloc, _identity(path))
     except BaseException:
         sock.close()
         raise

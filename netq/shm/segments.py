@@ -18,10 +18,10 @@ import os
 import weakref
 from collections.abc import Callable
 
-from netq.connection import Connection
-from netq.memory import KEEP, Memory
+from netq.protocol.connection import Connection
+from netq.protocol.memory import KEEP, Memory
 from netq.shm import memfd
-from netq.shm.channel import NUMBER, SEGMENT, Control
+from netq.shm.control import NUMBER, SEGMENT, ControlSocket
 
 _libc = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h)
@@ -72,7 +72,9 @@ class _Segment:
 class Segments:
     """Makes the blocks of a link's Memory, and finds the one that a view lies in."""
 
-    def __init__(self, connection: Connection, pool: Pool, control: Control, released: Callable[[int], object]) -> None:
+    def __init__(
+        self, connection: Connection, pool: Pool, control: ControlSocket, released: Callable[[int], object]
+    ) -> None:
         self.pool = pool
         self._connection: Connection | None = connection  # until the end: what waits for users holds blocks
         self._control = control

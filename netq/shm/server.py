@@ -9,17 +9,18 @@ import socket
 import time
 
 from netq import core
-from netq.complaints import Complaints, printable
 from netq.errors import ProtocolError
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.loop import Loop
+from netq.io.selector import READ
+from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, Purpose
-from netq.selector import READ
-from netq.shm import channel, rendezvous
-from netq.shm.channel import REFUSED, Control
+from netq.runtime.link import LinkListener
+from netq.runtime.log_dedup import LogDedup
+from netq.shm import control, rendezvous
+from netq.shm.control import REFUSED, ControlSocket
 from netq.shm.link import Link
 from netq.shm.segments import Pool
-from netq.timers import Timer
+from netq.text import printable
 
 log = logging.getLogger("netq")
 
@@ -28,19 +29,19 @@ _PAUSE = 1.0  # seconds, when the system has no descriptors left
 _NEWS = 60.0  # seconds after which the log is told again what it has been told
 
 
-class Listener:
+class ServerTransport:
     """A transport: accepts connections, and makes links of those that bring their rings."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         rendezvous.check(owner.options)
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
-        self._door: rendezvous.Door | None = None
-        self._guests: dict[Control, Timer] = {}  # have not said HELLO; and what cuts them
+        self._door: rendezvous.ListeningSocket | None = None
+        self._guests: dict[ControlSocket, Timer] = {}  # have not said HELLO; and what cuts them
         self._pool = Pool(owner.options.connection.memory)
         self._starved = False  # and the log has been told
-        self._complaints = Complaints()
+        self._complaints = LogDedup()
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -80,12 +81,12 @@ class Listener:
             self._complain(sock, str(error.strerror))
             sock.close()
             return
-        guest = Control(sock)
+        guest = ControlSocket(sock)
         late = time.monotonic() + self._owner.options.connection.handshake_timeout
         self._guests[guest] = self._loop.at(late, self._dismiss, guest)
         self._loop.watch(sock, READ, lambda mask: self._greeted(guest))
 
-    def _greeted(self, guest: Control) -> None:
+    def _greeted(self, guest: ControlSocket) -> None:
         try:
             packet = guest.receive()
         except OSError:
@@ -94,7 +95,7 @@ class Listener:
             self._dismiss(guest)
             return
         try:
-            found = channel.take(packet)
+            found = control.take(packet)
         except (OSError, ProtocolError) as error:
             self._refuse(guest, str(error))
         else:
@@ -105,7 +106,7 @@ class Listener:
             if packet.fd is not None:
                 os.close(packet.fd)
 
-    def _refuse(self, guest: Control, reason: str) -> None:
+    def _refuse(self, guest: ControlSocket, reason: str) -> None:
         self._complain(guest.sock, reason)
         with contextlib.suppress(OSError):
             guest.send(REFUSED, reason.encode()[:256])
@@ -119,11 +120,11 @@ class Listener:
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 
-    def _dismiss(self, guest: Control) -> None:
+    def _dismiss(self, guest: ControlSocket) -> None:
         self._forget(guest)
         guest.sock.close()
 
-    def _forget(self, guest: Control) -> None:
+    def _forget(self, guest: ControlSocket) -> None:
         self._guests.pop(guest).cancel()
         self._loop.forget(guest.sock)
 
@@ -149,4 +150,4 @@ class Communicator(core.Communicator):
     """A server on shared memory, for clients of the same user on this machine. Raises AddressError, InvalidOption."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.SERVER, Listener)
+        super().__init__(options, Purpose.SERVER, ServerTransport)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import socket
 
 from netq import core
-from netq.dial import Dialer
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.connect import Connector
+from netq.io.loop import Loop
+from netq.io.sockets import wrap
 from netq.options import CommunicatorOptions, Purpose, check_put_merge
-from netq.pipe import over
+from netq.runtime.link import LinkListener
 from netq.security.tls import client_side
 from netq.tcp.link import Link
 
 
-class Connector:
+class ClientTransport:
     """A transport: each `open` is one attempt at all the addresses that the host has."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         options = owner.options
         self.netloc = options.netloc
         self._owner = owner
@@ -25,7 +25,7 @@ class Connector:
         self._tls = None if options.security is None else client_side(options.security, self.netloc.host)
         if options.security is not None:
             check_put_merge(options, "TLS")
-        self._dialer = Dialer(
+        self._dialer = Connector(
             loop,
             self.netloc,
             options.connection.handshake_timeout,
@@ -43,7 +43,7 @@ class Connector:
 
     def _connected(self, sock: socket.socket) -> None:
         address = "{}:{}".format(*self.netloc)
-        pipe = over(sock, self._tls)
+        pipe = wrap(sock, self._tls)
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 
 
@@ -51,4 +51,4 @@ class Communicator(core.Communicator):
     """A client on TCP. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, Connector)
+        super().__init__(options, Purpose.CLIENT, ClientTransport)

@@ -10,16 +10,16 @@ import sys
 import time
 from collections.abc import Callable
 
-from netq.appetite import Appetite
-from netq.connection import Connection, State
 from netq.errors import SecurityError
-from netq.handlers import raised_by_handler
-from netq.link import Owner
-from netq.loop import Loop, Worker
-from netq.pipe import Pipe, hasten
-from netq.selector import READ, WRITE
-from netq.tcp.pace import MOST, Pace
-from netq.timers import Timer
+from netq.io.loop import Loop, Worker
+from netq.io.receive_size import ReceiveSize
+from netq.io.selector import READ, WRITE
+from netq.io.signal_handlers import raised_by_handler
+from netq.io.sockets import ByteStream, tune
+from netq.io.timers import Timer
+from netq.protocol.connection import Connection, State
+from netq.runtime.link import LinkListener
+from netq.tcp.send_batch import MOST, SendBatch
 
 _SMALL = 64 * 1024  # bytes up to which joining costs less than a longer vector
 _FEW = 4  # times that a user's thread receives at once
@@ -33,7 +33,7 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close throws away what has not ar
 class Link:
     """Moves bytes between a connected socket and a connection."""
 
-    def __init__(self, owner: Owner, loop: Loop, pipe: Pipe, connection: Connection, address: str) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop, pipe: ByteStream, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
@@ -43,8 +43,8 @@ class Link:
         self._pipe = pipe
         self._merge = owner.options.connection.put_merge
         self._unsent: list[memoryview] = []
-        self._pace = Pace()
-        self._appetite = Appetite()
+        self._pace = SendBatch()
+        self._appetite = ReceiveSize()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
         self._interest = 0
@@ -55,7 +55,7 @@ class Link:
         self._closing = self._gone = False
         self._parting: Timer | None = None
         pipe.sock.setblocking(False)
-        hasten(pipe.sock)
+        tune(pipe.sock)
         self._limit_queue()
         self._watch(READ)
 

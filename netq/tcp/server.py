@@ -7,13 +7,13 @@ import socket
 import time
 
 from netq import core
-from netq.dial import bind
-from netq.link import Owner
-from netq.loop import Loop
+from netq.io.connect import bind
+from netq.io.loop import Loop
+from netq.io.selector import READ
+from netq.io.sockets import wrap
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
-from netq.pipe import over
+from netq.runtime.link import LinkListener
 from netq.security.tls import server_side
-from netq.selector import READ
 from netq.tcp.link import Link
 
 log = logging.getLogger("netq")
@@ -23,10 +23,10 @@ _ACCEPTS = 64  # connections accepted before the others have their turn
 _PAUSE = 1.0  # seconds, when the system has no descriptors left
 
 
-class Listener:
+class ServerTransport:
     """A transport: accepts connections."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         security = owner.options.security
         self.netloc = owner.options.netloc
         self._owner = owner
@@ -67,7 +67,7 @@ class Listener:
             self._attach(sock, "{}:{}".format(*address[:2]))
 
     def _attach(self, sock: socket.socket, address: str) -> None:
-        pipe = over(sock, self._tls)
+        pipe = wrap(sock, self._tls)
         self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
 
     def _pause(self, error: OSError) -> None:
@@ -88,4 +88,4 @@ class Communicator(core.Communicator):
     """A server on TCP. Raises AddressError, SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.SERVER, Listener)
+        super().__init__(options, Purpose.SERVER, ServerTransport)

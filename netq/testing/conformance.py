@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from netq.testing.checks import closing, futures, messages, sessions, waiting, windows
-from netq.testing.stage import Make
+from netq.testing.fixtures import Make
 
 CHECKS: tuple[Callable[[Make], None], ...] = (
     *messages.CHECKS,

@@ -10,7 +10,7 @@ from typing import Self
 _LIMIT = 60.0  # seconds
 
 
-class Log(logging.Handler):
+class LogRecorder(logging.Handler):
     """Listens to the logger of netq within a with statement."""
 
     def __init__(self) -> None:

@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from netq import core
-from netq.connection import Connection
+from netq.buffers import Buffer
 from netq.errors import AddressError
-from netq.link import Owner
-from netq.loop import Loop, Worker
-from netq.memory import Buffer
+from netq.io.loop import Loop, Worker
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.protocol.connection import Connection
+from netq.runtime.link import LinkListener
 
 _BATCH = 1024 * 1024  # bytes handed over at once
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
 
-_listeners: dict[int, Listener] = {}  # by port
+_listeners: dict[int, ServerTransport] = {}  # by port
 
 
 class Link:
@@ -28,7 +28,7 @@ class Link:
 
     inline = False
 
-    def __init__(self, owner: Owner, loop: Loop, connection: Connection, address: str) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
@@ -76,10 +76,10 @@ class Link:
             self._owner.lost(self, ConnectionResetError("the peer hung up"))
 
 
-class Listener:
+class ServerTransport:
     """A server's transport."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         self.netloc = owner.options.netloc
         self.owner = owner
         self.loop = loop
@@ -99,10 +99,10 @@ class Listener:
             del _listeners[self.netloc.port]
 
 
-class Connector:
+class ClientTransport:
     """A client's transport."""
 
-    def __init__(self, owner: Owner, loop: Loop) -> None:
+    def __init__(self, owner: LinkListener, loop: Loop) -> None:
         self.netloc = owner.options.netloc
         self._owner = owner
         self._loop = loop
@@ -128,11 +128,11 @@ class Server(core.Communicator):
     """A server in this process. Raises AddressError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.SERVER, Listener)
+        super().__init__(options, Purpose.SERVER, ServerTransport)
 
 
 class Client(core.Communicator):
     """A client of a server in this process."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, Connector)
+        super().__init__(options, Purpose.CLIENT, ClientTransport)

@@ -18,8 +18,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
+from netq.buffers import ALIGNMENT, Buffer, aligned
 from netq.errors import NotAllowed, SerializationError, Unreadable
-from netq.memory import ALIGNMENT, Buffer, aligned
 from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers

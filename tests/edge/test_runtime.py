@@ -106,7 +106,7 @@ def test_a_device_that_fails_is_reported_and_goes_on() -> None:
 
     with server() as aggregator, running(edge.run, stumbles, config(aggregator.netloc, step=1)):
         refusal = aggregator.round().failures[ID]
-        assert refusal == fl.Refusal(fl.Why.FAILED, "OSError: the sensor does not answer")
+        assert refusal == fl.ClientFailure(fl.FailureKind.FAILED, "OSError: the sensor does not answer")
         assert aggregator.round().clients == (ID,)
         aggregator.close()
 

@@ -11,8 +11,8 @@ import pytest
 from netq import NetworkLocation
 from netq.mqtt.topic import new_id
 from netq.security import certificates
+from netq.testing.fixtures import Communicators
 from netq.testing.proxy import Proxy
-from netq.testing.stage import Stage
 from tests.faults.wires import BROKERED, SOCKETS, Wire
 from tests.servers.mosquitto import Mosquitto
 
@@ -73,8 +73,8 @@ def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
 
 
 @pytest.fixture
-def stage(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Stage]:
-    with Stage(wire.make) as stage:
+def stage(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(wire.make) as stage:
         yield stage
 
 

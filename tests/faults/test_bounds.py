@@ -16,7 +16,7 @@ from pickle import PickleBuffer
 import pytest
 
 from netq import Closed, Communicator, NetworkLocation, Purpose, QueueFull
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
 from tests.faults.conftest import Figure
 from tests.faults.programs.child import Children
 from tests.faults.wires import ALL, Wire, on
@@ -63,7 +63,7 @@ def round_trips(client: Communicator) -> float:
 @pytest.mark.slow
 @pytest.mark.alone
 @on(*ALL)
-def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Stage, wire: Wire, figure: Figure) -> None:
+def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Communicators, wire: Wire, figure: Figure) -> None:
     server = stage.server(queue_size=50)
     slow = stage.client(server.netloc, window=WINDOW)
     quick = stage.client(server.netloc)
@@ -92,7 +92,7 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Stage, wire: 
 @pytest.mark.slow
 @pytest.mark.alone
 @on(*ALL)
-def test_small_messages_pass_a_large_one_on_another_lane(stage: Stage, wire: Wire, figure: Figure) -> None:
+def test_small_messages_pass_a_large_one_on_another_lane(stage: Communicators, wire: Wire, figure: Figure) -> None:
     size = 256 if wire.kind in SLOWER else 1024  # MiB
     with Children() as children:
         server = children.start("clerk", wire, Purpose.SERVER)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from netq import NetworkLocation, Purpose
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
 from tests.faults.programs.child import Children
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def cgroup() -> Iterator[Cgroup]:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
-    cgroup: Cgroup, stage: Stage, wire: Wire, figure: Figure
+    cgroup: Cgroup, stage: Communicators, wire: Wire, figure: Figure
 ) -> None:
     content = np.frombuffer(os.urandom(SIZE), np.uint8)
     memory = {"memory": 64 * MIB}

@@ -19,8 +19,8 @@ import pytest
 
 from netq import NetworkLocation, Purpose
 from netq.core import Communicator
+from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Child, Children, Facts
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ PAUSE = 1.0  # seconds between its attempts to accept
 
 @pytest.mark.slow
 def test_a_server_with_64_descriptors_serves_100_clients_in_the_end(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     program = children.start("exhausted", wire, Purpose.SERVER)
     netloc = NetworkLocation(*program.hear()["netloc"])
@@ -211,7 +211,7 @@ def full(program: Child) -> tuple[list[str], list[str]]:
     return served, lines
 
 
-def leave(stage: Stage, client: Communicator, id: str) -> None:
+def leave(stage: Communicators, client: Communicator, id: str) -> None:
     """Take the answer, and close."""
     assert client.get(timeout=LIMIT).data == id
     stage.forget(client)

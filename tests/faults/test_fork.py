@@ -15,9 +15,9 @@ import pytest
 
 from netq import Closed, NetworkLocation, Purpose
 from netq.core import Communicator
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Child, Children
 from tests.faults.wires import ALL, PROXIED, Wire, on
 
@@ -54,7 +54,7 @@ def check_child(facts: dict[str, object], wire: Wire) -> None:
 
 @on(*ALL)
 def test_the_fork_of_a_client_does_not_touch_its_session(
-    stage: Stage, children: Children, wire: Wire, log: Log, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
     server, id = stage.server(), uuid.uuid4()
     program = children.start("forker", wire, Purpose.CLIENT, server.netloc, id=id, outlived=False)
@@ -77,7 +77,7 @@ def test_the_fork_of_a_client_does_not_touch_its_session(
 
 @on(*ALL)
 def test_the_fork_of_a_server_does_not_touch_its_sessions(
-    stage: Stage, children: Children, wire: Wire, log: Log, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=False)
     client = stage.client(NetworkLocation(*program.hear()["netloc"]))
@@ -98,7 +98,7 @@ def test_the_fork_of_a_server_does_not_touch_its_sessions(
 
 @on(*SEPARABLE)
 def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
-    stage: Stage, children: Children, wire: Wire
+    stage: Communicators, children: Children, wire: Wire
 ) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=True)
     netloc = NetworkLocation(*program.hear()["netloc"])
@@ -120,7 +120,7 @@ def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
 
 @on(*ALL)
 def test_a_process_that_ends_without_close_delivers_what_it_has_put(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     server, id = stage.server(), uuid.uuid4()
     program = children.start("forgetful", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
@@ -139,7 +139,7 @@ def test_a_process_that_ends_without_close_delivers_what_it_has_put(
 @pytest.mark.slow
 @on(*ALL)
 def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_says(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     linger = 1.5
     connection = {"linger": linger}
@@ -153,7 +153,7 @@ def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_s
 
 
 @on(*PROXIED)
-def test_sigterm_drains(stage: Stage, children: Children, proxies: Proxies, wire: Wire, figure: Figure) -> None:
+def test_sigterm_drains(stage: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure) -> None:
     """What is on its way is held there: when the program is told to end, most has not arrived."""
     server, id = stage.server(), uuid.uuid4()
     proxy = proxies(server.netloc)
@@ -172,7 +172,7 @@ def test_sigterm_drains(stage: Stage, children: Children, proxies: Proxies, wire
 
 @on(*ALL)
 def test_sigterm_drains_what_has_no_room_at_the_peer(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     server, id = stage.server(window=250_000), uuid.uuid4()
     program = children.start("drained", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)

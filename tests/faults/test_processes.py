@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from netq import Closed, NetworkLocation, Purpose
+from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage
 from tests.faults.programs.child import Child, Children
 from tests.faults.wires import ALL, PROXIED, Wire, on
 
@@ -51,7 +51,7 @@ Killer = Callable[[Child], bool]
 class Scene:
     """A server that writes down what it takes, and in how much memory; and clients that are killed as they send."""
 
-    def __init__(self, stage: Stage, children: Children, wire: Wire) -> None:
+    def __init__(self, stage: Communicators, children: Children, wire: Wire) -> None:
         self._stage = stage
         self._children = children
         self._wire = wire
@@ -94,7 +94,7 @@ class Scene:
 @pytest.mark.slow
 @on(*PROXIED)
 def test_a_client_killed_in_the_middle_of_a_message_delivers_no_part_of_it_and_costs_no_memory(
-    stage: Stage, children: Children, proxies: Proxies, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:
     scene = Scene(stage, children, wire)
     proxy = proxies(scene.netloc)
@@ -119,7 +119,7 @@ def kill_after_passing(proxy: Proxy, offset: int, program: Child) -> bool:
 @pytest.mark.slow
 @on("shm")
 def test_a_client_killed_in_the_middle_of_a_copy_delivers_no_part_of_it_and_costs_no_memory(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     """Nothing is between the two of them that could count, but the system counts what a process writes."""
     scene = Scene(stage, children, wire)
@@ -152,7 +152,7 @@ def written(program: Child) -> int:
 @pytest.mark.slow
 @on(*ALL)
 def test_clients_of_a_server_that_is_killed_come_back_to_its_successor(
-    stage: Stage, children: Children, wire: Wire, figure: Figure
+    stage: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     """Each has a message that was acknowledged, one that travels and one that has not begun to."""
     first = children.start("ledger", wire, Purpose.SERVER)

@@ -17,10 +17,10 @@ import pytest
 
 from netq import Closed, NetworkLocation
 from netq.core import Communicator
-from netq.delivery import Delivery
-from netq.testing.log import Log
+from netq.runtime.delivery import Delivery
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.faults.wires import PROXIED, PROXIED_TLS, SOCKETS, Wire, on
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Traffic:
 
 
 @pytest.fixture
-def connect(stage: Stage, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
+def connect(stage: Communicators, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
     """Give a server and a client, that know each other, and the proxy between them."""
 
     def connect(**options: Any) -> tuple[Proxy, Traffic]:
@@ -143,7 +143,7 @@ def cut_each(
 @pytest.mark.slow
 @on(*PROXIED_TLS)
 def test_all_arrives_though_connections_are_reset_under_load(
-    connect: Connect, wire: Wire, figure: Figure, log: Log
+    connect: Connect, wire: Wire, figure: Figure, log: LogRecorder
 ) -> None:
     proxy, traffic = connect()
     start = time.monotonic()
@@ -179,7 +179,7 @@ def test_all_arrives_and_closing_ends_though_the_way_closes_late(connect: Connec
 
 @pytest.mark.slow
 @on(*PROXIED_TLS)
-def test_both_ends_notice_a_hole_in_the_way(connect: Connect, wire: Wire, figure: Figure, log: Log) -> None:
+def test_both_ends_notice_a_hole_in_the_way(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
     proxy, traffic = connect(**BEATS)
     ends = (traffic.server, traffic.client.id), (traffic.client, traffic.server.id)
     start = time.monotonic()
@@ -214,7 +214,7 @@ def test_a_lost_link_takes_no_window_from_a_reader_who_is_behind(connect: Connec
 @pytest.mark.slow
 @on(*PROXIED)
 def test_a_message_of_1_gib_that_is_cut_near_its_end_goes_on_there(
-    connect: Connect, wire: Wire, figure: Figure, log: Log
+    connect: Connect, wire: Wire, figure: Figure, log: LogRecorder
 ) -> None:
     proxy, traffic = connect()
     size = 1024 if wire.kind in SOCKETS else 256  # MiB: the others take several times as long

@@ -20,8 +20,8 @@ import pytest
 
 from netq import NetworkLocation, Purpose
 from netq.core import Communicator
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
+from netq.testing.log import LogRecorder
 from tests.faults.programs.child import Children
 from tests.faults.wires import ALL, Wire, together
 
@@ -49,7 +49,7 @@ LONG, SHORT = 30.0, 4.0  # seconds
 class Counted:
     """A server here and a client process that counts aloud to it; each tells the other a hundred numbers meanwhile."""
 
-    def __init__(self, stage: Stage, children: Children, wire: Wire) -> None:
+    def __init__(self, stage: Communicators, children: Children, wire: Wire) -> None:
         self.server = stage.server(**BEAT)
         self.id = uuid.uuid4()
         netloc = self.server.netloc
@@ -93,11 +93,11 @@ class Counted:
         return int(facts["connected"])
 
 
-def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> None:
+def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Communicators], None]) -> None:
     """Run it on all wires at the same time, each with a stage of its own."""
 
     def run(wire: Wire) -> None:
-        with Stage(wire.make) as stage:
+        with Communicators(wire.make) as stage:
             scenario(wire, stage)
 
     with ThreadPoolExecutor(len(wires)) as pool:
@@ -108,9 +108,9 @@ def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Stage], None]) -> 
 @pytest.mark.slow
 @together(*ALL)
 def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
-    wires: dict[str, Wire], children: Children, log: Log, figure: Figure
+    wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Stage) -> None:
+    def scenario(wire: Wire, stage: Communicators) -> None:
         counted = Counted(stage, children, wire)
         start = counted.stop()
         log.wait(f"{counted.id}: lost (nothing heard")
@@ -128,9 +128,9 @@ def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
 @pytest.mark.slow
 @together(*ALL)
 def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
-    wires: dict[str, Wire], children: Children, log: Log, figure: Figure
+    wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Stage) -> None:
+    def scenario(wire: Wire, stage: Communicators) -> None:
         counted = Counted(stage, children, wire)
         address = counted.address
         counted.listen(until=counted.stop() + SHORT)
@@ -154,9 +154,9 @@ CLOCKED = ("tcp", "tls", "grpc", "shm")  # a broker would have both servers of t
 @pytest.mark.slow
 @together(*CLOCKED)
 def test_a_wall_clock_that_jumps_a_day_changes_nothing(
-    wires: dict[str, Wire], children: Children, tmp_path: Path, log: Log, figure: Figure
+    wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Stage) -> None:
+    def scenario(wire: Wire, stage: Communicators) -> None:
         clock, id = Clock(tmp_path / wire.kind), uuid.uuid4()
         server = stage.server(**QUICK)
         environment, netloc = clock.environment, server.netloc

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 import fl
 import netq
-from fl import tensors
 from fl.messages import Reply, Task, Update
+from fl.tensors import serialization
 from netq.utils.stream import PickleSerializer, Stream
 
 A, B, C, D = IDS = [uuid.UUID(int=n) for n in range(1, 5)]
@@ -94,7 +94,7 @@ class Federation:
 
 
 def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[Any]]) -> None:
-    anything = PickleSerializer(None, tensors.dump, tensors.load)
+    anything = PickleSerializer(None, serialization.dump, serialization.load)
 
     def dump(message: Any) -> Stream:
         return Stream([message]) if isinstance(message, bytes) else anything.dump(message)

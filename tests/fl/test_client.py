@@ -19,7 +19,7 @@ import pytest
 import fl
 import netq
 from fl.messages import MESSAGES, Failure, Job, Reply, Report, Task, Update
-from fl.tensors import dump as tensor_dump
+from fl.tensors.serialization import dump as tensor_dump
 from netq.utils.stream import PickleSerializer
 
 SOON = 10.0  # seconds in which all happens that does happen

@@ -17,7 +17,7 @@ import pytest
 
 import fl
 import netq
-from fl.robust import Spooled
+from fl.strategies.robust import Spooled
 from netq.errors import NetqError
 from netq.utils.stream import Stream
 
@@ -119,7 +119,7 @@ def test_the_methods_are_there_with_their_defaults() -> None:
     for name in ("begin", "correction", "finish"):
         assert f"`{call(name, own(getattr(fl.ControlVariate, name)))}`" in PAGE
     for name in ("round_begins", "client_is", "round_ends"):
-        assert f"`{call(name, own(getattr(fl.Watcher, name)))}`" in PAGE
+        assert f"`{call(name, own(getattr(fl.Callback, name)))}`" in PAGE
 
 
 def own(method: Callable[..., Any]) -> dict[str, Any]:
@@ -149,14 +149,14 @@ def test_a_report_a_refusal_and_a_state_have_what_the_page_says() -> None:
     rows = SECTIONS["What a round comes to"].split("| of a `RoundReport` |")[1].split("\n\n")[0]
     columns = "".join(re.findall(r"^\|(.*?)\|", rows, re.MULTILINE))
     assert re.findall(r"`(\w+)`", columns) == [each.name for each in dataclasses.fields(fl.RoundReport)]
-    assert f"`{call('Refusal', parameters(fl.Refusal))}`" in PAGE
-    assert [state.name for state in fl.State if state.name not in SECTIONS["Watchers"]] == []
+    assert f"`{call('ClientFailure', parameters(fl.ClientFailure))}`" in PAGE
+    assert [state.name for state in fl.ClientState if state.name not in SECTIONS["Callbacks"]] == []
 
 
 def test_every_reason_is_there_in_its_own_words() -> None:
-    rows = table("What a round comes to", "`Why` | kept an update out")
-    assert list(rows) == [why.name for why in fl.Why]
-    for why in fl.Why:
+    rows = table("What a round comes to", "`FailureKind` | kept an update out")
+    assert list(rows) == [why.name for why in fl.FailureKind]
+    for why in fl.FailureKind:
         assert rows[why.name].startswith(why.value)
 
 
@@ -214,7 +214,9 @@ class Own(dict[str, int]):
     pass
 
 
-@pytest.mark.parametrize("value", [1j, Own(a=1), fl.Why.LOST, np.array(["a"]), np.array([None]), np.datetime64(1, "s")])
+@pytest.mark.parametrize(
+    "value", [1j, Own(a=1), fl.FailureKind.LOST, np.array(["a"]), np.array([None]), np.datetime64(1, "s")]
+)
 def test_what_the_page_excludes_is_refused(value: Any) -> None:
     with pytest.raises(netq.NotAllowed):
         passed(value)

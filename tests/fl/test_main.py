@@ -21,7 +21,7 @@ import pytest
 
 import fl
 import netq
-from fl.records import JsonLines, read
+from fl.callbacks.jsonl import JsonLines, read
 from tests.fl.federation import A, B, adds, at, zeros
 
 pytest.importorskip("typer")

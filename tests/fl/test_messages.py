@@ -18,7 +18,7 @@ import torch
 
 import fl
 from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
-from fl.tensors import STORAGE
+from fl.tensors.serialization import STORAGE
 from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 

@@ -1,4 +1,4 @@
-"""The two codecs: netq/codec.py, and netq/_codec.c, which behaves alike."""
+"""The two codecs: netq/protocol/codec.py, and netq/protocol/_codec.c, which behaves alike."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from types import ModuleType
 from unittest import mock
 
-from netq import codec
+from netq.protocol import codec
 
 FUNCTIONS = ("batch", "settle", "take")
 
 
 def load_python() -> ModuleType:
-    """Return netq/codec.py, without what the compiled one replaces."""
+    """Return netq/protocol/codec.py, without what the compiled one replaces."""
     spec = importlib.util.spec_from_file_location("netq.python_codec", codec.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -30,6 +30,6 @@ PYTHON = load_python()
 
 @contextlib.contextmanager
 def use_python() -> Iterator[None]:
-    """Use the functions of netq/codec.py: they can be interrupted at each bytecode."""
+    """Use the functions of netq/protocol/codec.py: they can be interrupted at each bytecode."""
     with mock.patch.multiple(codec, **{name: getattr(PYTHON, name) for name in FUNCTIONS}):
         yield

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from netq import codec
+from netq.protocol import codec
 from netq.security import certificates
 from tests.netq.codecs import use_python
 from tests.servers.mosquitto import Mosquitto
@@ -27,7 +27,7 @@ def tls_broker(tmp_path_factory: pytest.TempPathFactory, files: certificates.Fil
 
 @pytest.fixture
 def python_codec() -> Iterator[None]:
-    """Use the functions of netq/codec.py, not the compiled ones."""
+    """Use the functions of netq/protocol/codec.py, not the compiled ones."""
     with use_python():
         yield
 
@@ -37,5 +37,5 @@ def each_codec(request: pytest.FixtureRequest) -> None:
     """Use one codec, then the other."""
     if request.param == "python":
         request.getfixturevalue("python_codec")
-    elif codec.take.__module__ != "netq._codec":
+    elif codec.take.__module__ != "netq.protocol._codec":
         pytest.skip("the compiled codec is not in use: NETQ_PURE is set, or it is not built")

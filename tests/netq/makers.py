@@ -1,4 +1,4 @@
-"""What makes communicators of each transport, as the public suite wants it (netq/testing/stage.py, Make)."""
+"""What makes communicators of each transport, as the public suite wants it (netq/testing/fixtures.py, Make)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netq.core import Communicator
 from netq.mqtt.topic import new_id
 from netq.security import certificates
 from netq.testing import loopback
-from netq.testing.stage import Make
+from netq.testing.fixtures import Make
 
 
 def in_process(purpose: Purpose, options: CommunicatorOptions) -> Communicator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from netq.wire import Frame, Kind, Reader
+from netq.protocol.wire import Frame, Kind, Reader
 
 
 class Parser(Reader):

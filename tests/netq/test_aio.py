@@ -40,8 +40,8 @@ from netq import (
 )
 from netq.aio import Communicator, Delivery
 from netq.security import certificates
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 
 HERE = NetworkLocation("127.0.0.1", 0)
 NARROW = ConnectionOptions(window=1)  # a message fits only alone: the second waits until the first is taken
@@ -892,7 +892,7 @@ def test_another_event_loop_is_refused_by_name(run: Run[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-def test_an_event_loop_that_is_closed_does_not_end_the_communicator(kind: str, log: Log) -> None:
+def test_an_event_loop_that_is_closed_does_not_end_the_communicator(kind: str, log: LogRecorder) -> None:
     async def main() -> tuple[Communicator, Communicator, asyncio.Task[Message], Delivery]:
         events = EventOptions(ini=print, fin=print)
         server, client = new(Purpose.SERVER, events=events), None

@@ -18,7 +18,7 @@ import netq.aio
 from netq import CommunicatorOptions, Purpose
 from netq.aio import Delivery
 from netq.testing.conformance import CHECKS
-from netq.testing.stage import LIMIT, Make
+from netq.testing.fixtures import LIMIT, Make
 
 LOOPS = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 

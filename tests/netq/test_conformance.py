@@ -12,7 +12,7 @@ from netq import CommunicatorOptions, Protocol, Purpose, SecurityOptions
 from netq.core import Communicator
 from netq.testing import loopback
 from netq.testing.conformance import CHECKS, check_communicator
-from netq.testing.stage import Make
+from netq.testing.fixtures import Make
 from tests.netq.makers import at_broker, at_path, in_process, plain, under_tls
 
 Request: TypeAlias = pytest.FixtureRequest

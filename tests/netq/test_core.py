@@ -10,10 +10,10 @@ import pytest
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation
 from netq.core import Communicator
 from netq.options import Purpose
-from netq.peer import Interrupted
+from netq.runtime.peer import Interrupted
 from netq.testing import loopback
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 
 def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
@@ -21,8 +21,8 @@ def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage(make) as stage:
+def stage() -> Iterator[Communicators]:
+    with Communicators(make) as stage:
         yield stage
 
 
@@ -31,7 +31,9 @@ def crash() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(stage: Stage, log: Log, which: int) -> None:
+def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
+    stage: Communicators, log: LogRecorder, which: int
+) -> None:
     server = stage.server(workers=2)
     clients = [stage.client(server.netloc, window=1) for _ in range(2)]
     introduce(server, *clients)
@@ -49,7 +51,7 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(stage: S
     stage.forget(server)
 
 
-def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
+def test_a_crash_of_a_client_s_loop(stage: Communicators, log: LogRecorder) -> None:
     client = stage.client(stage.vacant())
     pending = client.put("waits")
     client._hub.home.call(crash)
@@ -63,7 +65,7 @@ def test_a_crash_of_a_client_s_loop(stage: Stage, log: Log) -> None:
 
 
 @pytest.mark.parametrize("name", ["statistics", "get"])
-def test_what_waits_for_a_loop_is_refused_in_one(stage: Stage, name: str) -> None:
+def test_what_waits_for_a_loop_is_refused_in_one(stage: Communicators, name: str) -> None:
     server, client = stage.pair(window=1)
     refused: Future[None] = Future()
 
@@ -80,13 +82,13 @@ def test_what_waits_for_a_loop_is_refused_in_one(stage: Stage, name: str) -> Non
         refused.result(LIMIT)
 
 
-def test_a_peer_that_is_no_uuid_is_refused(stage: Stage) -> None:
+def test_a_peer_that_is_no_uuid_is_refused(stage: Communicators) -> None:
     server, client = stage.pair()
     with pytest.raises(TypeError, match=r"the peer .* is a str; expected a uuid\.UUID"):
         server.put("any", str(client.id))  # type: ignore[arg-type]
 
 
-def test_close_in_a_callback_of_a_future_is_refused(stage: Stage) -> None:
+def test_close_in_a_callback_of_a_future_is_refused(stage: Communicators) -> None:
     server, client = stage.pair(window=1)
     refused: Future[None] = Future()
 
@@ -103,7 +105,7 @@ def test_close_in_a_callback_of_a_future_is_refused(stage: Stage) -> None:
         refused.result(LIMIT)
 
 
-def test_a_port_of_this_process_is_given_once(stage: Stage) -> None:
+def test_a_port_of_this_process_is_given_once(stage: Communicators) -> None:
     server = stage.server()
     with pytest.raises(AddressError, match=f"127.0.0.1:{server.netloc.port}.*taken in this process"):
         loopback.Server(CommunicatorOptions(netloc=server.netloc, workers=2))
@@ -113,14 +115,14 @@ def test_a_port_of_this_process_is_given_once(stage: Stage) -> None:
 def test_a_transport_that_cannot_be_made_leaves_nothing_behind() -> None:
     """The fixture sees threads and descriptors."""
 
-    def transport(*args: object) -> loopback.Connector:
+    def transport(*args: object) -> loopback.ClientTransport:
         raise LookupError
 
     with pytest.raises(LookupError):
         Communicator(CommunicatorOptions(netloc=NetworkLocation(), workers=2), Purpose.CLIENT, transport)
 
 
-def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Stage, log: Log) -> None:
+def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Communicators, log: LogRecorder) -> None:
     server = stage.server()
     client = stage.client(server.netloc, id=server.id, linger=0.0)
     client.put("never")
@@ -132,14 +134,14 @@ def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Sta
 
 
 @pytest.mark.parametrize("timeout", ["1", float("nan"), [1]])
-def test_a_timeout_that_is_no_number_is_refused(stage: Stage, timeout: object) -> None:
+def test_a_timeout_that_is_no_number_is_refused(stage: Communicators, timeout: object) -> None:
     client = stage.client(stage.vacant())
     for call in (client.get, client.close):
         with pytest.raises(TypeError, match=rf"{call.__name__}: timeout=.*; expected seconds, or None"):
             call(timeout=timeout)  # type: ignore[arg-type]
 
 
-def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Stage) -> None:
+def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Communicators) -> None:
     _, client = stage.pair()
     client.close(LIMIT)
     with pytest.raises(Closed, match="this communicator is closed") as closed:

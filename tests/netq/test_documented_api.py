@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 import netq as nq
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 from tests.test_readme import PROLOGUE
 
 ROOT = Path(__file__).parents[2]

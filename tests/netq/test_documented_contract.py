@@ -19,7 +19,7 @@ import netq
 from netq import CommunicatorOptions, MqttOptions, NetworkLocation, SerializationOptions
 from netq.core import Communicator
 from netq.mqtt.topic import new_id
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow

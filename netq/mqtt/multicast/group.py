@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from netq.mqtt import packet
-from netq.mqtt.pace import Pace
+from netq.mqtt.congestion import CongestionControl
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import Window
@@ -42,7 +42,7 @@ class Member(Protocol):
     """What a group asks of a link."""
 
     window: Window
-    pace: Pace
+    pace: CongestionControl
 
     def command(self, kind: Kind, group: str) -> None:
         """Send JOIN or LEAVE."""

@@ -12,12 +12,12 @@ from netq.core import Communicator
 from netq.errors import Closed
 from netq.options import EventOptions
 from netq.testing.checks.futures import NARROW
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 def check_with(make: Make) -> None:
     """The end of a with statement closes, also when an error passes through it."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         with stage.server() as server:
             with stage.client(server.netloc) as client:
                 client.put("inside")
@@ -34,7 +34,7 @@ def check_with(make: Make) -> None:
 
 def check_close_flushes(make: Make) -> None:
     """Close delivers what has been put; it can still be got afterwards, then get raises Closed."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         futures = [client.put(number) for number in range(1000)]
         assert client.close(LIMIT) == 0
@@ -46,7 +46,7 @@ def check_close_flushes(make: Make) -> None:
 
 def check_close_of_both(make: Make) -> None:
     """Two sides that close at once, each with more than a window due, do not wait for a reader of the other."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=NARROW)
         futures = [each.put(number) for number in range(20) for each in (server, client)]
         with ThreadPoolExecutor() as pool:
@@ -59,7 +59,7 @@ def check_close_of_both(make: Make) -> None:
 
 def check_close_waits_for_clients(make: Make) -> None:
     """A closing server delivers what is due to its clients, takes what they still put, and waits for them."""
-    with Stage(make) as stage, ThreadPoolExecutor() as pool:
+    with Communicators(make) as stage, ThreadPoolExecutor() as pool:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -86,7 +86,7 @@ def check_close_waits_for_clients(make: Make) -> None:
 
 def check_close_of_a_server_gives_up(make: Make) -> None:
     """A server that has waited for `timeout` seconds lets its clients go: their sessions end, and they do not retry."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
         for due in (0, 3):
             server = stage.server()
@@ -107,7 +107,7 @@ def check_close_of_a_server_gives_up(make: Make) -> None:
 
 def check_get_after_close(make: Make) -> None:
     """What came before close can be got after it."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         for future in [server.put(number) for number in range(10)]:
             future.result(LIMIT)
@@ -119,7 +119,7 @@ def check_get_after_close(make: Make) -> None:
 
 def check_put_after_close(make: Make) -> None:
     """A put after close does not raise; its future fails with Closed."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         client.close(LIMIT)
         assert isinstance(client.put("too late").exception(LIMIT), Closed)
@@ -133,7 +133,7 @@ def check_put_after_close(make: Make) -> None:
 
 def check_close_twice(make: Make) -> None:
     """Closing again, and from several threads at once, is harmless."""
-    with Stage(make) as stage, ThreadPoolExecutor(8) as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor(8) as threads:
         server, client = stage.pair()
         client.put("last").result(LIMIT)
         closing = [threads.submit(communicator.close, LIMIT) for communicator in (client, server) * 4]
@@ -144,7 +144,7 @@ def check_close_twice(make: Make) -> None:
 
 def check_close_unused(make: Make) -> None:
     """A communicator that nobody ever spoke to closes at once."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         netloc = stage.vacant()
         assert stage.client(netloc).close(LIMIT) == 0
         assert stage.server().close(LIMIT) == 0
@@ -152,7 +152,7 @@ def check_close_unused(make: Make) -> None:
 
 def check_close_timeout(make: Make) -> None:
     """After its timeout close returns how many messages are not delivered; their futures fail with Closed."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=NARROW)
         held, *waiting = [client.put(number) for number in range(4)]
         held.result(LIMIT)
@@ -169,7 +169,7 @@ def check_close_timeout(make: Make) -> None:
 
 def check_close_without_server(make: Make) -> None:
     """A client that never reached a server gives up after `linger` seconds."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         client = stage.client(stage.vacant(), linger=0.05)
         future = client.put("nobody listens")
         assert client.close(LIMIT) == 1
@@ -181,7 +181,7 @@ def check_close_without_server(make: Make) -> None:
 
 def check_close_in_loop(make: Make) -> None:
     """Close waits for the loop, so it says no when it is called there."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         raised: list[Exception] = []
 
         def close(peer: uuid.UUID) -> None:

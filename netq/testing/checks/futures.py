@@ -9,9 +9,9 @@ from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 from netq.core import Communicator
-from netq.delivery import Delivery
 from netq.errors import Closed, MessageTooLarge, QueueFull
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.runtime.delivery import Delivery
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 _E = TypeVar("_E", bound=Exception)
 
@@ -20,7 +20,7 @@ NARROW = 1  # a window in which a message fits only alone: the second waits unti
 
 def check_done_means_held(make: Make) -> None:
     """A future is not done before the peer holds the message, and then it can be got without waiting."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=NARROW)
         first, second = client.put("first"), client.put("second")
         first.result(LIMIT)
@@ -33,7 +33,7 @@ def check_done_means_held(make: Make) -> None:
 
 def check_cancel_queued(make: Make) -> None:
     """A message that has not left can be cancelled: its peer never sees it, the others are not touched."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=NARROW)
         first, second, third, fourth = (client.put(text) for text in ("first", "second", "third", "fourth"))
         first.result(LIMIT)
@@ -48,7 +48,7 @@ def check_cancel_queued(make: Make) -> None:
 
 def check_cancel_begun(make: Make) -> None:
     """So can one of which a part has left."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=100_000, transport_size=10_000)
         first = client.put(bytes(70_000))
         large = client.put(bytes(1_000_000), lane=1)
@@ -62,7 +62,7 @@ def check_cancel_begun(make: Make) -> None:
 
 def check_cancel_frees(make: Make) -> None:
     """The memory of a cancelled message is the caller's again at once, here and there, queued or in mid-send."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=NARROW, memory=1)
         client.put("fills").result(LIMIT)
         begun, queued = bytearray(8 * 2**20), bytearray(8 * 2**20)
@@ -79,7 +79,7 @@ def check_cancel_frees(make: Make) -> None:
 
 def check_cancel_too_late(make: Make) -> None:
     """What the peer holds cannot be cancelled."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         future = client.put("here")
         future.result(LIMIT)
@@ -89,7 +89,7 @@ def check_cancel_too_late(make: Make) -> None:
 
 def check_cancel_broadcast(make: Make) -> None:
     """Cancelling a put to several takes it back from those that have not got it; True if all have not."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         narrow, wide = stage.client(server.netloc, window=NARROW), stage.client(server.netloc)
         introduce(server, narrow, wide)
@@ -110,7 +110,7 @@ def check_cancel_broadcast(make: Make) -> None:
 
 def check_cancel_all(make: Make) -> None:
     """A put to several that all are cancelled is cancelled."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc, window=NARROW) for _ in range(2)]
         introduce(server, *clients)
@@ -125,7 +125,7 @@ def check_cancel_all(make: Make) -> None:
 
 def check_queue_full(make: Make) -> None:
     """More than queue_size messages fail with QueueFull; those before are delivered."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(window=NARROW)
         client = stage.client(server.netloc, queue_size=3)
         introduce(server, client)
@@ -140,7 +140,7 @@ def check_queue_full(make: Make) -> None:
 
 def check_drop_oldest(make: Make) -> None:
     """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. By lane."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(window=NARROW)
         client = stage.client(server.netloc, queue_size=2, drop_oldest=True)
         introduce(server, client)
@@ -160,7 +160,7 @@ def check_drop_oldest(make: Make) -> None:
 
 def check_message_too_large(make: Make) -> None:
     """A message that exceeds the peer's message_size fails, whether it was put before or after that was known."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         netloc = stage.vacant()
         client = stage.client(netloc)
         early, small = client.put(bytes(2000)), client.put("small")
@@ -176,7 +176,7 @@ def check_message_too_large(make: Make) -> None:
 
 def check_unknown_peer(make: Make) -> None:
     """A put to somebody who is not there fails with Closed, with his id; that to the others is delivered."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         nobody = uuid.uuid4()
         for communicator in (server, client):
@@ -189,7 +189,7 @@ def check_unknown_peer(make: Make) -> None:
 
 def check_put_raises(make: Make) -> None:
     """What cannot be serialised, and lanes that there are not, are raised at once."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         assert _is_raised(Exception, lambda: client.put(lambda: None))
         for lane in (-1, 16):

@@ -11,7 +11,7 @@ from typing import Any
 from netq.core import Communicator
 from netq.errors import NotAllowed, SerializationError, Unreadable
 from netq.options import SerializationOptions
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 from netq.utils.stream import BytesSerializer, PickleSerializer, Stream
 
 _MANY = 10_000
@@ -20,7 +20,7 @@ _LARGE = 20 * 1024**2
 
 def check_echo(make: Make) -> None:
     """A message goes to the server and comes back."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         client = stage.client(server.netloc)
         sent = {"text": "grüß dich", "numbers": [1, 2.5, None], "bytes": b"\0\xff"}
@@ -33,7 +33,7 @@ def check_echo(make: Make) -> None:
 
 def check_client_first(make: Make) -> None:
     """A client may start, and put, before there is a server."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         netloc = stage.vacant()
         client = stage.client(netloc)
         future = client.put("early")
@@ -44,7 +44,7 @@ def check_client_first(make: Make) -> None:
 
 def check_order(make: Make) -> None:
     """10,000 messages of 1 KiB come back in order, each once."""
-    with Stage(make) as stage, ThreadPoolExecutor() as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor() as threads:
         server, client = stage.pair()
         echo = threads.submit(_echo, server, _MANY)
         payload = bytes(1024)
@@ -60,7 +60,7 @@ def check_order(make: Make) -> None:
 
 def check_large_message(make: Make) -> None:
     """A large buffer travels out of band: it comes equal, as a writable view that is aligned to 64 bytes."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         data = bytearray(range(256)) * (_LARGE // 256)
         future = client.put(pickle.PickleBuffer(data))
@@ -74,7 +74,7 @@ def check_large_message(make: Make) -> None:
 
 def check_empty_message(make: Make) -> None:
     """A message may have no bytes at all."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = _bytes_pair(stage)
         client.put(b"").result(LIMIT)
         client.put(b"x").result(LIMIT)
@@ -83,7 +83,7 @@ def check_empty_message(make: Make) -> None:
 
 def check_bytes_serializer(make: Make) -> None:
     """Bytes, and whatever has a contiguous buffer, come as bytes."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = _bytes_pair(stage)
         for data in (b"bytes", bytearray(b"bytearray"), memoryview(b"a view").cast("B"), bytes(300_000)):
             server.put(data, client.id)
@@ -95,7 +95,7 @@ def check_bytes_serializer(make: Make) -> None:
 def check_own_serializer(make: Make) -> None:
     """A `dump` may return bytes, and a `load` reads the Stream as a file; another type is an error of put."""
     own = SerializationOptions(load=lambda stream: (stream.readline(), stream.read()), dump=lambda text: text)
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(serialization=own)
         client = stage.client(server.netloc, serialization=own)
         client.put(b"line\nand the rest")
@@ -110,7 +110,7 @@ def check_get_merge(make: Make) -> None:
     """With get_merge a message comes as one buffer, else in several. A pickled buffer is aligned in either case."""
     for merge in (True, False):
         counts: list[int] = []
-        with Stage(make) as stage:
+        with Communicators(make) as stage:
 
             def load(stream: Stream, counts: list[int] = counts) -> Any:
                 counts.append(len(stream.buffers))
@@ -129,7 +129,7 @@ def check_get_merge(make: Make) -> None:
 
 def check_lanes(make: Make) -> None:
     """Each lane keeps its order."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(transport_size=1000)
         sent = [(lane, number) for number in range(20) for lane in range(16)]
         for lane, number in sent:
@@ -148,7 +148,7 @@ def check_broadcast(make: Make) -> None:
         dumped.append(data)
         return PickleSerializer().dump(data)
 
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(serialization=SerializationOptions(dump=dump))
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -162,7 +162,7 @@ def check_broadcast(make: Make) -> None:
 
 def check_put_to_some(make: Make) -> None:
     """Put with peers reaches these and no others."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         one, two, other = clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -176,13 +176,13 @@ def check_put_to_some(make: Make) -> None:
 
 def check_put_to_nobody(make: Make) -> None:
     """A server without clients has put as soon as it puts."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         stage.server().put("nobody hears it").result(LIMIT)
 
 
 def check_unreadable(make: Make) -> None:
     """A message that cannot be loaded is raised, with its peer; the next get goes on."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
         client.put(b"no pickle at all, whoever looks at it")
@@ -193,11 +193,11 @@ def check_unreadable(make: Make) -> None:
 
 def check_not_allowed(make: Make) -> None:
     """So is one that names what `allow` refuses; it is not loaded."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         allowed = PickleSerializer(allow=PickleSerializer.allow_by_name("uuid.UUID"))
         server = stage.server(serialization=SerializationOptions(load=allowed.load))
         client = stage.client(server.netloc)
-        client.put(Stage)
+        client.put(Communicators)
         client.put(uuid.UUID(int=7))
         error = _get_error(server)
         assert isinstance(error, NotAllowed)
@@ -213,7 +213,7 @@ def check_load_fails(make: Make) -> None:
             raise KeyError("a bug")
         return bytes(stream)
 
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(serialization=SerializationOptions(load=load))
         client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
         client.put(b"bad")
@@ -230,7 +230,7 @@ def _echo(communicator: Communicator, count: int) -> None:
         communicator.put(data, peer)
 
 
-def _bytes_pair(stage: Stage) -> tuple[Communicator, Communicator]:
+def _bytes_pair(stage: Communicators) -> tuple[Communicator, Communicator]:
     plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
     server = stage.server(serialization=plain)
     client = stage.client(server.netloc, serialization=plain)

@@ -10,7 +10,7 @@ from netq.core import Communicator
 from netq.errors import Closed
 from netq.options import EventOptions
 from netq.testing.checks.futures import NARROW
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 class Told:
@@ -34,7 +34,7 @@ class Told:
 
 def check_events(make: Make) -> None:
     """`ini` and `fin` are called once for each session, with the peer's id, at both ends."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         of_server, of_client = Told(), Told()
         server = stage.server(events=of_server.events)
         client = stage.client(server.netloc, events=of_client.events)
@@ -51,7 +51,7 @@ def check_events(make: Make) -> None:
 
 def check_put_in_event(make: Make) -> None:
     """An event function may put: a server can greet whoever comes."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(events=EventOptions(ini=lambda peer: server.put("welcome", peer)))
         client = stage.client(server.netloc)
         assert client.get(timeout=LIMIT).data == "welcome"
@@ -63,7 +63,7 @@ def check_event_fails(make: Make) -> None:
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's: this line in the log is expected")
 
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server(events=EventOptions(ini=fail, fin=fail))
         first, second = stage.client(server.netloc), stage.client(server.netloc)
         introduce(server, first)
@@ -73,7 +73,7 @@ def check_event_fails(make: Make) -> None:
 
 def check_statistics(make: Make) -> None:
     """Each peer's figures are right."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         assert server.statistics() == {}
         client = stage.client(server.netloc, window=NARROW, queue_size=10)
@@ -100,7 +100,7 @@ def check_statistics(make: Make) -> None:
 
 def check_round_trip(make: Make) -> None:
     """The heartbeat measures the round trip, at the end that speaks first: it spares the other the question."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(heartbeat=0.02, misses=1000)
         deadline = time.monotonic() + LIMIT
         while not (measured := _round_trips(server, client)):
@@ -111,7 +111,7 @@ def check_round_trip(make: Make) -> None:
 
 def check_come_back(make: Make) -> None:
     """A client that closed may come back under its id."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told = Told()
         server = stage.server(events=told.events)
         id = uuid.uuid4()
@@ -125,7 +125,7 @@ def check_come_back(make: Make) -> None:
 
 def check_death_of_a_client(make: Make) -> None:
     """A client that dies and comes back under its id begins a new session; what the old one delivered is kept."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told = Told()
         server = stage.server(events=told.events, window=NARROW)
         id = uuid.uuid4()
@@ -145,7 +145,7 @@ def check_death_of_a_client(make: Make) -> None:
 
 def check_queue_of_an_absent_id(make: Make) -> None:
     """What is put to an id that is away, and has not begun to travel, reaches the process that comes back with it."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told = Told()
         server = stage.server(events=told.events)
         id = uuid.uuid4()
@@ -170,7 +170,7 @@ def check_queue_of_an_absent_id(make: Make) -> None:
 
 def check_death_of_a_server(make: Make) -> None:
     """Clients come back to a new server by themselves; it gets what had not left, the rest fails with Closed."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told = Told()
         first = stage.server(window=NARROW)
         client = stage.client(first.netloc, window=NARROW, events=told.events)
@@ -191,7 +191,7 @@ def check_death_of_a_server(make: Make) -> None:
 
 def check_id_in_use(make: Make) -> None:
     """A second client under the id of a live one is refused while the first is there; the first is not touched."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, first = stage.pair()
         second = stage.client(server.netloc, id=first.id)
         future = second.put("from the second")
@@ -208,7 +208,7 @@ def check_id_in_use(make: Make) -> None:
 
 def check_workers(make: Make) -> None:
     """With several workers the sessions are spread over threads, and nobody can tell."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         told = Told()
         server = stage.server(workers=2, events=told.events)
         clients = [stage.client(server.netloc) for _ in range(5)]

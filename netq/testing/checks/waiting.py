@@ -8,12 +8,12 @@ from typing import Any
 
 from netq.core import Communicator, Message
 from netq.errors import Closed
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 def check_get_from(make: Make) -> None:
     """Get with peers returns messages of these, and leaves the others where they are."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         one, two, three = clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -26,7 +26,7 @@ def check_get_from(make: Make) -> None:
 
 def check_get_is_fair(make: Make) -> None:
     """A peer with many messages does not starve the others."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         busy, quiet = clients = [stage.client(server.netloc) for _ in range(2)]
         introduce(server, *clients)
@@ -40,7 +40,7 @@ def check_get_is_fair(make: Make) -> None:
 
 def check_get_timeout(make: Make) -> None:
     """Get raises TimeoutError, not earlier than asked for; and a message that comes later is not lost."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair()
         start = time.monotonic()
         assert _times_out(server, timeout=0.05)
@@ -52,7 +52,7 @@ def check_get_timeout(make: Make) -> None:
 
 def check_several_getters(make: Make) -> None:
     """Messages are shared out among those who wait, each to one."""
-    with Stage(make) as stage, ThreadPoolExecutor(4) as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor(4) as threads:
         server, client = stage.pair()
         waiting = [threads.submit(_get, server, 50) for _ in range(4)]
         for number in range(200):
@@ -63,7 +63,7 @@ def check_several_getters(make: Make) -> None:
 
 def check_getters_of_different_peers(make: Make) -> None:
     """Each getter gets what its peer sends."""
-    with Stage(make) as stage, ThreadPoolExecutor(4) as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor(4) as threads:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(4)]
         introduce(server, *clients)
@@ -78,7 +78,7 @@ def check_getters_of_different_peers(make: Make) -> None:
 
 def check_many_threads(make: Make) -> None:
     """Many threads put and get at once, both ways: each message comes once, and in the order of its thread."""
-    with Stage(make) as stage, ThreadPoolExecutor(8) as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor(8) as threads:
         server, client = stage.pair()
         getting = [threads.submit(_get, communicator, 800) for communicator in (server, client)]
         for sender in (server, client):
@@ -95,7 +95,7 @@ def check_many_threads(make: Make) -> None:
 
 def check_getter_learns_of_close(make: Make) -> None:
     """Whoever waits learns that nothing can come any more."""
-    with Stage(make) as stage, ThreadPoolExecutor(2) as threads:
+    with Communicators(make) as stage, ThreadPoolExecutor(2) as threads:
         server, client = stage.pair()
         of_server = threads.submit(client.get)
         of_client = threads.submit(server.get, client.id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 _WINDOW = 64 * 1024
 _SIZE = 10_000
@@ -10,7 +10,7 @@ _SIZE = 10_000
 
 def check_message_larger_than_window(make: Make) -> None:
     """A message larger than the window comes, alone."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=1000, transport_size=777)
         for number in range(3):
             client.put(bytes([number]) * 100_000)
@@ -20,7 +20,7 @@ def check_message_larger_than_window(make: Make) -> None:
 
 def check_slow_reader(make: Make) -> None:
     """While nobody gets, no more arrives than a window and one message; afterwards all does, in order."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=_WINDOW)
         futures = [client.put((number, bytes(_SIZE))) for number in range(100)]
         for future in futures[: _WINDOW // (_SIZE + 512)]:
@@ -37,7 +37,7 @@ def check_slow_reader(make: Make) -> None:
 
 def check_slow_reader_alone(make: Make) -> None:
     """A client that does not get holds up neither the server nor the other clients."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server = stage.server()
         slow, quick = stage.client(server.netloc, window=_WINDOW), stage.client(server.netloc, window=_WINDOW)
         introduce(server, slow, quick)
@@ -49,7 +49,7 @@ def check_slow_reader_alone(make: Make) -> None:
 
 def check_full_lane(make: Make) -> None:
     """A lane whose window is full does not hold up another."""
-    with Stage(make) as stage:
+    with Communicators(make) as stage:
         server, client = stage.pair(window=1000)
         full = [client.put(bytes(1000)) for _ in range(10)]
         client.put("urgent", lane=1).result(LIMIT)

@@ -18,7 +18,7 @@ import pytest
 from netq import NetworkLocation
 from netq.core import Communicator
 from netq.security import certificates
-from netq.testing.stage import Stage, introduce
+from netq.testing.fixtures import Communicators, introduce
 from tests.faults import hosts
 from tests.faults.hosts import Cable
 from tests.faults.wires import SOCKETS, Wire
@@ -32,7 +32,7 @@ class Site:
 
     kind: str
     cable: Cable
-    stage: Stage
+    stage: Communicators
 
     def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
         """Return a server and a client at the ends of the cable, that know each other; the options are for both."""
@@ -97,5 +97,5 @@ def on_both(possible: None, wires: dict[str, Wire]) -> Iterator[OnBoth]:
 
 
 def _act(scenario: Scenario, wire: Wire, cable: Cable) -> None:
-    with Stage(wire.make) as stage:
+    with Communicators(wire.make) as stage:
         scenario(Site(wire.kind, cable, stage))

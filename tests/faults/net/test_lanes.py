@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from netq.core import Communicator
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from netq.core import Communicator
-from netq.delivery import Delivery
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT
+from netq.runtime.delivery import Delivery
+from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
 from tests.faults.hosts import Cable, Host
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def where(server: Communicator) -> str:
     return "{}:{}".format(*server.netloc)
 
 
-def noticed(log: Log, server: Communicator, client: Communicator, fault: Callable[[], object]) -> tuple[float, float]:
+def noticed(
+    log: LogRecorder, server: Communicator, client: Communicator, fault: Callable[[], object]
+) -> tuple[float, float]:
     """Make a fault; return after how many seconds the server notices the loss of the link, and the client."""
 
     def after(text: str, count: int) -> float:
@@ -79,7 +81,7 @@ def check_exchanged(server: Communicator, client: Communicator, *names: str) -> 
 
 @pytest.mark.parametrize("case", HOLES)
 def test_both_ends_notice_silence_in_time_and_go_on_when_it_is_over(
-    on_both: OnBoth, log: Log, figure: Figure, case: str
+    on_both: OnBoth, log: LogRecorder, figure: Figure, case: str
 ) -> None:
     def scenario(site: Site) -> None:
         server, client = site.pair(**BEATS)
@@ -95,7 +97,9 @@ def test_both_ends_notice_silence_in_time_and_go_on_when_it_is_over(
     on_both(scenario)
 
 
-def test_a_message_comes_through_a_network_that_comes_and_goes(on_both: OnBoth, log: Log, figure: Figure) -> None:
+def test_a_message_comes_through_a_network_that_comes_and_goes(
+    on_both: OnBoth, log: LogRecorder, figure: Figure
+) -> None:
     data = content(10 * MIB)
 
     def play(case: str, site: Site, down: Callable[[], None], up: Callable[[], None]) -> None:
@@ -157,7 +161,9 @@ def test_messages_arrive_once_and_in_order_though_packets_are_lost(
 
 
 @pytest.mark.timeout(180)
-def test_heartbeats_pass_beside_a_large_message_on_a_slow_network(on_both: OnBoth, log: Log, figure: Figure) -> None:
+def test_heartbeats_pass_beside_a_large_message_on_a_slow_network(
+    on_both: OnBoth, log: LogRecorder, figure: Figure
+) -> None:
     data = content(10 * MIB)
 
     def scenario(site: Site) -> None:
@@ -185,7 +191,7 @@ def test_heartbeats_pass_beside_a_large_message_on_a_slow_network(on_both: OnBot
 
 @pytest.mark.parametrize("side", ["server", "client"])
 def test_a_connection_that_is_reset_is_noticed_at_once_and_made_anew(
-    on_both: OnBoth, log: Log, figure: Figure, side: str
+    on_both: OnBoth, log: LogRecorder, figure: Figure, side: str
 ) -> None:
     def scenario(site: Site) -> None:
         server, client = site.pair()

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from netq import NetworkLocation, Purpose
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 if TYPE_CHECKING:
     from tests.faults.wires import Wire

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from tests.faults.programs.told import communicator, say
 
 heard: list[object] = []
-with Log() as log, communicator() as client:
+with LogRecorder() as log, communicator() as client:
     for number in itertools.count():
         client.put(number).result()
         try:

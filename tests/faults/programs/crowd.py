@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 from tests.faults.programs.cost import cost, lift_limit
 from tests.faults.programs.told import communicator, hear, say, told
 

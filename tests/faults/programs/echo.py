@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 from netq import Closed
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from tests.faults.programs.told import communicator, say, told
 
-with Log() as log, communicator() as queue:
+with LogRecorder() as log, communicator() as queue:
     say(netloc=queue.netloc)
     if told()["purpose"] == "client":
         queue.put("hello").result(30)

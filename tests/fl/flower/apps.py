@@ -19,7 +19,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from fl._flower_compat import Run, identity, make_message, set_message_id
+from fl.flower._compat import Run, identity, make_message, set_message_id
 
 ROUNDS = 3
 Client = Callable[[Message, Context], Message]

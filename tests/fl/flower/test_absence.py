@@ -35,7 +35,7 @@ def test_with_flower_it_is_there() -> None:
 @pytest.mark.skipif(not HERE, reason="no flwr here")
 @pytest.mark.parametrize("version", ["0.18.0", "1.9.0", "1.38.9", "2.0.0", "2.41", "1", "one.two"])
 def test_a_release_that_is_not_known_is_refused(version: str) -> None:
-    from fl._flower_compat import check_version
+    from fl.flower._compat import check_version
 
     with pytest.raises(ImportError) as caught:
         check_version(version)
@@ -47,7 +47,7 @@ def test_a_release_that_is_not_known_is_refused(version: str) -> None:
 @pytest.mark.skipif(not HERE, reason="no flwr here")
 @pytest.mark.parametrize("version", ["1.39", "1.39.0", "1.41.0", "1.100.0.dev1"])
 def test_a_release_that_is_known_is_taken(version: str) -> None:
-    from fl._flower_compat import check_version
+    from fl.flower._compat import check_version
 
     check_version(version)
 

@@ -15,10 +15,10 @@ from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
 import netq
-from fl.aggregate import WeightedMean
+from fl.aggregation.mean import WeightedMean
+from fl.errors import InvalidUpdate
 from fl.flower.replies import reply as reply_to
-from fl.model import InvalidUpdate
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import CONTEXT, app, direct, server
 
 ASKED = Metadata(1, "id", 1, 7, "", "", 0.0, 60.0, "train")
@@ -131,7 +131,7 @@ def test_a_reply_is_folded_when_it_comes_and_its_arrays_are_dropped() -> None:
     ],
 )
 def test_a_reply_that_does_not_fit_is_a_failure_and_the_round_goes_on(bad: Message, reason: str) -> None:
-    with Log() as log:
+    with LogRecorder() as log:
         arrays, metrics = fl.flower.strategy().aggregate_train(2, [reply(model(1)), bad, reply(model(3))])
         assert len(log.having(f"round 2: node 7 is left out: {reason}")) == 1
         assert len(log.having("round 2: 2 results, 1 failures")) == 1
@@ -152,7 +152,7 @@ def evaluation(number: Any = 1, **metrics: Any) -> Message:
 def test_of_a_node_with_other_metrics_than_most_the_arrays_count(odd: dict[str, Any], first: bool) -> None:
     replies = [reply(model(1), 1, **USUAL), reply(model(2), 1, **USUAL)]
     replies.insert(0 if first else 2, reply(model(6), 1, **odd))
-    with Log() as log:
+    with LogRecorder() as log:
         arrays, metrics = fl.flower.strategy().aggregate_train(4, replies)
         assert len(log.having("round 4: the metrics of node 7 are left out: they are 'metrics' with")) == 1
         assert len(log.having("round 4: 3 results, 0 failures")) == 1
@@ -165,7 +165,7 @@ def test_of_a_node_with_other_metrics_than_most_the_arrays_count(odd: dict[str, 
 def test_an_evaluation_with_other_metrics_than_most_is_left_out(odd: dict[str, Any], first: bool) -> None:
     replies = [evaluation(1, **USUAL), evaluation(3, **USUAL)]
     replies.insert(0 if first else 2, evaluation(1, **odd))
-    with Log() as log:
+    with LogRecorder() as log:
         assert fl.flower.strategy().aggregate_evaluate(4, replies) == USUAL
         assert len(log.having("round 4: the metrics of node 7 are left out")) == 1
 
@@ -173,7 +173,7 @@ def test_an_evaluation_with_other_metrics_than_most_is_left_out(odd: dict[str, A
 @pytest.mark.parametrize("bad", [failure("it has gone"), records(), evaluation(-4), evaluation([1]), evaluation(0)])
 def test_an_evaluation_without_a_weight_is_a_failure_and_the_round_goes_on(bad: Message) -> None:
     replies = [bad, evaluation(4, loss=1.5)]
-    with Log() as log:
+    with LogRecorder() as log:
         assert fl.flower.strategy().aggregate_evaluate(4, replies) == {"loss": 1.5}
         assert len(log.having("round 4: node 7 is left out: ")) == 1
         assert len(log.having("round 4: 1 evaluations, 1 failures")) == 1
@@ -235,7 +235,7 @@ def test_the_reply_that_is_not_like_what_was_sent_fails_whoever_is_first(strange
     for replies in itertools.permutations([(strange, 1, {"odd": 1}), (model(1), 1, {}), (model(3), 1, {})]):
         strategy = fl.flower.strategy()
         send(strategy, model(0))
-        with Log() as log:
+        with LogRecorder() as log:
             arrays, _ = strategy.aggregate_train(1, [reply(model, n, **metrics) for model, n, metrics in replies])
             assert log.having("round 1: node 7 is left out") == [f"round 1: node 7 is left out: {reason}"]
             assert len(log.having("round 1: 2 results, 1 failures")) == 1
@@ -255,7 +255,7 @@ def test_nodes_that_all_answer_with_something_else_are_folded(part: dict[str, An
     strategy = fl.flower.strategy()
     for server_round in (1, 2):  # whoever has the rest himself sends all of it again
         send(strategy, model(0), server_round)
-        with Log() as log:
+        with LogRecorder() as log:
             arrays, _ = strategy.aggregate_train(server_round, [reply(part), reply(part)])
             assert len(log.having("no reply is like the arrays that were sent; those like node 7's are taken: '")) == 1
         assert values(arrays) == values(fl.flower.arrays(part))

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import FedAvg
 import fl.flower
 import netq
 from fl.flower.wire import VERSION, message_id
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import app, server
 from tests.fl.flower.federation import SHORT, SOON, Federation, error_of
 
@@ -114,7 +114,7 @@ def test_replies_are_a_list_or_come_as_they_land() -> None:
 
 def test_who_wants_no_more_replies_forgets_the_rest() -> None:
     gate = Gate()
-    with Log() as log, Federation() as federation:
+    with LogRecorder() as log, Federation() as federation:
         ids = [federation.join(echo), federation.join(gate)]
         replies = federation.ask(*(Message(RecordDict(), fl.flower.node_id(id), "query") for id in ids))
         next(replies)
@@ -359,7 +359,7 @@ def test_a_peer_answers_for_nobody_else() -> None:
         forged = [("m", "metrics", [("forged", 1)])]
         return [(VERSION, ask[1] ^ 1, forged), reply_to(ask, []), reply_to(ask, forged)]
 
-    with Log() as log, Federation() as federation:
+    with LogRecorder() as log, Federation() as federation:
         good, bad = federation.join(gate), federation.join_raw(answer)
         replies = federation.ask(*(Message(RecordDict(), fl.flower.node_id(id), "query") for id in (bad, good)))
         first = next(replies)

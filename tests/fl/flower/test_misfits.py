@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordD
 from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
-from fl.aggregate import WeightedMean
-from netq.testing.log import Log
+from fl.aggregation.mean import WeightedMean
+from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import CONTEXT, ROUNDS, direct, model_of, server, train
 from tests.fl.flower.federation import SOON, Federation
 
@@ -33,7 +33,7 @@ def test_a_node_that_is_broken_and_answers_first_is_left_out_over_a_grid() -> No
         return train(message, context)
 
     server_app, results = server(fl.flower.strategy(kernel, fraction_evaluate=0.0))
-    with Federation() as federation, Log() as log:
+    with Federation() as federation, LogRecorder() as log:
         federation.join_all(client, 3)
         federation.run(server_app)
         for server_round in range(1, ROUNDS + 1):

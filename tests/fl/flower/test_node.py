@@ -14,7 +14,7 @@ from flwr.clientapp.mod import fixedclipping_mod
 
 import fl.flower
 import netq
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 from tests.fl.flower import apps
 from tests.fl.flower.federation import SOON, Federation, at, error_of
 from tests.servers import ports
@@ -143,7 +143,7 @@ def test_an_app_may_answer_with_arrays_that_are_its_own_memory() -> None:
     ],
 )
 def test_the_log_says_the_round_where_the_message_does(group: str, records: dict[str, Any], line: str) -> None:
-    with Federation() as federation, Log() as log:
+    with Federation() as federation, LogRecorder() as log:
         federation.query(federation.join(apps.app), group_id=group, content=RecordDict(records))
         assert log.having("query") == [line]
 

@@ -19,7 +19,7 @@ from netq.bench.usage import facts
 from netq.bench.words import place
 from netq.options import NetworkLocation, Protocol
 from netq.security import certificates
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 from tests.netq.bench.conftest import Run, Start, where
 from tests.servers.mosquitto import Mosquitto
 

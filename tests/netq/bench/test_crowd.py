@@ -14,7 +14,7 @@ from netq.bench.crowd import Crowd
 from netq.bench.plan import Plan
 from netq.bench.protocol import BenchError, Counted
 from netq.bench.usage import Usage
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 PLAN = Plan(((8, 5),))
 WHOLE, NOTHING = Counted(5, 40), Counted(0, 0)

@@ -18,7 +18,7 @@ from netq.bench.flow import Endpoint
 from netq.bench.plan import Plan
 from netq.bench.protocol import Counted, Unexpected, serialization
 from netq.testing import loopback
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
 
 PLANS = [Plan(((1, 1),)), Plan(((64, 2500),)), Plan(((200_000, 40),)), Plan(((64, 1000), (100_000, 20), (2**21, 3)))]
 WINDOW = 2**16  # bytes that may be here unread: less than a message, and than what is put ahead
@@ -27,7 +27,7 @@ WINDOW = 2**16  # bytes that may be here unread: less than a message, and than w
 @pytest.fixture
 def ends() -> Iterator[tuple[Endpoint, Endpoint]]:
     """Both ends of a session."""
-    with Stage(lambda purpose, options: KINDS[purpose](options)) as stage:
+    with Communicators(lambda purpose, options: KINDS[purpose](options)) as stage:
         server, client = stage.pair(serialization=serialization(), window=WINDOW)
         yield _end(server, client), _end(client, server)
 

@@ -16,7 +16,7 @@ from netq.bench import checks, protocol, service, sides
 from netq.bench.arguments import parse
 from netq.bench.usage import cores, facts
 from netq.security import certificates
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 from tests.netq.bench.conftest import Run, Start, where
 from tests.servers.mosquitto import Mosquitto
 

@@ -17,9 +17,9 @@ from netq import NetworkLocation
 from netq.__main__ import main
 from netq.bench import flow, plan, protocol, service, sides
 from netq.bench.usage import facts
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage
 from tests.netq.bench.conftest import Run, Start
 
 MIB, NOW = 2**20, protocol.VERSION
@@ -27,8 +27,8 @@ Proxies = Callable[[NetworkLocation], Proxy]
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage(lambda purpose, options: netq.new(netq.Protocol.TCP, purpose, options)) as stage:
+def stage() -> Iterator[Communicators]:
+    with Communicators(lambda purpose, options: netq.new(netq.Protocol.TCP, purpose, options)) as stage:
         yield stage
 
 
@@ -58,7 +58,7 @@ def said(client: netq.Communicator) -> Any:
     return client.get(timeout=LIMIT).data
 
 
-def leave(stage: Stage, client: netq.Communicator) -> None:
+def leave(stage: Communicators, client: netq.Communicator) -> None:
     """Close a client politely, so that the server knows that it is gone."""
     stage.forget(client)
     assert client.close(LIMIT) == 0
@@ -70,7 +70,7 @@ def test_a_second_client_is_served_after_the_first(run: Run, netloc: str) -> Non
 
 
 def test_a_client_is_served_while_another_one_is(
-    run: Run, netloc: str, location: NetworkLocation, stage: Stage
+    run: Run, netloc: str, location: NetworkLocation, stage: Communicators
 ) -> None:
     first = stage.client(location)
     assert said(first)[0] == "hello"
@@ -187,7 +187,7 @@ def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[st
     ids=lambda request_: repr(type(request_)),
 )
 def test_who_asks_for_too_much_or_nonsense_is_told_and_not_heard_any_more(
-    netloc: str, location: NetworkLocation, stage: Stage, request_: object
+    netloc: str, location: NetworkLocation, stage: Communicators, request_: object
 ) -> None:
     client = stage.client(location)
     assert said(client)[0] == "hello"
@@ -204,7 +204,7 @@ class Harm:
         return Path.touch, (Path("harm"),)
 
 
-def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Stage) -> None:
+def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Communicators) -> None:
     client = stage.client(location)
     assert said(client)[0] == "hello"
     client.put(Harm())
@@ -214,7 +214,7 @@ def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Sta
     assert not Path("harm").exists()
 
 
-def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage: Stage) -> None:
+def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage: Communicators) -> None:
     client = stage.client(location)
     assert said(client)[0] == "hello"
     client.put(("transfer", "up", ((8, 2),), 0, 0.0))
@@ -224,7 +224,7 @@ def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage
     assert said(client)[0] == "refused"
 
 
-def test_more_clients_than_it_has_threads_for_are_refused(stage: Stage) -> None:
+def test_more_clients_than_it_has_threads_for_are_refused(stage: Communicators) -> None:
     with serving() as server:
         for _ in range(service.CLIENTS):
             assert said(stage.client(server.netloc))[0] == "hello"
@@ -234,7 +234,7 @@ def test_more_clients_than_it_has_threads_for_are_refused(stage: Stage) -> None:
             stage.cut(client)
 
 
-def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Stage) -> None:
+def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Communicators) -> None:
     with serving(clients=2) as server:
         for _ in range(3):  # of whom none is served
             refused = stage.client(server.netloc)
@@ -256,8 +256,8 @@ def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Stage) -> None
         stage.cut(third)
 
 
-def test_the_log_of_the_server_names_who_is_not_served(stage: Stage) -> None:
-    with Log() as log, ExitStack() as stack:
+def test_the_log_of_the_server_names_who_is_not_served(stage: Communicators) -> None:
+    with LogRecorder() as log, ExitStack() as stack:
         client = stage.client(stack.enter_context(serving()).netloc)
         assert said(client)[0] == "hello"
         client.put(b"")

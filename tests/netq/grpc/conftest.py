@@ -12,8 +12,8 @@ import pytest
 
 from netq import NetworkLocation, Protocol
 from netq.security import certificates
+from netq.testing.fixtures import Communicators, Make
 from netq.testing.proxy import Proxy
-from netq.testing.stage import Make, Stage
 from tests.netq.makers import plain, under_tls
 
 
@@ -23,6 +23,6 @@ def wire(request: pytest.FixtureRequest, files: certificates.Files) -> Make:
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Stage]:
-    with Stage(plain(Protocol.GRPC)) as stage:
+def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.GRPC)) as stage:
         yield stage

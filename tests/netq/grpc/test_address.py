@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Protocol, Purpose, new
-from netq.testing.log import Log
-from netq.testing.stage import Stage, introduce
+from netq.testing.fixtures import Communicators, introduce
+from netq.testing.log import LogRecorder
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def serve(netloc: NetworkLocation, workers: int = 1) -> None:
     new(Protocol.GRPC, Purpose.SERVER, CommunicatorOptions(netloc=netloc, workers=workers))
 
 
-def test_port_0_is_one_that_is_free(stage: Stage) -> None:
+def test_port_0_is_one_that_is_free(stage: Communicators) -> None:
     first, second = stage.server(), stage.server()
     assert 0 < first.netloc.port != second.netloc.port > 0
 
 
-def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Stage) -> None:
+def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Communicators) -> None:
     server = stage.server()
     host, port = server.netloc
     with pytest.raises(AddressError, match=f"{host}:{port}.*in use.*choose another port"):
@@ -45,7 +45,9 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "an..empty.label"])
-def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log, host: str) -> None:
+def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(
+    stage: Communicators, log: LogRecorder, host: str
+) -> None:
     client = stage.client(NetworkLocation(host, 1))
     assert log.wait("trying again").startswith(f"{host}:1: the name cannot be resolved: ")
     while client._hub._attempt < 4:
@@ -55,7 +57,7 @@ def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Sta
     assert client.close() == 0
 
 
-def test_nobody_there_is_named_once_and_tried_again(stage: Stage, log: Log) -> None:
+def test_nobody_there_is_named_once_and_tried_again(stage: Communicators, log: LogRecorder) -> None:
     client = stage.client(stage.vacant())
     where = "{}:{}".format(*client.netloc)
     assert log.wait("trying again") == f"{where}: Connection refused; trying again until it answers"
@@ -66,7 +68,7 @@ def test_nobody_there_is_named_once_and_tried_again(stage: Stage, log: Log) -> N
 
 
 def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
-    stage: Stage, log: Log, silent: NetworkLocation
+    stage: Communicators, log: LogRecorder, silent: NetworkLocation
 ) -> None:
     client = stage.client(silent, handshake_timeout=0.05, linger=0.1)
     future = client.put("nobody hears it")
@@ -83,7 +85,7 @@ def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
 
 
 def test_a_client_that_is_closed_in_the_middle_of_an_attempt_lets_go_of_grpc(
-    stage: Stage, silent: NetworkLocation
+    stage: Communicators, silent: NetworkLocation
 ) -> None:
     for _ in range(10):
         client = stage.client(silent)
@@ -100,23 +102,23 @@ def grpc_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if "_poll_wrapper" in thread.name]
 
 
-def test_localhost_by_name(stage: Stage) -> None:
+def test_localhost_by_name(stage: Communicators) -> None:
     server = stage.server(NetworkLocation("localhost", 0))
     introduce(server, stage.client(NetworkLocation("localhost", server.netloc.port)))
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_ipv6(stage: Stage) -> None:
+def test_ipv6(stage: Communicators) -> None:
     server = stage.server(NetworkLocation("::1", 0))
     introduce(server, stage.client(server.netloc))
 
 
-def test_all_addresses_of_the_machine(stage: Stage) -> None:
+def test_all_addresses_of_the_machine(stage: Communicators) -> None:
     server = stage.server(NetworkLocation("0.0.0.0", 0))
     introduce(server, stage.client(NetworkLocation("127.0.0.1", server.netloc.port)))
 
 
-def test_the_threads_of_all_communicators_are_one_for_grpc(stage: Stage) -> None:
+def test_the_threads_of_all_communicators_are_one_for_grpc(stage: Communicators) -> None:
     server = stage.server()
     introduce(server, *[stage.client(server.netloc) for _ in range(5)])
     assert [thread.name for thread in threading.enumerate()].count("netq-grpc") == 1

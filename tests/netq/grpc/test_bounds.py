@@ -13,9 +13,9 @@ import pytest
 
 import netq
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Protocol, Purpose
-from netq.grpc import engine
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.grpc import event_loop
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.servers import ports
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -50,12 +50,12 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_a_connection_may_have_few_streams(stage: Stage) -> None:
+def test_a_connection_may_have_few_streams(stage: Communicators) -> None:
     assert settings_of(stage.server().netloc)[MAX_CONCURRENT_STREAMS] == 16
 
 
 @pytest.mark.slow
-def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(stage: Stage) -> None:
+def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(stage: Communicators) -> None:
     server = stage.server()
     before, pings = resident(), frame(PING, bytes(8)) * 10_000
     with socket.create_connection(server.netloc, LIMIT) as sock:
@@ -68,7 +68,7 @@ def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(stage: Stage) 
         assert resident() - before < 100 * 2**20
 
 
-def test_a_handshake_may_take_as_long_as_it_likes(stage: Stage) -> None:
+def test_a_handshake_may_take_as_long_as_it_likes(stage: Communicators) -> None:
     server = stage.server(handshake_timeout=math.inf)
     introduce(server, stage.client(server.netloc, handshake_timeout=math.inf))
 
@@ -85,11 +85,11 @@ def test_a_constructor_that_fails_leaves_no_engine(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "socket", make_some)
     with pytest.raises(OSError, match="Too many open files"):
         netq.new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=ports.free()))
-    assert engine._state.engine is None
+    assert event_loop._state.engine is None
 
 
 def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
-    stage: Stage, log: Log, monkeypatch: pytest.MonkeyPatch
+    stage: Communicators, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, start, refusals = stage.server(), threading.Thread.start, 3
 
@@ -107,7 +107,7 @@ def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
     assert refusals == 0
 
 
-def test_a_proxy_of_the_environment_is_not_asked(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_asked(stage: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
@@ -115,7 +115,7 @@ def test_a_proxy_of_the_environment_is_not_asked(stage: Stage, monkeypatch: pyte
     introduce(server, stage.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_after_its_first_words_is_not_waited_for(stage: Stage, log: Log) -> None:
+def test_a_server_that_hangs_up_after_its_first_words_is_not_waited_for(stage: Communicators, log: LogRecorder) -> None:
     """It may do so between two looks at the channel: one attempt in some thirty stood still then."""
     greeted, over = 0, threading.Event()
 

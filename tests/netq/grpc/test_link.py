@@ -12,10 +12,10 @@ import pytest
 
 from netq import NetworkLocation
 from netq.core import Communicator
-from netq.delivery import Delivery
-from netq.testing.log import Log
+from netq.runtime.delivery import Delivery
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.grpc.tap import DATA, GOAWAY, PING, Tap
 
 MIB = 1024**2
@@ -24,7 +24,7 @@ BEATS: dict[str, Any] = {"heartbeat": 0.2, "misses": 3}
 
 
 @pytest.mark.slow
-def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(stage: Stage, log: Log) -> None:
+def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(stage: Communicators, log: LogRecorder) -> None:
     """So no server or proxy on the way ever sees too many pings."""
     server = stage.server(**BEATS)
     with Tap(server.netloc) as tap:
@@ -46,7 +46,9 @@ def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(stage: St
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
-def test_a_large_message_is_resumed_where_it_was_cut(stage: Stage, proxies: Proxies, log: Log, to_server: bool) -> None:
+def test_a_large_message_is_resumed_where_it_was_cut(
+    stage: Communicators, proxies: Proxies, log: LogRecorder, to_server: bool
+) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)
@@ -62,7 +64,7 @@ def test_a_large_message_is_resumed_where_it_was_cut(stage: Stage, proxies: Prox
     assert proxy.passed - before <= 1.3 * len(data)
 
 
-def test_a_server_that_is_started_again_is_found(stage: Stage, log: Log) -> None:
+def test_a_server_that_is_started_again_is_found(stage: Communicators, log: LogRecorder) -> None:
     first = stage.server()
     client = stage.client(first.netloc)
     introduce(first, client)
@@ -74,7 +76,7 @@ def test_a_server_that_is_started_again_is_found(stage: Stage, log: Log) -> None
     future.result(LIMIT)
 
 
-def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Stage, proxies: Proxies) -> None:
+def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Communicators, proxies: Proxies) -> None:
     server = stage.server(workers=2)
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)
@@ -90,7 +92,9 @@ def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Stage
         server.get(timeout=0)
 
 
-def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(stage: Stage, proxies: Proxies, log: Log) -> None:
+def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
+    stage: Communicators, proxies: Proxies, log: LogRecorder
+) -> None:
     beats: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
     server = stage.server(**beats)
     proxy = proxies(server.netloc)
@@ -108,7 +112,9 @@ def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(stage: Stage, p
 
 
 @pytest.mark.slow
-def test_heartbeats_pass_a_slow_link_that_a_large_message_fills(stage: Stage, proxies: Proxies, log: Log) -> None:
+def test_heartbeats_pass_a_slow_link_that_a_large_message_fills(
+    stage: Communicators, proxies: Proxies, log: LogRecorder
+) -> None:
     """1 Mbit/s: a packet of 1 MiB would be a silence of eight seconds, and each link would be lost in it."""
     server = stage.server(heartbeat=0.5)
     proxy = proxies(server.netloc)
@@ -121,7 +127,7 @@ def test_heartbeats_pass_a_slow_link_that_a_large_message_fills(stage: Stage, pr
 
 
 @pytest.mark.slow
-def test_a_sender_stops_at_the_window_of_one_who_does_not_take(stage: Stage) -> None:
+def test_a_sender_stops_at_the_window_of_one_who_does_not_take(stage: Communicators) -> None:
     server = stage.server(window=MIB, memory=4 * MIB)
     client = stage.client(server.netloc)
     introduce(server, client)
@@ -147,7 +153,7 @@ def _until_it_stands(futures: list[Delivery]) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_links_move_to_the_loops_of_their_sessions(stage: Stage, workers: int) -> None:
+def test_links_move_to_the_loops_of_their_sessions(stage: Communicators, workers: int) -> None:
     server = stage.server(workers=workers)
     clients = [stage.client(server.netloc) for _ in range(6)]
     introduce(server, *clients)

@@ -16,8 +16,8 @@ from netq import CommunicatorOptions, NetworkLocation, Protocol, Purpose, Securi
 from netq.core import Communicator
 from netq.security import certificates
 from netq.testing.checks import closing, messages
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Make, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
+from netq.testing.log import LogRecorder
 from tests.servers.nginx import Nginx
 
 MIB = 1024**2
@@ -35,9 +35,9 @@ def behind(tmp_path: Path) -> Iterator[Behind]:
 
 
 @pytest.fixture
-def stage(behind: Behind) -> Iterator[Stage]:
+def stage(behind: Behind) -> Iterator[Communicators]:
     """It closes before nginx does: the last words go through it."""
-    with Stage(lambda purpose, options: netq.new(Protocol.GRPC, purpose, options)) as stage:
+    with Communicators(lambda purpose, options: netq.new(Protocol.GRPC, purpose, options)) as stage:
         yield stage
 
 
@@ -62,7 +62,7 @@ def make_behind(behind: Behind, front: certificates.Files | None) -> Make:
     return make
 
 
-def to(nginx: Nginx, stage: Stage, front: certificates.Files | None = None, **options: Any) -> Communicator:
+def to(nginx: Nginx, stage: Communicators, front: certificates.Files | None = None, **options: Any) -> Communicator:
     security = SecurityOptions(certificate=front.authority) if front else None
     return stage.client(nginx.netloc, security=security, **options)
 
@@ -77,7 +77,9 @@ def test_conformance(check: Callable[[Make], None], make_behind: Make) -> None:
 
 
 @pytest.mark.slow
-def test_100_mib_each_way_on_one_link(stage: Stage, behind: Behind, front: certificates.Files | None, log: Log) -> None:
+def test_100_mib_each_way_on_one_link(
+    stage: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder
+) -> None:
     server = stage.server()
     client = to(behind(server.netloc, front), stage, front)
     introduce(server, client)
@@ -92,7 +94,7 @@ def test_100_mib_each_way_on_one_link(stage: Stage, behind: Behind, front: certi
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["restart", "reload"])
 def test_a_link_that_nginx_drops_is_resumed(
-    stage: Stage, behind: Behind, front: certificates.Files | None, log: Log, how: str
+    stage: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder, how: str
 ) -> None:
     server = stage.server()
     nginx = behind(server.netloc, front)
@@ -114,7 +116,9 @@ def test_a_link_that_nginx_drops_is_resumed(
     assert not log.having("began anew")
 
 
-def test_nobody_behind_nginx_is_named_once_and_waited_for(stage: Stage, behind: Behind, log: Log) -> None:
+def test_nobody_behind_nginx_is_named_once_and_waited_for(
+    stage: Communicators, behind: Behind, log: LogRecorder
+) -> None:
     nginx = behind(stage.vacant())
     client = to(nginx, stage, linger=0.0)
     future = client.put("early")
@@ -126,7 +130,7 @@ def test_nobody_behind_nginx_is_named_once_and_waited_for(stage: Stage, behind: 
 
 
 def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
-    stage: Stage, behind: Behind, log: Log
+    stage: Communicators, behind: Behind, log: LogRecorder
 ) -> None:
     """Default: 1 MiB in all, however many messages it is; then another link is needed, and goes on."""
     server = stage.server()
@@ -141,7 +145,7 @@ def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["client_body_timeout", "grpc_read_timeout"])
 def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_heartbeat(
-    stage: Stage, behind: Behind, log: Log, setting: str
+    stage: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
     server = stage.server(heartbeat=0.3)
     nginx = behind(server.netloc, **{setting: "1s"})
@@ -162,7 +166,9 @@ def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_hear
 @pytest.mark.parametrize(
     "setting", ["grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout"]
 )
-def test_other_timeouts_of_nginx_do_not_matter(stage: Stage, behind: Behind, log: Log, setting: str) -> None:
+def test_other_timeouts_of_nginx_do_not_matter(
+    stage: Communicators, behind: Behind, log: LogRecorder, setting: str
+) -> None:
     """docs/transport.md names those that do; for those here the default is as good as any."""
     server = stage.server()
     client = to(behind(server.netloc, **{setting: "1s"}), stage)

@@ -14,8 +14,8 @@ from subprocess import PIPE
 import pytest
 
 from netq import NetworkLocation
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
+from netq.testing.log import LogRecorder
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -109,7 +109,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
-def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Stage, start: Start) -> None:
+def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Communicators, start: Start) -> None:
     netloc = where(start(ECHO))
     clients = [stage.client(netloc) for _ in range(200)]
     futures = [client.put("threads?") for client in clients]
@@ -122,7 +122,7 @@ def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Stage, start: S
         stage.cut(client)
 
 
-def test_a_server_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Start, log: Log) -> None:
+def test_a_server_that_is_killed_is_noticed_in_a_second(stage: Communicators, start: Start, log: LogRecorder) -> None:
     server = start(ECHO)
     client = stage.client(where(server))
     client.put("hello").result(LIMIT)
@@ -134,7 +134,7 @@ def test_a_server_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Sta
     stage.cut(client)
 
 
-def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Start, log: Log) -> None:
+def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Communicators, start: Start, log: LogRecorder) -> None:
     server = stage.server()
     client = start(CALLER, server.netloc.port)
     assert told(client) == ["there"]
@@ -148,14 +148,16 @@ def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Stage, start: Sta
     stage.cut(server)
 
 
-def test_a_process_that_ends_with_an_open_communicator_delivers_and_prints_nothing(stage: Stage, start: Start) -> None:
+def test_a_process_that_ends_with_an_open_communicator_delivers_and_prints_nothing(
+    stage: Communicators, start: Start
+) -> None:
     server = stage.server()
     process = start(LEAVES, server.netloc.port)
     assert server.get(timeout=LIMIT).data == "not waited for"
     finish(process)
 
 
-def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Stage, start: Start) -> None:
+def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Communicators, start: Start) -> None:
     code = LEAVES.replace(
         "options(sys.argv[1])",
         "netq.CommunicatorOptions(netloc=('127.0.0.1', int(sys.argv[1])), "
@@ -167,7 +169,7 @@ def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Stage, start
     assert all("Connection refused" in line for line in errors.splitlines()), errors
 
 
-def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Stage, start: Start) -> None:
+def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Communicators, start: Start) -> None:
     server = stage.server()
     process = start(FORKS, server.netloc.port)
     for code in (7, 8):  # the second when all is closed: grpc's threads may still be there
@@ -177,7 +179,7 @@ def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Stage, st
     assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["before", "after"]
 
 
-def test_a_server_prints_nothing_of_grpc_s(stage: Stage, start: Start) -> None:
+def test_a_server_prints_nothing_of_grpc_s(stage: Communicators, start: Start) -> None:
     process = start(ECHO)
     netloc = where(process)
     client = stage.client(netloc)

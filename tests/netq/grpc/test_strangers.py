@@ -13,12 +13,12 @@ from contextlib import contextmanager
 import pytest
 
 from netq.core import Communicator
-from netq.grpc.channel import LIMIT as LARGEST
-from netq.grpc.channel import METHOD
-from netq.grpc.library import grpc
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
-from netq.wire import Frame, Greeting, Kind
+from netq.grpc._grpc import grpc
+from netq.grpc.channel_options import LIMIT as LARGEST
+from netq.grpc.channel_options import METHOD
+from netq.protocol.wire import Frame, Greeting, Kind
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex(
@@ -79,7 +79,7 @@ def is_cut(sock: socket.socket) -> bool:
     ids=["nothing", "http", "tls", "ssh", "noise", "http2", "half a preface", "netq over tcp"],
 )
 def test_who_opens_no_stream_is_cut_in_time_and_others_are_served_meanwhile(
-    stage: Stage, sockets: list[socket.socket], data: bytes
+    stage: Communicators, sockets: list[socket.socket], data: bytes
 ) -> None:
     server = stage.server(handshake_timeout=0.3)
     start = time.monotonic()
@@ -108,7 +108,7 @@ def test_who_opens_no_stream_is_cut_in_time_and_others_are_served_meanwhile(
     ids=["nothing", "half a greeting", "empty", "text", "zeros", "ping", "bomb", "two greetings"],
 )
 def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
-    stage: Stage, log: Log, packets: list[bytes], complaint: str
+    stage: Communicators, log: LogRecorder, packets: list[bytes], complaint: str
 ) -> None:
     server = stage.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
@@ -123,7 +123,7 @@ def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
     assert len(log.having(line.split()[0])) == 1
 
 
-def test_a_packet_beyond_the_limit_is_refused_by_grpc(stage: Stage, log: Log) -> None:
+def test_a_packet_beyond_the_limit_is_refused_by_grpc(stage: Communicators, log: LogRecorder) -> None:
     server = stage.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream(METHOD)(iter([bytes(LARGEST + 1)]), timeout=LIMIT)
@@ -133,7 +133,7 @@ def test_a_packet_beyond_the_limit_is_refused_by_grpc(stage: Stage, log: Log) ->
     introduce(server, stage.client(server.netloc))
 
 
-def test_another_method_is_not_there(stage: Stage) -> None:
+def test_another_method_is_not_there(stage: Communicators) -> None:
     server = stage.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream("/netq.Queue/Other")(iter([]), timeout=LIMIT)
@@ -144,7 +144,7 @@ def test_another_method_is_not_there(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
-    stage: Stage, sockets: list[socket.socket]
+    stage: Communicators, sockets: list[socket.socket]
 ) -> None:
     server = stage.server(handshake_timeout=1.0)
     for number in range(200):
@@ -155,7 +155,7 @@ def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
     assert all(is_cut(sock) for sock in sockets)
 
 
-def test_close_does_not_wait_for_strangers(stage: Stage, log: Log) -> None:
+def test_close_does_not_wait_for_strangers(stage: Communicators, log: LogRecorder) -> None:
     server = stage.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel, kept_open([INI[:10]]) as sending:
         answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)

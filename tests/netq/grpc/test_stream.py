@@ -8,19 +8,19 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from netq.grpc.channel import CONNECT, METHOD, SERVICE
+from netq.grpc._grpc import grpc
+from netq.grpc.channel_options import CONNECT, METHOD, SERVICE
 from netq.grpc.client import ends_of
-from netq.grpc.engine import Engine, acquire, release
-from netq.grpc.library import grpc
+from netq.grpc.event_loop import EventLoop, acquire, release
 from netq.grpc.stream import END, Ends, Stream
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 SIZE = 512 * 1024  # bytes: three of them are more than a stream reads ahead
 PACKETS = [bytes([number]) * SIZE for number in range(6)]
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator[EventLoop]:
     engine = acquire()
     yield engine
     release(engine)
@@ -31,7 +31,7 @@ def engine() -> Iterator[Engine]:
 class Broken:
     """A stream of which the server has sent all, and to which the client cannot write any more."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EventLoop) -> None:
         self.failed = threading.Event()  # a write has
         self.something = threading.Event()  # has come
         self.stream = Stream(engine, self.something.set, "the peer")
@@ -73,7 +73,7 @@ async def _all(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
         await context.write(packet)
 
 
-def test_all_that_has_come_is_read_after_a_write_has_failed(engine: Engine) -> None:
+def test_all_that_has_come_is_read_after_a_write_has_failed(engine: EventLoop) -> None:
     broken = Broken(engine)
     carried = asyncio.run_coroutine_threadsafe(broken.carry(), engine.loop)
     for _ in range(10_000):

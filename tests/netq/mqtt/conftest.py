@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from netq.testing.stage import Stage
+from netq.testing.fixtures import Communicators
 from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
@@ -22,6 +22,6 @@ def new_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewBroker]:
 
 
 @pytest.fixture
-def stage(broker: Mosquitto) -> Iterator[Stage]:
-    with Stage(at_broker(broker.netloc)) as stage:
+def stage(broker: Mosquitto) -> Iterator[Communicators]:
+    with Communicators(at_broker(broker.netloc)) as stage:
         yield stage

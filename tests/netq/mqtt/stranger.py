@@ -8,7 +8,7 @@ import paho.mqtt.client as paho
 
 from netq import NetworkLocation
 from netq.mqtt.packet import Kind
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 
 
 class Stranger:

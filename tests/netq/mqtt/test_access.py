@@ -12,7 +12,7 @@ import numpy as np
 
 import netq
 from netq import MqttOptions, Protocol, Purpose
-from netq.testing.stage import LIMIT
+from netq.testing.fixtures import LIMIT
 from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
 

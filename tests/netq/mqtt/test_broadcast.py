@@ -15,9 +15,9 @@ from netq.core import Communicator
 from netq.mqtt import packet
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.conftest import NewBroker
 from tests.netq.mqtt.stranger import Stranger
@@ -42,7 +42,7 @@ def assert_all_got(clients: list[Communicator], data: Array) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker, workers: int) -> None:
     broker = new_broker()
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server(workers=workers)
         clients = [stage.client(server.netloc) for _ in range(CLIENTS)]
         introduce(server, *clients)
@@ -59,7 +59,7 @@ def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker,
 @pytest.mark.slow
 @pytest.mark.alone  # on a busy machine the links find smaller packets for themselves, each its own
 def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe(broker: Mosquitto) -> None:
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(MANY)]
         introduce(server, *clients)
@@ -86,7 +86,7 @@ def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
 ) -> None:
     broker = new_broker()
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         stuck = stage.client(proxy.netloc)
         others = [stage.client(server.netloc) for _ in range(count - 1)]
@@ -112,7 +112,7 @@ def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
 @pytest.mark.slow
 def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker: Mosquitto, proxies: Proxies) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         clients = [stage.client(proxy.netloc), *[stage.client(server.netloc) for _ in range(3)]]
         introduce(server, *clients)
@@ -125,10 +125,10 @@ def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker
 
 
 @pytest.mark.slow
-def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: Log) -> None:
+def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: LogRecorder) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -145,7 +145,7 @@ def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: L
 def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -162,7 +162,7 @@ def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> Non
 def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
@@ -178,7 +178,7 @@ def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto)
 
 
 def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquitto) -> None:
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(4)]
         introduce(server, *clients)
@@ -199,7 +199,7 @@ def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquit
 
 
 def test_a_broadcast_that_is_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)

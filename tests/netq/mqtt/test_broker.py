@@ -18,9 +18,9 @@ from netq import NetworkLocation, Purpose, SecurityOptions
 from netq.core import Communicator
 from netq.mqtt.broker import Broker
 from netq.security import certificates
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
@@ -30,10 +30,12 @@ MANY = 1000
 SIZE = 4096
 
 
-def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(new_broker: NewBroker, log: Log) -> None:
+def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(
+    new_broker: NewBroker, log: LogRecorder
+) -> None:
     broker = new_broker()
     broker.kill()
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(server.netloc)
         future = client.put("hello")
@@ -45,8 +47,8 @@ def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(ne
         assert len(log.having("connected to the broker")) == 1
 
 
-def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: Log) -> None:
-    with Stage(at_broker(broker.netloc)) as stage:
+def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: LogRecorder) -> None:
+    with Communicators(at_broker(broker.netloc)) as stage:
         client = stage.client(broker.netloc, retry_min=20.0, retry_max=60.0)
         future = client.put("hello")
         other = stage.client(broker.netloc)  # it came to the broker later, and knocks sooner
@@ -60,10 +62,10 @@ def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broke
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_their_middle(
-    new_broker: NewBroker, log: Log, to_server: bool
+    new_broker: NewBroker, log: LogRecorder, to_server: bool
 ) -> None:
     broker = new_broker()
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(server.netloc)
         introduce(server, client)
@@ -87,7 +89,7 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
     broker: Mosquitto, proxies: Proxies
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server()
         client = stage.client(proxy.netloc)
         introduce(server, client)
@@ -99,9 +101,9 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
         assert proxy.passed - before < 1.4 * len(data)
 
 
-def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: Log) -> None:
+def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
-    with Stage(at_broker(broker.netloc, user="ada", password="wrong")) as stage:
+    with Communicators(at_broker(broker.netloc, user="ada", password="wrong")) as stage:
         stage.cut(stage.client(broker.netloc))
         client = stage.client(broker.netloc)
         line = log.wait("the broker refuses")
@@ -109,26 +111,26 @@ def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBr
         assert "user 'ada'" in line
         assert "wrong" not in line
         stage.cut(client)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         stage.server()
         log.wait("(user None)")
-    with Stage(at_broker(broker.netloc, user="ada", password="right")) as stage:
+    with Communicators(at_broker(broker.netloc, user="ada", password="right")) as stage:
         introduce(stage.server(), stage.client(broker.netloc))
 
 
-def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: Log) -> None:
+def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
-    with Stage(at_broker(broker.netloc, user="u" * 300, password="wrong")) as stage:
+    with Communicators(at_broker(broker.netloc, user="u" * 300, password="wrong")) as stage:
         stage.cut(stage.client(broker.netloc))
         client = stage.client(broker.netloc)
         assert f"(user '{'u' * 64}')" in log.wait("the broker refuses")
         stage.cut(client)
 
 
-def test_two_troubles_that_take_turns_are_said_once_each(log: Log) -> None:
+def test_two_troubles_that_take_turns_are_said_once_each(log: LogRecorder) -> None:
     """One connection is closed, the next is reset."""
     fickle = socket.create_server(("127.0.0.1", 0))
-    with fickle, Stage(at_broker(NetworkLocation(*fickle.getsockname()))) as stage:
+    with fickle, Communicators(at_broker(NetworkLocation(*fickle.getsockname()))) as stage:
         server = stage.server(retry_max=0.01)
         for turn in range(20):
             sock, _ = fickle.accept()
@@ -159,19 +161,19 @@ def web() -> Iterator[NetworkLocation]:
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_web_server_that_waits_for_a_line_is_no_broker(
-    web: NetworkLocation, log: Log, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
+    web: NetworkLocation, log: LogRecorder, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netq.mqtt.server.secrets.token_bytes", lambda count: b"i" * count)  # no newline by chance
-    with Stage(at_broker(web)) as stage:
+    with Communicators(at_broker(web)) as stage:
         opened(stage, purpose, web, handshake_timeout=0.3)
         assert "it does not answer as a broker" in log.wait("trying again until it answers")
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_one_who_says_something_else_first_is_no_broker(log: Log, purpose: Purpose) -> None:
+def test_one_who_says_something_else_first_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     with socket.create_server(("127.0.0.1", 0)) as talker:
         netloc = NetworkLocation(*talker.getsockname())
-        with Stage(at_broker(netloc)) as stage:
+        with Communicators(at_broker(netloc)) as stage:
             opened(stage, purpose, netloc)
             with talker.accept()[0] as sock:
                 sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
@@ -179,18 +181,18 @@ def test_one_who_says_something_else_first_is_no_broker(log: Log, purpose: Purpo
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_tcp_server_of_netq_is_no_broker(log: Log, purpose: Purpose) -> None:
+def test_a_tcp_server_of_netq_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     options = netq.CommunicatorOptions(netloc=NetworkLocation(port=0))
-    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Stage(at_broker(other.netloc)) as stage:
+    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Communicators(at_broker(other.netloc)) as stage:
         opened(stage, purpose, other.netloc)
         line = log.wait("trying again until it answers")
         assert "no MQTT broker" in line or "is it a broker" in line
 
 
-def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> None:
+def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: LogRecorder) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        Stage(at_broker(NetworkLocation(*silent.getsockname()))) as stage,
+        Communicators(at_broker(NetworkLocation(*silent.getsockname()))) as stage,
     ):
         stage.client(NetworkLocation(*silent.getsockname()), handshake_timeout=0.2)
         for _ in range(2):
@@ -199,13 +201,13 @@ def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: Log) -> 
 
 
 def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
-    files: certificates.Files, log: Log, monkeypatch: pytest.MonkeyPatch
+    files: certificates.Files, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns, ready = itertools.count(), Broker._ready
     monkeypatch.setattr(Broker, "_ready", lambda broker, mask: next(turns) < 0 or ready(broker, mask))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         netloc = NetworkLocation(*silent.getsockname())
-        with Stage(at_broker(netloc, SecurityOptions(certificate=files.authority))) as stage:
+        with Communicators(at_broker(netloc, SecurityOptions(certificate=files.authority))) as stage:
             stage.client(netloc, handshake_timeout=0.3, retry_min=60.0, retry_max=60.0)
             sock, _ = silent.accept()
             with sock:
@@ -214,7 +216,9 @@ def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_what_no_connect_can_be_made_of_does_not_end_the_loop(broker: Mosquitto, log: Log, purpose: Purpose) -> None:
+def test_what_no_connect_can_be_made_of_does_not_end_the_loop(
+    broker: Mosquitto, log: LogRecorder, purpose: Purpose
+) -> None:
     mqtt = netq.MqttOptions(user="ada", password="secret")
     object.__setattr__(mqtt, "password", "secret\udc80")  # which the options refuse
     retry = netq.ConnectionOptions(retry_min=0.01, retry_max=0.1)
@@ -228,33 +232,33 @@ def test_what_no_connect_can_be_made_of_does_not_end_the_loop(broker: Mosquitto,
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_tls_at_one_end_only_is_said(
-    broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: Log, purpose: Purpose
+    broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: LogRecorder, purpose: Purpose
 ) -> None:
-    with Stage(at_broker(tls_broker.netloc)) as stage:
+    with Communicators(at_broker(tls_broker.netloc)) as stage:
         opened(stage, purpose, tls_broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers")
-    with Stage(at_broker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
+    with Communicators(at_broker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
         opened(stage, purpose, broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers", 2)
 
 
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_broker_that_cannot_prove_who_it_is_is_refused(
-    tls_broker: Mosquitto, tmp_path: Path, log: Log, purpose: Purpose
+    tls_broker: Mosquitto, tmp_path: Path, log: LogRecorder, purpose: Purpose
 ) -> None:
     others = certificates.make(tmp_path / "others")
-    with Stage(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
+    with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
         opened(stage, purpose, tls_broker.netloc)
         assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")
 
 
-def opened(stage: Stage, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
+def opened(stage: Communicators, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
     return stage.server(netloc, **options) if purpose is Purpose.SERVER else stage.client(netloc, **options)
 
 
 def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBroker) -> None:
     broker = new_broker(config="max_packet_size 5000")
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server, client = stage.pair()
         data = bytes(range(256)) * 4000
         client.put(data).result(LIMIT)
@@ -265,19 +269,21 @@ def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBrok
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_broker_that_takes_next_to_nothing_is_refused(new_broker: NewBroker, log: Log, purpose: Purpose) -> None:
+def test_a_broker_that_takes_next_to_nothing_is_refused(
+    new_broker: NewBroker, log: LogRecorder, purpose: Purpose
+) -> None:
     broker = new_broker(config="max_packet_size 600")
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         opened(stage, purpose, broker.netloc)
         assert "takes packets of 600 bytes; netq needs 1024" in log.wait("trying again until it answers")
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
-    new_broker: NewBroker, log: Log, to_server: bool
+    new_broker: NewBroker, log: LogRecorder, to_server: bool
 ) -> None:
     broker = new_broker(config="message_size_limit 50000")
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server, client = stage.pair()
         sender, receiver = (client, server) if to_server else (server, client)
         data = bytes(range(256)) * 4096
@@ -288,7 +294,7 @@ def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
 
 
 def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:
-    with Stage(at_broker(broker.netloc)) as one, Stage(at_broker(broker.netloc)) as two:
+    with Communicators(at_broker(broker.netloc)) as one, Communicators(at_broker(broker.netloc)) as two:
         pairs = [stage.pair() for stage in (one, two)]
         for number, (server, _) in enumerate(pairs):
             server.put(number).result(LIMIT)

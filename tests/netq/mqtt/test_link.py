@@ -7,8 +7,8 @@ import random
 import pytest
 
 from netq.mqtt.link import _packets
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
@@ -24,9 +24,9 @@ def test_packets_hold_all_bytes_in_order_and_none_too_many(size: int) -> None:
     assert _packets([], size) == []
 
 
-def test_short_and_long_messages_for_some_and_for_all_at_once_lose_no_link(broker: Mosquitto, log: Log) -> None:
+def test_short_and_long_messages_for_some_and_for_all_at_once_lose_no_link(broker: Mosquitto, log: LogRecorder) -> None:
     """A part for several ends where the others' end, so it may come on top of what is in a packet already."""
-    with Stage(at_broker(broker.netloc, packet_size=4096)) as stage:
+    with Communicators(at_broker(broker.netloc, packet_size=4096)) as stage:
         server = stage.server()
         clients = [stage.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)

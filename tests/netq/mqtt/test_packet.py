@@ -7,7 +7,7 @@ import pytest
 from netq import ProtocolError
 from netq.mqtt import packet
 from netq.mqtt.packet import Kind
-from netq.mqtt.topic import ANY, GONE, WHO, Topics, Way, new_id, server_id
+from netq.mqtt.topic import ANY, GONE, WHO, LinkTopic, Topics, new_id, server_id
 
 BODIES = {
     Kind.OPEN: packet.opening(262144),
@@ -124,13 +124,13 @@ def test_an_empty_block_is_refused(size: int) -> None:
 @pytest.mark.parametrize("prefix", ["netq", "site/1/netq", "ä b"])
 def test_a_topic_says_whose_link_it_is(prefix: str) -> None:
     topics = Topics(prefix)
-    for way in (Way("s", new_id(), new_id()), Way("c", new_id(), new_id()), Way("s", new_id(), GONE)):
+    for way in (LinkTopic("s", new_id(), new_id()), LinkTopic("c", new_id(), new_id()), LinkTopic("s", new_id(), GONE)):
         assert topics.way(topics.link(way)) == way
-    assert topics.way(topics.link(Way("s", new_id(), WHO))) is not None
+    assert topics.way(topics.link(LinkTopic("s", new_id(), WHO))) is not None
     group = new_id()
     assert topics.group_of(topics.group(group)) == group
-    assert topics.link(Way("s", ANY, ANY)) == f"{prefix}/s/+/+"
-    assert topics.link(Way("c", "c1", ANY)) == f"{prefix}/c/c1/+"
+    assert topics.link(LinkTopic("s", ANY, ANY)) == f"{prefix}/s/+/+"
+    assert topics.link(LinkTopic("c", "c1", ANY)) == f"{prefix}/c/c1/+"
 
 
 @pytest.mark.parametrize(

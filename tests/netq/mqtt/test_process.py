@@ -12,8 +12,8 @@ from subprocess import PIPE
 import pytest
 
 from netq.mqtt.topic import new_id
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
+from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
@@ -83,9 +83,9 @@ def up(process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquitto, log: Log) -> None:
+def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquitto, log: LogRecorder) -> None:
     prefix = f"test/{new_id()}"
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         server = stage.server()
         with program(CLIENT, broker, prefix) as process:
             up(process)
@@ -101,10 +101,10 @@ def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquit
 
 @pytest.mark.slow
 def test_a_client_knows_within_a_second_that_the_server_was_killed_and_finds_the_next(
-    broker: Mosquitto, log: Log
+    broker: Mosquitto, log: LogRecorder
 ) -> None:
     prefix = f"test/{new_id()}"
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         client = stage.client(broker.netloc)
         with program(SERVER, broker, prefix) as process:
             client.put("hello").result(LIMIT)

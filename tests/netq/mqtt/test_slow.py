@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from netq import NetworkLocation
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.makers import at_broker
 from tests.servers.mosquitto import Mosquitto
 
@@ -21,10 +21,10 @@ NARROW = 10_000  # bytes a second: a packet of 256 KiB takes 26 s
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first(
-    broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: Log, to_server: bool
+    broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server(heartbeat=1.0)
         client = stage.client(proxy.netloc, heartbeat=1.0)
         introduce(server, client)
@@ -43,10 +43,10 @@ def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 def test_at_ten_kilobytes_a_second_a_message_arrives_over_one_link(
-    broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: Log, to_server: bool
+    broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc)) as stage:
+    with Communicators(at_broker(broker.netloc)) as stage:
         server = stage.server(heartbeat=2.0)
         client = stage.client(proxy.netloc, heartbeat=2.0)
         introduce(server, client)

@@ -13,8 +13,8 @@ from netq.mqtt import packet
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import MOST
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.stranger import Stranger
 from tests.servers.mosquitto import Mosquitto
@@ -36,8 +36,8 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def stage(broker: Mosquitto, prefix: str) -> Iterator[Stage]:
-    with Stage(at_broker(broker.netloc, prefix=prefix)) as stage:
+def stage(broker: Mosquitto, prefix: str) -> Iterator[Communicators]:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
         yield stage
 
 
@@ -54,7 +54,7 @@ def echoed(server: Communicator, client: Communicator) -> None:
     assert client.get(timeout=LIMIT).data == "and back"
 
 
-def test_retained_garbage_disturbs_nobody(stage: Stage, stranger: Stranger) -> None:
+def test_retained_garbage_disturbs_nobody(stage: Communicators, stranger: Stranger) -> None:
     topics = ["hello", f"s/{new_id()}/{new_id()}", f"s/{new_id()}/gone", f"g/{new_id()}", "nothing/of/ours"]
     for topic in topics:
         stranger.say(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
@@ -64,7 +64,9 @@ def test_retained_garbage_disturbs_nobody(stage: Stage, stranger: Stranger) -> N
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_what_makes_no_sense_is_ignored_and_said_once(stage: Stage, stranger: Stranger, log: Log, qos: int) -> None:
+def test_what_makes_no_sense_is_ignored_and_said_once(
+    stage: Communicators, stranger: Stranger, log: LogRecorder, qos: int
+) -> None:
     server, client = stage.pair()
     mine = [f"s/{new_id()}/{new_id()}", "hello", "s/1/2", f"s/{new_id()}/GONE", f"c/{new_id()}/{new_id()}"]
     for topic in mine:
@@ -75,7 +77,7 @@ def test_what_makes_no_sense_is_ignored_and_said_once(stage: Stage, stranger: St
     assert server.statistics()[client.id].connected
 
 
-def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Stage, stranger: Stranger) -> None:
+def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Communicators, stranger: Stranger) -> None:
     server, client = stage.pair()
     me, last = new_id(), new_id()
     for link in [*[new_id() for _ in range(100)], last]:
@@ -96,7 +98,7 @@ def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Stage, str
 
 @pytest.mark.slow
 def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_of_the_log(
-    stage: Stage, stranger: Stranger, log: Log
+    stage: Communicators, stranger: Stranger, log: LogRecorder
 ) -> None:
     server = stage.server(handshake_timeout=1.0)
     client = stage.client(server.netloc)
@@ -110,7 +112,7 @@ def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_
     assert len(log.having("the connection was closed", logging.WARNING)) == 1
 
 
-def test_an_open_of_another_version_is_told_both(stage: Stage, stranger: Stranger, log: Log) -> None:
+def test_an_open_of_another_version_is_told_both(stage: Communicators, stranger: Stranger, log: LogRecorder) -> None:
     stage.server()
     log.wait("connected to the broker")
     stranger.say(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
@@ -119,7 +121,7 @@ def test_an_open_of_another_version_is_told_both(stage: Stage, stranger: Strange
     assert b"version 1" in answer
 
 
-def test_a_reset_is_not_answered_by_a_reset(stage: Stage, stranger: Stranger) -> None:
+def test_a_reset_is_not_answered_by_a_reset(stage: Communicators, stranger: Stranger) -> None:
     server, client = stage.pair()
     ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
     for way in ways:
@@ -133,7 +135,7 @@ def test_a_reset_is_not_answered_by_a_reset(stage: Stage, stranger: Stranger) ->
 
 @pytest.mark.parametrize("to", ["s", "c"])
 def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
-    stage: Stage, stranger: Stranger, log: Log, to: str
+    stage: Communicators, stranger: Stranger, log: LogRecorder, to: str
 ) -> None:
     server, client = stage.pair()
     server.put("down", client.id).result(LIMIT)
@@ -149,7 +151,9 @@ def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
     assert log.having("with number 1000 came, expected")
 
 
-def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(stage: Stage, stranger: Stranger) -> None:
+def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(
+    stage: Communicators, stranger: Stranger
+) -> None:
     server, client = stage.pair()
     topic, first = stranger.wait(Kind.DATA, "s")
     stranger.say(topic, first, 2)
@@ -159,7 +163,9 @@ def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(sta
         server.get(timeout=0.1)
 
 
-def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(stage: Stage, stranger: Stranger) -> None:
+def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(
+    stage: Communicators, stranger: Stranger
+) -> None:
     """The server is told of packets that the client never sent: a probe says so, as it would of one that was lost."""
     server, client = stage.pair()
     topic, _ = stranger.wait(Kind.DATA, "s")
@@ -175,5 +181,5 @@ def test_a_prefix_that_no_topic_may_begin_with_is_refused(prefix_: str) -> None:
 
 
 def test_a_prefix_of_several_words_is_one_name(broker: Mosquitto) -> None:
-    with Stage(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
         echoed(*stage.pair())

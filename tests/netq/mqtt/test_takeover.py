@@ -13,9 +13,9 @@ import pytest
 from netq import NetworkLocation
 from netq.mqtt import packet
 from netq.mqtt.topic import new_id, server_id
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.stranger import Stranger
 from tests.servers.mosquitto import Mosquitto
@@ -23,8 +23,8 @@ from tests.servers.mosquitto import Mosquitto
 CONNACK, SUBACK, REPLACED = b"\x20\x03\0\0\0", b"\x90\x04%b\0\0", b"\xe0\x02\x8e\0"
 
 
-def test_the_newer_server_has_the_clients_until_it_is_gone(broker: Mosquitto, log: Log) -> None:
-    with Stage(at_broker(broker.netloc)) as stage:
+def test_the_newer_server_has_the_clients_until_it_is_gone(broker: Mosquitto, log: LogRecorder) -> None:
+    with Communicators(at_broker(broker.netloc)) as stage:
         first = stage.server()
         clients = [stage.client(first.netloc) for _ in range(3)]
         introduce(first, *clients)
@@ -54,10 +54,10 @@ def stranger(broker: Mosquitto) -> Iterator[Stranger]:
 
 
 def test_a_hello_that_answers_no_question_does_not_end_a_server(
-    broker: Mosquitto, stranger: Stranger, proxies: Callable[[NetworkLocation], Proxy], log: Log
+    broker: Mosquitto, stranger: Stranger, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Stage(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
         server = stage.server(proxy.netloc)
         client = stage.client(broker.netloc)
         introduce(server, client)
@@ -72,7 +72,7 @@ def test_a_hello_that_answers_no_question_does_not_end_a_server(
 
 
 def test_questions_are_answered_by_few_hellos_that_repeat_them(broker: Mosquitto, stranger: Stranger) -> None:
-    with Stage(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
+    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
         introduce(*stage.pair())
         stranger.wait_topic("hello")
         start = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_server_that_was_replaced_asks_like_one_that_lost_its_connection(talke
     """MQTT 5 has a reason code for it, which few brokers send; whoever it was may be gone already."""
     netloc = NetworkLocation(*talker.getsockname())
     prefix = f"test/{new_id()}"
-    with talker, Stage(at_broker(netloc, prefix=prefix)) as stage:
+    with talker, Communicators(at_broker(netloc, prefix=prefix)) as stage:
         stage.server(netloc)
         with talker.accept()[0] as sock:
             assert server_id(prefix).encode() in sock.recv(4096)
@@ -111,10 +111,10 @@ def test_a_server_that_was_replaced_asks_like_one_that_lost_its_connection(talke
 
 @pytest.mark.parametrize("purpose", ["server", "client"])
 def test_a_broker_that_does_not_answer_a_subscription_is_tried_again(
-    talker: socket.socket, log: Log, purpose: str
+    talker: socket.socket, log: LogRecorder, purpose: str
 ) -> None:
     netloc = NetworkLocation(*talker.getsockname())
-    with talker, Stage(at_broker(netloc)) as stage:
+    with talker, Communicators(at_broker(netloc)) as stage:
         getattr(stage, purpose)(netloc, handshake_timeout=0.2)
         with talker.accept()[0] as sock:
             sock.recv(4096)

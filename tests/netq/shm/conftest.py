@@ -11,7 +11,7 @@ from subprocess import PIPE
 import pytest
 
 from netq import Protocol
-from netq.testing.stage import Stage
+from netq.testing.fixtures import Communicators
 from tests.netq.makers import plain
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -20,8 +20,8 @@ collect_ignore_glob = [] if sys.platform.startswith("linux") else ["test_*.py"]
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    with Stage(plain(Protocol.SHM)) as stage:
+def stage() -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.SHM)) as stage:
         yield stage
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from netq import NetworkLocation
 from netq.core import Communicator
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.netq.shm.conftest import Start
 
 CLIENT = uuid.UUID(int=7)
@@ -52,7 +52,7 @@ def take(server: Communicator, until: float) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_peer_killed_fifty_times_at_random_instants(stage: Stage, start: Start, log: Log) -> None:
+def test_a_peer_killed_fifty_times_at_random_instants(stage: Communicators, start: Start, log: LogRecorder) -> None:
     chance, noticed, taken = random.Random(5), [], 0
     server = stage.server()
     for deaths in range(1, 51):
@@ -86,7 +86,7 @@ with netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options=options) as server
 
 
 @pytest.mark.slow
-def test_a_client_goes_on_with_the_next_server(stage: Stage, start: Start, log: Log) -> None:
+def test_a_client_goes_on_with_the_next_server(stage: Communicators, start: Start, log: LogRecorder) -> None:
     netloc: NetworkLocation = stage.vacant()
     client = stage.client(netloc)
     for deaths in range(1, 4):
@@ -120,7 +120,9 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("purpose", ["client", "server"])
-def test_a_fork_that_lives_on_does_not_hide_a_death(stage: Stage, start: Start, log: Log, purpose: str) -> None:
+def test_a_fork_that_lives_on_does_not_hide_a_death(
+    stage: Communicators, start: Start, log: LogRecorder, purpose: str
+) -> None:
     netloc = stage.vacant()
     ours = stage.server(netloc) if purpose == "client" else stage.client(netloc)
     process = start(FORKER, purpose, *netloc)

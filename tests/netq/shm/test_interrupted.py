@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import netq
-from netq.connection import Connection
 from netq.options import CommunicatorOptions, NetworkLocation, Protocol, Purpose
+from netq.protocol.connection import Connection
 
 LIMIT = 20.0
 

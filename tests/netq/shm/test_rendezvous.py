@@ -15,10 +15,10 @@ import pytest
 
 import netq
 from netq import AddressError, CommunicatorOptions, InvalidOption, NetworkLocation, Protocol, Purpose, SecurityOptions
-from netq.shm import channel, rendezvous
-from netq.shm.channel import Control
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.shm import control, rendezvous
+from netq.shm.control import ControlSocket
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.netq.shm.conftest import Start
 
 HERE = ["localhost", "127.0.0.1", "127.8.9.10", "::1", "0.0.0.0", "::", socket.gethostname()]
@@ -34,26 +34,26 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("host", HERE)
-def test_all_names_of_this_machine_are_one_place(stage: Stage, host: str) -> None:
+def test_all_names_of_this_machine_are_one_place(stage: Communicators, host: str) -> None:
     server = stage.server(NetworkLocation("127.0.0.1", 0))
     introduce(server, stage.client(NetworkLocation(host, server.netloc.port)))
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)
-def test_another_machine_is_refused(stage: Stage, host: str) -> None:
+def test_another_machine_is_refused(stage: Communicators, host: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen at {host}:1 .* is not this machine"):
         stage.server(NetworkLocation(host, 1))
     with pytest.raises(InvalidOption, match=f"netloc: '{host}' is not this machine, .* use Protocol.TCP"):
         stage.client(NetworkLocation(host, 1))
 
 
-def test_port_0_gives_a_free_one_of_the_dynamic_range(stage: Stage) -> None:
+def test_port_0_gives_a_free_one_of_the_dynamic_range(stage: Communicators) -> None:
     ports = {stage.server(NetworkLocation("localhost", 0)).netloc.port for _ in range(20)}
     assert len(ports) == 20
     assert all(49152 <= port < 65536 for port in ports)
 
 
-def test_a_port_that_is_taken(stage: Stage) -> None:
+def test_a_port_that_is_taken(stage: Communicators) -> None:
     server = stage.server()
     port = server.netloc.port
     with pytest.raises(AddressError, match=f"cannot listen at ::1:{port} .*: Address already in use; choose another"):
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken(stage: Stage) -> None:
     introduce(server, stage.client(server.netloc))
 
 
-def test_a_path_is_for_its_user_only_and_gone_at_the_end(stage: Stage, tmp_path: Path) -> None:
+def test_a_path_is_for_its_user_only_and_gone_at_the_end(stage: Communicators, tmp_path: Path) -> None:
     path = tmp_path / "netq"
     server = stage.server(NetworkLocation(str(path), 7))
     assert server.netloc == NetworkLocation(str(path), 7)
@@ -72,7 +72,7 @@ def test_a_path_is_for_its_user_only_and_gone_at_the_end(stage: Stage, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_of_a_dead_server_is_taken_over(stage: Stage, start: Start, tmp_path: Path) -> None:
+def test_the_file_of_a_dead_server_is_taken_over(stage: Communicators, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "netq"
     code = "import sys, netq; netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, netq.CommunicatorOptions("
     dead = start(code + "netloc=(sys.argv[1], 0))); print(flush=True); sys.stdin.read()", path)
@@ -86,7 +86,7 @@ def test_the_file_of_a_dead_server_is_taken_over(stage: Stage, start: Start, tmp
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_the_file_of_a_live_server_is_not(stage: Stage, tmp_path: Path) -> None:
+def test_the_file_of_a_live_server_is_not(stage: Communicators, tmp_path: Path) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
     server = stage.server(path)
     with pytest.raises(AddressError, match=f"cannot listen at {path.host} .* a server listens there"):
@@ -95,7 +95,7 @@ def test_the_file_of_a_live_server_is_not(stage: Stage, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_that_is_no_socket_is_left_alone(stage: Stage, tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_left_alone(stage: Communicators, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     with pytest.raises(AddressError, match="a file that is no socket is there; choose another path"):
         stage.server(NetworkLocation(str(tmp_path / "precious"), 0))
@@ -103,12 +103,12 @@ def test_a_file_that_is_no_socket_is_left_alone(stage: Stage, tmp_path: Path) ->
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_directory_that_is_not_there(stage: Stage, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there(stage: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="No such file or directory; choose another path"):
         stage.server(NetworkLocation(str(tmp_path / "no" / "netq"), 0))
 
 
-def test_a_path_that_is_too_long(stage: Stage, tmp_path: Path) -> None:
+def test_a_path_that_is_too_long(stage: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="too long for a socket, which takes 107 bytes; choose another path"):
         stage.server(NetworkLocation(str(tmp_path / ("x" * 200)), 0))
     assert list(tmp_path.iterdir()) == []
@@ -144,10 +144,10 @@ def test_another_system_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch
 OTHER = """
 import os, sys
 import netq, netq.shm.client
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 os.setgid(65534); os.setuid(65534)
 host, port, text = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-with Log() as log:
+with LogRecorder() as log:
     client = netq.new(netq.Protocol.SHM, options=netq.CommunicatorOptions(netloc=(host, port)))
     client.put("let me in")
     print(log.wait(text), flush=True)
@@ -156,7 +156,7 @@ with Log() as log:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_another_users_process_is_refused_on_both_sides(stage: Stage, start: Start, log: Log) -> None:
+def test_another_users_process_is_refused_on_both_sides(stage: Communicators, start: Start, log: LogRecorder) -> None:
     server = stage.server()
     other = start(OTHER, *server.netloc, "shared memory joins")
     said, errors = other.communicate(timeout=LIMIT)
@@ -170,7 +170,7 @@ def test_another_users_process_is_refused_on_both_sides(stage: Stage, start: Sta
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
 def test_another_user_cannot_even_open_a_path(
-    stage: Stage, start: Start, tmp_path_factory: pytest.TempPathFactory
+    stage: Communicators, start: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = Path(tmp_path_factory.mktemp("open"))
     for folder in (directory, *directory.parents):
@@ -184,11 +184,11 @@ def test_another_user_cannot_even_open_a_path(
 
 NAMESPACE = """
 import ctypes, sys, netq
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
     sys.exit(77)
 options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("localhost", 0))
-with Log() as log, netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options) as server:
+with LogRecorder() as log, netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options) as server:
     client = netq.new(netq.Protocol.SHM, options=netq.CommunicatorOptions(netloc=server.netloc))
     log.wait("may be of any user")
     client.close(0)
@@ -204,7 +204,7 @@ def test_where_users_have_no_id_of_their_own_nobody_is_let_in(start: Start) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_the_log_is_told_once_of_another_user(stage: Stage, start: Start, log: Log) -> None:
+def test_the_log_is_told_once_of_another_user(stage: Communicators, start: Start, log: LogRecorder) -> None:
     server = stage.server()
     code = """
 import os, socket, sys
@@ -221,7 +221,7 @@ for _ in range(20):
     introduce(server, stage.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Stage, log: Log) -> None:
+def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Communicators, log: LogRecorder) -> None:
     door = rendezvous.listen(NetworkLocation("localhost", 0))
     stop = threading.Event()
 
@@ -235,7 +235,7 @@ def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Stage, log
     thread.start()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(channel, "bring", broken_pipe)
+            patch.setattr(control, "bring", broken_pipe)
             stage.client(door.netloc)
             assert "the peer hung up" in log.wait("trying again")
         assert not log.having("no memory")
@@ -245,7 +245,7 @@ def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Stage, log
         door.close()
 
 
-def broken_pipe(control: Control) -> NoReturn:
+def broken_pipe(control: ControlSocket) -> NoReturn:
     raise BrokenPipeError(32, "Broken pipe")
 
 
@@ -258,21 +258,21 @@ def broken_pipe(control: Control) -> NoReturn:
     ],
     ids=["long", "NUL", "surrogate"],
 )
-def test_a_path_that_cannot_be(stage: Stage, path: str, flaw: str) -> None:
+def test_a_path_that_cannot_be(stage: Communicators, path: str, flaw: str) -> None:
     with pytest.raises(AddressError, match=flaw):
         stage.server(NetworkLocation(path, 0))
     with pytest.raises(InvalidOption, match=f"netloc: .*{flaw}"):
         stage.client(NetworkLocation(path, 0))
 
 
-def test_a_folder_that_leaves_no_room_for_a_socket_says_so(stage: Stage, tmp_path: Path) -> None:
+def test_a_folder_that_leaves_no_room_for_a_socket_says_so(stage: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="the path of its folder is too long, which may have 97 bytes"):
         stage.server(NetworkLocation(str(tmp_path / ("x" * (98 - len(str(tmp_path)) - 1)) / "s"), 0))
 
 
 @pytest.mark.parametrize("step", ["rename", "link"])
 def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    stage: Communicators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:

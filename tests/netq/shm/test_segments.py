@@ -14,17 +14,18 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from netq.buffers import LARGE
 from netq.core import Communicator
-from netq.memory import LARGE, Memory
+from netq.protocol.memory import Memory
 from netq.shm import link, memfd
-from netq.shm.channel import Control
+from netq.shm.control import ControlSocket
 from netq.shm.segments import MOST, Pool, Segments
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from tests.netq.shm.conftest import Start
 
 MIB = 2**20
-CONTROL = cast(Control, SimpleNamespace(send=lambda *_: None))  # to a peer that takes all that it is sent
+CONTROL = cast(ControlSocket, SimpleNamespace(send=lambda *_: None))  # to a peer that takes all that it is sent
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -50,7 +51,7 @@ def mapped() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:netq" in line]
 
 
-def test_an_array_lies_where_the_peer_has_written_it(stage: Stage) -> None:
+def test_an_array_lies_where_the_peer_has_written_it(stage: Communicators) -> None:
     server, client = stage.pair()
     sent = np.random.default_rng(1).random((300, 1000), dtype=np.float32)
     got = send(client, server, sent)
@@ -61,7 +62,7 @@ def test_an_array_lies_where_the_peer_has_written_it(stage: Stage) -> None:
     send(server, client, got)
 
 
-def test_a_message_of_many_arrays_of_all_sizes(stage: Stage) -> None:
+def test_a_message_of_many_arrays_of_all_sizes(stage: Communicators) -> None:
     server, client = stage.pair()
     chance = np.random.default_rng(2)
     sent = {f"layer {n}": chance.random(size, dtype=np.float32) for n, size in enumerate([1, 10, 5000, 40_000] * 300)}
@@ -71,7 +72,7 @@ def test_a_message_of_many_arrays_of_all_sizes(stage: Stage) -> None:
         assert all(np.array_equal(got[name], array) for name, array in sent.items())
 
 
-def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Stage) -> None:
+def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Communicators) -> None:
     server, client = stage.pair()
     sent = np.ones(MIB)
     first = send(client, server, sent)
@@ -84,7 +85,7 @@ def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Stage) -> Non
     assert second.sum() == MIB  # and nobody else has written there
 
 
-def test_segments_are_not_lent_to_another_peer(stage: Stage) -> None:
+def test_segments_are_not_lent_to_another_peer(stage: Communicators) -> None:
     server, one = stage.pair()
     other = stage.client(server.netloc)
     introduce(server, other)
@@ -93,7 +94,7 @@ def test_segments_are_not_lent_to_another_peer(stage: Stage) -> None:
     assert send(one, server, np.ones(MIB)).ctypes.data == addresses["a"]
 
 
-def test_idle_segments_are_given_back_by_both(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_segments_are_given_back_by_both(stage: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_AGE", 0.02)
     server, client = stage.pair()
     before = len(memfds())
@@ -116,7 +117,7 @@ def memfds() -> list[str]:
     return [target for target in found if "memfd:netq" in target]
 
 
-def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Stage) -> None:
+def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Communicators) -> None:
     before = len(mapped())
     server, client = stage.pair()
     kept, other = send(client, server, np.ones(MIB)), send(client, server, np.ones(MIB))
@@ -133,7 +134,7 @@ def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Stage) -> None:
     assert len(mapped()) == before
 
 
-def test_more_arrays_than_there_may_be_segments(stage: Stage) -> None:
+def test_more_arrays_than_there_may_be_segments(stage: Communicators) -> None:
     server, client = stage.pair()
     got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MOST + 20)]
     assert [int(array[0]) for array in got] == list(range(MOST + 20))
@@ -141,7 +142,7 @@ def test_more_arrays_than_there_may_be_segments(stage: Stage) -> None:
     assert kinds == [True] * MOST + [False] * 20
 
 
-def test_nothing_has_a_name_in_a_file_system(stage: Stage) -> None:
+def test_nothing_has_a_name_in_a_file_system(stage: Communicators) -> None:
     before = sorted(Path("/dev/shm").iterdir())
     server, client = stage.pair()
     got = send(client, server, np.ones(MIB))
@@ -150,7 +151,7 @@ def test_nothing_has_a_name_in_a_file_system(stage: Stage) -> None:
     assert got.sum() == MIB
 
 
-def test_both_directions_at_once(stage: Stage) -> None:
+def test_both_directions_at_once(stage: Communicators) -> None:
     server, client = stage.pair()
     sent = np.random.default_rng(3).random(3 * MIB, dtype=np.float32)
     futures = [side.put(sent * n) for n in range(1, 6) for side in (server, client)]
@@ -161,7 +162,7 @@ def test_both_directions_at_once(stage: Stage) -> None:
         future.result(LIMIT)
 
 
-def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(stage: Stage) -> None:
+def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(stage: Communicators) -> None:
     server, client = stage.pair(window=2**30)
     client.put(np.ones(8 * MIB))
     client.put("small", lane=1)
@@ -169,7 +170,7 @@ def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(stage: St
     assert server.get(timeout=LIMIT).data.sum() == 8 * MIB
 
 
-def test_a_message_that_is_cancelled_in_the_middle(stage: Stage) -> None:
+def test_a_message_that_is_cancelled_in_the_middle(stage: Communicators) -> None:
     server, client = stage.pair()
     for n in range(20):
         data = np.full(2 * MIB, n)
@@ -182,7 +183,7 @@ def test_a_message_that_is_cancelled_in_the_middle(stage: Stage) -> None:
         assert server.get(timeout=LIMIT).data == n
 
 
-def test_a_fork_keeps_what_it_saw(stage: Stage) -> None:
+def test_a_fork_keeps_what_it_saw(stage: Communicators) -> None:
     server, client = stage.pair()
     got = send(client, server, np.ones(MIB))
     read, write = os.pipe()
@@ -242,7 +243,7 @@ def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addre
     segments.end()
 
 
-def test_segments_that_come_back_are_bounded_over_all_links(stage: Stage) -> None:
+def test_segments_that_come_back_are_bounded_over_all_links(stage: Communicators) -> None:
     server = stage.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may lie idle
     before = mapped_bytes()
     clients = [stage.client(server.netloc) for _ in range(4)]
@@ -292,7 +293,7 @@ with netq.new(netq.Protocol.SHM, options=options) as client:
 
 
 @pytest.mark.parametrize("which", ["size", "descriptors"])
-def test_without_segments_the_ring_does(stage: Stage, start: Start, log: Log, which: str) -> None:
+def test_without_segments_the_ring_does(stage: Communicators, start: Start, log: LogRecorder, which: str) -> None:
     server = stage.server()
     process = start(LIMITED, *server.netloc, which, "before")
     peer, data = server.get(timeout=LIMIT)
@@ -305,13 +306,13 @@ def test_without_segments_the_ring_does(stage: Stage, start: Start, log: Log, wh
     assert json.loads(out) < 8  # the rings, and the few segments that were possible
 
 
-def test_without_memory_for_rings_a_client_says_so(stage: Stage, start: Start) -> None:
+def test_without_memory_for_rings_a_client_says_so(stage: Communicators, start: Start) -> None:
     server = stage.server()
     code = """
 import resource, sys, netq, netq.shm.client
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-with Log() as log:
+with LogRecorder() as log:
     client = netq.new(netq.Protocol.SHM, options=netq.CommunicatorOptions(netloc=(sys.argv[1], int(sys.argv[2]))))
     log.wait("no memory for the rings: File too large")
     client.close(0)

@@ -19,23 +19,24 @@ from typing import Any, cast
 
 import pytest
 
-from netq import Closed, Delivery, NetworkLocation, Unreadable, wire
-from netq.appetite import BEGIN, PIECE
+from netq import Closed, Delivery, NetworkLocation, Unreadable
+from netq.buffers import Buffer
 from netq.core import Communicator
-from netq.loop import Worker
-from netq.memory import Buffer
-from netq.selector import READ
-from netq.shm import channel, memfd, outbound, record, rendezvous
-from netq.shm.channel import BELL, HELLO, REFUSED, RING, SEGMENT, Channel, Control, Packet
-from netq.shm.files import Files
+from netq.io.loop import Worker
+from netq.io.receive_size import BEGIN, PIECE
+from netq.io.selector import READ
+from netq.protocol import wire
+from netq.protocol.wire import Greeting, message_header
+from netq.shm import control, memfd, records, rendezvous, sender
+from netq.shm.control import BELL, HELLO, REFUSED, RING, SEGMENT, Channel, ControlSocket, Packet, take
+from netq.shm.descriptors import Descriptors
 from netq.shm.link import Link
-from netq.shm.outbound import BATCH, Outbound
-from netq.shm.record import Kind, Record
+from netq.shm.records import Kind, Record
 from netq.shm.ring import Reader, Writer
 from netq.shm.segments import Pool
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
-from netq.wire import Greeting, message_header
+from netq.shm.sender import BATCH, Sender
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 GREETING = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
 MAGIC, VERSION = b"NETQ-SHM", struct.pack("<H", 1)
@@ -46,13 +47,13 @@ class Stranger:
     """The client's side of a link, in our hands."""
 
     def __init__(self, server: Communicator) -> None:
-        self.control = Control(rendezvous.connect(server.netloc))
+        self.control = ControlSocket(rendezvous.connect(server.netloc))
         self.channel: Channel | None = None
 
     def say(self, *parts: bytes) -> None:
         """Put bytes into the ring and ring the bell."""
         if self.channel is None:
-            self.channel = channel.bring(self.control)
+            self.channel = control.bring(self.control)
         self.channel.writer.write(parts)
         self.control.ring()
 
@@ -67,7 +68,7 @@ class Stranger:
                 continue
             header = memoryview(bytearray(24))
             reader.read_into(header)
-            said = Record(*record.unpack(header))
+            said = Record(*records.unpack(header))
             if said.kind != Kind.DATA:
                 return said
             reader.skip(said.size)
@@ -121,10 +122,10 @@ def meet() -> Iterator[Meet]:
 
 def data(*parts: bytes) -> bytes:
     body = b"".join(parts)
-    return record.data(len(body)) + body
+    return records.data(len(body)) + body
 
 
-def unharmed(stage: Stage, server: Communicator) -> None:
+def unharmed(stage: Communicators, server: Communicator) -> None:
     introduce(server, stage.client(server.netloc))
 
 
@@ -140,7 +141,9 @@ def unharmed(stage: Stage, server: Communicator) -> None:
     ],
     ids=str,
 )
-def test_a_first_packet_that_is_no_hello(stage: Stage, log: Log, meet: Meet, packet: bytes, complaint: str) -> None:
+def test_a_first_packet_that_is_no_hello(
+    stage: Communicators, log: LogRecorder, meet: Meet, packet: bytes, complaint: str
+) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.control.sock.send(packet)
@@ -193,7 +196,7 @@ def pipe(size: int) -> int:
     ],
 )
 def test_rings_that_are_no_rings(
-    stage: Stage, log: Log, meet: Meet, make: Callable[[int], int], size: int, complaint: str
+    stage: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int], size: int, complaint: str
 ) -> None:
     server = stage.server()
     stranger = meet(server)
@@ -211,9 +214,9 @@ def test_rings_that_are_no_rings(
         (b"x", "1 bytes of a record that has 24"),
         (Record(0).pack(), "a record of kind 0"),
         (Record(99).pack(), "a record of kind 99"),
-        (record.data(0), "0 bytes are said to follow, 0 do"),
-        (record.data(10) + b"short", "10 bytes are said to follow, 5 do"),
-        (record.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
+        (records.data(0), "0 bytes are said to follow, 0 do"),
+        (records.data(10) + b"short", "10 bytes are said to follow, 5 do"),
+        (records.data(2**64 - 1) + b"x", "18446744073709551615 bytes are said to follow"),
         (data(b"HTTP" * 10), "no frame of netq"),
         (Record(Kind.ANNOUNCE).pack(), "0 bytes are announced"),
         (Record(Kind.GRANT, 1, 0, 100).pack(), "grants 100 bytes that were not announced"),
@@ -224,7 +227,9 @@ def test_rings_that_are_no_rings(
     ],
     ids=str,
 )
-def test_records_that_make_no_sense(stage: Stage, log: Log, meet: Meet, records: bytes, complaint: str) -> None:
+def test_records_that_make_no_sense(
+    stage: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
+) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.say(records)
@@ -261,7 +266,9 @@ SIZE = 256 * 1024  # all that may be sent unasked, and enough for a segment
     ],
     ids=str,
 )
-def test_a_transfer_that_is_none(stage: Stage, log: Log, meet: Meet, records: bytes, complaint: str) -> None:
+def test_a_transfer_that_is_none(
+    stage: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
+) -> None:
     server = stage.server()
     stranger = meet(server)
     answer = begin_message(stranger, SIZE)
@@ -282,7 +289,7 @@ def test_a_transfer_that_is_none(stage: Stage, log: Log, meet: Meet, records: by
     ],
 )
 def test_a_grant_of_what_is_not_there(
-    stage: Stage, log: Log, meet: Meet, offset: int, size: int, complaint: str
+    stage: Communicators, log: LogRecorder, meet: Meet, offset: int, size: int, complaint: str
 ) -> None:
     server = stage.server()
     stranger = meet(server)
@@ -295,7 +302,9 @@ def test_a_grant_of_what_is_not_there(
     assert isinstance(future.exception(LIMIT), Closed)
 
 
-def test_a_peer_that_grants_and_vanishes_gets_nothing_and_harms_nobody(stage: Stage, log: Log, meet: Meet) -> None:
+def test_a_peer_that_grants_and_vanishes_gets_nothing_and_harms_nobody(
+    stage: Communicators, log: LogRecorder, meet: Meet
+) -> None:
     server = stage.server()
     stranger = meet(server)
     future = announced(server, stranger)
@@ -320,7 +329,7 @@ def announced(server: Communicator, stranger: Stranger) -> Delivery:
 
 
 def test_a_reader_that_never_reads_is_cut_before_its_answers_fill_our_memory(
-    stage: Stage, log: Log, meet: Meet
+    stage: Communicators, log: LogRecorder, meet: Meet
 ) -> None:
     server = stage.server()
     stranger = meet(server)
@@ -345,7 +354,7 @@ def fill(link: Link) -> None:
 
 
 def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(
-    stage: Stage, meet: Meet, monkeypatch: pytest.MonkeyPatch
+    stage: Communicators, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = stage.server()
     stranger = meet(server)
@@ -370,7 +379,7 @@ def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(
 
 
 @pytest.mark.parametrize("offset", [0, 64, 128, 192])
-def test_numbers_in_the_ring_at_random(stage: Stage, log: Log, meet: Meet, offset: int) -> None:
+def test_numbers_in_the_ring_at_random(stage: Communicators, log: LogRecorder, meet: Meet, offset: int) -> None:
     server = stage.server(heartbeat=0.1)
     stranger = meet(server)
     stranger.say(data(GREETING))
@@ -386,7 +395,7 @@ def test_numbers_in_the_ring_at_random(stage: Stage, log: Log, meet: Meet, offse
         assert stranger.is_cut()
 
 
-def test_a_second_hello_and_other_packets(stage: Stage, log: Log, meet: Meet) -> None:
+def test_a_second_hello_and_other_packets(stage: Communicators, log: LogRecorder, meet: Meet) -> None:
     server = stage.server()
     for packet in (bytes([HELLO]) + MAGIC + VERSION, b"\xff", bytes([SEGMENT]) + b"\1"):
         stranger = meet(server)
@@ -398,7 +407,7 @@ def test_a_second_hello_and_other_packets(stage: Stage, log: Log, meet: Meet) ->
 
 
 @pytest.mark.parametrize("make", [unsealed, pipe, huge])
-def test_a_segment_that_is_none(stage: Stage, log: Log, meet: Meet, make: Callable[[int], int]) -> None:
+def test_a_segment_that_is_none(stage: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int]) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.say()
@@ -410,7 +419,7 @@ def test_a_segment_that_is_none(stage: Stage, log: Log, meet: Meet, make: Callab
     unharmed(stage, server)
 
 
-def test_descriptors_that_nobody_asked_for_are_closed_again(stage: Stage, meet: Meet) -> None:
+def test_descriptors_that_nobody_asked_for_are_closed_again(stage: Communicators, meet: Meet) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.say()
@@ -432,7 +441,7 @@ def target(descriptor: Path) -> str:
         return ""
 
 
-def test_whoever_says_nothing_is_cut_in_time(stage: Stage, meet: Meet) -> None:
+def test_whoever_says_nothing_is_cut_in_time(stage: Communicators, meet: Meet) -> None:
     server = stage.server(handshake_timeout=0.1)
     silent, half = meet(server), meet(server)
     half.say(data(GREETING[:10]))
@@ -441,7 +450,7 @@ def test_whoever_says_nothing_is_cut_in_time(stage: Stage, meet: Meet) -> None:
     unharmed(stage, server)
 
 
-def test_the_answer_of_a_server_is_no_news_from_a_client(stage: Stage, log: Log, meet: Meet) -> None:
+def test_the_answer_of_a_server_is_no_news_from_a_client(stage: Communicators, log: LogRecorder, meet: Meet) -> None:
     server = stage.server()
     stranger = meet(server)
     stranger.say()
@@ -451,24 +460,24 @@ def test_the_answer_of_a_server_is_no_news_from_a_client(stage: Stage, log: Log,
     unharmed(stage, server)
 
 
-def test_the_words_of_a_refusal_make_one_line(stage: Stage, log: Log) -> None:
+def test_the_words_of_a_refusal_make_one_line(stage: Communicators, log: LogRecorder) -> None:
     door = rendezvous.listen(NetworkLocation("localhost", 0))
     try:
         stage.client(door.netloc)
         door.sock.setblocking(True)
         door.sock.settimeout(LIMIT)
         with door.sock.accept()[0] as sock:
-            Control(sock).send(REFUSED, b"no\nCRITICAL root: all is lost \x1b[31m" + b"x" * 400)
+            ControlSocket(sock).send(REFUSED, b"no\nCRITICAL root: all is lost \x1b[31m" + b"x" * 400)
             assert "the peer refuses: no\\nCRITICAL root: all is lost \\x1b[31m" in log.wait("the peer refuses")
     finally:
         door.close()
 
 
-def a_link(control: Control, received: Callable[[int, float], object] | None = None) -> tuple[Link, list[object]]:
+def a_link(control: ControlSocket, received: Callable[[int, float], object] | None = None) -> tuple[Link, list[object]]:
     """A server's link that nothing but the test moves, and what it was lost for, or asks its loop for."""
     lost: list[object] = []
     fd = memfd.make(2 * RING)
-    ends = channel.take(Packet(HELLO, MAGIC + VERSION, fd))
+    ends = take(Packet(HELLO, MAGIC + VERSION, fd))
     os.close(fd)
     owner = SimpleNamespace(
         connect=lambda: SimpleNamespace(
@@ -490,7 +499,7 @@ def a_link(control: Control, received: Callable[[int, float], object] | None = N
     return Link(owner, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
 
 
-class Endless(Control):
+class Endless(ControlSocket):
     """Bells that come as fast as they are heard."""
 
     heard = 0
@@ -510,7 +519,7 @@ def test_bells_without_end_before_a_segment_that_never_comes() -> None:
     assert str(lost[-1]) == "segment 7, which was never sent"
 
 
-def test_much_that_is_announced_is_granted_in_parts(stage: Stage, meet: Meet) -> None:
+def test_much_that_is_announced_is_granted_in_parts(stage: Communicators, meet: Meet) -> None:
     size = 64 * MIB
     server = stage.server()
     stranger = meet(server)
@@ -542,7 +551,7 @@ def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        link, asked = a_link(Control(ours), costly)
+        link, asked = a_link(ControlSocket(ours), costly)
         asked.clear()
         link._due = 0
         link._channel.memory[256 : 256 + 24 + 200_000] = data(bytes(200_000))
@@ -572,7 +581,7 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        link, asked = a_link(Control(ours), lambda n, now: None)
+        link, asked = a_link(ControlSocket(ours), lambda n, now: None)
         asked.clear()
         link._due = 0
         link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
@@ -591,7 +600,7 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
 
 
 def test_segments_are_not_kept_where_descriptors_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    files, fd, other = Files(lambda: False), memfd.make(SIZE), memfd.make(SIZE)
+    files, fd, other = Descriptors(lambda: False), memfd.make(SIZE), memfd.make(SIZE)
     files.add(1, fd)
     monkeypatch.setattr("resource.getrlimit", lambda kind: (2 * other, 2 * other))
     files.add(2, other)
@@ -612,14 +621,14 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
         now[0] += next(durations, 0.0)
         return write(*args)
 
-    monkeypatch.setattr(outbound, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(outbound, "os", SimpleNamespace(pwritev=slow_write))
-    monkeypatch.setattr(outbound, "_PIECE", 100)
+    monkeypatch.setattr(sender, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sender, "os", SimpleNamespace(pwritev=slow_write))
+    monkeypatch.setattr(sender, "_PIECE", 100)
     memory = bytearray(RING)
     reader = Reader(memory)
     bodies: list[list[Buffer]] = [[memoryview(bytes(SIZE))], [memoryview(bytes(SIZE))], [b"end"]]
-    files, said = Files(lambda: False), []
-    out = Outbound(Writer(memory), lambda limit: bodies.pop(0) if bodies else [], files)
+    files, said = Descriptors(lambda: False), []
+    out = Sender(Writer(memory), lambda limit: bodies.pop(0) if bodies else [], files)
     files.add(1, memfd.make(SIZE))
 
     def go_on() -> None:
@@ -629,17 +638,17 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
             while reader.ready():
                 header = memoryview(bytearray(24))
                 reader.read_into(header)
-                said.append(Record(*record.unpack(header)))
+                said.append(Record(*records.unpack(header)))
                 if said[-1].kind == Kind.DATA:
                     reader.skip(said[-1].size)
 
     go_on()
     out.granted(Record(Kind.GRANT, 1, 0, 1000))  # it will be written slowly, quickly, slowly
     go_on()
-    kinds = [record.kind for record in said]
+    kinds = [records.kind for records in said]
     assert kinds[:5] == [Kind.ANNOUNCE, *[Kind.WROTE] * 3, Kind.STOPPED]
     assert set(kinds[5:]) == {Kind.DATA}
-    assert sum(record.size for record in said[5:]) == 2 * SIZE - 300 + 3
+    assert sum(records.size for records in said[5:]) == 2 * SIZE - 300 + 3
     now[0] = 6.1  # of which 0.12 s are less than 2 %
     bodies.append([memoryview(bytes(SIZE))])
     go_on()
@@ -647,7 +656,9 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
     out.clear()
 
 
-def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(stage: Stage, meet: Meet, log: Log) -> None:
+def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(
+    stage: Communicators, meet: Meet, log: LogRecorder
+) -> None:
     """Its descriptor's number may be that of any other file by the time that they are written."""
     server = stage.server()
     stranger = meet(server)
@@ -675,7 +686,7 @@ def test_of_small_messages_few_are_taken_at_once_and_of_large_ones_much() -> Non
         return [bytes(100)] * (limit // 100) if small else [memoryview(bytes(limit))]
 
     reader = Reader(memory)
-    out = Outbound(Writer(memory), take, Files(lambda: False))
+    out = Sender(Writer(memory), take, Descriptors(lambda: False))
 
     def pushes(count: int) -> None:
         while len(asked) < count:

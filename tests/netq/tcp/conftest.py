@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from netq import NetworkLocation, Protocol
+from netq.testing.fixtures import Communicators
 from netq.testing.proxy import Proxy
-from netq.testing.stage import Stage
 from tests.netq.makers import plain
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Stage]:
-    with Stage(plain(Protocol.TCP)) as stage:
+def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.TCP)) as stage:
         yield stage

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Purpose, new
-from netq.dial import is_own_end
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
+from netq.io.connect import is_own_end
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def silent() -> Iterator[NetworkLocation]:
         yield NetworkLocation(*listener.getsockname())
 
 
-def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Stage) -> None:
+def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Communicators) -> None:
     server = stage.server()
     host, port = server.netloc
     with pytest.raises(AddressError, match=f"{host}:{port}.*in use.*choose another port"):
@@ -43,7 +43,9 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "an..empty.label"])
-def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Stage, log: Log, host: str) -> None:
+def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(
+    stage: Communicators, log: LogRecorder, host: str
+) -> None:
     client = stage.client(NetworkLocation(host, 1))
     assert log.wait("trying again").startswith(f"{host}:1: the name cannot be resolved: ")
     while client._hub._attempt < 4:
@@ -56,7 +58,7 @@ def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(stage: Sta
 
 
 def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
-    stage: Stage, log: Log, silent: NetworkLocation
+    stage: Communicators, log: LogRecorder, silent: NetworkLocation
 ) -> None:
     client = stage.client(silent, handshake_timeout=0.05, linger=0.1)
     future = client.put("nobody hears it")
@@ -72,13 +74,13 @@ def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
     stage.forget(client)
 
 
-def test_localhost_by_name(stage: Stage) -> None:
+def test_localhost_by_name(stage: Communicators) -> None:
     server = stage.server(NetworkLocation("localhost", 0))
     introduce(server, stage.client(NetworkLocation("localhost", server.netloc.port)))
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_ipv6(stage: Stage) -> None:
+def test_ipv6(stage: Communicators) -> None:
     server = stage.server(NetworkLocation("::1", 0))
     introduce(server, stage.client(server.netloc))
 
@@ -98,7 +100,7 @@ def test_a_socket_that_reached_itself_is_known() -> None:
         assert not is_own_end(far)
 
 
-def test_the_server_s_own_id_is_refused(stage: Stage, log: Log) -> None:
+def test_the_server_s_own_id_is_refused(stage: Communicators, log: LogRecorder) -> None:
     server = stage.server()
     client = stage.client(server.netloc, id=server.id, linger=0.0)
     client.put("never")
@@ -108,7 +110,7 @@ def test_the_server_s_own_id_is_refused(stage: Stage, log: Log) -> None:
     stage.forget(client)
 
 
-def test_a_copy_without_the_token_is_refused(stage: Stage, log: Log) -> None:
+def test_a_copy_without_the_token_is_refused(stage: Communicators, log: LogRecorder) -> None:
     server, client = stage.pair()
     thief = stage.client(server.netloc, id=client.id, linger=0.0)
     thief.put("never")

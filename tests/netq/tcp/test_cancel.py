@@ -8,13 +8,15 @@ from pickle import PickleBuffer
 import pytest
 
 from netq import Communicator, NetworkLocation
+from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 
 SIZE, HELD = 64 * 2**20, 16 * 2**20  # bytes of a message, and of it that pass
 
 
-def holding(stage: Stage, proxies: Callable[[NetworkLocation], Proxy]) -> tuple[Communicator, Communicator, Proxy, int]:
+def holding(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+) -> tuple[Communicator, Communicator, Proxy, int]:
     """Return a server and a client that know each other, the proxy between them, and when that will stand still."""
     server = stage.server()
     proxy = proxies(server.netloc)
@@ -26,7 +28,7 @@ def holding(stage: Stage, proxies: Callable[[NetworkLocation], Proxy]) -> tuple[
 
 
 def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
-    stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
     server, client, proxy, held = holding(stage, proxies)
     data = bytearray(SIZE)
@@ -44,7 +46,7 @@ def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
 
 
 def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
-    stage: Stage, proxies: Callable[[NetworkLocation], Proxy]
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
     server, client, proxy, held = holding(stage, proxies)
     future = client.put(bytearray(SIZE))

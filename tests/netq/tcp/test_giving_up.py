@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from netq import NetworkLocation, SecurityOptions
+from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
 from netq.security import certificates
-from netq.testing.stage import LIMIT, Stage
-from netq.wire import Code, Cursor, Frame, Greeting, Kind
+from netq.testing.fixtures import LIMIT, Communicators
 
 BEATS: dict[str, Any] = {"heartbeat": 0.1, "misses": 2}
 HELLO = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 100).frame().whole()
@@ -40,7 +40,7 @@ def heard(sock: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
 def test_a_link_that_nobody_answers_is_reset(
-    stage: Stage, listener: socket.socket, files: certificates.Files, secure: bool
+    stage: Communicators, listener: socket.socket, files: certificates.Files, secure: bool
 ) -> None:
     """Its greeting would else go on being sent, and be taken for a newer link than the next one."""
     security = SecurityOptions(certificate=files.authority) if secure else None
@@ -51,7 +51,7 @@ def test_a_link_that_nobody_answers_is_reset(
             heard(sock)
 
 
-def test_a_client_resets_a_link_whose_server_has_become_silent(stage: Stage, listener: socket.socket) -> None:
+def test_a_client_resets_a_link_whose_server_has_become_silent(stage: Communicators, listener: socket.socket) -> None:
     client = stage.client(NetworkLocation(*listener.getsockname()), **BEATS)
     sock, _ = listener.accept()
     with sock:
@@ -61,7 +61,7 @@ def test_a_client_resets_a_link_whose_server_has_become_silent(stage: Stage, lis
     stage.cut(client)
 
 
-def test_a_server_resets_a_link_whose_client_has_become_silent(stage: Stage) -> None:
+def test_a_server_resets_a_link_whose_client_has_become_silent(stage: Communicators) -> None:
     server = stage.server(**BEATS)
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(HELLO)
@@ -70,14 +70,14 @@ def test_a_server_resets_a_link_whose_client_has_become_silent(stage: Stage) -> 
     stage.cut(server)
 
 
-def test_a_refusal_is_said_and_not_cut_off_by_a_reset(stage: Stage) -> None:
+def test_a_refusal_is_said_and_not_cut_off_by_a_reset(stage: Communicators) -> None:
     server = stage.server()
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(Greeting(server.id, bytes(16), 2**40, 2**20, 100).frame().whole())
         assert b"is the server's own" in heard(sock)
 
 
-def test_the_older_of_two_links_is_told_and_not_reset(stage: Stage) -> None:
+def test_the_older_of_two_links_is_told_and_not_reset(stage: Communicators) -> None:
     server = stage.server()
     with (
         socket.create_connection(server.netloc, LIMIT) as older,
@@ -90,7 +90,7 @@ def test_the_older_of_two_links_is_told_and_not_reset(stage: Stage) -> None:
     stage.cut(server)
 
 
-def test_a_goodbye_is_said_and_not_cut_off_by_a_reset(stage: Stage) -> None:
+def test_a_goodbye_is_said_and_not_cut_off_by_a_reset(stage: Communicators) -> None:
     server = stage.server()
     with socket.create_connection(server.netloc, LIMIT) as sock:
         goodbye = Frame(Kind.FIN, number=Code.DONE).whole()
@@ -100,7 +100,7 @@ def test_a_goodbye_is_said_and_not_cut_off_by_a_reset(stage: Stage) -> None:
         assert heard(sock).endswith(goodbye)
 
 
-def test_a_refusal_of_a_session_that_was_found_is_said_and_not_cut_off_by_a_reset(stage: Stage) -> None:
+def test_a_refusal_of_a_session_that_was_found_is_said_and_not_cut_off_by_a_reset(stage: Communicators) -> None:
     server = stage.server()
     beyond = Cursor(0, 1, 0, 2**20)  # of a message that the server has never sent
     with (

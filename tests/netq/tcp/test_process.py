@@ -13,17 +13,17 @@ from subprocess import PIPE
 import pytest
 
 from netq import NetworkLocation
-from netq.testing.stage import LIMIT, Stage
+from netq.testing.fixtures import LIMIT, Communicators
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 EXHAUSTED = """
 import json, resource, socket, sys
 import netq
-from netq.testing.log import Log
+from netq.testing.log import LogRecorder
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 server = netq.new(purpose=netq.Purpose.SERVER, options=netq.CommunicatorOptions(netloc=("127.0.0.1", 0)))
-with Log() as log:
+with LogRecorder() as log:
     print(json.dumps(server.netloc), flush=True)
     print(log.wait("no connection can be accepted for now"), flush=True)
     peer, data = server.get(timeout=30)
@@ -51,7 +51,9 @@ def finish(process: subprocess.Popen[str]) -> None:
     assert (process.returncode, out, errors) == (0, "", "")
 
 
-def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(stage: Stage, start: Start) -> None:
+def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(
+    stage: Communicators, start: Start
+) -> None:
     process = start(EXHAUSTED)
     assert process.stdout is not None
     netloc = NetworkLocation(*json.loads(process.stdout.readline()))

@@ -9,10 +9,10 @@ import pytest
 
 from netq import Closed, NetworkLocation
 from netq.core import Communicator
-from netq.delivery import Delivery
-from netq.testing.log import Log
+from netq.runtime.delivery import Delivery
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 
 MIB = 1024**2
 Proxies = Callable[[NetworkLocation], Proxy]
@@ -26,7 +26,7 @@ def wait_until_it_leaves(client: Communicator, future: Delivery) -> None:
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 @pytest.mark.parametrize("cut_after", [10 * MIB, 25 * MIB + 1, 50 * MIB - 1])
 def test_a_large_message_is_resumed_where_it_was_cut(
-    stage: Stage, proxies: Proxies, log: Log, cut_after: int, to_server: bool
+    stage: Communicators, proxies: Proxies, log: LogRecorder, cut_after: int, to_server: bool
 ) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
@@ -43,7 +43,7 @@ def test_a_large_message_is_resumed_where_it_was_cut(
     assert proxy.passed - before <= 1.2 * len(data)
 
 
-def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(stage: Stage, proxies: Proxies) -> None:
+def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(stage: Communicators, proxies: Proxies) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)
@@ -59,7 +59,7 @@ def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(stage: Stag
     assert proxy.passed - before <= 2 * len(data)
 
 
-def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Stage, proxies: Proxies) -> None:
+def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Communicators, proxies: Proxies) -> None:
     server = stage.server(workers=2)
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)
@@ -75,7 +75,7 @@ def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Stage
         server.get(timeout=0)
 
 
-def test_a_client_waits_for_its_server_and_says_so_once(stage: Stage, log: Log) -> None:
+def test_a_client_waits_for_its_server_and_says_so_once(stage: Communicators, log: LogRecorder) -> None:
     client = stage.client(stage.vacant())
     future = client.put("early")
     line = log.wait("trying again")
@@ -91,7 +91,9 @@ def test_a_client_waits_for_its_server_and_says_so_once(stage: Stage, log: Log) 
     assert len(log.having("trying again")) == 1
 
 
-def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(stage: Stage, proxies: Proxies) -> None:
+def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(
+    stage: Communicators, proxies: Proxies
+) -> None:
     first = stage.server(window=256)  # the first message leaves, and fills it
     proxy = proxies(first.netloc)
     client = stage.client(proxy.netloc)
@@ -117,7 +119,7 @@ def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(stage
         second.get(timeout=0)
 
 
-def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Stage, proxies: Proxies) -> None:
+def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Communicators, proxies: Proxies) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)
@@ -131,7 +133,9 @@ def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Stage, proxies
         server.get(client.id, timeout=LIMIT)
 
 
-def test_links_that_are_lost_at_once_make_the_pauses_longer(stage: Stage, proxies: Proxies, log: Log) -> None:
+def test_links_that_are_lost_at_once_make_the_pauses_longer(
+    stage: Communicators, proxies: Proxies, log: LogRecorder
+) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)

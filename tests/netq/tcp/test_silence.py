@@ -10,15 +10,17 @@ import pytest
 
 from netq import Closed, NetworkLocation
 from netq.testing.checks.sessions import Told
-from netq.testing.log import Log
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from netq.testing.stage import LIMIT, Stage, introduce
 
 Proxies = Callable[[NetworkLocation], Proxy]
 BEATS: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
 
 
-def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(stage: Stage, proxies: Proxies, log: Log) -> None:
+def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
+    stage: Communicators, proxies: Proxies, log: LogRecorder
+) -> None:
     server = stage.server(**BEATS)
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc, handshake_timeout=0.2, **BEATS)
@@ -39,7 +41,7 @@ def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(stage: Stage, p
         server.get(timeout=0)
 
 
-def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(stage: Stage, log: Log) -> None:
+def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(stage: Communicators, log: LogRecorder) -> None:
     """From its first moment on, and beyond what the handshake was given."""
     server = stage.server(handshake_timeout=0.3, **BEATS)
     client = stage.client(server.netloc, handshake_timeout=0.3, **BEATS)
@@ -51,7 +53,7 @@ def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(stage: Stage, l
     assert not log.having("heard")
 
 
-def test_a_server_forgets_a_client_that_stays_away(stage: Stage, proxies: Proxies) -> None:
+def test_a_server_forgets_a_client_that_stays_away(stage: Communicators, proxies: Proxies) -> None:
     told = Told()
     server = stage.server(session_timeout=0.2, events=told.events)
     proxy = proxies(server.netloc)
@@ -75,7 +77,7 @@ def test_a_server_forgets_a_client_that_stays_away(stage: Stage, proxies: Proxie
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
 def test_a_client_gives_its_session_up_and_begins_another(
-    stage: Stage, proxies: Proxies, hole: bool, workers: int
+    stage: Communicators, proxies: Proxies, hole: bool, workers: int
 ) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
@@ -98,7 +100,7 @@ def test_a_client_gives_its_session_up_and_begins_another(
 
 @pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
 def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
-    stage: Stage, proxies: Proxies, log: Log, hole: bool
+    stage: Communicators, proxies: Proxies, log: LogRecorder, hole: bool
 ) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
@@ -119,7 +121,7 @@ def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
 
 
 def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
-    stage: Stage, proxies: Proxies, log: Log
+    stage: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
@@ -134,7 +136,7 @@ def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
     assert time.monotonic() - start < 5.0, "linger is 10 s"
 
 
-def test_close_with_a_timeout_ends_though_the_peer_is_silent(stage: Stage, proxies: Proxies) -> None:
+def test_close_with_a_timeout_ends_though_the_peer_is_silent(stage: Communicators, proxies: Proxies) -> None:
     server = stage.server()
     proxy = proxies(server.netloc)
     client = stage.client(proxy.netloc)

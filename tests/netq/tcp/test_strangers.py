@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from netq.core import Communicator
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
-from netq.wire import Frame, Greeting, Kind
+from netq.protocol.wire import Frame, Greeting, Kind
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
 HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(192)  # how a TLS client begins
@@ -64,7 +64,7 @@ def is_cut(sock: socket.socket) -> bool:
     ],
 )
 def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
-    stage: Stage, log: Log, sockets: list[socket.socket], data: bytes, complaint: str
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket], data: bytes, complaint: str
 ) -> None:
     server = stage.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
     address = knock(server, sockets, data)
@@ -78,7 +78,9 @@ def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
     assert set(server.statistics()) == {client.id}
 
 
-def test_a_stranger_who_hangs_up_is_one_line(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+def test_a_stranger_who_hangs_up_is_one_line(
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+) -> None:
     server = stage.server()
     address = knock(server, sockets, b"")
     sockets[0].close()
@@ -89,7 +91,7 @@ def test_a_stranger_who_hangs_up_is_one_line(stage: Stage, log: Log, sockets: li
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_greeting_with_junk_behind_it_does_not_take_the_id_away(
-    stage: Stage, log: Log, sockets: list[socket.socket], workers: int
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket], workers: int
 ) -> None:
     server = stage.server(workers=workers)
     for junk in (b"\xff" * 24, Frame(Kind.PING).whole(), INI):
@@ -100,7 +102,9 @@ def test_a_greeting_with_junk_behind_it_does_not_take_the_id_away(
     assert not log.having("in use")
 
 
-def test_one_who_never_stops_sending_holds_nobody_up(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+def test_one_who_never_stops_sending_holds_nobody_up(
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+) -> None:
     server = stage.server()
     knock(server, sockets, b"")
     stop = threading.Event()
@@ -125,7 +129,7 @@ def test_one_who_never_stops_sending_holds_nobody_up(stage: Stage, log: Log, soc
 
 
 def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
-    stage: Stage, log: Log, sockets: list[socket.socket]
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
     server = stage.server(handshake_timeout=1.0)
     for _ in range(200):
@@ -137,7 +141,9 @@ def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
     assert all(is_cut(sock) for sock in sockets)
 
 
-def test_close_does_not_wait_for_strangers(stage: Stage, log: Log, sockets: list[socket.socket]) -> None:
+def test_close_does_not_wait_for_strangers(
+    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+) -> None:
     server = stage.server()
     knock(server, sockets, INI[:10])
     introduce(server, client := stage.client(server.netloc))

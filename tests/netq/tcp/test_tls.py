@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from netq import CommunicatorOptions, NetworkLocation, Purpose, SecurityError, SecurityOptions, new
+from netq.protocol.wire import Frame, Greeting, Kind
 from netq.security import certificates
 from netq.security.tls import client_side
-from netq.testing.log import Log
-from netq.testing.stage import LIMIT, Stage, introduce
-from netq.wire import Frame, Greeting, Kind
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
 
 
 def of_server(files: certificates.Files) -> SecurityOptions:
@@ -27,7 +27,7 @@ def of_client(files: certificates.Files) -> SecurityOptions:
 
 @pytest.mark.parametrize("secure", ["server", "client"])
 def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
-    stage: Stage, files: certificates.Files, log: Log, secure: str
+    stage: Communicators, files: certificates.Files, log: LogRecorder, secure: str
 ) -> None:
     server = stage.server(security=of_server(files) if secure == "server" else None)
     client = stage.client(server.netloc, security=of_client(files) if secure == "client" else None, linger=0.0)
@@ -46,7 +46,7 @@ def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
 
 
 def test_a_server_that_is_not_trusted_gets_nothing(
-    stage: Stage, files: certificates.Files, log: Log, tmp_path: Path
+    stage: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
     server = stage.server(security=of_server(files))
     wrong = certificates.make(tmp_path)
@@ -62,7 +62,9 @@ def test_a_server_that_is_not_trusted_gets_nothing(
     introduce(server, stage.client(server.netloc, security=of_client(files)))
 
 
-def test_a_server_that_goes_by_another_name_gets_nothing(stage: Stage, log: Log, tmp_path: Path) -> None:
+def test_a_server_that_goes_by_another_name_gets_nothing(
+    stage: Communicators, log: LogRecorder, tmp_path: Path
+) -> None:
     elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
     server = stage.server(security=of_server(elsewhere))
     client = stage.client(server.netloc, security=of_client(elsewhere), linger=0.0)
@@ -86,7 +88,7 @@ def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(tmp_path: 
 
 
 def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
-    stage: Stage, files: certificates.Files, log: Log
+    stage: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
     server = stage.server(security=of_server(files))
     good = stage.client(server.netloc, security=of_client(files))
@@ -109,7 +111,7 @@ def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
 
 
 def test_a_goodbye_behind_words_that_want_no_answer_is_noticed_though_the_socket_stays_open(
-    stage: Stage, files: certificates.Files, log: Log
+    stage: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
     server = stage.server(security=of_server(files), heartbeat=3600.0)
     tls = client_side(of_client(files), "127.0.0.1")()

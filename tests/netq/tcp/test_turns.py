@@ -11,18 +11,18 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from netq.codec import Outgoing
-from netq.connection import Connection
-from netq.events import Event, Hello, Lost
-from netq.link import Link as AnyLink
-from netq.loop import TICK, Loop
-from netq.memory import Memory
+from netq.io.loop import TICK, Loop
+from netq.io.sockets import PlainSocket
 from netq.options import CommunicatorOptions
-from netq.pipe import Plain
-from netq.session import Session
+from netq.protocol.codec import Outgoing
+from netq.protocol.connection import Connection
+from netq.protocol.events import Event, Hello, Lost
+from netq.protocol.memory import Memory
+from netq.protocol.session import Session
+from netq.protocol.wire import HEADER_SIZE, Frame, Greeting, Kind
+from netq.runtime.link import Link as AnyLink
 from netq.tcp.link import Link
 from netq.utils.stream import Stream
-from netq.wire import HEADER_SIZE, Frame, Greeting, Kind
 
 LIMIT = 20.0
 PINGS = Frame(Kind.PING).header() * 20_000
@@ -93,7 +93,7 @@ class Answering(Server):
         raise AssertionError
 
 
-class Counting(Plain):
+class Counting(PlainSocket):
     """Counts what is received, and keeps what is sent at once."""
 
     count = 0
@@ -235,7 +235,7 @@ def kinds(sent: bytes) -> list[int]:
 @pytest.fixture
 def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is slow for a while is not late."""
-    monkeypatch.setattr("netq.loop.TICK", 0.1)
+    monkeypatch.setattr("netq.io.loop.TICK", 0.1)
 
 
 @pytest.mark.usefixtures("long_tick")

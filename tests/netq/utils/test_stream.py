@@ -388,7 +388,7 @@ HOSTILE: dict[str, tuple[Callable[[], PickleSerializer], Calls]] = {
     "reached from os": (lambda: by_name("os"), Calls("os", "system", "exit 1")),
     "eval": (lambda: by_name("uuid"), Calls("builtins", "eval", "1")),
     "os.system by numpy": (lambda: by_name("numpy"), Calls("numpy", "f2py.os.system", "exit 1")),
-    "a class by a module of ours": (lambda: by_name("netq"), Calls("netq.memory", "mmap.mmap", -1, 1)),
+    "a class by a module of ours": (lambda: by_name("netq"), Calls("netq.protocol.memory", "mmap.mmap", -1, 1)),
     "a class of elsewhere": (lambda: by_name("uuid"), Calls("uuid", "Enum", "x")),
     "a module": (lambda: by_name("uuid"), Calls("uuid", "os")),
     "a module's dict": (lambda: by_name("uuid"), Calls("uuid", "__dict__.get", "os")),

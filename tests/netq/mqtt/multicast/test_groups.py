@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from netq.mqtt import packet
+from netq.mqtt.congestion import FIRST, CongestionControl
 from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, STALL, Groups
-from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.window import Window
 from netq.utils.stream import Stream
 
 SIZE = 100
 MOST = 256 * 1024
-FULL, SLOW = Pace(FIRST), Pace(MOST)
+FULL, SLOW = CongestionControl(FIRST), CongestionControl(MOST)
 SLOW.growing = False
 
 
@@ -342,7 +342,7 @@ def test_a_message_whose_group_gave_way_goes_unicast_to_its_end() -> None:
 def test_links_that_grow_are_waited_for_and_slow_ones_are_not() -> None:
     hall = Hall(4)
     fast, other, new, slow = hall.members
-    new.pace, slow.pace = Pace(MOST), SLOW
+    new.pace, slow.pace = CongestionControl(MOST), SLOW
     put = hall.new_put(Stream([bytes(LARGE)]))
     assert put.place(fast, 2) is None
     assert slow.told == []
@@ -357,7 +357,7 @@ def test_links_that_grow_are_waited_for_and_slow_ones_are_not() -> None:
 def test_a_link_that_does_not_grow_in_time_goes_unicast() -> None:
     hall = Hall(3)
     *others, new = hall.members
-    new.pace = Pace(MOST)
+    new.pace = CongestionControl(MOST)
     put = hall.new_put(Stream([bytes(LARGE)]))
     assert put.place(others[0], 2) is None
     hall.join(hall.members)
@@ -369,7 +369,7 @@ def test_a_link_that_does_not_grow_in_time_goes_unicast() -> None:
 def test_a_message_too_small_to_grow_with_goes_unicast_rather_than_wait() -> None:
     hall = Hall(2)
     fast, new = hall.members
-    new.pace = Pace(MOST)
+    new.pace = CongestionControl(MOST)
     assert hall.put.place(fast, 0) == 0
 
 

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from netq.mqtt import packet
+from netq.mqtt.congestion import FIRST, CongestionControl
 from netq.mqtt.multicast.group import UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import ROOM, Receiver
-from netq.mqtt.pace import FIRST, Pace
 from netq.mqtt.packet import Kind
 from netq.mqtt.window import MOST, Window
 from netq.utils.stream import Stream
@@ -36,7 +36,7 @@ class Put(NamedTuple):
 class Link:
     """Both ends of one link: the server's as a member, the client's with its receiver."""
 
-    pace = Pace(FIRST)  # of full size
+    pace = CongestionControl(FIRST)  # of full size
 
     def __init__(self, server: Server, id: uuid.UUID, todo: list[tuple[Put, int]]) -> None:
         self.server = server

@@ -1,0 +1,97 @@
+"""Pictures of runs: a metric and the bytes of the messages, by round; one run, or several to compare.
+
+Called by users and by `python -m fl plot`. Reads reports, or what fl.JsonLines has written; needs matplotlib, and
+imports it when it draws, which it does without a display.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from fl.callbacks.jsonl import missing, read, record
+from fl.report import RoundReport
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
+_Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # as fl.callbacks.jsonl.record has them
+
+
+def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.PathLike[str] | None = None) -> Figure:
+    """Draw a metric and the bytes by round, and return the figure.
+
+    runs:   by the name that each has in the legend: a file of fl.JsonLines, or reports.
+    metric: of the evaluation or, where that has none of this name, of training; None: the first that there is.
+    out:    a file to save it in, by its suffix as PNG, SVG or PDF; its folder is there.
+
+    Raises ValueError if no round has the metric or a file no round, OSError for one that cannot be read or written.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing("fl.callbacks.plots", "matplotlib", "matplotlib", error) from error
+    found = {name: _rounds_of(run) for name, run in runs.items()}
+    name = _metric(found, metric)
+    figure = Figure(figsize=(7, 6), layout="constrained")
+    FigureCanvasAgg(figure)  # draws without a display, whatever MPLBACKEND says
+    upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    _draw_metric(upper, found, name)
+    _draw_bytes(lower, found)
+    if out is not None:
+        figure.savefig(out, dpi=120)
+    return figure
+
+
+def _rounds_of(run: Run) -> _Rounds:
+    return read(run) if isinstance(run, (str, os.PathLike)) else [record(report) for report in run]
+
+
+def _metric(runs: Mapping[str, _Rounds], name: str | None) -> str:
+    """Return the name of the metric to draw."""
+    each = list(itertools.chain.from_iterable(runs.values()))
+    there: list[str] = list(
+        dict.fromkeys(name for kind in ("evaluation", "metrics") for round in each for name in round[kind])
+    )
+    if name is None and there:
+        return there[0]
+    if name is None or name not in there:
+        wanted = "a metric" if name is None else f"the metric {name!r}"
+        have = f"those there are: {', '.join(there)}" if there else "there is none: let clients or `measure` report one"
+        raise ValueError(f"no round of {', '.join(runs)} has {wanted}; {have}")
+    return name
+
+
+def _value(round: Mapping[str, Any], name: str) -> float:
+    """Return a metric's value; NaN, which is not drawn, where a round has none."""
+    value = round["evaluation"].get(name, round["metrics"].get(name))
+    return math.nan if value is None else value
+
+
+def _draw_metric(axes: Axes, runs: Mapping[str, _Rounds], name: str) -> None:
+    for run, each in runs.items():
+        axes.plot([r["round"] for r in each], [_value(r, name) for r in each], marker="o", markersize=3, label=run)
+    axes.set_ylabel(name)
+    axes.grid(alpha=0.3)
+    if len(runs) > 1:
+        axes.legend()
+
+
+def _draw_bytes(axes: Axes, runs: Mapping[str, _Rounds]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    for index, each in enumerate(runs.values()):
+        numbers, colour = [round["round"] for round in each], f"C{index}"
+        for kind, style in (("in", "-"), ("out", "--")):
+            megabytes = [round[f"bytes_{kind}"] / 1e6 for round in each]
+            axes.plot(numbers, megabytes, style, color=colour, label=kind if index == 0 else None)
+    axes.set(xlabel="round", ylabel="MB a round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend()

@@ -1,0 +1,110 @@
+"""A callback for Prometheus. Called by the server's thread; a thread of its own serves what it has been told.
+
+Needs prometheus_client, and imports it when made.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Self
+
+from fl.callbacks.base import Callback
+from fl.callbacks.jsonl import MEASURED, missing
+from fl.report import FailureKind, RoundReport
+from fl.tensors.spec import Model
+from netq.errors import AddressError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Gauge
+
+log = logging.getLogger("netq.fl")
+
+_SERIES = 100  # of a gauge: clients choose the names of their metrics, and Prometheus keeps each for ever
+
+
+class Prometheus(Callback):
+    """Serves the numbers of the last round over HTTP, for Prometheus to fetch. A context manager.
+
+    port: 0 lets the system choose one, see `port`. Raises netq.AddressError. Whoever reaches it may read it: `host` is
+    this machine unless you say otherwise. The registry is its own. Of the metrics, and of the evaluation, it has 100
+    names at most: those of the round before first, then what the server measures, then by the alphabet.
+    """
+
+    def __init__(self, port: int = 9100, host: str = "127.0.0.1") -> None:
+        try:
+            import prometheus_client as prometheus
+        except ImportError as error:
+            raise missing("fl.Prometheus", "prometheus_client", "prometheus_client", error) from error
+        registry = prometheus.CollectorRegistry()
+        gauge, counter = prometheus.Gauge, prometheus.Counter
+        self._numbers = {
+            "number": gauge("fl_round", "Number of the last round.", registry=registry),
+            "clients": gauge("fl_clients", "Clients whose updates are in the model.", registry=registry),
+            "seconds": gauge("fl_round_seconds", "Seconds that the last round took.", registry=registry),
+        }
+        self._metrics = _Named(gauge, "fl_metrics", "Of training, by number of examples.", registry)
+        self._evaluation = _Named(gauge, "fl_evaluation", "Of the new model.", registry)
+        self._failures = counter("fl_failures", "Who was asked and is not in the model.", ["why"], registry=registry)
+        self._received = counter("fl_bytes_in", "Bytes of messages from clients.", registry=registry)
+        self._sent = counter("fl_bytes_out", "Bytes of messages to clients.", registry=registry)
+        for why in FailureKind:
+            self._failures.labels(why.name.lower())  # 0 until there is one
+        try:
+            self._server, self._thread = prometheus.start_http_server(port, host, registry)
+        except OSError as error:
+            why_not = f"cannot serve Prometheus at {host}:{port} ({error.strerror}); give another port, or 0"
+            raise AddressError(why_not) from error
+
+    @property
+    def port(self) -> int:
+        """Where it is served."""
+        return int(self._server.server_port)
+
+    def round_ends(self, report: RoundReport, model: Model) -> None:
+        """Set them."""
+        for name, value in {"number": report.number, "clients": len(report.clients), "seconds": report.seconds}.items():
+            self._numbers[name].set(value)
+        self._metrics.set(report.metrics)
+        self._evaluation.set(report.evaluation)
+        for refusal in report.failures.values():
+            self._failures.labels(refusal.why.name.lower()).inc()
+        self._received.inc(report.bytes_in)
+        self._sent.inc(report.bytes_out)
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class _Named:
+    """A gauge with the last round's numbers by name, and no older ones."""
+
+    def __init__(self, gauge: type[Gauge], name: str, what: str, registry: CollectorRegistry) -> None:
+        self._name = name
+        self._gauge = gauge(name, what, ["name"], registry=registry)
+        self._names: set[str] = set()  # that are served
+        self._said = False
+
+    def set(self, values: Mapping[str, float]) -> None:
+        """Serve these; and of those that are not among them, nothing any more."""
+        names = set(sorted(values, key=self._rank)[:_SERIES])
+        for name in names:
+            self._gauge.labels(name).set(values[name])
+        for name in self._names - names:
+            self._gauge.remove(name)
+        self._names = names
+        if len(values) > _SERIES and not self._said:
+            self._said = True
+            log.warning("%s has %d names; Prometheus gets %d (said once)", self._name, len(values), _SERIES)
+
+    def _rank(self, name: str) -> tuple[bool, bool, str]:
+        return name not in self._names, not name.startswith(MEASURED), name

@@ -1,0 +1,217 @@
+"""The client's half of compression: what it sends instead of a trained model, and what it remembers for the next.
+
+`Compression` says how, in a text that a strategy can name in a task's config; `Compressor` does it. The server's half
+is fl/compression/packed.py. Called by one thread, the client's. Never sees a peer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl.compression import quantize, sparse
+from fl.compression.packed import DTYPES, Packed, zstandard
+from fl.errors import InvalidUpdate
+from fl.tensors.blocks import BLOCK, Source, sources
+from fl.tensors.spec import Model, specs_of
+from netq.validate import expect, flag, is_number, is_whole
+
+CODINGS = ("float16", "bfloat16", "int8", "int4")
+_DTYPES = f"None or one of {', '.join(CODINGS)}"
+_LEVEL = 19  # the highest of zstd; beyond, it takes much more memory
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How changes of a model are packed. Raises InvalidOption. As a text: "int8, top_k=0.1, zstd=3", or "none".
+
+    dtype:          of the values that are sent: None (the tensor's own), "float16", "bfloat16", "int8" or "int4".
+    top_k:          the fraction of each tensor's elements that is sent, more than 0 to 1: those of the largest
+                    magnitude. None: all.
+    zstd:           the level at which the bytes are compressed, 1 to 19; None: they are not. Needs zstandard.
+    error_feedback: whether what was not sent is sent the next time.
+
+    Sources: Alistarh et al., 2017 (QSGD: int8 and int4, see fl/compression/quantize.py); Aji and Heafield, 2017,
+    "Sparse communication for distributed gradient descent" (top_k).
+    """
+
+    dtype: str | None = None
+    top_k: float | None = None
+    zstd: int | None = None
+    error_feedback: bool = True
+
+    def __post_init__(self) -> None:
+        dtype, top_k, zstd = self.dtype, self.top_k, self.zstd
+        expect(dtype is None or (isinstance(dtype, str) and dtype in CODINGS), "dtype", dtype, _DTYPES)
+        fraction = top_k is None or (is_number(top_k, 0, 1) and top_k > 0)
+        expect(fraction, "top_k", top_k, "None, or more than 0 and 1 at most")
+        expect(zstd is None or is_whole(zstd, 1, _LEVEL), "zstd", zstd, f"None, or a whole number of 1 to {_LEVEL}")
+        flag("error_feedback", self.error_feedback)
+        object.__setattr__(self, "top_k", None if top_k is None else float(top_k))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what a text says; raises InvalidOption."""
+        expect(isinstance(text, str), "compression", text, _FORM)
+        options: dict[str, Any] = {}
+        for word in text.split(",") if text.strip() != "none" else ():
+            name, value = [part.strip() for part in (word if "=" in word else f"dtype={word}").split("=", 1)]
+            expect(name in _READ and name not in options, "compression", text, _FORM)
+            options[name] = _read(name, value)
+        return cls(**options)
+
+    def __str__(self) -> str:
+        words = [] if self.dtype is None else [self.dtype]
+        words += [f"{name}={value}" for name, value in (("top_k", self.top_k), ("zstd", self.zstd)) if value]
+        words += [] if self.error_feedback else ["error_feedback=false"]
+        return ", ".join(words) or "none"
+
+
+def as_compression(value: Compression | str) -> Compression:
+    """Return what is a Compression, or says one; raises InvalidOption, ImportError if zstandard is missing."""
+    compression = value if isinstance(value, Compression) else Compression.parse(value)
+    if compression.zstd is not None:
+        zstandard()
+    return compression
+
+
+class Compressor:
+    """Packs a client's updates, round after round, and remembers what it has left out.
+
+    What was not sent, for it was small or was rounded, is added to the next change (error feedback). That takes a
+    float32 for each element. `seed`: of the random rounding; None: the system's. Raises ImportError if zstandard is
+    wanted and missing.
+
+    Sources: Stich et al., 2018, "Sparsified SGD with memory", algorithm 1; Karimireddy et al., 2019, "Error feedback
+    fixes SignSGD and other gradient compression schemes", algorithm 2.
+    """
+
+    def __init__(self, compression: Compression, seed: int | None = None) -> None:
+        self.compression = compression
+        self._random = np.random.SFC64(seed)
+        self._left: dict[str, NDArray[np.float32]] = {}
+        if compression.zstd is not None:
+            zstandard()
+
+    def reset(self) -> None:
+        """Forget what was not sent: it is of another model."""
+        self._left.clear()
+
+    def pack(self, model: Model, start: Model) -> dict[str, Any]:
+        """Return what is sent for a model that was `start` before it was trained; neither is changed.
+
+        Of tensors of float16, float32 and float64 it is the change, Packed; others are the model's own, as they are.
+        Raises InvalidUpdate, with nothing forgotten, if the two are not alike, or a change is NaN, infinite or (but for
+        float32 and float64 as they are) more than 2**126.
+        """
+        for name, new, old in _pairs(model, start):
+            if new.spec.dtype in DTYPES:
+                self._check(name, new, old)
+        return {
+            name: self._pack(name, new, old) if new.spec.dtype in DTYPES else model[name]
+            for name, new, old in _pairs(model, start)
+        }
+
+    def _check(self, name: str, new: Source, old: Source) -> None:
+        coding = self._coding(new.spec.dtype)
+        limit = float(np.finfo(coding).max) if self._is_exact(coding) else quantize.LIMIT
+        left = self._left_of(name, new)
+        for where, change in _changes(new, old):
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = change if left is None else change + left[where]
+                fits = -limit <= total.min() and total.max() <= limit  # not so for NaN either
+            if not fits:
+                raise InvalidUpdate(
+                    f"{name!r} has changed by NaN, infinity or more than {limit:.3g}, which cannot be packed: the "
+                    "training has diverged, or its start was not finite"
+                )
+
+    def _pack(self, name: str, new: Source, old: Source) -> Packed:
+        dtype, shape = new.spec.dtype, new.spec.shape
+        coding = self._coding(dtype)
+        values = self._values(name, new, old, coding)
+        count = self._count(values.size)
+        places = sparse.largest(values, count) if count < values.size else None
+        sent = values if places is None else values[places]
+        data = quantize.encode(sent, coding, self._random)
+        if places is not None:
+            data = np.concatenate([data, sparse.encode(places, values.size)])
+        packed = Packed(dtype, shape, coding, sent.size, False, data)
+        if self._keeps(coding):
+            self._left[name] = values
+            for where, part in packed.blocks():
+                values[where] -= part
+        return packed if self.compression.zstd is None else packed.compressed(self.compression.zstd)
+
+    def _values(self, name: str, new: Source, old: Source, coding: str) -> NDArray[Any]:
+        """The change, and what was left of earlier ones: flat, and in the memory of that."""
+        values: NDArray[Any] | None = self._left_of(name, new)
+        if values is None:
+            values = np.zeros(new.spec.size, np.float64 if coding == "float64" else np.float32)
+        for where, change in _changes(new, old):
+            values[where] += change
+        return values
+
+    def _left_of(self, name: str, new: Source) -> NDArray[np.float32] | None:
+        left = self._left.get(name)
+        return left if left is not None and left.size == new.spec.size else None  # else it is another model's
+
+    def _coding(self, dtype: str) -> str:
+        if self.compression.dtype is not None:
+            return self.compression.dtype
+        narrow = dtype == "float64" and not self._is_whole  # what is left is a float32, so more is not needed
+        return "float32" if narrow else dtype
+
+    def _count(self, size: int) -> int:
+        return size if self.compression.top_k is None else min(size, max(1, round(self.compression.top_k * size)))
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.compression.top_k in (None, 1)
+
+    def _is_exact(self, coding: str) -> bool:
+        return coding in ("float32", "float64") and self._is_whole
+
+    def _keeps(self, coding: str) -> bool:
+        return self.compression.error_feedback and not self._is_exact(coding)
+
+
+def _pairs(model: Model, start: Model) -> Iterator[tuple[str, Source, Source]]:
+    specs = specs_of(start)
+    for (name, new), (_, old) in zip(sources(model, specs), sources(start, specs), strict=True):
+        yield name, new, old
+
+
+def _changes(new: Source, old: Source) -> Iterator[tuple[slice, NDArray[Any]]]:
+    """The differences of two tensors in C order, block by block, of float32 or float64; and where they are."""
+    if new.spec.size == 0:
+        return
+    wide = np.result_type(new.bits.dtype, np.float32)
+    flags: Any = ["external_loop", "buffered"]
+    blocks: Any = np.nditer([new.bits, old.bits], flags, order="C", buffersize=BLOCK, op_dtypes=[wide, wide])
+    at = 0
+    for one, other in blocks:
+        with np.errstate(over="ignore", invalid="ignore"):
+            change = one - other
+        yield slice(at, at + one.size), change
+        at += one.size
+
+
+_FORM = '"none", or a dtype, top_k=…, zstd=… and error_feedback=…, with commas between'
+_READ: dict[str, Callable[[str], Any]] = {
+    "dtype": str,
+    "top_k": float,
+    "zstd": int,
+    "error_feedback": lambda value: {"true": True, "false": False}.get(value, value),
+}
+
+
+def _read(name: str, value: str) -> Any:
+    try:
+        return _READ[name](value)
+    except ValueError:
+        return value  # which is then refused, and named

@@ -1,0 +1,219 @@
+"""The TOML file of an aggregator: what it may say, and what that comes to.
+
+Owns the names of its tables and keys; fl/config/toml.py reads them. Called by fl/__main__.py, and by scripts. Loading
+opens no connection and starts nothing, but it imports the modules that the file names. Paths are seen from the file.
+docs/aggregator.md has a whole one; fl.Server says what the keys of [server] are.
+
+[server]      host, port         where to listen; with "mqtt", the broker; both are needed
+              rounds             how many; needed. Those that a checkpoint has count
+              protocol, min_clients, deadline, grace, evaluate, memory_limit, checkpoint
+[model]       initial            "module:function", which returns the first model; needed
+              measure            "module:function", called with each new model; returns metrics by name
+              save               an .npz file for the last model
+[strategy]    name               of a class of fl, or "module:Class"; default "FedAvg"; and that class's own options:
+                                 see fl/config/strategy.py
+[security]    key, certificate   PEM files. The table turns TLS on
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
+[connection]  any field of netq.ConnectionOptions
+[watch]       progress, json, tensorboard, prometheus, mlflow: see Watch
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fl
+from fl.callbacks.jsonl import Measure, name_of
+from fl.config import strategy
+from fl.config.toml import File, in_the_files_words
+from fl.errors import InvalidUpdate
+from fl.server.checkpoint import is_there
+from fl.tensors.model import check
+from netq.errors import InvalidOption, SecurityError
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    MqttOptions,
+    NetworkLocation,
+    Protocol,
+    SecurityOptions,
+)
+
+_SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # as fl.Server has them
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How the rounds are to be seen.
+
+    progress:    whether on the terminal, as they go; else a line a round is logged.
+    json:        a file, see fl.JsonLines.
+    tensorboard: a folder, see fl.TensorBoard.
+    prometheus:  a port of this machine only, or "host:port", see fl.Prometheus.
+    mlflow:      the address of its server, see fl.MLflow.
+    """
+
+    progress: bool = False
+    json: Path | None = None
+    tensorboard: Path | None = None
+    prometheus: tuple[str, int] | None = None
+    mlflow: str | None = None
+
+
+KEYS: dict[str, tuple[str, ...] | None] = {
+    "server": ("host", "port", "rounds", "protocol", *_SETTINGS, "checkpoint"),
+    "model": ("initial", "measure", "save"),
+    "strategy": None,  # the class says
+    "security": ("key", "certificate"),
+    "mqtt": tuple(option.name for option in fields(MqttOptions)),
+    "connection": tuple(option.name for option in fields(ConnectionOptions)),
+    "watch": tuple(option.name for option in fields(Watch)),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What an aggregator is told: where it listens, what is learned, and how, and who sees it."""
+
+    path: Path
+    netloc: NetworkLocation
+    rounds: int
+    initial: Callable[[], Any]
+    protocol: Protocol = Protocol.TCP
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: Path | None = None
+    measure: Measure | None = None
+    save: Path | None = None
+    strategy: fl.Strategy = field(default_factory=fl.FedAvg)
+    security: SecurityOptions | None = None
+    mqtt: MqttOptions = field(default_factory=MqttOptions)
+    connection: ConnectionOptions = field(default_factory=ConnectionOptions)
+    watch: Watch = field(default_factory=Watch)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Config:
+        """Read a TOML file, and import what it names.
+
+        Raises InvalidOption, which names file and key, what was expected and what to do.
+        """
+        file = File(Path(path), "the aggregator's TOML file")
+        file.check_names(KEYS)
+        protocol = file.choice("server", "protocol", Protocol.TCP)
+        return cls(
+            path=file.path,
+            netloc=_netloc(file),
+            rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
+            initial=_called_with(file, "initial"),
+            protocol=protocol,
+            settings=_settings(file),
+            checkpoint=file.place("server", "checkpoint", beside=".previous"),
+            measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
+            save=file.place("model", "save", beside=".new"),
+            strategy=strategy.strategy(file),
+            security=file.security(),
+            mqtt=file.mqtt(protocol),
+            connection=file.options("connection", ConnectionOptions, file.table("connection")),
+            watch=_watch(file),
+        )
+
+    def server(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Server:
+        """Return the server, which listens: one that goes on from the checkpoint, if that is there.
+
+        Raises InvalidOption as `load` does, for certificates too; CheckpointError; AddressError.
+        """
+        options = CommunicatorOptions(
+            netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
+        )
+        settings = {
+            **self.settings,
+            "strategy": self.strategy,
+            "protocol": self.protocol,
+            "checkpoint": self.checkpoint,
+            "callbacks": tuple(callbacks),
+        }
+        if self.checkpoint is not None and is_there(self.checkpoint):
+            make = partial(fl.Server.resume, self.checkpoint)
+        else:
+            make = partial(fl.Server, self._first())
+        try:
+            return make(options, **settings)
+        except (InvalidOption, SecurityError) as error:
+            raise InvalidOption(f"{self.path}: {in_the_files_words(error)}") from error
+
+    def _first(self) -> Mapping[str, Any]:
+        try:
+            model = self.initial()
+        except Exception as error:  # the user's code, which may raise anything
+            said = f"{name_of(self.initial)} raised {type(error).__name__}: {error}"
+            raise InvalidOption(f"{self.path}: model.initial: {said}; --verbose shows the traceback") from error
+        if not isinstance(model, Mapping):
+            kind = type(model).__name__
+            raise InvalidOption(f"{self.path}: model.initial: returned a {kind}; expected a dict of arrays by name")
+        try:
+            check(model, like=model)
+        except InvalidUpdate as error:
+            raise InvalidOption(f"{self.path}: model.initial: {error}") from None
+        return model
+
+
+def _netloc(file: File) -> NetworkLocation:
+    host = file.text("server", "host", 'where to listen, as in "0.0.0.0"')
+    expected = "a whole number from 1 to 65535, as in 51966, or 0 for one that is free"
+    return NetworkLocation(host, file.whole("server", "port", expected, 0, 65535))
+
+
+def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
+    """Return a function of [model], which can be called so."""
+    function = file.function("model", key, f"farm.model:{key}")
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        form = f"{key}({', '.join(arguments)})"
+        raise file.wrong(f"model.{key}: {error}; expected a function that can be called as {form}") from None
+    except ValueError:  # one of C that does not say what it takes
+        pass
+    return function
+
+
+def _settings(file: File) -> dict[str, Any]:
+    """Return what fl.Server is told as it is; it checks the numbers itself."""
+    readers: dict[str, Callable[[str, str], Any]] = {
+        "min_clients": partial(file.whole, expected="a whole number"),
+        "deadline": partial(file.seconds, expected="seconds, as in 600.0"),
+        "grace": partial(file.seconds, expected="seconds, as in 10.0"),
+        "evaluate": file.boolean,
+        "memory_limit": partial(file.whole, expected="a whole number of bytes"),
+    }
+    return {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
+
+
+def _watch(file: File) -> Watch:
+    table = file.table("watch")
+    progress = "progress" in table and file.boolean("watch", "progress")
+    tensorboard = file.place("watch", "tensorboard", folder=True)
+    return Watch(progress, file.place("watch", "json"), tensorboard, _prometheus(file), _mlflow(file))
+
+
+def _prometheus(file: File) -> tuple[str, int] | None:
+    value = file.table("watch").get("prometheus")
+    if value is None:
+        return None
+    host, _, port = f"127.0.0.1:{value}".rpartition(":") if type(value) is int else str(value).rpartition(":")
+    right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
+    file.check("watch.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
+    return host, int(port)
+
+
+def _mlflow(file: File) -> str | None:
+    uri = file.table("watch").get("mlflow")
+    if uri is None:
+        return None
+    right = isinstance(uri, str) and re.fullmatch(r"https?://[^/\s]\S*", uri) is not None
+    file.check("watch.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
+    return str(uri)

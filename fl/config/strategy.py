@@ -1,0 +1,91 @@
+"""The strategy that an aggregator's file names, with its options: the table [strategy]; and any file's compression.
+
+Called by fl/config/server.py and edge/config.py. Knows no strategy by itself: the names are those of the classes of
+fl, or of anybody's own module, and the options those of the class's constructor. docs/strategies.md has them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import fl
+from fl.compression.compressor import as_compression
+from fl.config.toml import File
+from fl.server.validation import check_config
+from fl.strategies.base import as_discount, options_of
+from netq.errors import InvalidOption
+from netq.text import did_you_mean
+
+_NO_TEXT = {"optimizer"}  # an option that is an object
+
+
+def strategy(file: File) -> fl.Strategy:
+    """Return what [strategy] says; FedAvg, if it says nothing. Raises InvalidOption, in the file's words."""
+    options = dict(file.table("strategy"))
+    kind = _kind(file, options.pop("name", "FedAvg"))
+    known = [name for name in options_of(kind) if name not in _NO_TEXT]
+    for key in options:
+        if key not in known:
+            raise file.wrong(f"strategy.{key}: {kind.__name__} has no such option; {did_you_mean(key, known)}")
+    readers: dict[str, Callable[[], Any]] = {
+        "seed": lambda: file.whole("strategy", "seed", "a whole number"),
+        "config": lambda: _config(file),
+        "staleness": lambda: _discount(file),
+        "folder": lambda: file.folder("strategy", "folder"),
+        "compression": lambda: compression(file, "strategy"),
+    }
+    options |= {key: read() for key, read in readers.items() if key in options}
+    try:
+        return kind(**options)
+    except TypeError as error:
+        raise file.wrong(f"strategy: {error}; see docs/strategies.md") from None
+    except ValueError as error:  # some say Class.option, others the option
+        raise file.wrong(f"strategy.{str(error).removeprefix(f'{kind.__name__}.')}; see docs/strategies.md") from None
+
+
+def _kind(file: File, name: Any) -> type[fl.Strategy]:
+    if isinstance(name, str) and ":" in name:
+        kind: Any = file.function("strategy", "name", "farm.strategies:Mine")
+        file.check("strategy.name", name, _is_strategy(kind), "a subclass of fl.Strategy")
+    else:
+        names = [name for name in fl.__all__ if _is_strategy(getattr(fl, name))]
+        if name not in names:
+            hint = f'{did_you_mean(str(name), names)}; or name one of your own, as in "farm.strategies:Mine"'
+            raise file.wrong(f"strategy.name: {name!r}: no such strategy; {hint}")
+        kind = getattr(fl, name)
+    return kind  # type: ignore[no-any-return]  # checked
+
+
+def _is_strategy(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, fl.Strategy) and kind is not fl.Strategy
+
+
+def compression(file: File, table: str) -> str:
+    """Return what a table says of how updates are packed, which can be done here. Raises InvalidOption."""
+    text = file.table(table)["compression"]
+    try:
+        return str(as_compression(text))
+    except ValueError as error:
+        raise file.wrong(f"{table}.compression: {str(error).removeprefix('compression: ')}") from None
+    except ImportError as error:
+        raise file.wrong(f"{table}.compression: {text!r}; {error}") from None
+
+
+def _config(file: File) -> dict[str, Any]:
+    config = file.table("strategy")["config"]
+    file.check("strategy.config", config, isinstance(config, dict), "a table, as in { epochs = 2 }")
+    try:
+        check_config(config, "strategy.config")
+    except InvalidOption as error:
+        raise file.wrong(str(error)) from None
+    return dict(config)
+
+
+def _discount(file: File) -> Any:
+    text = file.table("strategy")["staleness"]
+    file.check("strategy.staleness", text, isinstance(text, str), '"polynomial(0.5)" or "hinge(10, 4)"')
+    try:
+        return as_discount(text)
+    except ValueError as error:
+        raise file.wrong(f"strategy.{error}") from None

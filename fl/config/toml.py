@@ -1,0 +1,230 @@
+"""A TOML file that a person has written: read one value at a time, with a clear sentence for whatever is wrong in it.
+
+Called by fl/config/server.py and edge/config.py, which own the names of their tables and keys. Every error is
+InvalidOption, in the file's own words: file and key, what it says, what was expected, what to do. Paths are seen from
+the file's folder. Opens no connection and leaves nothing written; but `function` imports the module that a value names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import importlib
+import math
+import os
+import tempfile
+import tomllib
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from netq.errors import InvalidOption
+from netq.options import MqttOptions, Protocol, SecurityOptions
+from netq.text import did_you_mean
+from netq.validate import is_whole
+
+T = TypeVar("T")
+Choice = TypeVar("Choice", bound=enum.Enum)
+
+_OURS = {  # how option classes and transports begin what they say, and how a file says it
+    "CommunicatorOptions.netloc": "[server]",
+    "CommunicatorOptions.security": "[security]",
+    "ConnectionOptions.": "connection.",
+    "MqttOptions.": "mqtt.",
+    "SecurityOptions.": "security.",
+    "Server.": "server.",
+}
+
+
+class File:
+    """A parsed file. `what`: what it is to its reader, as in "the device's TOML file".
+
+    Whatever reads a value by table and key wants it to be there, unless it says otherwise; `expected` says what the
+    value must be, for the error.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self.tables = self._parse(what)
+
+    def _parse(self, what: str) -> dict[str, Any]:
+        try:
+            return tomllib.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise self.wrong(f"no such file; give the path of {what}") from None
+        except OSError as error:
+            raise self.wrong(f"cannot be read ({error.strerror}); give a TOML file that this user may read") from None
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
+        except tomllib.TOMLDecodeError as error:
+            raise self.wrong(f"not TOML: {error}; correct it there") from None
+
+    def check_names(self, known: Mapping[str, Collection[str] | None]) -> None:
+        """Refuse tables and keys that do not exist; None: the table may have any key."""
+        for name, table in self.tables.items():
+            if name not in known:
+                raise self.wrong(f"[{name}]: no such table; {did_you_mean(name, known, '[{}]')}")
+            if not isinstance(table, dict):
+                raise self.wrong(f"{name}: {table!r}; expected a table: begin it with a line [{name}]")
+            keys = known[name]
+            for key in table:
+                if keys is not None and key not in keys:
+                    raise self.wrong(f"{name}.{key}: no such key; {did_you_mean(key, keys, name + '.{}')}")
+
+    def table(self, name: str) -> dict[str, Any]:
+        """Return a table; empty, if it is not there."""
+        table: dict[str, Any] = self.tables.get(name, {})
+        return table
+
+    def text(self, table: str, key: str, expected: str) -> str:
+        """Return a text, of one character at least."""
+        return str(self._read(table, key, lambda text: isinstance(text, str) and text != "", expected))
+
+    def whole(self, table: str, key: str, expected: str, least: float = -math.inf, most: float = math.inf) -> int:
+        """Return a whole number from `least` to `most`."""
+        return int(self._read(table, key, lambda number: is_whole(number, least, most), expected))
+
+    def seconds(self, table: str, key: str, expected: str) -> float:
+        """Return a number, whole or not."""
+        seconds: float = self._read(table, key, lambda number: type(number) in (int, float), expected)
+        return seconds
+
+    def boolean(self, table: str, key: str) -> bool:
+        """Return true or false."""
+        return bool(self._read(table, key, lambda value: isinstance(value, bool), "true or false"))
+
+    def choice(self, table: str, key: str, default: Choice) -> Choice:
+        """Return what the file names of an enum whose values are texts; `default`, if it names nothing."""
+        names = [each.value for each in type(default)]
+        name = self.table(table).get(key, default.value)
+        self.check(f"{table}.{key}", name, name in names, " or ".join(f'"{name}"' for name in names))
+        return type(default)(name)
+
+    def place(self, table: str, key: str, *, folder: bool = False, beside: str = "") -> Path | None:
+        """Return the path of a file that may be written, or of a folder, if this names one; where it lies is there.
+
+        `beside`: what the longest name of the files ends with that are written beside it, and then renamed.
+        """
+        if key not in self.table(table):
+            return None
+        path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
+        if not os.path.isdir(path.parent):  # not Path's, which raises for a name that is too long
+            raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
+        expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
+        self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
+        name = "a name that may be written to" + (", and so may be others beside it" if beside else "")
+        self.check(f"{table}.{key}", str(path), _may_write(path, beside), name)
+        return path
+
+    def folder(self, table: str, key: str) -> Path:
+        """Return the path of a folder that is there, and may be written to."""
+        path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
+        expected = "a folder that is there and that this user may write to"
+        self.check(f"{table}.{key}", str(path), _may_write_in(path), expected)
+        return path
+
+    def pem(self, table: str, key: str) -> Path:
+        """Return the path of a PEM file that is there; nobody has looked into it yet."""
+        expected = "the path of a PEM file that is there, seen from the folder of this file"
+        folder = self.path.parent
+        name = self._read(table, key, lambda name: isinstance(name, str) and (folder / name).is_file(), expected)
+        return folder / str(name)
+
+    def security(self) -> SecurityOptions | None:
+        """Return what [security] says of TLS, by PEM files; None without the table, which turns TLS on."""
+        if "security" not in self.tables:
+            return None
+        files = {key: self.pem("security", key) for key in self.table("security")}
+        return self.options("security", SecurityOptions, files)
+
+    def mqtt(self, protocol: Protocol) -> MqttOptions:
+        """Return what [mqtt] says of the broker, which only that protocol has."""
+        if "mqtt" in self.tables and protocol is not Protocol.MQTT:
+            hint = 'say protocol = "mqtt", or leave the table out'
+            raise self.wrong(f'[mqtt]: server.protocol is "{protocol.value}"; {hint}')
+        return self.options("mqtt", MqttOptions, self.table("mqtt"))
+
+    def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+        """Return option classes, which check themselves; their errors say Class.option where this says table.key."""
+        try:
+            return kind(**values)
+        except InvalidOption as error:
+            raise self.wrong(f"{table}.{str(error).partition('.')[2]}") from None
+
+    def function(self, table: str, key: str, example: str) -> Callable[..., Any]:
+        """Return what "module:function" names, which can be called; `example` is such a name, for the error."""
+        where, name = f"{table}.{key}", self.table(table).get(key)
+        right = isinstance(name, str) and all(part.strip() for part in name.partition(":"))
+        self.check(where, name, right, f'"module:function", as in "{example}"')
+        module_name, _, function_name = str(name).partition(":")
+        module = self._import(where, str(name), module_name)
+        try:
+            function: Callable[..., Any] = functools.reduce(getattr, function_name.split("."), module)
+        except AttributeError:
+            raise self.wrong(f"{where}: {name!r}; {_no_function(module, function_name)}") from None
+        self.check(where, name, callable(function), f"a function, and {function_name} is a {type(function).__name__}")
+        return function
+
+    def _import(self, where: str, name: str, module: str) -> Any:
+        try:
+            return importlib.import_module(module)
+        except Exception as error:  # a module runs code of its own, which may raise anything
+            reason = f"{type(error).__name__}: {error}"
+            raise self.wrong(
+                f"{where}: {name!r}; expected a module that can be imported from here, but {module} gives {reason}: "
+                "correct the name, or set PYTHONPATH to the folder it lies in"
+            ) from error
+
+    def _read(self, table: str, key: str, is_right: Callable[[Any], bool], expected: str) -> Any:
+        value = self.table(table).get(key)
+        self.check(f"{table}.{key}", value, is_right(value), expected)
+        return value
+
+    def check(self, where: str, value: object, right: bool, expected: str) -> None:
+        """Refuse a value that is not right, or is missing."""
+        if not right:
+            raise self.wrong(f"{where}: {'missing' if value is None else repr(value)}; expected {expected}")
+
+    def wrong(self, what: str) -> InvalidOption:
+        """Return the error that says what is wrong with this file."""
+        return InvalidOption(f"{self.path}: {what}")
+
+
+def _may_write(path: Path, beside: str) -> bool:
+    """Whether a file or folder may be made here or written to; one with others `beside` it is made anew."""
+    try:
+        os.lstat(f"{path}{beside}")
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
+        return False
+    if beside:
+        path = Path(os.path.realpath(path))
+        return (path.is_file() or not path.exists()) and _may_write_in(path.parent)
+    if path.exists() and not path.is_dir():
+        return os.access(path, os.W_OK)
+    return _may_write_in(path if os.path.isdir(path) else path.parent)
+
+
+def _may_write_in(folder: Path) -> bool:
+    """Whether a file can be made there. It is tried: to root, /proc too says that it can be written to."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def in_the_files_words(error: Exception) -> str:
+    """Return what option classes and transports say, which is Class.option, as a file says it: table.key."""
+    text = str(error)
+    theirs = next((each for each in _OURS if text.startswith(each)), "")
+    return _OURS.get(theirs, "") + text.removeprefix(theirs)
+
+
+def _no_function(module: Any, name: str) -> str:
+    near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
+    file = getattr(module, "__file__", None) or module.__name__  # a folder without __init__.py has none
+    hint = f"did you mean {near[0]}?" if near else f"define it in {file}"
+    return f"expected a function of that name, but {module.__name__} has no {name}: {hint}"

@@ -1,0 +1,126 @@
+"""What came of a round: who was asked, who answered, who was refused and why; and the report for the user.
+
+`RoundState` is kept by fl/server/server.py while the round runs, in its thread; a `RoundReport` is what is left of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+log = logging.getLogger("netq.fl")
+
+
+class FailureKind(enum.Enum):
+    """What kind of thing kept a client's update out of the model."""
+
+    INVALID = "it does not fit the model, or the strategy refuses it"
+    FAILED = "the client could not do its task, and said so"
+    LATE = "it was not there by the deadline, or when enough others were"
+    STALE = "it belongs to another round"
+    LOST = "the client has gone, or cannot be reached"
+    UNREADABLE = "its message cannot be read, or is none of ours"
+    ERROR = "the strategy raised an error of its own"
+    VOID = "too few others were good: the round does not count"
+
+
+@dataclass(frozen=True)
+class ClientFailure:
+    """FailureKind a client's update is not in the model. As text it is the reason."""
+
+    why: FailureKind
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What came of a round. Bytes are those of messages to and from the clients that are there at its end."""
+
+    number: int
+    clients: tuple[uuid.UUID, ...]  # whose updates are in the model; none: the round did not count
+    failures: Mapping[uuid.UUID, ClientFailure]  # who was asked and is not in it, and why
+    metrics: Mapping[str, float]  # of training: means by number of examples
+    evaluation: Mapping[str, float]  # of the new model, by the clients that were asked
+    seconds: float
+    bytes_in: int
+    bytes_out: int
+    staleness: Mapping[uuid.UUID, int] = field(
+        default_factory=dict
+    )  # of those in it that came late: by how many rounds
+
+    def __str__(self) -> str:
+        metrics, evaluation = [
+            "".join(f", {before}{name} {value:.4g}" for name, value in of.items())
+            for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
+        ]
+        late = f" ({len(self.staleness)} late)" if self.staleness else ""
+        return (
+            f"round {self.number}: {len(self.clients)} clients{late}, {len(self.failures)} failed{metrics}{evaluation}"
+            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
+        )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e5 else f"{count / 1e3:.2f} kB"
+
+
+@dataclass
+class RoundState:
+    """Who was asked, and what came of it."""
+
+    pending: dict[uuid.UUID, None] = field(default_factory=dict)
+    failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
+    weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of those that count
+    staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of those that count, and are late
+    metrics: dict[str, float] = field(default_factory=dict)  # their means by number of examples
+    totals: dict[str, int] = field(default_factory=dict)  # the examples behind each of the means
+
+    folded: int = 0  # updates; of an asynchronous strategy a client may have several
+
+    @property
+    def in_time(self) -> int:
+        """How many of those that count were asked in this round."""
+        return len(self.weights) - len(self.staleness)
+
+    def count(self, peer: uuid.UUID, content: Any, staleness: int = 0) -> None:
+        """Count an Update or Report."""
+        self.pending.pop(peer, None)
+        self.failures.pop(peer, None)
+        self.folded += 1
+        self.weights[peer] = content.num_examples
+        self.staleness.pop(peer, None)
+        if staleness:
+            self.staleness[peer] = staleness
+        for name, value in content.metrics.items():
+            total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
+            mean = self.metrics.get(name, 0.0)
+            share = content.num_examples / total
+            moved = mean + (value - mean) * share
+            self.metrics[name] = moved if math.isfinite(moved) else mean * (1 - share) + value * share
+
+    def fail(self, peer: uuid.UUID, refusal: ClientFailure) -> bool:
+        """Do without a client, if it has not answered well; return whether it has not.
+
+        What is only stale does not spoil the answer that is still waited for.
+        """
+        if peer in self.weights or (refusal.why is FailureKind.STALE and peer in self.pending):
+            return False
+        self.pending.pop(peer, None)
+        self.failures[peer] = refusal
+        log.warning("%s: left out: %s", peer, refusal)
+        return True
+
+    def void(self, reason: str) -> None:
+        """Count nothing of what has come."""
+        self.failures |= dict.fromkeys(self.weights, ClientFailure(FailureKind.VOID, reason))
+        self.weights.clear()
+        self.staleness.clear()
+        self.metrics.clear()

@@ -1,0 +1,168 @@
+"""What a server needs to go on after its process was killed: a file that is whole, or is not there.
+
+Written by fl/server/server.py after each round: beside the file, to the disk, and then renamed; the one before is kept
+as `….previous`. So whenever the machine stops, one of the two is whole. `….lock` keeps a second server away. The
+layout:
+
+    8 bytes "NETQFL01"   8 bytes length of the body, little-endian   body   32 bytes BLAKE2b of all before (RFC 7693)
+
+The body is a dict of plain values, arrays and tensors, as fl/tensors/serialization.py has them in messages. Nothing of
+it is code.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fl.errors import CheckpointError
+from fl.tensors.serialization import serialization
+from fl.tensors.validated import unserializable
+from netq.buffers import Buffer
+from netq.errors import Unreadable
+from netq.protocol.memory import Memory
+from netq.utils.stream import Stream
+
+log = logging.getLogger("netq.fl")
+
+_HEAD = struct.Struct("<8sQ")
+_MAGIC = b"NETQFL01"
+_DIGEST = 32  # bytes
+_PLAIN = serialization()
+_HELD: set[Path] = set()  # by this process; a lock of POSIX keeps other processes away, and no more
+
+
+class Checkpoint:
+    """A file to be written round after round, by this process alone until it is closed, or the process has ended.
+
+    A link is followed. Raises CheckpointError if none can be written there, or another process has it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = _resolved(path)
+        if not os.access(self._path.parent, os.W_OK):
+            raise CheckpointError(f"{path}: its folder is not there, or cannot be written to; make it, or name another")
+        if self._path in _HELD:
+            raise CheckpointError(f"{path}: another server of this process writes it; give each a file of its own")
+        try:
+            _beside(self._path, "previous").exists()  # raises for a name that is too long
+            self._lock = _beside(self._path, "lock").open("ab")
+        except OSError as error:
+            raise CheckpointError(f"{path}: cannot be written ({error.strerror}); name another") from None
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked children must not have it
+        except BlockingIOError:
+            self._lock.close()
+            raise CheckpointError(f"{path}: another process writes it; give each server a file of its own") from None
+        _HELD.add(self._path)
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Write it, and keep the one before. Raises OSError, or CheckpointError for what could not be loaded again; and
+        then that one is still in its place.
+        """
+        if wrong := unserializable(state):
+            raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
+        new = _beside(self._path, "new")
+        with new.open("wb") as file:
+            _write(file, _PLAIN.dump(dict(state)))
+            os.fsync(file.fileno())
+        if self._path.exists():
+            self._path.replace(_beside(self._path, "previous"))
+        new.replace(self._path)
+        _to_disk(self._path.parent)
+
+    def close(self) -> None:
+        """Leave it to others."""
+        if not self._lock.closed:
+            self._lock.close()
+            _HELD.discard(self._path)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a checkpoint; or the one before, if that was interrupted or is damaged. Raises CheckpointError.
+
+    Its arrays are in memory of their own.
+    """
+    path = _resolved(path)
+    previous = _beside(path, "previous")
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        try:
+            state = _read(previous)
+        except CheckpointError:
+            raise error from None
+        log.warning("%s; going on from %s", error, previous)
+        return state
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is one, or the one before: a machine may stop between two renamings."""
+    found = _resolved(path)
+    return found.exists() or _beside(found, "previous").exists()
+
+
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    """Return where it is, through links."""
+    found = Path(path).resolve()
+    if found.is_dir():
+        raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
+    return found
+
+
+def _beside(path: Path, name: str) -> Path:
+    return path.with_name(f"{path.name}.{name}")
+
+
+def _write(file: BinaryIO, body: Stream) -> None:
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    parts: list[Buffer] = [_HEAD.pack(_MAGIC, body.nbytes), *body.buffers]
+    for part in parts:
+        digest.update(part)
+        file.write(part)
+    file.write(digest.digest())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            body = _read_body(path, file)
+        state = _PLAIN.load(Stream([body]))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror}); expected a checkpoint") from error
+    except Unreadable as error:
+        raise CheckpointError(f"{path}: {error}; expected a checkpoint of this version") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: holds a {type(state).__name__}; expected a checkpoint of this version")
+    return state
+
+
+def _read_body(path: Path, file: BinaryIO) -> memoryview:
+    head, size = file.read(_HEAD.size), os.fstat(file.fileno()).st_size
+    if len(head) < _HEAD.size or not head.startswith(_MAGIC):
+        raise CheckpointError(f"{path}: is no checkpoint; it begins with {head[:8]!r}")
+    length = _HEAD.unpack(head)[1]
+    if _HEAD.size + length + _DIGEST != size:
+        raise CheckpointError(f"{path}: has {size} bytes; expected {_HEAD.size + length + _DIGEST}: it was cut off")
+    body = Memory().take(length)
+    file.readinto(body)  # type: ignore[attr-defined]
+    digest = hashlib.blake2b(head, digest_size=_DIGEST)
+    digest.update(body)
+    if digest.digest() != file.read(_DIGEST):
+        raise CheckpointError(f"{path}: is damaged: its bytes have changed since they were written")
+    return body
+
+
+def _to_disk(folder: Path) -> None:
+    """Let the renaming survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""What a server is told, looked at before anything begins.
+
+Called by fl/server/server.py. Owns the sentences for what cannot be: each names the argument, and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import netq
+from fl.callbacks.base import Callback
+from fl.strategies.base import Strategy
+from fl.tensors.model import check
+from fl.tensors.spec import Model
+from fl.tensors.validated import unserializable
+from netq.validate import expect, flag, is_number, is_whole
+
+
+def check_settings(
+    model: Model,
+    options: netq.CommunicatorOptions | None,
+    strategy: Strategy | None,
+    min_clients: int,
+    deadline: float,
+    grace: float,
+    config: Mapping[str, Any] | None,
+    evaluate: bool,
+) -> None:
+    """Raise InvalidOption unless these are arguments of fl.Server; InvalidUpdate for a model without a mean."""
+    expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
+    check(model, like=model)
+    known = isinstance(options, netq.CommunicatorOptions | None)
+    form = "a netq.CommunicatorOptions, as in CommunicatorOptions(netloc=(host, port))"
+    expect(known, "Server.options", options, form)
+    expect(isinstance(strategy, Strategy | None), "Server.strategy", strategy, "an object, as in fl.FedAvg()")
+    expect(is_whole(min_clients, 1), "Server.min_clients", min_clients, "1 or more, a whole number")
+    expect(is_number(deadline, 0) and deadline > 0, "Server.deadline", deadline, "seconds, more than 0")
+    expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
+    flag("Server.evaluate", evaluate)
+    expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
+    check_config(config or {}, "Server.config")
+
+
+def check_config(config: Mapping[str, Any], whose: str) -> None:
+    """Raise InvalidOption unless this can be told to clients."""
+    if "round" in config:
+        raise netq.InvalidOption(f"{whose}: 'round' is the number of the round; expected another name")
+    if wrong := unserializable(config):
+        raise netq.InvalidOption(f"{whose}: {wrong}")
+
+
+def checked_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """Return the callbacks. Raises InvalidOption."""
+    expect(isinstance(callbacks, Iterable), "Server.callbacks", callbacks, "a list of them")
+    found = tuple(callbacks)
+    for each in found:
+        expect(isinstance(each, Callback), "Server.callbacks", each, "objects of classes that inherit from fl.Callback")
+    return found

@@ -1,0 +1,4 @@
+"""A federation on one machine: server and clients in processes of this host, over a real transport.
+
+May import fl.server and fl.client and all that those may import.
+"""

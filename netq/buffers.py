@@ -1,0 +1,30 @@
+"""What netq takes for bytes, and aligned memory for them. Pure."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from typing import TypeAlias
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
+
+LARGE = 256 * 1024  # bytes from which a block is a mapping of its own and is recycled
+
+
+def aligned(size: int) -> memoryview:
+    """Return a writable, 64-byte aligned view of `size` bytes that no one else uses. Raises MemoryError."""
+    if size >= LARGE:
+        return memoryview(map_block(size))
+    block = bytearray(size + ALIGNMENT)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
+    return memoryview(block)[start : start + size]
+
+
+def map_block(size: int) -> mmap.mmap:
+    """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
+    try:
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

@@ -1,0 +1,185 @@
+"""Connects a socket without waiting: looks a host up and tries its addresses, one after the other. And binds one.
+
+Called by transports whose links begin with a connection of their own making, in the thread of their loop; the one
+thread of its own only asks for the address of a name, which may take seconds. Knows nothing of what is said then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from netq.errors import AddressError, InvalidOption
+from netq.io.loop import Loop
+from netq.io.selector import WRITE
+from netq.io.timers import Timer
+from netq.options import NetworkLocation
+
+Address = tuple[int, Any]  # family, and what connect takes
+
+
+class Connector:
+    """Each `dial` is one attempt at all the addresses that the host has; it ends in `connected` or in `failed`.
+
+    The socket given to `connected` does not block, and is the caller's. `timeout` is each address's.
+    Raises InvalidOption.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        netloc: NetworkLocation,
+        timeout: float,
+        connected: Callable[[socket.socket], object],
+        failed: Callable[[OSError], object],
+    ) -> None:
+        check(netloc)
+        self._loop = loop
+        self._netloc = netloc
+        self._timeout = timeout
+        self._connected = connected
+        self._failed = failed
+        self._sock: socket.socket | None = None  # while it connects
+        self._timer: Timer | None = None
+        self._closed = False
+
+    def dial(self) -> None:
+        """Look the host up, then connect."""
+        try:
+            self._try(look_up(*self._netloc, numeric=True))
+        except socket.gaierror:  # a name: asking for it may take seconds
+            call = self._loop.call
+            look_up_aside(*self._netloc, partial(call, self._try), partial(call, self._refused, []))
+
+    def close(self) -> None:
+        """Connect no more; tell nobody."""
+        self._closed = True
+        self._abandon()
+
+    def _try(self, addresses: list[Address]) -> None:
+        if self._closed:
+            return None
+        (family, address), *others = addresses
+        try:
+            self._sock = sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                sock.connect(address)
+        except OSError as error:
+            return self._refused(others, error)
+        late = TimeoutError("it does not answer")
+        self._timer = self._loop.at(time.monotonic() + self._timeout, self._refused, others, late)
+        self._loop.watch(sock, WRITE, lambda mask: self._answered(sock, others))
+        return None
+
+    def _answered(self, sock: socket.socket, others: list[Address]) -> None:
+        number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            return self._refused(others, OSError(number, os.strerror(number)))
+        if is_own_end(sock):
+            return self._refused(others, ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)))
+        self._loop.forget(sock)
+        self._sock = None
+        self._abandon()
+        self._connected(sock)
+        return None
+
+    def _refused(self, others: list[Address], error: OSError) -> None:
+        self._abandon()
+        if self._closed:
+            return
+        if others:
+            self._try(others)
+        else:
+            self._failed(error)
+
+    def _abandon(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._sock is not None:
+            self._loop.forget(self._sock)
+            self._sock.close()
+            self._sock = None
+
+
+def is_own_end(sock: socket.socket) -> bool:
+    """Whether nobody listens, and the system gave this socket the very port that it connects to (RFC 9293, 3.5)."""
+    with contextlib.suppress(OSError):
+        return bool(sock.getsockname() == sock.getpeername())
+    return False
+
+
+def check(netloc: NetworkLocation) -> None:
+    """Raise InvalidOption for the port that only a server can have."""
+    if netloc.port == 0:
+        expected = "expected the port that the server, or the broker, listens at"
+        raise InvalidOption(f"CommunicatorOptions.netloc: {netloc.host}:0; {expected}")
+
+
+def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
+    """Ask the system for the addresses of a host; a name may take seconds, and raises OSError with `numeric`."""
+    flags = socket.AI_NUMERICSERV | (socket.AI_NUMERICHOST if numeric else 0)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # an empty label, or one of more than 63 bytes
+        raise socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})") from error
+    return [(family, address) for family, _, _, _, address in found]
+
+
+def look_up_aside(
+    host: str, port: int, found: Callable[[list[Address]], object], failed: Callable[[OSError], object]
+) -> None:
+    """Look a name up in a thread of its own, which calls `found` or `failed`."""
+
+    def look() -> None:
+        try:
+            addresses = look_up(host, port, numeric=False)
+        except OSError as error:
+            failed(OSError(f"the name cannot be resolved: {error.strerror}"))
+        else:
+            found(addresses)
+
+    try:
+        threading.Thread(target=look, name="netq-resolve", daemon=True).start()
+    except RuntimeError as error:  # the system has no thread left, or the interpreter is ending
+        failed(OSError(f"the name cannot be resolved: {error}"))
+
+
+def bind(netloc: NetworkLocation, backlog: int | None = None) -> socket.socket:
+    """Return a socket at an address of this machine, which does not block; with `backlog` it listens.
+
+    Raises AddressError.
+    """
+    sock = None
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
+        )[0]
+        sock = socket.socket(family, kind)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        if backlog is not None:
+            sock.listen(backlog)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise cannot_listen(netloc, error) from error
+    return sock
+
+
+def cannot_listen(netloc: NetworkLocation, error: OSError) -> AddressError:
+    """Return the error of a server, with what the system says and what to do."""
+    advice = "choose another port, or 0 for a free one"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        advice = "choose an address of this machine, or 0.0.0.0 for all"
+    why = error.strerror or str(error)
+    return AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}")

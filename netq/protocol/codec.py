@@ -1,0 +1,226 @@
+"""The inner loops of small messages: the message, its frame, its acknowledgement. No socket, no clock, no thread.
+
+`netq/protocol/_codec.c` is the same, compiled. Where it is built it replaces the class and the three functions below,
+unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both. Large messages, chunks, cancelling,
+and refused frames are not here: sender.py, receiver.py and session.py have them, in Python alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from netq.protocol.wire import HEADER_SIZE, OVERHEAD
+from netq.utils.stream import Stream
+
+PENDING, FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
+_MSG, _ACK = 2, 3  # wire.Kind, as plain numbers: to compare with an enum costs more
+_HEADER = struct.Struct("<BBHIQQ")
+_pack, _unpack = _HEADER.pack, _HEADER.unpack_from
+
+
+class SenderFields(Protocol):
+    """What is read and changed of a netq.protocol.sender.Sender; netq/protocol/_codec.c uses the same names."""
+
+    lane: int
+    limit: int
+    next: int
+    number: int
+    _position: int
+    sent: deque[Outgoing]
+
+
+class ReceiverFields(Protocol):
+    """What is read and changed of a netq.protocol.receiver.Receiver."""
+
+    held: int
+    start: int
+    limit: int
+    cancelled: int
+    claimed: int
+    parts: list[memoryview]
+    last: tuple[int, int]
+
+
+class SessionFields(Protocol):
+    """What is read and changed of a netq.protocol.session.Session."""
+
+    peer: uuid.UUID | None
+    small: int
+    arrived: Any  # deque[Item]
+    senders: Any  # dict[int, Sender]
+    receivers: Any  # dict[int, Receiver]
+    owed: Any  # dict[int, Receiver]
+    messages_in: int
+    messages_out: int
+    bytes_in: int
+    bytes_out: int
+
+
+class Outgoing:
+    """One message on its way to one peer.
+
+    data:      its bytes. They are let go when the peer holds them, or when they are of no use any more.
+    audience:  the peers that the very same data goes to, if it is several.
+    peer, guard, recall:  see netq/runtime/delivery.py.
+    """
+
+    number = start = 0  # the first number is 1; 0: none yet
+    withdrawn = False
+    left = False  # its last byte has left: it can no longer be cancelled
+    waits = False  # among those of which no byte has left
+    # Of a Delivery.
+    _state = PENDING  # or how it ended
+    _listeners: list[Any] | None = None  # callbacks
+    _made: Any = None  # the Condition, once concurrent.futures has asked for it
+
+    def __init__(
+        self,
+        data: Stream | bytes,
+        lane: int = 0,
+        audience: tuple[uuid.UUID, ...] = (),
+        peer: uuid.UUID | None = None,
+        guard: Any = None,
+        recall: Callable[[Outgoing], object] | None = None,
+    ) -> None:
+        self.data = data
+        self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes
+        self.lane = lane
+        self.audience = audience
+        self.peer = peer
+        self.guard = guard
+        self._recall = recall
+
+    @property
+    def stop(self) -> int:
+        """The position behind it."""
+        return self.start + self.size + OVERHEAD
+
+    def withdraw(self) -> None:
+        """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
+        self.withdrawn = True
+        self.data = b""
+
+    def acked(self) -> None:
+        """The peer holds it: its memory is free. Harmless if it is said again."""
+        self.data = b""
+
+    def fail(self, error: Exception) -> bool:
+        """It will not be delivered, or it is unknown whether it was. Return False if it has ended before."""
+        self.data = b""
+        return True
+
+
+def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: deque[Outgoing]) -> int:
+    """Move small messages from `source` to `sender.sent`, and append their frames to `out`; return their bytes.
+
+    See `Sender.batch`.
+    """
+    number, position, size = sender.next, sender._position, 0
+    sent, lane, most = sender.sent, sender.lane, sender.limit
+    while source and size < limit:
+        message = source[0]
+        length = message.size
+        if length > small or message.withdrawn or position + (length or 1) > most or message.lane != lane:
+            break
+        message.number, message.start, message.left = number, position, True
+        sent.append(message)
+        source.popleft()
+        out.append(_pack(_MSG, 0, lane, length, number, length))
+        if type(data := message.data) is bytes:
+            out.append(data)
+        else:
+            out += cast(Stream, data).buffers
+        number += 1
+        position += length + OVERHEAD
+        size += length + HEADER_SIZE
+    sender._position = position
+    sender.next = sender.number = number
+    return size
+
+
+def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
+    """End messages up to `number`, and take them out of `sent`; return how many and their bytes. See Sender.acked."""
+    count = size = 0
+    while sent:
+        message = sent[0]
+        if message.number > number:
+            break
+        if message.guard is None or message._listeners or message._made or message._state is not PENDING:
+            message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
+        else:  # a pending Delivery for which nothing waits: what its `acked` does
+            message.data = b""
+            message._recall = None
+            message._state = FINISHED
+        sent.popleft()
+        if not message.withdrawn:
+            count += 1
+            size += message.size
+    return count, size
+
+
+def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
+    """Take small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_small`."""
+    peer, small = session.peer, session.small
+    assert peer is not None
+    while high - low >= HEADER_SIZE:
+        kind, flags, lane, length, number, value = _unpack(data, low)
+        if kind == _MSG:
+            receiver: ReceiverFields | None = session.receivers.get(lane)
+            if receiver is None or receiver.parts or receiver.claimed:
+                break  # a message has begun, or has gone beyond its window
+            held, start, limit = receiver.held, receiver.start, receiver.limit
+            mark = start - receiver.cancelled  # as start, without cancelled messages: see Receiver.consume
+            came: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
+            size = 0
+            while (
+                kind == _MSG
+                and number == held + 1
+                and low + HEADER_SIZE + length <= high
+                and length == value <= small
+                and start + (length or 1) <= limit
+                and not flags
+            ):
+                stop = low + HEADER_SIZE + length
+                held = number
+                size += length
+                start += length + OVERHEAD
+                mark += length + OVERHEAD
+                came.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
+                low = stop
+                if high - low < HEADER_SIZE:
+                    break
+                kind, flags, its, length, number, value = _unpack(data, low)
+                if its != lane:
+                    break
+            if not came:
+                break
+            session.arrived.extend(came)
+            receiver.last = held, mark  # what `recount` believes
+            receiver.held, receiver.start = held, start
+            session.owed[lane] = receiver
+            session.messages_in += len(came)
+            session.bytes_in += size
+        elif kind == _ACK:
+            sender: SenderFields | None = session.senders.get(lane)
+            if sender is None or flags or length or number >= sender.number:
+                break
+            count, size = settle(sender.sent, number)
+            session.messages_out += count
+            session.bytes_out += size
+            if value > sender.limit:
+                sender.limit = value
+            low += HEADER_SIZE
+        else:
+            break
+    return low
+
+
+if not TYPE_CHECKING and os.environ.get("NETQ_PURE", "0") in ("", "0"):
+    with contextlib.suppress(ImportError):
+        from netq.protocol._codec import Outgoing, batch, settle, take  # noqa: F401

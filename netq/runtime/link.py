@@ -1,0 +1,81 @@
+"""The contracts between the communicator and whatever carries its bytes (docs/transport.md), and the pause
+before a client tries again.
+
+All of it happens in the thread of a loop, and never waits; but if a link is `inline`, a user's thread that holds the
+baton may call its `flush` and `receive`. A link calls its owner's `attach`, `deliver` and
+`lost`, and nothing else: no user code, no lock, no second try.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from netq.io.loop import Loop, Worker
+from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
+from netq.protocol.connection import Connection
+from netq.protocol.events import Event
+
+
+class Link(Protocol):
+    """Moves the bytes of one Connection."""
+
+    connection: Connection
+    address: str  # of the peer, for people
+    peer: Worker | None  # whose link it is: the owner's note, None until the owner makes one
+    inline: bool  # whether users' threads may call `flush` and `receive`
+
+    def flush(self) -> None:
+        """Send what the connection has to send, as far as that goes without waiting, and the rest later."""
+
+    def receive(self) -> bool:
+        """Receive what a user's thread may (Connection.received_small); return False if the loop's has to go on."""
+
+    def keep(self) -> None:
+        """Copy what has been taken from the connection and not been sent: its owner wants the memory back."""
+
+    def close(self) -> None:
+        """Send what has been taken from the connection, then end. `lost` is not called any more."""
+
+    def move(self, loop: Loop) -> None:
+        """Go on in another loop. Called in the thread of the one that it leaves."""
+
+
+class LinkListener(Protocol):
+    """What a transport and its links may know of the communicator."""
+
+    options: CommunicatorOptions
+
+    def connect(self) -> Connection:
+        """Return a connection for a new link."""
+
+    def attach(self, link: Link) -> None:
+        """A link is up: its bytes may flow."""
+
+    def deliver(self, link: Link, events: Sequence[Event]) -> None:
+        """What the connection's `received` returned."""
+
+    def lost(self, link: Link | None, error: Exception) -> None:
+        """The link is gone, by no wish of ours; None: a client's transport could not make one."""
+
+
+class Transport(Protocol):
+    """Makes links: a server's as clients come, a client's one each time it is opened."""
+
+    netloc: NetworkLocation
+
+    def open(self) -> None:
+        """Begin. A server listens from now on, or raises AddressError; a client makes one attempt."""
+
+    def close(self) -> None:
+        """Make no more links."""
+
+
+def backoff(attempt: int, options: ConnectionOptions) -> float:
+    """Return the seconds to pause before attempt 0, 1, 2, …: "full jitter".
+
+    Exponential Backoff And Jitter, M. Brooker, AWS Architecture Blog, 2015: of the schemes compared there, the
+    one with the least work for a server that many clients come back to at once.
+    """
+    return random.uniform(0.0, min(options.retry_max, options.retry_min * 2.0 ** min(attempt, 60)))

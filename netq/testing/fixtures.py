@@ -1,0 +1,87 @@
+"""What a check of a communicator opens, and closes again: servers and clients of the transport under test.
+
+No check sleeps: it waits on futures and `get`, never longer than LIMIT.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from netq.core import Communicator
+from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose
+
+LIMIT = 30.0  # seconds, for what takes milliseconds: a machine may be busy
+
+Make = Callable[[Purpose, CommunicatorOptions], Communicator]
+
+_CONNECTION = {field.name for field in dataclasses.fields(ConnectionOptions)}
+_HERE = NetworkLocation("127.0.0.1", 0)
+_SOON = {"retry_min": 0.01, "retry_max": 0.1}
+
+
+class Communicators:
+    """Opens communicators; closes them at its end, the clients first, and wants all to have been delivered."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+        self._open: list[Communicator] = []  # in the order in which they will be closed
+
+    def server(self, netloc: NetworkLocation = _HERE, **options: Any) -> Communicator:
+        """Return a server; `options` are those of CommunicatorOptions and of ConnectionOptions."""
+        server = self._make(Purpose.SERVER, _options(netloc, options))
+        self._open.append(server)
+        return server
+
+    def client(self, netloc: NetworkLocation, **options: Any) -> Communicator:
+        """Return a client of whoever listens there, or will."""
+        client = self._make(Purpose.CLIENT, _options(netloc, options))
+        self._open.insert(0, client)
+        return client
+
+    def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
+        """Return a server and a client that know each other; the options are for both."""
+        server = self.server(**options)
+        client = self.client(server.netloc, **options)
+        introduce(server, client)
+        return server, client
+
+    def vacant(self) -> NetworkLocation:
+        """Return an address at which a server may listen, and none does."""
+        server = self.server()
+        self.cut(server)
+        return server.netloc
+
+    def cut(self, communicator: Communicator) -> int:
+        """End a communicator at once, without goodbye if messages of its wait; return how many are lost."""
+        self.forget(communicator)
+        return communicator.close(timeout=0)
+
+    def forget(self, communicator: Communicator) -> None:
+        """Leave it alone at the end."""
+        self._open.remove(communicator)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        left = [communicator.close(LIMIT if error is None else 0) for communicator in self._open]
+        assert error is not None or not any(left), f"closing lost {left} messages, clients first"
+
+
+def introduce(server: Communicator, *clients: Communicator) -> None:
+    """Wait until each client has a session, and nothing is on its way."""
+    for client in clients:
+        future = client.put("hello")
+        assert server.get(client.id, timeout=LIMIT) == (client.id, "hello")
+        future.result(LIMIT)
+
+
+def _options(netloc: NetworkLocation, given: dict[str, Any]) -> CommunicatorOptions:
+    connection = _SOON | {name: value for name, value in given.items() if name in _CONNECTION}
+    others = {name: value for name, value in given.items() if name not in _CONNECTION}
+    return CommunicatorOptions(netloc=netloc, connection=ConnectionOptions(**connection), **others)

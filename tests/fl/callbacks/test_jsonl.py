@@ -1,0 +1,396 @@
+"""What is kept of rounds: the JSON lines, and what TensorBoard, MLflow and Prometheus have, read back from them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import logging
+import math
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+import fl
+from fl.callbacks.jsonl import JsonLines, Measured, name_of, read, record, scalars
+from fl.callbacks.mlflow import MLflow
+from fl.callbacks.prometheus import Prometheus
+from fl.callbacks.tensorboard import TensorBoard
+from netq.errors import AddressError
+from netq.testing.log import LogRecorder
+from tests.fl.federation import A, B, C, Federation, filled, gives, zeros
+
+LATE, LOST = (
+    fl.ClientFailure(fl.FailureKind.LATE, "no answer within 1 s (deadline)"),
+    fl.ClientFailure(fl.FailureKind.LOST, "it has gone"),
+)
+
+
+def report(number: int = 1, **changes: Any) -> fl.RoundReport:
+    facts: dict[str, Any] = {
+        "clients": (A,),
+        "failures": {B: LATE, C: LOST},
+        "metrics": {"loss": 0.5},
+        "evaluation": {"accuracy": 0.75},
+        "seconds": 2.0,
+        "bytes_in": 1000,
+        "bytes_out": 3000,
+        "staleness": {A: 2},
+    }
+    return fl.RoundReport(number=number, **{**facts, **changes})
+
+
+def installed(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
+
+
+def test_a_record_has_all_of_a_report_in_plain_values() -> None:
+    found = record(report())
+    assert json.loads(json.dumps(found)) == found
+    assert found == {
+        "round": 1,
+        "clients": [str(A)],
+        "failures": {
+            str(B): {"why": "LATE", "reason": "no answer within 1 s (deadline)"},
+            str(C): {"why": "LOST", "reason": "it has gone"},
+        },
+        "staleness": {str(A): 2},
+        "metrics": {"loss": 0.5},
+        "evaluation": {"accuracy": 0.75},
+        "seconds": 2.0,
+        "bytes_in": 1000,
+        "bytes_out": 3000,
+    }
+
+
+def test_scalars_count_the_failures_of_each_kind() -> None:
+    found = scalars(report(failures={A: LATE, B: LATE, C: LOST}))
+    assert found["failures/late"] == 2
+    assert found["failures/lost"] == 1
+    assert {name for name in found if name.startswith("failures/")} == {
+        f"failures/{why.name.lower()}" for why in fl.FailureKind
+    }
+    assert found["evaluation/accuracy"] == 0.75
+    assert found["metrics/loss"] == 0.5
+    assert (found["clients"], found["seconds"], found["bytes/in"], found["bytes/out"]) == (1, 2.0, 1000, 3000)
+
+
+def test_json_lines_has_an_object_a_round_and_goes_on_in_a_file_that_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    JsonLines(path).round_ends(report(1), zeros())
+    JsonLines(path).round_ends(report(2), zeros())
+    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    assert first.pop("time") <= second.pop("time")
+    assert [first, second] == [record(report(1)), record(report(2))]
+
+
+def test_a_round_is_in_the_file_as_soon_as_it_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    with Federation(callbacks=[JsonLines(path)], min_clients=1) as federation:
+        federation.join(A, gives(1, loss=0.25))
+        reports = [federation.round(1)]
+        assert [round["round"] for round in read(path)] == [1]
+        reports.append(federation.round(1))
+    found = read(path)
+    assert all(round.pop("time") > 0 for round in found)
+    assert found == [record(report) for report in reports]
+
+
+def test_a_number_that_is_not_finite_is_none_in_the_file(tmp_path: Path) -> None:
+    JsonLines(tmp_path / "r").round_ends(report(evaluation={"server_loss": math.nan, "sum": math.inf}), zeros())
+    assert read(tmp_path / "r")[0]["evaluation"] == {"server_loss": None, "sum": None}
+
+
+def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, log: LogRecorder) -> None:
+    path = tmp_path / "rounds.jsonl"
+    JsonLines(path).round_ends(report(1), zeros())
+    path.write_bytes(path.read_bytes() + b'{"round": 2, "cli')
+    JsonLines(path).round_ends(report(2), zeros())
+    assert [round["round"] for round in read(path)] == [1, 2]
+    assert log.having(f"{path}: no round in line 2; left out")
+
+
+def test_rounds_that_were_run_again_are_read_as_they_were_the_last_time(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    for number, seconds in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 4.0), (3, 5.0)):
+        JsonLines(path).round_ends(report(number, seconds=seconds), zeros())
+    assert [(round["round"], round["seconds"]) for round in read(path)] == [(1, 1.0), (2, 4.0), (3, 5.0)]
+
+
+OTHERS = ["", "7", "[]", '{"round": 1}', '{"round": "1", "metrics": {}}', "\x00\xff"]
+
+
+def test_what_is_no_round_is_left_out_with_one_warning(tmp_path: Path, log: LogRecorder) -> None:
+    path = tmp_path / "r"
+    path.write_text("".join(f"{line}\n" for line in OTHERS))
+    JsonLines(path).round_ends(report(1), zeros())
+    assert [round["round"] for round in read(path)] == [1]
+    assert log.having("no round") == [f"{path}: no round in line 1, 2, 3, 4, 5, 6; left out"]
+
+
+@pytest.mark.parametrize("line", OTHERS)
+def test_a_file_without_a_round_is_refused(tmp_path: Path, line: str, log: LogRecorder) -> None:
+    (tmp_path / "r").write_text(f"{line}\n" * 30)
+    with pytest.raises(ValueError, match=r"no line of it is a round; give a file that fl\.JsonLines has written"):
+        read(tmp_path / "r")
+    assert not log.having("no round")
+
+
+def test_a_file_to_which_nothing_was_written_yet_has_no_rounds(tmp_path: Path) -> None:
+    JsonLines(tmp_path / "r")
+    assert read(tmp_path / "r") == []
+
+
+class Scores:
+    """A function of a class of its own."""
+
+    def __call__(self, model: Any) -> dict[str, float]:
+        return {"f1": 0.5}
+
+
+def gone(model: Any) -> dict[str, float]:
+    """A measure that fails."""
+    raise ValueError("the test set is gone")
+
+
+@pytest.mark.parametrize(
+    ("returned", "kinds"),
+    [(5, "int"), (None, "NoneType"), ({"loss": [0.5], "f1": 1.0}, "{'loss': list, 'f1': float}")],
+)
+def test_a_measure_that_returns_no_numbers_is_said_in_a_sentence(returned: Any, kinds: str, log: LogRecorder) -> None:
+    def measure(model: Any) -> Any:
+        return returned
+
+    with Federation(callbacks=[Measured(measure, [])], min_clients=1) as federation:
+        federation.join(A, gives(1))
+        federation.round(1)
+    [line] = log.having("", logging.WARNING)
+    assert line == f"{name_of(measure)} returned {kinds}; expected a dict of numbers by name"
+
+
+def test_a_measure_that_raises_is_said_in_a_sentence(log: LogRecorder) -> None:
+    Measured(gone, []).round_ends(report(), zeros())
+    assert log.having("", logging.INFO) == [f"{__name__}:gone raised ValueError: the test set is gone"]
+
+
+def test_a_function_is_named_as_the_files_name_it() -> None:
+    assert name_of(gone) == f"{__name__}:gone"
+    assert name_of(Scores()) == f"{__name__}:Scores"
+    assert name_of(functools.partial(gone)) == "functools:partial"
+
+
+def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        JsonLines(tmp_path / "nowhere" / "rounds.jsonl")
+
+
+@installed("tensorboard")
+def test_tensorboard_has_the_scalars_of_each_round(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    events_of: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with TensorBoard(tmp_path) as callback:
+        for number in (1, 2):
+            callback.round_ends(report(number, seconds=float(number)), filled(number))
+        events = events_of.EventAccumulator(
+            str(tmp_path)
+        ).Reload()  # while it is open: a round is there when it has ended
+    assert set(events.Tags()["scalars"]) == set(scalars(report()))
+    assert [(event.step, event.value) for event in events.Scalars("seconds")] == [(1, 1.0), (2, 2.0)]
+    assert [event.value for event in events.Scalars("evaluation/accuracy")] == [0.75, 0.75]
+
+
+MLFLOW = """
+import json, sys
+from mlflow import MlflowClient
+from fl.callbacks.mlflow import MLflow
+from tests.fl.callbacks.test_jsonl import report
+uri = sys.argv[1]
+for rounds in ([1, 2], [3]):
+    with MLflow(uri, "digits") as callback:
+        for number in rounds:
+            callback.round_ends(report(number, seconds=float(number)), {})
+client = MlflowClient(tracking_uri=uri)
+runs = client.search_runs([client.get_experiment_by_name("digits").experiment_id], order_by=["start_time"])
+history = [[(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "seconds")] for run in runs]
+print(json.dumps([sorted(history), [run.info.status for run in runs], sorted(runs[0].data.metrics)]))
+"""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """What MLflow's server would say, unless it is away."""
+
+    asked: queue.Queue[tuple[str, bool]] = queue.Queue()  # the last word of each call, and whether it was answered
+    away = False
+
+    def do_GET(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        step = [str(metric["step"]) for metric in json.loads(body or "{}").get("metrics", [])][:1]
+        run = {"info": {"run_id": "7", "experiment_id": "1"}, "data": {}}
+        answer = json.dumps({"experiment": {"experiment_id": "1"}, "run": run}).encode()
+        away = self.away
+        # before the answer: the next call is another thread's, and comes as soon as this one is answered
+        self.asked.put((step[0] if step else self.path.rpartition("/")[2].partition("?")[0], not away))
+        self.send_response(503 if away else 200)
+        self.send_header("content-length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
+
+
+def away_and_back() -> None:
+    """LogRecorder five rounds in an MLflow that is away for two of them, and for the end. In a process of its own."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    logged: list[str] = []
+    with LogRecorder() as log:
+        with MLflow(f"http://127.0.0.1:{server.server_port}") as callback:
+            for number, away in enumerate((False, True, True, False), 1):
+                Answers.away = away
+                callback.round_ends(report(number), {})
+                logged += _logged_until("2" if away else str(number), not away)
+            log.wait("answers again")
+            Answers.away = True
+            callback.round_ends(report(5), {})
+        print(json.dumps([logged, log.having("MLflow at")]))
+
+
+def _logged_until(call: str, answered: bool) -> list[str]:
+    """Wait for a call; return what was answered meanwhile, with it."""
+    asked = [*iter(lambda: Answers.asked.get(timeout=30), (call, answered)), (call, answered)]
+    return [name for name, answered in asked if answered]
+
+
+@installed("mlflow")
+def test_an_mlflow_that_is_away_is_said_once_gets_its_rounds_later_and_keeps_nobody() -> None:
+    environment = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", "from tests.fl.callbacks.test_jsonl import away_and_back as run; run()"]
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=60)
+    logged, (left, back, left_again, end) = json.loads(done.stdout.splitlines()[-1])
+    assert logged == ["get-by-name", "create", "1", "2", "3", "4"]
+    for line in (left, left_again):
+        assert "does not answer (too many 503 error responses); rounds go on, and are kept for it" in line
+    assert "answers again" in back
+    assert "has not got the end of the run, and 1 of its rounds" in end
+
+
+@installed("mlflow")
+def test_mlflow_has_the_scalars_of_each_round_a_run_each_time(tmp_path: Path) -> None:
+    environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    command = [sys.executable, "-c", MLFLOW, (tmp_path / "runs").as_uri()]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60)
+    history, statuses, names = json.loads(done.stdout.splitlines()[-1])
+    assert history == [[[1, 1.0], [2, 2.0]], [[3, 3.0]]]
+    assert statuses == ["FINISHED"] * 2
+    assert names == sorted(scalars(report()))
+
+
+@installed("prometheus_client")
+def test_prometheus_gets_the_last_rounds_numbers_and_sums_of_all() -> None:
+    with Prometheus(port=0) as callback:
+        callback.round_ends(report(1), zeros())
+        callback.round_ends(report(2, failures={B: LATE}, evaluation={"accuracy": 0.875}), zeros())
+        lines = _fetched(callback.port)
+    assert "fl_round 2.0" in lines
+    assert "fl_clients 1.0" in lines
+    assert "fl_round_seconds 2.0" in lines
+    assert 'fl_metrics{name="loss"} 0.5' in lines
+    assert 'fl_evaluation{name="accuracy"} 0.875' in lines
+    assert 'fl_failures_total{why="late"} 2.0' in lines
+    assert 'fl_failures_total{why="lost"} 1.0' in lines
+    assert 'fl_failures_total{why="void"} 0.0' in lines
+    assert "fl_bytes_in_total 2000.0" in lines
+    assert "fl_bytes_out_total 6000.0" in lines
+
+
+@installed("prometheus_client")
+def test_prometheus_forgets_a_metric_that_a_round_does_not_have() -> None:
+    with Prometheus(port=0) as callback:
+        callback.round_ends(report(1, metrics={"loss": 0.5, "f1": 1.0}), zeros())
+        callback.round_ends(report(2, metrics={"loss": 0.25}, evaluation={}), zeros())
+        assert _series(callback.port) == ['fl_metrics{name="loss"} 0.25']
+
+
+@installed("prometheus_client")
+def test_prometheus_keeps_what_it_had_whatever_names_a_client_makes_up(log: LogRecorder) -> None:
+    def made_up(number: int) -> dict[str, float]:
+        return {f"{number} {i:03}": 1.0 for i in range(1000)}
+
+    with Prometheus(port=0) as callback:
+        callback.round_ends(report(1, metrics={"loss": 0.5}), zeros())
+        for number in (2, 3, 4):
+            metrics = {**made_up(number), "loss": 0.25}
+            evaluation = {**made_up(number), "server_f1": 0.75}
+            callback.round_ends(report(number, metrics=metrics, evaluation=evaluation), zeros())
+        series = _series(callback.port)
+    assert 'fl_metrics{name="loss"} 0.25' in series
+    assert 'fl_evaluation{name="server_f1"} 0.75' in series
+    assert [sum(line.startswith(name) for line in series) for name in ("fl_metrics", "fl_evaluation")] == [100, 100]
+    assert 'fl_metrics{name="4 000"} 1.0' in series
+    assert 'fl_metrics{name="3 000"} 1.0' not in series
+    assert log.having("Prometheus") == [
+        f"{which} has 1001 names; Prometheus gets 100 (said once)" for which in ("fl_metrics", "fl_evaluation")
+    ]
+
+
+@installed("prometheus_client")
+def test_two_servers_of_one_process_have_a_registry_each() -> None:
+    with Prometheus(port=0) as one, Prometheus(port=0) as other:
+        one.round_ends(report(7), zeros())
+        assert "fl_round 7.0" in _fetched(one.port)
+        assert "fl_round 0.0" in _fetched(other.port)
+
+
+@installed("prometheus_client")
+def test_a_port_that_is_taken_is_named() -> None:
+    with Prometheus(port=0) as callback, pytest.raises(AddressError, match=f"127.0.0.1:{callback.port} .*another port"):
+        Prometheus(port=callback.port)
+
+
+def _series(port: int) -> list[str]:
+    return [line for line in _fetched(port) if line.startswith(("fl_metrics{", "fl_evaluation{"))]
+
+
+def _fetched(port: int) -> list[str]:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text: str = response.read().decode()
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("make", "module", "text"),
+    [
+        (lambda: TensorBoard("."), "torch.utils.tensorboard", r"TensorBoard needs .*: pip install torch tensorboard"),
+        (lambda: MLflow("http://127.0.0.1:1"), "mlflow", r"fl\.MLflow needs mlflow .*: pip install mlflow-skinny"),
+        (lambda: Prometheus(0), "prometheus_client", r"fl\.Prometheus needs .*: pip install prometheus_client"),
+    ],
+    ids=["tensorboard", "mlflow", "prometheus"],
+)
+def test_what_is_missing_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[], fl.Callback], module: str, text: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=text):
+        make()
+
+
+def test_to_import_the_callbacks_imports_none_of_what_they_need() -> None:
+    code = """if True:
+    import sys
+    import fl.callbacks.jsonl, fl.callbacks.tensorboard, fl.callbacks.mlflow, fl.callbacks.prometheus
+    import fl.callbacks.progress, fl.callbacks.plots
+    print([name for name in ("torch", "tensorboard", "mlflow", "prometheus_client", "rich", "matplotlib")
+           if name in sys.modules])"""
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout == b"[]\n"

@@ -1,0 +1,110 @@
+"""The pictures: what is drawn is what the reports and the files say."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fl
+from fl.callbacks import plots
+from fl.callbacks.jsonl import JsonLines
+from tests.fl.federation import A, zeros
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Matplotlib keeps the fonts open that it has drawn with; no test is to blame for that."""
+    plots.rounds({"run": reports(0.5)}, out=tmp_path_factory.mktemp("fonts") / "first.png")
+
+
+def reports(*accuracies: float, **changes: Any) -> list[fl.RoundReport]:
+    return [
+        fl.RoundReport(
+            **{
+                "number": number,
+                "clients": (A,),
+                "failures": {},
+                "metrics": {"loss": 1 - accuracy},
+                "evaluation": {"accuracy": accuracy},
+                "seconds": 1.0,
+                "bytes_in": 10**6 * number,
+                "bytes_out": 2 * 10**6,
+                **changes,
+            }
+        )
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+def drawn(axes: Any) -> list[tuple[list[float], list[float]]]:
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+
+
+def test_a_run_is_drawn_with_its_metric_and_its_bytes() -> None:
+    upper, lower = plots.rounds({"run": reports(0.5, 0.75)}).axes
+    assert upper.get_ylabel() == "accuracy"
+    assert drawn(upper) == [([1, 2], [0.5, 0.75])]
+    assert drawn(lower) == [([1, 2], [1.0, 2.0]), ([1, 2], [2.0, 2.0])]
+    assert upper.get_legend() is None
+
+
+def test_runs_are_drawn_side_by_side_from_reports_and_from_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    for report in reports(0.25, 0.5, 0.75):
+        JsonLines(path).round_ends(report, zeros())
+    upper, lower = plots.rounds({"adam": path, "plain": reports(0.5)}, metric="loss").axes
+    assert drawn(upper) == [([1, 2, 3], [0.75, 0.5, 0.25]), ([1], [0.5])]
+    legend: Any = upper.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["adam", "plain"]
+    assert [line.get_color() for line in lower.get_lines()] == ["C0", "C0", "C1", "C1"]
+
+
+def test_a_round_without_the_metric_is_a_gap() -> None:
+    run = [*reports(0.5), *reports(0.0, 0.0, metrics={}, evaluation={})[1:]]
+    ((numbers, values),) = drawn(plots.rounds({"run": run}).axes[0])
+    assert numbers == [1, 2]
+    assert values[0] == 0.5
+    assert math.isnan(values[1])
+
+
+@pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_it_is_saved_as_its_suffix_says(tmp_path: Path, suffix: str, head: bytes) -> None:
+    out = tmp_path / f"rounds.{suffix}"
+    plots.rounds({"run": reports(0.5)}, out=out)
+    assert out.read_bytes().startswith(head)
+
+
+@pytest.mark.parametrize(
+    ("runs", "metric", "text"),
+    [
+        ({"a": reports(0.5)}, "f1", "no round of a has the metric 'f1'; those there are: accuracy, loss"),
+        ({"a": [], "b": []}, None, "no round of a, b has a metric; there is none"),
+        ({"a": []}, "f1", "no round of a has the metric 'f1'; there is none"),
+    ],
+)
+def test_a_metric_that_is_not_there_is_said(runs: dict[str, Any], metric: str | None, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        plots.rounds(runs, metric=metric)
+
+
+def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        plots.rounds({"run": reports(0.5)}, out=tmp_path / "pictures" / "rounds.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        plots.rounds({"run": tmp_path / "none.jsonl"})
+
+
+def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"fl\.callbacks\.plots needs matplotlib .*: pip install matplotlib"):
+        plots.rounds({"run": reports(0.5)})

@@ -1,0 +1,340 @@
+"""The aggregator's TOML file: what it gives when it is right, and what is said when it is not."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+from fl.config.server import KEYS, Config, Watch
+from netq.errors import InvalidOption
+from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
+from tests.fl.federation import A, B, adds, at, filled
+from tests.fl.federation import Federation as Running
+
+SERVER = '[server]\nhost = "127.0.0.1"\nport = 0\nrounds = 2\n'
+MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
+LEAST = SERVER + MODEL
+PAGE = (Path(__file__).parents[3] / "docs" / "aggregator.md").read_text()
+EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
+
+
+class Own(fl.FedAvg):
+    """A strategy of somebody's own."""
+
+    def __init__(self, bound: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.bound = bound
+
+
+def a_list() -> list[int]:
+    return [1, 2]
+
+
+class Needs(fl.FedAvg):
+    """A strategy with an option that has no default."""
+
+    def __init__(self, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+
+
+def raises() -> dict[str, Any]:
+    raise RuntimeError("no disk")
+
+
+def of_text() -> dict[str, Any]:
+    return {"w": np.array(["one"])}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "aggregator.toml"
+    path.write_text(text)
+    return path
+
+
+def load(folder: Path, text: str) -> Config:
+    return Config.load(write(folder, text))
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(InvalidOption) as caught:
+        load(folder, text)
+    said = str(caught.value)
+    assert said.startswith(f"{folder / 'aggregator.toml'}: ")
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(
+    ("text", "protocol", "mqtt"),
+    [(EXAMPLE, Protocol.TCP, MqttOptions()), (OF_MQTT, Protocol.MQTT, MqttOptions("farm"))],
+    ids=["as it is", "with a broker"],
+)
+def test_the_pages_example_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, protocol: Protocol, mqtt: MqttOptions
+) -> None:
+    for name in ("server.key", "server.pem"):
+        (tmp_path / name).write_text("PEM")
+    for name in ("farm", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "farm" / "model.py").write_text("from tests.fl.federation import zeros as initial\nmeasure = dict\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load(tmp_path, text)
+    assert config.protocol is protocol
+    assert config.netloc == NetworkLocation("0.0.0.0", 51966)
+    assert config.rounds == 100
+    assert config.settings == {
+        "min_clients": 4,
+        "deadline": 600.0,
+        "grace": 10.0,
+        "evaluate": True,
+        "memory_limit": 4 * 10**9,
+    }
+    assert config.checkpoint == tmp_path / "federation.ckpt"
+    assert config.initial()["w"].tolist() == [0.0] * 3
+    assert config.measure is not None
+    assert config.save == tmp_path / "model.npz"
+    assert type(config.strategy) is fl.FedAdam
+    assert config.strategy.compression == "int8, zstd=3"
+    assert config.strategy.discount(3) == 0.5
+    assert config.strategy.config(1) == {"epochs": 2}
+    assert config.strategy.enough(10) == 5
+    assert config.security == SecurityOptions(tmp_path / "server.key", tmp_path / "server.pem")
+    assert config.mqtt == mqtt
+    assert config.connection == ConnectionOptions(heartbeat=30.0)
+    watch = Watch(
+        True, tmp_path / "rounds.jsonl", tmp_path / "runs" / "farm", ("127.0.0.1", 9100), "http://localhost:5000"
+    )
+    assert config.watch == watch
+
+
+def test_the_pages_example_has_every_table_and_key() -> None:
+    example = tomllib.loads(OF_MQTT)
+    assert set(example) == set(KEYS)
+    for table in ("server", "model", "security", "watch"):
+        assert set(example[table]) == set(KEYS[table] or ())
+
+
+def test_the_least_file_says_where_how_often_and_what(tmp_path: Path) -> None:
+    config = load(tmp_path, LEAST)
+    assert (config.protocol, config.settings, config.checkpoint) == (Protocol.TCP, {}, None)
+    assert (config.measure, config.save, config.security) == (None, None, None)
+    assert type(config.strategy) is fl.FedAvg
+    assert config.watch == Watch()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in fl.__all__ if name.startswith(("Fed", "Krum", "Multi", "Sca", "QFed"))]
+)
+def test_every_strategy_can_be_named(tmp_path: Path, name: str) -> None:
+    config = load(tmp_path, f'{LEAST}[strategy]\nname = "{name}"\nfraction = 0.5\nseed = 7\n')
+    assert type(config.strategy) is getattr(fl, name)
+    assert config.strategy.enough(4) == 2
+
+
+def test_a_strategy_of_ones_own_has_its_own_options(tmp_path: Path) -> None:
+    text = f'{LEAST}[strategy]\nname = "{__name__}:Own"\nbound = 3.0\noversample = 0.5\n'
+    strategy: Any = load(tmp_path, text).strategy
+    assert type(strategy).__name__ == "Own"
+    assert strategy.bound == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "staleness", "discount"),
+    [("polynomial", 3, 0.5), ("polynomial(1)", 3, 0.25), ("hinge( 2, 1 )", 3, 0.2), ("hinge", 4, 1.0)],
+)
+def test_staleness_is_said_in_words(tmp_path: Path, text: str, staleness: int, discount: float) -> None:
+    strategy = load(tmp_path, f'{LEAST}[strategy]\nstaleness = "{text}"\n').strategy
+    assert strategy.discount(staleness) == discount
+
+
+def test_a_file_is_written_again_through_a_link_and_a_device_to(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "model.npz").symlink_to("far/model.npz")
+    config = load(tmp_path, f"{LEAST}save = 'model.npz'\n[watch]\njson = '/dev/null'\n")
+    assert config.save == tmp_path / "model.npz"
+    assert config.watch.json == Path("/dev/null")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["aggregator.toml", "far", "model.npz"]
+
+
+def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    strategy: Any = load(tmp_path, f'{LEAST}[strategy]\nname = "FedMedian"\nfolder = "spool"\n').strategy
+    assert strategy._folder == tmp_path / "spool"
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [("9100", ("127.0.0.1", 9100)), ('"0.0.0.0:9100"', ("0.0.0.0", 9100)), ('"[::1]:0"', ("[::1]", 0))],
+)
+def test_prometheus_is_on_this_machine_unless_a_host_is_named(
+    tmp_path: Path, value: str, place: tuple[str, int]
+) -> None:
+    assert load(tmp_path, f"{LEAST}[watch]\nprometheus = {value}\n").watch.prometheus == place
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "expectation"),
+    [
+        ("[server\n", "not TOML", "correct it there"),
+        ("[sever]\n", "[sever]", "did you mean [server]?"),
+        ("server = 1\n", "server: 1", "expected a table: begin it with a line [server]"),
+        ("[server]\nprot = 1\n", "server.prot: ", "did you mean server.port?"),
+        ("[watch]\nbanana = 1\n", "watch.banana: ", "expected one of watch.progress"),
+        ("[server]\nport = 1\n", "server.host: missing", "where to listen"),
+        ('[server]\nhost = "a"\n', "server.port: missing", "a whole number from 1 to 65535"),
+        ('[server]\nhost = "a"\nport = true\n', "server.port: True", "a whole number from 1 to 65535"),
+        ('[server]\nhost = "a"\nport = 1\n', "server.rounds: missing", "a whole number, 1 or more"),
+        ('[server]\nhost = "a"\nport = 1\nrounds = 0\n', "server.rounds: 0", "a whole number, 1 or more"),
+        (SERVER, "model.initial: missing", '"module:function", as in "farm.model:initial"'),
+        (SERVER + "[model]\ninitial = 'zeros'\n", "model.initial: 'zeros'", '"module:function"'),
+        (SERVER + "[model]\ninitial = 'no.such:zeros'\n", "model.initial: ", "No module named 'no': correct the name"),
+        (SERVER + "[model]\ninitial = 'tests.fl.federation:zero'\n", "has no zero", "did you mean zeros?"),
+        (
+            SERVER + "[model]\ninitial = 'tests.fl.federation:SOON'\n",
+            "model.initial: ",
+            "a function, and SOON is a float",
+        ),
+        (
+            SERVER + "[model]\ninitial = 'tests.fl.federation:filled'\n",
+            "model.initial: missing a",
+            "called as initial()",
+        ),
+        (LEAST + "measure = 'tests.fl.federation:zeros'\n", "model.measure: too many", "called as measure(model)"),
+        (LEAST + "measure = 1\n", "model.measure: 1", '"module:function"'),
+        (LEAST + "save = 'none/model.npz'\n", "model.save: ", "there is no folder"),
+        (SERVER + "checkpoint = 7\n" + MODEL, "server.checkpoint: 7", "a path, seen from the folder of this file"),
+        (SERVER + "checkpoint = '/'\n" + MODEL, "server.checkpoint: '/'", "a file, and this is a folder"),
+        (SERVER + "checkpoint = '.'\n" + MODEL, "server.checkpoint: ", "a file, and this is a folder"),
+        (SERVER + "checkpoint = '/proc/x'\n" + MODEL, "server.checkpoint: '/proc/x'; expected", "may be written to"),
+        (SERVER + "checkpoint = '/dev/null'\n" + MODEL, "server.checkpoint: ", "may be others beside it"),
+        (SERVER + f"checkpoint = '{'x' * 247}'\n" + MODEL, "server.checkpoint: ", "may be written to"),
+        (SERVER + f"checkpoint = '{'x' * 300}'\n" + MODEL, "server.checkpoint: ", "may be written to"),
+        (SERVER + f"checkpoint = '{'x' * 300}/x'\n" + MODEL, "server.checkpoint: ", "there is no folder"),
+        (SERVER + 'checkpoint = "\\u0000"\n' + MODEL, "server.checkpoint: ", "may be written to"),
+        (LEAST + "save = '.'\n", "model.save: ", "a file, and this is a folder"),
+        (LEAST + "save = '/proc/x'\n", "model.save: '/proc/x'; expected", "may be written to"),
+        (LEAST + "save = '/dev/null'\n", "model.save: '/dev/null'; expected", "may be written to"),
+        (SERVER + "protocol = 'udp'\n" + MODEL, "server.protocol: 'udp'", '"tcp" or "mqtt"'),
+        (SERVER + "min_clients = '2'\n" + MODEL, "server.min_clients: '2'", "a whole number"),
+        (SERVER + "evaluate = 1\n" + MODEL, "server.evaluate: 1", "true or false"),
+        (SERVER + "deadline = true\n" + MODEL, "server.deadline: True", "seconds"),
+        (LEAST + "[strategy]\nname = 'FedAdm'\n", "strategy.name: 'FedAdm'", "did you mean FedAdam?"),
+        (LEAST + "[strategy]\nname = 'Strategy'\n", "strategy.name: 'Strategy'", "no such strategy"),
+        (LEAST + "[strategy]\nname = 'builtins:int'\n", "strategy.name: 'builtins:int'", "a subclass of fl.Strategy"),
+        (LEAST + "[strategy]\nname = 'FedAdam'\nbeta1 = 1\n", "strategy.beta1: FedAdam has no", "did you mean beta_1?"),
+        (LEAST + "[strategy]\noptimizer = 1\n", "strategy.optimizer: FedAvg has no", "expected one of fraction"),
+        (LEAST + "[strategy]\nfraction = 2\n", "strategy.fraction: 2;", "1 at most"),
+        (LEAST + "[strategy]\nname = 'FedAdam'\nbeta_2 = 2\n", "strategy.beta_2: 2;", "expected"),
+        (LEAST + "[strategy]\nname = 'Krum'\nkeep = 2\n", "strategy.keep: Krum has no such option", "byzantine"),
+        (LEAST + f"[strategy]\nname = '{__name__}:Needs'\n", "strategy: ", "'bound'; see docs/strategies.md"),
+        (LEAST + "[strategy]\nconfig = 3\n", "strategy.config: 3; expected a table", "{ epochs = 2 }"),
+        (LEAST + "[strategy]\nconfig = { day = 1979-05-27 }\n", "strategy.config: ", "'day'"),
+        (LEAST + "[strategy]\nconfig = 'ab'\n", "strategy.config: 'ab'; expected a table", "{ epochs = 2 }"),
+        (LEAST + "[strategy]\nname = 'FedYogi'\nadaptivity = 1e308\n", "strategy.adaptivity: 1e+308;", "at most"),
+        (LEAST + "[strategy]\nseed = 'a'\n", "strategy.seed: 'a'; expected", "a whole number"),
+        (LEAST + "[strategy]\nseed = true\n", "strategy.seed: True; expected", "a whole number"),
+        (LEAST + "[strategy]\nname = 'Krum'\nfolder = '/nope'\n", "strategy.folder: '/nope'; expected", "is there"),
+        (LEAST + "[strategy]\ncompression = 'int9'\n", "strategy.compression: dtype: 'int9'", "int8"),
+        (LEAST + "[strategy]\ncompression = 8\n", "strategy.compression: 8; expected", '"none", or a dtype'),
+        (LEAST + "[strategy]\nname = ':Mine'\n", "strategy.name: ':Mine'", 'as in "farm.strategies:Mine"'),
+        (LEAST + "[strategy]\nstaleness = 0.5\n", "strategy.staleness: 0.5", '"polynomial(0.5)" or "hinge(10, 4)"'),
+        (LEAST + "[strategy]\nstaleness = 'linear(1)'\n", "strategy.staleness: ", '"polynomial(0.5)"'),
+        (LEAST + "[strategy]\nstaleness = 'polynomial(-1)'\n", "strategy.staleness: ", "see fl.polynomial"),
+        (LEAST + "[strategy]\nstaleness = 'hinge(1, 2, 3)'\n", "strategy.staleness: ", "see fl.hinge"),
+        (LEAST + "[security]\nkey = 'none.pem'\n", "security.key: 'none.pem'", "a PEM file"),
+        (SERVER + "protocol = 'mqtt'\n" + MODEL + "[mqtt]\nprefix = ''\n", "mqtt.prefix: ''", "1 to 128 characters"),
+        (LEAST + "[mqtt]\n", '[mqtt]: server.protocol is "tcp"', 'say protocol = "mqtt", or leave the table out'),
+        (LEAST + "[connection]\nheartbeat = 0\n", "connection.heartbeat: 0", "seconds"),
+        (LEAST + "[watch]\nprogress = 1\n", "watch.progress: 1", "true or false"),
+        (LEAST + "[watch]\nprometheus = 65536\n", "watch.prometheus: 65536", 'a port, as in 9100, or "host:port"'),
+        (LEAST + "[watch]\nprometheus = true\n", "watch.prometheus: True", "a port, as in 9100"),
+        (LEAST + "[watch]\nprometheus = ':9100'\n", "watch.prometheus: ':9100'", "a port, as in 9100"),
+        (LEAST + "[watch]\njson = 'none/rounds.jsonl'\n", "watch.json: ", "there is no folder"),
+        (LEAST + "[watch]\njson = '/proc/x'\n", "watch.json: '/proc/x'; expected", "may be written to"),
+        (LEAST + "[watch]\ntensorboard = '/proc/x'\n", "watch.tensorboard: '/proc/x'; expected", "may be written"),
+        (LEAST + "[watch]\njson = '.'\n", "watch.json: ", "expected a file, and this is a folder"),
+        (
+            LEAST + "[watch]\ntensorboard = 'aggregator.toml'\n",
+            "watch.tensorboard: ",
+            "expected a folder, and there is",
+        ),
+        (LEAST + "[watch]\nmlflow = 5000\n", "watch.mlflow: 5000", "the address of an MLflow server"),
+        (LEAST + "[watch]\nmlflow = 'mlruns'\n", "watch.mlflow: 'mlruns'", 'as in "http://localhost:5000"'),
+        (LEAST + "[watch]\nmlflow = 'sqlite:///ml.db'\n", "watch.mlflow: 'sqlite:///ml.db'", "the address of an"),
+        (LEAST + "[watch]\nmlflow = 'http://'\n", "watch.mlflow: 'http://'", "the address of an MLflow server"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
+    said = refusal(tmp_path, text)
+    assert key in said
+    assert expectation in said
+
+
+def test_zstd_without_zstandard_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    said = refusal(tmp_path, f'{LEAST}[strategy]\ncompression = "int8, zstd=3"\n')
+    assert "strategy.compression: 'int8, zstd=3'; zstd needs zstandard: pip install " in said
+
+
+def test_what_raised_the_first_model_is_kept_for_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        load(tmp_path, f"{SERVER}[model]\ninitial = '{__name__}:raises'\n").server()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match=r"none\.toml: no such file; give the path of the aggregator's TOML file"):
+        Config.load(tmp_path / "none.toml")
+    with pytest.raises(InvalidOption, match="cannot be read"):
+        Config.load(tmp_path)
+    (tmp_path / "latin.toml").write_bytes(b"\xff")
+    with pytest.raises(InvalidOption, match="not UTF-8 at byte 0"):
+        Config.load(tmp_path / "latin.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (SERVER + "min_clients = 0\n" + MODEL, "server.min_clients: 0; expected 1 or more"),
+        (SERVER + "memory_limit = 1\n" + MODEL, "server.memory_limit: 1; expected 36 bytes, three models, at least"),
+        (f"{SERVER}[model]\ninitial = '{__name__}:a_list'\n", "model.initial: returned a list; expected a dict"),
+        (f"{SERVER}[model]\ninitial = '{__name__}:of_text'\n", "model.initial: "),
+        (
+            f"{SERVER}[model]\ninitial = '{__name__}:raises'\n",
+            f"model.initial: {__name__}:raises raised RuntimeError: no disk; --verbose shows the traceback",
+        ),
+        (f"{SERVER}protocol = 'shm'\n{MODEL}[security]\n", "[security]: shared memory takes none"),
+    ],
+)
+def test_what_only_the_server_can_tell_is_said_in_the_files_words(tmp_path: Path, text: str, said: str) -> None:
+    config = load(tmp_path, text)
+    with pytest.raises(InvalidOption) as caught:
+        config.server()
+    assert str(caught.value).startswith(f"{tmp_path / 'aggregator.toml'}: {said}")
+
+
+@pytest.mark.parametrize("name", ["w.ckpt", "w.ckpt.previous"])
+def test_a_server_goes_on_from_the_checkpoint_or_the_one_before(tmp_path: Path, name: str) -> None:
+    with Running(checkpoint=tmp_path / "w.ckpt") as federation:
+        federation.join(A, adds(2))
+        federation.join(B, adds(4))
+        federation.round(2)
+    (tmp_path / "w.ckpt").rename(tmp_path / name)
+    with load(tmp_path, f'{SERVER}checkpoint = "w.ckpt"\n{MODEL}').server() as server:
+        assert server.number == 1
+        assert server.model["w"].tolist() == filled(3)["w"].tolist()
+
+
+def test_a_server_listens_where_the_file_says_and_knows_its_options(tmp_path: Path) -> None:
+    with load(tmp_path, f"{SERVER}min_clients = 1\n{MODEL}[connection]\nlinger = 0.1\n").server() as server:
+        assert server.netloc.host == "127.0.0.1"
+        assert at(server.netloc).netloc.port == server.netloc.port != 0

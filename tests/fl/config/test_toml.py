@@ -1,0 +1,174 @@
+"""The reader below the TOML files of aggregator and device, whose own tests have the rest of its sentences."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl.config.toml import File, in_the_files_words
+from netq.errors import InvalidOption
+from netq.options import ConnectionOptions, Protocol, SecurityOptions
+from netq.text import did_you_mean
+
+WHAT = "the gate's TOML file"
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+def of(folder: Path, text: str) -> File:
+    path = folder / "gate.toml"
+    path.write_text(text)
+    return File(path, WHAT)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    (tmp_path / "key.pem").write_text("PEM")
+    return of(
+        tmp_path,
+        """
+        [gate]
+        name = "north"
+        empty = ""
+        width = 3
+        delay = 0.5
+        shut = false
+        colour = "blue"
+        log = "gate.log"
+        far = "none/gate.log"
+        here = "."
+        key = "key.pem"
+        open = "math:sqrt"
+        close = "math.pi:sqrt"
+        [security]
+        key = "key.pem"
+        [mqtt]
+        prefix = "farm"
+        [connection]
+        misses = 0
+        """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda file: file.text("gate", "name", "a name"), "north"),
+        (lambda file: file.whole("gate", "width", "a width"), 3),
+        (lambda file: file.whole("gate", "width", "a width", 3, 3), 3),
+        (lambda file: file.seconds("gate", "delay", "seconds"), 0.5),
+        (lambda file: file.seconds("gate", "width", "seconds"), 3),
+        (lambda file: file.boolean("gate", "shut"), False),
+        (lambda file: file.choice("gate", "colour", Colour.RED), Colour.BLUE),
+        (lambda file: file.choice("fence", "colour", Colour.RED), Colour.RED),
+        (lambda file: file.place("gate", "log"), Path("gate.log")),
+        (lambda file: file.place("gate", "nothing"), None),
+        (lambda file: file.place("gate", "log", folder=True), Path("gate.log")),
+        (lambda file: file.place("gate", "here", folder=True), Path()),
+        (lambda file: file.folder("gate", "here"), Path()),
+        (lambda file: file.mqtt(Protocol.MQTT).prefix, "farm"),
+        (lambda file: file.pem("gate", "key"), Path("key.pem")),
+        (lambda file: file.function("gate", "open", "farm:open")(9), 3.0),
+        (lambda file: file.table("fence"), {}),
+    ],
+)
+def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any) -> None:
+    value = read(file)
+    assert (value.relative_to(file.path.parent) if isinstance(value, Path) else value) == expected
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (lambda file: file.text("gate", "empty", "a name"), "gate.empty: ''; expected a name"),
+        (lambda file: file.text("fence", "name", "a name"), "fence.name: missing; expected a name"),
+        (lambda file: file.whole("gate", "delay", "a width"), "gate.delay: 0.5; expected a width"),
+        (lambda file: file.whole("gate", "shut", "a width"), "gate.shut: False; expected a width"),
+        (lambda file: file.whole("gate", "width", "a width", 4), "gate.width: 3; expected a width"),
+        (lambda file: file.whole("gate", "width", "a width", 0, 2), "gate.width: 3; expected a width"),
+        (lambda file: file.seconds("gate", "shut", "seconds"), "gate.shut: False; expected seconds"),
+        (lambda file: file.boolean("gate", "width"), "gate.width: 3; expected true or false"),
+        (lambda file: file.choice("gate", "name", Colour.RED), 'gate.name: \'north\'; expected "red" or "blue"'),
+        (lambda file: file.place("gate", "far"), "gate.far: "),
+        (lambda file: file.place("gate", "here"), "gate.here: "),
+        (lambda file: file.place("gate", "key", folder=True), "gate.key: "),
+        (lambda file: file.folder("gate", "key"), "gate.key: "),
+        (lambda file: file.folder("gate", "far"), "gate.far: "),
+        (lambda file: file.mqtt(Protocol.GRPC), '[mqtt]: server.protocol is "grpc"; say protocol = "mqtt", or leave '),
+        (lambda file: file.place("gate", "width"), "gate.width: 3; expected a path, seen from the folder of this file"),
+        (lambda file: file.pem("gate", "log"), "gate.log: 'gate.log'; expected the path of a PEM file that is there"),
+        (lambda file: file.function("gate", "name", "farm:open"), "gate.name: 'north'; expected "),
+        (lambda file: file.function("gate", "close", "farm:open"), "gate.close: 'math.pi:sqrt'; expected a module"),
+        (
+            lambda file: file.options("connection", ConnectionOptions, file.table("connection")),
+            "connection.misses: 0; expected a whole number from 1 to 1000",
+        ),
+        (lambda file: file.check_names({"gate": None, "security": ()}), "security.key: no such key; expected one of "),
+        (lambda file: file.check_names({"gates": None}), "[gate]: no such table; did you mean [gates]?"),
+    ],
+)
+def test_a_value_that_is_wrong_is_named_with_file_and_key_and_what_was_expected(
+    file: File, read: Callable[[File], Any], said: str
+) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        read(file)
+    assert str(caught.value).startswith(f"{file.path}: {said}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_may_not_be_written_to_is_refused(file: File) -> None:
+    file.path.parent.chmod(0o500)
+    with pytest.raises(InvalidOption, match="expected a folder that is there and that this user may write to"):
+        file.folder("gate", "here")
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("SecurityOptions.key: None; a server needs it", "security.key: None; a server needs it"),
+        ("CommunicatorOptions.security: none", "[security]: none"),
+        ("Server.min_clients: 0", "server.min_clients: 0"),
+        ("round 3: SecurityOptions.key", "round 3: SecurityOptions.key"),
+    ],
+)
+def test_what_options_say_of_themselves_is_put_in_the_files_words(said: str, ours: str) -> None:
+    assert in_the_files_words(InvalidOption(said)) == ours
+
+
+def test_a_table_of_which_anything_may_be_said_has_any_key(file: File) -> None:
+    file.check_names({"gate": None, "security": ("key", "certificate"), "mqtt": None, "connection": ("misses",)})
+
+
+def test_the_table_of_tls_turns_it_on(file: File, tmp_path: Path) -> None:
+    assert file.security() == SecurityOptions(key=tmp_path / "key.pem")
+    assert of(tmp_path, "[security]").security() == SecurityOptions()
+    assert of(tmp_path, "").security() is None
+
+
+def test_what_is_not_there_is_said_to_be_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        File(tmp_path / "no.toml", WHAT)
+    assert str(caught.value) == f"{tmp_path / 'no.toml'}: no such file; give the path of {WHAT}"
+
+
+def test_a_module_of_a_folder_alone_is_named_where_it_has_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder_alone").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidOption, match="folder_alone has no train: define it in folder_alone"):
+        of(tmp_path, '[gate]\nopen = "folder_alone:train"').function("gate", "open", "farm:open")
+
+
+def test_a_hint_is_the_nearest_name_or_all_of_them() -> None:
+    assert did_you_mean("prot", ("host", "port"), "server.{}") == "did you mean server.port?"
+    assert did_you_mean("banana", ("host", "port"), "[{}]") == "expected one of [host], [port]"
+    assert did_you_mean("hots", ("host", "port")) == "did you mean host?"

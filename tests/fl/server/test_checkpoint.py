@@ -1,0 +1,360 @@
+"""Checkpoints: whole or not there; and a server that is killed in any phase and goes on to the same model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fl
+import netq
+from fl.messages import Update
+from fl.server.checkpoint import Checkpoint, is_there, load
+from tests.fl.federation import SOON, A, B, C, Federation, adds, at
+
+STATE: dict[str, Any] = {
+    "number": 7,
+    "model": {"w": np.arange(6.0).reshape(2, 3), "t": torch.ones(3, dtype=torch.bfloat16)},
+    "strategy": {"name": "FedAdam", "state": {"first": {"w": np.ones(100_000, np.float32)}, "rates": [0.1, None]}},
+}
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    checkpoint = Checkpoint(path)
+    try:
+        checkpoint.save(state)
+    finally:
+        checkpoint.close()
+
+
+def assert_same(found: Mapping[str, Any]) -> None:
+    assert found["number"] == 7
+    np.testing.assert_array_equal(found["model"]["w"], STATE["model"]["w"])
+    assert torch.equal(found["model"]["t"], STATE["model"]["t"])
+    assert (found["strategy"]["state"]["first"]["w"] == 1).all()
+    assert found["strategy"]["state"]["rates"] == [0.1, None]
+
+
+def test_what_was_saved_is_loaded_and_may_be_changed(tmp_path: Path) -> None:
+    save(tmp_path / "c", STATE)
+    found = load(tmp_path / "c")
+    assert_same(found)
+    found["model"]["w"][:] = 0
+    assert_same(load(tmp_path / "c"))
+    assert sorted(os.listdir(tmp_path)) == ["c", "c.lock"]
+
+
+def test_the_one_before_is_kept_and_used_if_the_last_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "c"
+    save(path, STATE)
+    save(path, {"number": 8})
+    assert load(path) == {"number": 8}
+    whole = path.read_bytes()
+    for at_byte in (0, 9, 20, len(whole) - 1):
+        path.write_bytes(whole[:at_byte] + bytes([whole[at_byte] ^ 1]) + whole[at_byte + 1 :])
+        assert_same(load(path))
+    for size in (0, 5, 16, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert_same(load(path))
+    path.unlink()  # the machine stopped between the two renamings
+    assert_same(load(path))
+    assert caplog.text.count("going on from") == 9
+
+
+def test_without_one_that_is_whole_there_is_an_error_that_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    with pytest.raises(fl.CheckpointError, match=r"c: cannot be read \(No such file or directory\)"):
+        load(path)
+    path.write_bytes(b"PK\3\4 something else altogether")
+    with pytest.raises(fl.CheckpointError, match="c: is no checkpoint; it begins with b'PK"):
+        load(path)
+    save(path, STATE)
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(fl.CheckpointError, match="it was cut off"):
+        load(path)
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    save(path, STATE)
+    (tmp_path / "c.new").mkdir()
+    with pytest.raises(OSError, match=r"c\.new"):
+        save(path, {"number": 8})
+    assert_same(load(path))
+
+
+WRITER = """
+import sys
+from fl.server.checkpoint import Checkpoint
+
+checkpoint = Checkpoint(sys.argv[1])
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "c")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "here\n"
+        with pytest.raises(fl.CheckpointError, match="c: another process writes it; give each server a file of its"):
+            fl.Server({"w": np.zeros(1)}, checkpoint=tmp_path / "c")
+        other.kill()
+    with Federation(checkpoint=tmp_path / "c"):
+        with pytest.raises(fl.CheckpointError, match="c: another server of this process writes it"):
+            fl.Server({"w": np.zeros(1)}, checkpoint=tmp_path / "c")
+        with pytest.raises(subprocess.CalledProcessError):
+            subprocess.run(command, check=True, capture_output=True, stdin=subprocess.DEVNULL)
+    save(tmp_path / "c", STATE)
+    assert_same(load(tmp_path / "c"))
+
+
+def test_a_link_is_followed_to_the_one_before_too(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    link, real = tmp_path / "c", tmp_path / "disk" / "real"
+    link.symlink_to(real)
+    assert not is_there(link)
+    save(link, STATE)
+    save(link, {"number": 8})
+    real.unlink()
+    assert is_there(link)
+    assert_same(load(link))
+
+
+@pytest.mark.parametrize("name", ["/", ".", "/proc/x", "n" * 250])
+def test_a_name_that_no_checkpoint_can_have_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(fl.CheckpointError, match=r"is a folder; expected|cannot be written"):
+        Checkpoint(tmp_path / name)
+
+
+def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
+    class Remembers(fl.FedAvg):
+        def state(self) -> dict[str, Any]:
+            return {"seen": [A]}
+
+    with Federation(strategy=Remembers(), min_clients=1, checkpoint=tmp_path / "c") as federation:
+        federation.join(A, adds(1))
+        with pytest.raises(fl.CheckpointError, match=r"c: cannot be written: 'strategy': has a uuid\.UUID in"):
+            federation.round(1)
+    assert os.listdir(tmp_path) == ["c.lock"]
+
+
+def test_a_place_where_none_can_be_written_is_refused_before_anybody_trains(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "precious").write_text("mine")
+    for path, reason in ((tmp_path / "folder", "is a folder"), (tmp_path / "none" / "c", "its folder is not there")):
+        with pytest.raises(fl.CheckpointError, match=reason):
+            fl.Server({"w": np.zeros(3)}, at(netq.NetworkLocation("127.0.0.1", 0)), checkpoint=path)
+    assert (tmp_path / "folder" / "precious").read_text() == "mine"
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "c").symlink_to(tmp_path / "disk" / "c")
+    with Federation(checkpoint=tmp_path / "c") as federation:
+        federation.join(A, adds(4))
+        federation.join(B, adds(4))
+        for _ in range(2):
+            federation.round(2)
+    assert (tmp_path / "c").is_symlink()
+    assert load(tmp_path / "disk" / "c")["number"] == 2
+
+
+# A server that goes on
+
+
+def test_a_server_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    strategy = {"learning_rate": 0.5, "momentum": 0.5}
+    with Federation(strategy=fl.FedAvgM(**strategy), checkpoint=path) as federation:
+        federation.join(A, adds(4))
+        federation.join(B, adds(4))
+        federation.round(2)
+        federation.round(2)
+        expected = federation.w  # 2, then 2 + 0.5 * (0.5 * 4 + 4) = 5
+    assert expected == [5] * 3
+    local = at(netq.NetworkLocation("127.0.0.1", 0))
+    with fl.Server.resume(path, local, strategy=fl.FedAvgM(**strategy)) as server:
+        assert server.number == 2
+        assert server.model["w"].tolist() == expected
+    with pytest.raises(fl.CheckpointError, match="is of the strategy FedAvgM, and this is FedAvg"):
+        fl.Server.resume(path, local)
+    save(path, {"something": 1})
+    with pytest.raises(fl.CheckpointError, match="is not of a server: it has 'something'"):
+        fl.Server.resume(path, local)
+
+
+def test_a_round_that_does_not_count_writes_none(tmp_path: Path) -> None:
+    with Federation(checkpoint=tmp_path / "c") as federation:
+        federation.join(A, lambda model, config: Update({"w": model["w"] * np.nan}, 1))
+        federation.join(B, lambda model, config: Update({"w": model["w"] * np.nan}, 1))
+        federation.round(2)
+    assert not (tmp_path / "c").exists()
+
+
+SERVER = """
+import os, signal, sys
+import numpy as np
+import fl, netq
+from fl.server import checkpoint
+
+phase, path, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def die(when):
+    if phase == when and server.number == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Mortal(fl.FedAdam):
+    def config(self, number):
+        die("selected")
+        return super().config(number)
+
+    def fold(self, model, update, staleness=0):
+        super().fold(model, update, staleness)
+        die("folding")
+
+    def finish(self, model):
+        result = super().finish(model)
+        die("finished")
+        return result
+
+write = checkpoint._write
+
+def interrupted(file, body):
+    file.write(b"NETQFL01 half of it")
+    file.flush()
+    die("writing")
+    file.seek(0)
+    write(file, body)
+
+checkpoint._write = interrupted
+replace = checkpoint.Path.replace
+
+def renamed(self, target):
+    if self.name.endswith(".new"):
+        die("renaming")
+    return replace(self, target)
+
+checkpoint.Path.replace = renamed
+
+class Says(fl.Callback):
+    def client_is(self, client, state, size):
+        if state is fl.ClientState.TRAINING:
+            die("training")
+
+    def round_ends(self, report, model):
+        print(report.number, len(report.clients), flush=True)
+        die("reported")
+
+options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
+settings = dict(min_clients=3, strategy=Mortal(0.1, adaptivity=0.1), callbacks=[Says()], checkpoint=path)
+if os.path.exists(path) or os.path.exists(path + ".previous"):
+    server = fl.Server.resume(path, options, **settings)
+else:
+    server = fl.Server({"w": np.zeros(2000, np.float32)}, options, **settings)
+with server:
+    print("port", server.netloc.port, flush=True)
+    for report in server.rounds(5 - server.number):
+        pass
+    np.save(path + ".npy", server.model["w"])
+"""
+
+
+def trains(id: uuid.UUID) -> Any:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        random = np.random.default_rng([id.int, config["round"]])
+        return Update({"w": model["w"] + random.normal(size=2000).astype(np.float32)}, 1 + id.int)
+
+    return train
+
+
+@contextlib.contextmanager
+def serving(phase: str, path: Path, port: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", SERVER, phase, str(path), str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(phase: str, path: Path) -> tuple[np.ndarray[Any, Any], list[str]]:
+    """Run the federation until its server has ended, and start that again if it is killed."""
+    said: list[str] = []
+    with contextlib.ExitStack() as stack:
+        federation = stack.enter_context(Clients())
+        port = 0
+        for now in (phase, "never"):
+            with serving(now, path, port) as process:
+                assert process.stdout is not None
+                port = int(process.stdout.readline().split()[1])
+                federation.join(port)
+                said += process.stdout.read().splitlines()
+                status = process.wait(SOON)
+            if status == 0:
+                break
+            assert status == -signal.SIGKILL
+    model: np.ndarray[Any, Any] = np.load(f"{path}.npy")
+    return model, said
+
+
+class Clients:
+    """Three clients that outlive their server."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._joined = False
+
+    def __enter__(self) -> Clients:
+        from concurrent.futures import ThreadPoolExecutor
+
+        self._pool = self._stack.enter_context(ThreadPoolExecutor(3))
+        return self
+
+    def join(self, port: int) -> None:
+        if not self._joined:
+            self._joined = True
+            where = netq.NetworkLocation("127.0.0.1", port)
+            self._runs = [self._pool.submit(fl.Client(trains(id)).run, at(where, id)) for id in (A, B, C)]
+
+    def __exit__(self, *error: object) -> None:
+        for running in self._runs if not any(error) else ():
+            running.result(SOON)
+        self._stack.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray[Any, Any]:
+    model, said = run("never", tmp_path_factory.mktemp("whole") / "c")
+    assert said == [f"{number} 3" for number in range(1, 6)]
+    return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["selected", "training", "folding", "finished", "writing", "renaming", "reported"])
+def test_a_server_that_is_killed_goes_on_to_the_same_model(
+    phase: str, tmp_path: Path, undisturbed: np.ndarray[Any, Any]
+) -> None:
+    model, said = run(phase, tmp_path / "c")
+    rounds = [int(line.split()[0]) for line in said]
+    assert rounds == sorted(rounds)
+    assert set(rounds) == set(range(1, 6))
+    assert all(line.endswith(" 3") for line in said)
+    difference = float(np.abs(model - undisturbed).max() / np.abs(undisturbed).max())
+    print(f"\nkilled when {phase}: largest relative difference {difference:.1e}")
+    assert difference < 1e-6
+    assert np.abs(model).max() > 0.1

@@ -1,0 +1,722 @@
+"""Who is asked, whose answer counts, and when: enough of them, late ones, without rounds; and who may send when."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.messages import MESSAGES, Offer, Permit, Reply, Task, Update
+from netq.testing.proxy import Proxy
+from tests.fl.federation import IDS, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
+
+
+class Gate:
+    """A client that trains when it is told to, and says that it has begun."""
+
+    def __init__(self, value: float) -> None:
+        self._value = value
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.rounds: list[int] = []
+
+    def __call__(self, model: Any, config: Mapping[str, Any]) -> Update:
+        self.rounds.append(config["round"])
+        self.begun.release()
+        assert self.go_on.acquire(timeout=SOON)
+        return Update(filled(self._value), 1)
+
+    def let_go(self, times: int = 1) -> None:
+        self.go_on.release(times)
+
+
+# Enough
+
+
+def test_a_round_ends_when_enough_have_answered() -> None:
+    slow = Gate(100)
+    with Federation(strategy=fl.FedAvg(fraction=0.5, oversample=0.5)) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, slow)
+        federation.server._strategy.select = lambda number, clients: [A, B, C]  # type: ignore[method-assign]
+        federation.server.wait(3, SOON)
+        federation.join(D, gives(50))
+        report = federation.round(4)
+        assert set(report.clients) == {A, B}
+        assert report.failures == {C: fl.ClientFailure(fl.FailureKind.LATE, "enough others had answered")}
+        assert federation.w == [3] * 3
+        slow.let_go(10)
+
+
+# Late ones
+
+
+def test_a_late_update_is_stale_for_a_strategy_that_wants_none() -> None:
+    slow = Gate(100)
+    with Federation(deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, slow)
+        assert federation.round(3).failures[C].why is fl.FailureKind.LATE
+        federation.server._training.deadline = 3 * SOON
+        federation.server._strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
+        slow.let_go(10)
+        federation.server.wait(3, SOON)
+        while C not in (failures := federation.round(3).failures):
+            assert federation.w == [3] * 3
+        assert failures == {
+            C: fl.ClientFailure(fl.FailureKind.STALE, "it answered round 1 (train), which is not waited for any more")
+        }
+
+
+def test_a_late_update_counts_less_and_its_client_is_left_alone_meanwhile() -> None:
+    slow = Gate(12)
+    with Federation(strategy=fl.FedAvg(staleness=fl.polynomial(1)), deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, slow)
+        first = federation.round(3)
+        assert (set(first.clients), first.failures[C].why) == ({A, B}, fl.FailureKind.LATE)
+        second = federation.round(3)
+        assert (set(second.clients), second.failures) == ({A, B}, {})  # it was not asked
+        waiting = Gate(4)
+        federation.server._training.deadline = 3 * SOON
+        federation.join(D, waiting)
+        federation.server.wait(4, SOON)
+        slow.let_go()
+        threading.Timer(SHORT, waiting.let_go).start()
+        report = federation.round(4)
+        assert slow.rounds == [1]
+        assert set(report.clients) == {A, B, C, D}
+        assert report.staleness == {C: 2}
+        assert "4 clients (1 late)" in str(report)
+        weight = 1 / 3  # two rounds late
+        expected = (2 + 4 + 4 + weight * 12) / (3 + weight)
+        assert federation.w == pytest.approx([expected] * 3)
+        slow.let_go(10)
+        waiting.let_go(10)
+
+
+# Without rounds
+
+
+def test_fedasync_asks_whoever_has_answered_again() -> None:
+    slow, quick = Gate(100), Gate(8)
+    with Federation(strategy=fl.FedAsync(0.5, lambda late: 0.5 if late == 3 else 0.1), min_clients=1) as federation:
+        federation.join(A, quick)
+        federation.join(B, slow)
+        federation.server.wait(2, SOON)
+        values = []
+        for number in (1, 2, 3):
+            quick.let_go()
+            report = federation.round(2)
+            assert (report.number, report.clients, report.failures) == (number, (A,), {})
+            values.append(federation.w[0])
+        assert values == [4, 6, 7]
+        slow.let_go()
+        report = federation.round(2)
+        assert (report.clients, report.staleness) == ((B,), {B: 3})
+        assert federation.w == [7 + 0.25 * 93] * 3
+        for _ in range(4):
+            assert quick.begun.acquire(timeout=SOON)
+        assert (quick.rounds, slow.rounds) == ([1, 2, 3, 4], [1])
+        quick.let_go(10)
+        slow.let_go(10)
+
+
+def test_one_that_fails_is_asked_again_with_the_next_model_only() -> None:
+    asked = []
+
+    def fails(model: Any, config: Mapping[str, Any]) -> Update:
+        asked.append(config["round"])
+        raise ValueError("no data")
+
+    good = Gate(8)
+    with Federation(strategy=fl.FedAsync(1.0), min_clients=1) as federation:
+        federation.join(A, good)
+        federation.join(B, fails)
+        federation.server.wait(2, SOON)
+        for number in (1, 2):
+            threading.Timer(SHORT, good.let_go).start()
+            report = federation.round(2)
+            assert report.failures == {B: fl.ClientFailure(fl.FailureKind.FAILED, "ValueError: no data")}
+            assert asked == list(range(1, number + 1))
+        good.let_go(10)
+
+
+def test_an_asynchronous_round_without_an_update_does_not_count() -> None:
+    slow = Gate(8)
+    strategy = fl.FedAsync(1.0, staleness=lambda late: 1.0)
+    with Federation(strategy=strategy, min_clients=1, deadline=SHORT) as federation:
+        federation.join(A, slow)
+        report = federation.round(1)
+        assert (report.clients, federation.w) == ((), [0] * 3)
+        slow.let_go()
+        report = federation.round(1)
+        assert (report.clients, report.staleness, federation.w) == ((A,), {A: 1}, [8] * 3)
+        slow.let_go(10)
+
+
+# Who may send
+
+
+class Raw:
+    """A client whose every message a test sends itself."""
+
+    def __init__(self, queue: netq.Communicator) -> None:
+        self._queue = queue
+
+    def task(self) -> Task:
+        task = self._queue.get(timeout=SOON).data
+        assert type(task) is Task
+        return task
+
+    def offer(self, task: Task, size: int) -> None:
+        self._queue.put(Offer(task.job, size)).result(SOON)
+
+    def send(self, task: Task, value: float) -> None:
+        self.answer(task, Update(large(value), 1))
+
+    def answer(self, task: Task, content: Any) -> None:
+        self._queue.put(reply(task, content)).result(SOON)
+
+    def permitted(self, task: Task, within: float = SOON) -> bool:
+        try:
+            permit = self._queue.get(timeout=within).data
+        except TimeoutError:
+            return False
+        assert type(permit) is Permit
+        assert permit.job == task.job
+        return True
+
+    def close(self) -> None:
+        self._queue.close(SOON)
+
+
+SIZE = 1_000_000
+
+
+def large(value: float) -> dict[str, Any]:
+    """A model of 400 bytes that is announced as one of 1 MB."""
+    return {"w": np.full(100, value, np.float32)}
+
+
+@contextmanager
+def raw(federation: Federation, count: int) -> Iterator[list[Raw]]:
+    """So many raw clients, in a round that runs in a thread."""
+    queues = []
+    try:
+        for id in IDS[:count]:
+            options = at(federation.server.netloc, id)
+            options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, MESSAGES)
+            queues.append(netq.new(purpose=netq.Purpose.CLIENT, options=options))
+        yield [Raw(queue) for queue in queues]
+    finally:
+        for queue in queues:
+            queue.close(0)
+
+
+def test_uploads_are_admitted_one_by_one_where_there_is_no_room_for_more() -> None:
+    with Federation(large(0), memory_limit=1200) as federation, raw(federation, 3) as clients:
+        round = federation.start(federation.round, 3)
+        tasks = [client.task() for client in clients]
+        assert {task.unasked for task in tasks} == {400 // 3}
+        for client, task in zip(clients, tasks, strict=True):
+            client.offer(task, SIZE)
+        assert clients[0].permitted(tasks[0])
+        assert not clients[1].permitted(tasks[1], SHORT)
+        for number, (client, task) in enumerate(zip(clients, tasks, strict=True)):
+            assert number == 0 or client.permitted(task)
+            client.send(task, number)
+        assert set(round.result(SOON).clients) == {A, B, C}
+    assert federation.w == [1] * 100
+
+
+def test_the_permit_of_one_that_is_lost_goes_to_the_next() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        for client, task in zip(clients, tasks, strict=True):
+            client.offer(task, SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[0].close()
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        report = round.result(SOON)
+        assert (report.clients, reasons(report)) == ((B,), {A: "it has gone"})
+    assert federation.w == [7] * 100
+
+
+def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.server.dispatcher._SILENT", 0.1)
+    with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        for client, task in zip(clients, tasks, strict=True):
+            client.offer(task, SIZE)
+        assert clients[0].permitted(tasks[0])
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        report = round.result(SOON)
+        assert (report.clients, report.failures[A].why) == ((B,), fl.FailureKind.LOST)
+        assert str(report.failures[A]).startswith("it may send its update, others wait, and nothing came for")
+        clients[0].send(tasks[0], 5)  # of a round that is over: no harm
+        round = federation.start(federation.round, 2)
+        for client in clients:
+            task = client.task()
+            client.offer(task, SIZE)
+            assert client.permitted(task)
+            client.send(task, 9)
+        assert set(round.result(SOON).clients) == {A, B}
+    assert federation.w == [9] * 100
+
+
+def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl.server.dispatcher._SILENT", 0.1)
+    settings: dict[str, Any] = {"memory_limit": 1600, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
+    with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[1].send(tasks[1], 3)
+        assert round.result(SOON).clients == (B,)  # by the deadline; A keeps its place
+        federation.server._training.deadline = SOON
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        clients[1].offer(tasks[1], SIZE)
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[0].send(tasks[0], 9)
+        assert set(round.result(SOON).clients) == {A, B}
+    assert federation.w == [8] * 100
+
+
+def test_what_is_larger_than_may_be_sent_is_refused() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 3) as clients:
+        round = federation.start(federation.round, 3)
+        tasks = [client.task() for client in clients]
+        clients[0].send(tasks[0], 1)  # without an offer
+        clients[1].offer(tasks[1], 200)
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 2)  # and this is 400
+        clients[2].offer(tasks[2], 400)
+        assert clients[2].permitted(tasks[2])
+        clients[2].send(tasks[2], 3)
+        report = round.result(SOON)
+        assert reasons(report) == {
+            A: "it sent 400 bytes, and might send 133; expected an offer first",
+            B: "it sent 400 bytes, and might send 200; expected an offer first",
+        }
+    assert federation.w == [3] * 100
+
+
+def test_who_sends_while_it_waits_for_a_permit_harms_nobody() -> None:
+    settings: dict[str, Any] = {"memory_limit": 2000, "min_clients": 3, "evaluate": True, "strategy": fl.FedAsync(1.0)}
+    with Federation(large(0), **settings) as federation, raw(federation, 3) as clients:
+        round = federation.start(federation.round, 3)
+        tasks = [client.task() for client in clients]
+        clients[0].offer(tasks[0], SIZE)
+        assert clients[0].permitted(tasks[0])
+        clients[1].offer(tasks[1], SIZE)  # waits
+        clients[2].send(tasks[2], 3)
+        question = clients[2].task()
+        assert question.job.purpose == "evaluate"
+        clients[0].send(tasks[0], 1)
+        clients[1].send(tasks[1], 2)  # while others evaluate, and nobody takes it
+        clients[2].answer(question, fl.Report(1))
+        assert round.result(SOON).clients == (C,)
+        found = []
+        for client in (0, 1):
+            round = federation.start(federation.round, 3)
+            question = clients[client].task()
+            assert question.job.purpose == "evaluate"
+            clients[client].answer(question, fl.Report(1))
+            found += round.result(SOON).clients
+        assert found == [A, B]
+
+
+def test_offers_that_are_out_of_place_get_nothing() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 1) as (client,):
+        round = federation.start(federation.round, 1)
+        task = client.task()
+        old = Task(fl.messages.Job(task.job.run, 0, "train"), {}, {})
+        client.offer(old, SIZE)
+        assert not client.permitted(old, SHORT)
+        client.offer(task, SIZE)
+        client.offer(task, SIZE)  # twice: one permit will do, another is no harm
+        assert client.permitted(task)
+        client.send(task, 7)
+        assert round.result(SOON).clients == (A,)
+
+
+def test_where_there_is_room_for_all_nobody_asks() -> None:
+    with Federation(large(0)) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        for client in clients:
+            task = client.task()
+            assert task.unasked > 400
+            client.send(task, 3)
+        assert set(round.result(SOON).clients) == {A, B}
+
+
+def test_clients_offer_what_is_larger_than_they_may_send() -> None:
+    model = {"w": np.zeros(1000, np.float32)}
+    with Federation(model, memory_limit=12_000) as federation:
+        for number, id in enumerate(IDS):
+            federation.join(id, adds(number))
+        for times in (1, 2):
+            report = federation.round(4)
+            assert (set(report.clients), report.failures) == (set(IDS), {})
+            assert federation.w == [1.5 * times] * 1000
+
+
+def test_a_memory_limit_is_three_models_at_least() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Server\.memory_limit: 1199; expected 1200 bytes, three models"):
+        fl.Server(large(0), memory_limit=1199)
+
+
+def test_reasons_have_a_kind() -> None:
+    def fails(model: Any, config: Mapping[str, Any]) -> Update:
+        raise ValueError("no data")
+
+    with Federation(min_clients=1) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, fails)
+        federation.join(C, lambda model, config: Update(filled(np.nan), 1))
+        federation.join_raw(D, lambda task: ["hello"])
+        report = federation.round(4)
+    assert report.clients == (A,)
+    assert {peer: refusal.why for peer, refusal in report.failures.items()} == {
+        B: fl.FailureKind.FAILED,
+        C: fl.FailureKind.INVALID,
+        D: fl.FailureKind.UNREADABLE,
+    }
+    assert isinstance(report.failures[C].reason, str)
+    assert all(isinstance(peer, uuid.UUID) for peer in report.failures)
+
+
+def test_replies_are_answers_to_jobs() -> None:
+    job = fl.messages.Job(1, 2, "train")
+    assert Reply(job, Update({}, 1)).job == job
+
+
+def test_fedbuff_is_given_the_changes_from_what_each_client_was_sent() -> None:
+    slow = Gate(100)
+    with Federation(strategy=fl.FedBuff(2, staleness=lambda late: 0.5), min_clients=1) as federation:
+        federation.join(A, adds(6))
+        federation.join(B, slow)
+        assert federation.round(2).clients == (A,)  # twice
+        assert federation.w == [6] * 3
+        assert slow.begun.acquire(timeout=SOON)
+        slow.let_go()
+        federation.server._strategy.select = lambda number, clients: [A][: number < 3]  # type: ignore[method-assign]
+        while B not in (report := federation.round(2)).clients:
+            pass
+        assert report.staleness == {B: report.number - 1}
+        slow.let_go(10)
+
+
+# What must not be left behind by a round for the next
+
+
+def test_a_permit_that_was_used_is_free_for_others_in_the_next_round() -> None:
+    model = {"w": np.zeros(1000, np.float32)}
+    strategy = fl.FedAvg(fraction=0.5)
+    with Federation(model, strategy=strategy, memory_limit=12_000, deadline=SOON) as federation:
+        for number, id in enumerate(IDS):
+            federation.join(id, adds(number))
+        federation.server.wait(4, SOON)
+        reports = [federation.round(4) for _ in range(8)]
+    assert all(len(report.clients) == 2 and not report.failures for report in reports)
+    assert {client for report in reports for client in report.clients} == set(IDS)
+
+
+def test_two_that_are_lost_at_once_with_offers_open_cost_nobody_else_anything() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 4) as clients:
+        round = federation.start(federation.round, 4)
+        tasks = [client.task() for client in clients]
+        for client, task in zip(clients[:3], tasks[:3], strict=True):
+            client.offer(task, SIZE)
+        assert clients[0].permitted(tasks[0])
+        for client in clients[:3]:
+            client.close()
+        clients[3].offer(tasks[3], SIZE)
+        assert clients[3].permitted(tasks[3])
+        clients[3].send(tasks[3], 7)
+        report = round.result(SOON)
+        assert (report.clients, set(report.failures)) == ((D,), {A, B, C})
+
+
+def test_an_offer_of_more_than_any_update_has_is_refused() -> None:
+    with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 2) as clients:
+        round = federation.start(federation.round, 2)
+        tasks = [client.task() for client in clients]
+        clients[0].offer(tasks[0], 2**62)
+        clients[1].offer(tasks[1], SIZE)
+        assert clients[1].permitted(tasks[1])
+        clients[1].send(tasks[1], 7)
+        report = round.result(SOON)
+        assert reasons(report) == {A: f"it offers {2**62} bytes; expected 1001600 at most"}
+
+
+def test_clients_that_are_all_late_are_waited_for_and_not_asked_anew() -> None:
+    first, second = Gate(2), Gate(4)
+    with Federation(strategy=fl.FedAvg(staleness=lambda late: 1.0), deadline=SHORT) as federation:
+        federation.join(A, first)
+        federation.join(B, second)
+        assert federation.round(2).clients == ()
+        federation.server._training.deadline = 3 * SOON
+        threading.Timer(SHORT, first.let_go).start()
+        threading.Timer(2 * SHORT, second.let_go).start()
+        report = federation.round(2)
+        assert set(report.clients) == {A, B}
+        assert report.staleness == {A: 1, B: 1}
+        assert (first.rounds, second.rounds) == ([1], [1])
+        first.let_go(10)
+        second.let_go(10)
+
+
+def test_those_who_are_busy_count_among_those_who_are_needed() -> None:
+    """One client that is idle must not make a model where three are needed."""
+    slow = [Gate(4), Gate(6)]
+    strategy = fl.FedAvg(staleness=lambda late: 1.0)
+    with Federation(strategy=strategy, min_clients=3, deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, slow[0])
+        federation.join(C, slow[1])
+        for _ in range(2):
+            assert federation.round(3).clients == ()
+        assert federation.w == [0] * 3
+        for gate in slow:
+            gate.let_go(20)
+
+
+class Once(fl.FedAvg):
+    """Fails in its first `fold`, as a full disk does."""
+
+    failed = False
+
+    def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+        if not self.failed:
+            self.failed = True
+            raise OSError(28, "No space left on device")
+        assert staleness == 0
+        super().fold(model, update, staleness)
+
+
+def test_a_round_that_was_broken_off_leaves_nobody_busy() -> None:
+    slow = Gate(4)
+    with Federation(strategy=Once()) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, slow)
+        federation.server.wait(2, SOON)
+        with pytest.raises(OSError, match="No space left"):
+            federation.server.round()
+        slow.let_go(2)
+        report = federation.round(2)
+        assert (set(report.clients), report.staleness) == ({A, B}, {})
+        assert federation.w == [3] * 3
+        slow.let_go(10)
+
+
+def test_an_interrupt_in_an_evaluation_leaves_nobody_busy() -> None:
+    def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
+        return fl.Report(1, {"accuracy": 0.5})
+
+    class Interrupts(fl.Callback):
+        asked = 0
+
+        def client_is(self, client: uuid.UUID, state: fl.ClientState, size: int) -> None:
+            self.asked += state is fl.ClientState.TRAINING
+            if self.asked == 3:  # the first that is asked to evaluate
+                self.asked = 100
+                raise KeyboardInterrupt
+
+    with Federation(evaluate=True, callbacks=[Interrupts()]) as federation:
+        federation.join(A, adds(1), evaluate)
+        federation.join(B, adds(1), evaluate)
+        federation.server.wait(2, SOON)
+        with pytest.raises(KeyboardInterrupt):
+            federation.server.round()
+        for number in (2, 3):
+            report = federation.round(2)
+            assert (set(report.clients), report.evaluation) == ({A, B}, {"accuracy": 0.5})
+            assert federation.w == [number] * 3
+
+
+def test_an_evaluation_between_asynchronous_models_mixes_nothing_up() -> None:
+    def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
+        return fl.Report(1, {"w": float(model["w"][0])})
+
+    with Federation(strategy=fl.FedAsync(1.0, lambda late: 1.0), min_clients=1, evaluate=True) as federation:
+        for number, id in enumerate(IDS):
+            federation.join(id, gives(number + 1), evaluate)
+        federation.server.wait(4, SOON)
+        for _ in range(20):
+            report = federation.round(4)
+            (client,) = report.clients
+            assert federation.w == [client.int] * 3, "each model is one client's"
+            assert report.failures == {}
+
+
+def test_a_model_that_is_no_longer_finite_is_not_taken() -> None:
+    class Explodes(fl.FedAvg):
+        def finish(self, model: Any) -> Any:
+            result: Any = super().finish(model)
+            return {name: array * np.float32(np.inf) for name, array in result.items()}
+
+    with Federation(strategy=Explodes()) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        report = federation.round(2)
+        assert report.clients == ()
+        assert federation.w == [0] * 3
+        assert all("NaN or infinity" in reason for reason in reasons(report).values())
+
+
+@pytest.mark.parametrize("strategy", [fl.FedAvgM(), fl.FedAdam(), fl.Scaffold()], ids=lambda each: type(each).__name__)
+def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) -> None:
+    """Else no model of the next rounds would be finite."""
+    finish, update = type(strategy).finish, Update(filled(1), 1, extra=filled(1))
+
+    def explodes(model: Any) -> Any:
+        for array in strategy.state().get("velocity", strategy.state().get("first", strategy.state())).values():
+            (array["w"] if isinstance(array, dict) else array)[:] = np.inf
+        with np.errstate(all="ignore"):
+            return {name: array * np.float32(np.inf) for name, array in finish(strategy, model).items()}
+
+    with Federation(strategy=strategy, min_clients=1) as federation:
+        federation.join(A, lambda model, config: update)
+        assert federation.round(1).clients == (A,)
+        strategy.finish = explodes
+        assert set(reasons(federation.round(1))) == {A}
+        del strategy.finish
+        assert federation.round(1).clients == (A,)
+        assert np.isfinite(federation.server.model["w"]).all()
+
+
+def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(fl.FedAvg):
+        def finish(self, model: Any) -> Any:
+            result = super().finish(model)
+            if result["w"][0] == 3:
+                raise ZeroDivisionError("by zero")
+            return result
+
+    with Federation(strategy=Fails(), min_clients=1) as federation:
+        federation.join(A, lambda model, config: Update(filled(2 + config["round"]), 1))
+        report = federation.round(1)
+        why = "the round does not count: the strategy could not finish it: ZeroDivisionError: by zero"
+        assert report.failures == {A: fl.ClientFailure(fl.FailureKind.VOID, why)}
+        assert federation.w == [0] * 3
+        assert federation.round(1).clients == (A,)
+        assert federation.w == [4] * 3
+    assert "test_collector.py" in caplog.text, "its traceback is in the log"
+
+
+def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(fl.FedAvg):
+        def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+            raise ZeroDivisionError("by zero")
+
+    with Federation(strategy=Fails()) as federation:
+        for id in IDS:
+            federation.join(id, gives(1))
+        for times in (1, 2):
+            report = federation.round(4)
+            assert {refusal.why for refusal in report.failures.values()} == {fl.FailureKind.ERROR}
+            assert len(report.failures) == 4
+            assert caplog.text.count("Traceback") == times
+
+
+def test_one_that_never_answers_is_late_and_another_takes_its_place() -> None:
+    hung = Gate(1)
+    strategy = fl.FedAsync(fraction=0.25)
+    strategy.select = lambda number, clients: [A] if number == 1 else [B]  # type: ignore[method-assign]
+    with Federation(strategy=strategy, min_clients=2, deadline=SHORT) as federation:
+        federation.join(A, hung)
+        federation.join(B, gives(8))
+        report = federation.round(2)
+        assert (report.clients, report.failures[A].why) == ((), fl.FailureKind.LATE)
+        for _ in range(3):
+            report = federation.round(2)
+            assert (report.clients, dict(report.failures)) == ((B,), {})
+        hung.let_go(10)
+
+
+def test_models_that_slow_readers_are_being_sent_are_not_many_at_once() -> None:
+    """There is room for one old model: of those on slow links, who were all asked at another, the first is not taken
+    its task back.
+    """
+    size = 4_000_000
+    model = {"w": np.zeros(size // 4, np.float32)}
+    strategy = fl.FedAsync()
+    with ExitStack() as stack:
+        federation = stack.enter_context(Federation(model, strategy=strategy, min_clients=1, memory_limit=3 * size))
+        federation.join(A, lambda model, config: Update(model, 1))
+        federation.server.wait(1, SOON)
+        for count, id in enumerate([B, C, D], start=2):
+            proxy = stack.enter_context(Proxy(federation.server.netloc))
+            proxy.bandwidth = 100_000
+            options = at(proxy.netloc, id)
+            queue = netq.new(purpose=netq.Purpose.CLIENT, options=replace(options, serialization=MESSAGES))
+            stack.callback(queue.close, 0)
+            federation.server.wait(count, SOON)
+            assert federation.round(count).clients == (A,)
+        federation.round(4)
+        tasks = {asked.job.round for peer, asked in federation.server._exchange._asked.items() if peer != A}
+        assert len(tasks - {federation.server.number}) == 1
+
+
+def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
+    gates = {id: Gate(1) for id in IDS}
+    strategy = fl.FedBuff(2, fraction=0.5, seed=1)
+    begun: list[uuid.UUID] = []
+
+    class Begun(fl.Callback):
+        def client_is(self, client: uuid.UUID, state: fl.ClientState, size: int) -> None:
+            if state is fl.ClientState.TRAINING:
+                begun.append(client)
+
+    with Federation(strategy=strategy, min_clients=1, callbacks=[Begun()]) as federation:
+        for id, gate in gates.items():
+            federation.join(id, gate)
+            gate.let_go(100)
+        federation.server.wait(4, SOON)
+        for _ in range(10):
+            before = len(begun)
+            busy = len(federation.server._exchange.busy)
+            report = federation.round(4)
+            assert not report.failures
+            assert busy + len(begun) - before == 2 + 1, "two at work, and one more when the first had answered"
+    assert set(begun) == set(IDS), "each has its turn"
+
+
+def test_a_flood_of_stale_answers_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    def flood(task: Task) -> list[Any]:
+        old = Reply(fl.messages.Job(task.job.run, 0, "train"), Update(filled(9), 1))
+        return [*[old] * 500, reply(task, Update(filled(4), 1))]
+
+    with Federation() as federation:
+        federation.join(A, gives(2))
+        federation.join_raw(B, flood)
+        assert set(federation.round(2).clients) == {A, B}
+        assert federation.w == [3] * 3
+    assert caplog.text.count("is not waited for (any more)") == 1
+
+
+@pytest.mark.parametrize("limit", [1e9, True, "1200"])
+def test_a_memory_limit_is_a_whole_number(limit: Any) -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Server\.memory_limit"):
+        fl.Server(large(0), memory_limit=limit)

@@ -1,0 +1,1112 @@
+"""Rounds over real sockets: whose updates count, who is left out and why, and what the model is then.
+
+Models are chosen so that their means are exact floats: `==` means it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import math
+import os
+import queue
+import re
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fl
+import netq
+from fl.messages import Failure, Job, Reply, Report, Task, Update
+from fl.tensors import serialization
+from tests.fl.federation import (
+    IDS,
+    SHORT,
+    SOON,
+    A,
+    B,
+    C,
+    D,
+    Federation,
+    Train,
+    at,
+    filled,
+    gives,
+    reasons,
+    reply,
+    zeros,
+)
+
+
+class Said(logging.Handler):
+    """What a logger says, for those who wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.put(record.getMessage())
+
+    def wait_for(self, pattern: str) -> str:
+        while not re.search(pattern, line := self._lines.get(timeout=SOON)):
+            pass
+        return line
+
+
+@pytest.fixture
+def said() -> Iterator[Said]:
+    handler = Said()
+    logger = logging.getLogger("netq.fl")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
+
+
+# What a round makes of good updates.
+
+
+def test_rounds_are_fedavg() -> None:
+    random = np.random.default_rng(1)
+    start: dict[str, Any] = {"a": random.normal(size=(31, 7)).astype(np.float32), "b": random.normal(size=5)}
+    shifts = {id: random.normal() for id in IDS}
+    numbers = {id: 3 * n + 1 for n, id in enumerate(IDS)}
+
+    def trains(id: uuid.UUID) -> Train:
+        def train(model: Any, config: Mapping[str, Any]) -> Update:
+            moved = {name: np.cos(array + shifts[id]).astype(array.dtype) for name, array in model.items()}
+            return Update(moved, numbers[id])
+
+        return train
+
+    expected = {name: array.astype(np.float64) for name, array in start.items()}
+    with Federation(start, min_clients=4) as federation:
+        for id in IDS:
+            federation.join(id, trains(id))
+        reports = list(federation.server.rounds(5))
+        for _ in range(5):
+            total = sum(numbers.values())
+            expected = {
+                name: sum(np.cos(array + shifts[id]) * (numbers[id] / total) for id in IDS)
+                for name, array in expected.items()
+            }
+        assert [report.number for report in reports] == [1, 2, 3, 4, 5]
+        for report in reports:
+            assert (set(report.clients), report.failures) == (set(IDS), {})
+        assert federation.server.model.keys() == start.keys()
+        for name in start:
+            np.testing.assert_allclose(federation.server.model[name], expected[name], rtol=1e-6, atol=1e-6)
+
+
+def test_weights_are_numbers_of_examples() -> None:
+    with Federation() as federation:
+        federation.join(A, gives(0, 1))
+        federation.join(B, gives(8, 3))
+        federation.round(2)
+        assert federation.w == [6, 6, 6]
+
+
+def test_numpy_models_keep_their_form() -> None:
+    model: dict[str, Any] = {
+        "f2": np.ones((2, 3), np.float16),
+        "f4": np.asfortranarray(np.ones((4, 5), np.float32)),
+        "f8": np.ones((), np.float64),
+        "c8": np.ones(3, np.complex64),
+        "num_batches_tracked": np.array(4, np.int64),
+        "u1": np.full(3, 250, np.uint8),
+        "bool": np.array([True, False]),
+        "empty": np.ones((0, 3), np.float32),
+    }
+    with Federation(model) as federation:
+        for id in (A, B):
+            federation.join(id, lambda model, config: Update(model, 1))
+        federation.round(2)
+        result = federation.server.model
+        assert list(result) == list(model)
+        for name, array in model.items():
+            assert type(result[name]) is np.ndarray
+            assert (result[name].dtype, result[name].shape) == (array.dtype, array.shape)
+            np.testing.assert_array_equal(result[name], array)
+
+
+def test_torch_models_stay_torch_with_numpy_clients() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    start = module.state_dict()
+
+    def by_torch(model: Any, config: Mapping[str, Any]) -> Update:
+        assert all(type(tensor) is torch.Tensor for tensor in model.values())
+        mine = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+        mine.load_state_dict(model)
+        state = mine.state_dict()
+        state["0.weight"] += 2
+        state["1.num_batches_tracked"] += 4
+        return Update(state, 1)
+
+    def by_numpy(model: Any, config: Mapping[str, Any]) -> Update:
+        arrays = {name: np.asarray(tensor) for name, tensor in model.items()}
+        arrays["1.num_batches_tracked"] = arrays["1.num_batches_tracked"] + 2
+        return Update(arrays, 1)
+
+    with Federation(start) as federation:
+        federation.join(A, by_torch)
+        federation.join(B, by_numpy)
+        report = federation.round(2)
+        assert report.failures == {}
+        result: Any = federation.server.model
+        assert list(result) == list(start)
+        for name, tensor in start.items():
+            assert type(result[name]) is torch.Tensor
+            assert (result[name].dtype, result[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(result["1.num_batches_tracked"], torch.tensor(3))
+        torch.testing.assert_close(result["0.weight"], start["0.weight"] + 1, rtol=0, atol=1e-6)
+        assert torch.equal(result["1.running_var"], start["1.running_var"])
+
+
+def test_each_client_has_memory_of_its_own() -> None:
+    start, seen = zeros(), []
+
+    def spoils(model: Any, config: Mapping[str, Any]) -> Update:
+        seen.append(model["w"].tolist())
+        model["w"][:] += 8
+        return Update(model, 1)
+
+    def looks(model: Any, config: Mapping[str, Any]) -> Update:
+        seen.append(model["w"].tolist())
+        return Update(model, 1)
+
+    with Federation(start) as federation:
+        federation.join(A, spoils)
+        federation.join(B, looks)
+        federation.round(2)
+        assert federation.w == [4] * 3
+        assert start["w"].tolist() == [0] * 3
+        between = federation.server.model["w"]
+        federation.round(2)
+        assert federation.w == [8] * 3
+        assert between.tolist() == [4] * 3
+    assert seen == [[0] * 3] * 2 + [[4] * 3] * 2
+
+
+def test_clients_are_told_round_and_config() -> None:
+    told: list[Any] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        told.append(config)
+        return Update(model, 1)
+
+    class Cools(fl.FedAvg):
+        def config(self, number: int) -> Mapping[str, Any]:
+            return {"rate": 1 / number, "layers": ["a", "b"]}
+
+    settings: dict[str, Any] = {"strategy": Cools(), "config": {"rate": 99, "device": {"cpu": True}}, "min_clients": 1}
+    with Federation(**settings) as federation:
+        federation.join(A, train)
+        for _ in federation.server.rounds(2):
+            pass
+    both = {"layers": ["a", "b"], "device": {"cpu": True}}
+    assert told == [{**both, "round": 1, "rate": 1.0}, {**both, "round": 2, "rate": 0.5}]
+
+
+class Tells(fl.FedAvg):
+    """A strategy whose config is made anew in each round."""
+
+    def config(self, number: int) -> Mapping[str, Any]:
+        return {"folder": Path("data")}
+
+
+def test_a_config_that_no_client_could_read_is_an_error_here() -> None:
+    with Federation(strategy=Tells(), min_clients=1) as federation:
+        federation.join(A, gives(1))
+        with pytest.raises(netq.InvalidOption, match=r"Tells\.config: 'folder': has a pathlib\.PosixPath in it; expec"):
+            federation.round(1)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": [np.zeros(3)]}, "model: [array([0., 0., 0.])]; expected a dict of arrays or tensors by name"),
+    ({"model": {}}, "model: {}; expected a dict of arrays"),
+    ({"options": ("127.0.0.1", 5000)}, "options: ('127.0.0.1', 5000); expected a netq.CommunicatorOptions"),
+    ({"strategy": fl.FedAvg}, "strategy: <class 'fl.strategies.fedavg.FedAvg'>; expected an object, as in fl.FedAvg()"),
+    ({"strategy": "FedAvg"}, "strategy: 'FedAvg'; expected an object"),
+    ({"min_clients": 2.5}, "min_clients: 2.5; expected 1 or more, a whole number"),
+    ({"min_clients": True}, "min_clients: True; expected"),
+    ({"deadline": None}, "deadline: None; expected seconds, more than 0"),
+    ({"deadline": "5"}, "deadline: '5'; expected seconds"),
+    ({"grace": -1}, "grace: -1; expected seconds, 0 or more"),
+    ({"evaluate": "yes"}, "evaluate: 'yes'; expected True or False"),
+    ({"config": 3}, "config: 3; expected a dict of plain values by name"),
+    ({"config": {"x": [print]}}, "config: 'x': has a builtins.builtin_function_or_method in it; expected plain values"),
+    ({"config": {"round": 5}}, "config: 'round' is the number of the round; expected another name"),
+    ({"callbacks": fl.Callback()}, "callbacks: <fl.callbacks.base.Callback object at"),
+    ({"callbacks": ["x"]}, "callbacks: 'x'; expected objects of classes that inherit from fl.Callback"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[said[:20] for _, said in WRONG])
+def test_what_cannot_be_an_argument_is_named(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=f"^Server.{re.escape(said)}"):
+        fl.Server(**{"model": zeros(), **wrong})
+
+
+def test_a_client_wants_functions_and_options() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"Client\.train: None; expected a function"):
+        fl.Client(None)  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match=r"Client\.evaluate: 5; expected a function"):
+        fl.Client(gives(1), 5)  # type: ignore[arg-type]
+    with pytest.raises(netq.InvalidOption, match=r"Client\.run: options: \('h', 1\); expected a netq\.Commun"):
+        fl.Client(gives(1)).run(("h", 1))  # type: ignore[arg-type]
+
+
+def test_a_strategy_that_needs_more_than_min_clients_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(strategy=fl.MultiKrum(byzantine=3), min_clients=2):
+        pass
+    assert "MultiKrum needs 9 updates; with min_clients=2 a round may come to nothing" in caplog.text
+
+
+def test_a_client_says_what_is_wrong_with_its_own_update(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation(min_clients=1) as federation:
+        federation.join(A, gives(1))
+        federation.join(B, lambda model, config: fl.Update({"w": np.full(3, np.nan, np.float32)}, 1))
+        federation.join(C, lambda model, config: fl.Update(filled(1), 0))
+        assert set(federation.round(3).failures) == {B, C}
+    assert "round 1: the update is not like the model, and most strategies refuse it: 'w' holds NaN" in caplog.text
+    assert "round 1: train failed: num_examples: int 0; expected a whole number above 0" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+def test_metrics_are_means_by_number_of_examples() -> None:
+    with Federation() as federation:
+        federation.join(A, gives(0, 1, loss=1.0, only=5.0))
+        federation.join(B, gives(0, 3, loss=3.0))
+        report = federation.round(2)
+    assert report.metrics == {"loss": 2.5, "only": 5.0}
+    assert report.evaluation == {}
+
+
+def test_means_of_metrics_do_not_overflow() -> None:
+    with Federation() as federation:
+        federation.join(A, gives(0, 1, loss=1.5e308))
+        federation.join(B, gives(0, 1, loss=-1.5e308))
+        federation.join(C, gives(0, 2, loss=1e308))
+        assert federation.round(3).metrics["loss"] == pytest.approx(0.5e308)
+
+
+def test_the_new_model_is_evaluated_by_those_whose_updates_are_in_it() -> None:
+    asked = []
+
+    def evaluates(number: int) -> Any:
+        def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
+            asked.append((config["round"], model["w"].tolist()))
+            return Report(number, {"accuracy": 1.0 if number == 1 else 0.0})
+
+        return evaluate
+
+    with Federation(evaluate=True) as federation:
+        federation.join(A, gives(2), evaluates(1))
+        federation.join(B, gives(4), evaluates(3))
+        federation.join(C, gives(6))  # cannot evaluate: that takes nothing from its update
+        federation.join(D, gives(math.nan), evaluates(5))
+        report = federation.round(4)
+        assert federation.w == [4] * 3
+    assert asked == [(1, [4] * 3)] * 2
+    assert report.evaluation == {"accuracy": 0.25}
+    assert (set(report.clients), set(report.failures)) == ({A, B, C}, {D})
+
+
+def test_huge_numbers_of_examples_and_metrics_are_no_crash() -> None:
+    with Federation(evaluate=True) as federation:
+        federation.join(A, gives(1, 1, loss=1e308), lambda model, config: Report(2**53, {"accuracy": 0.5}))
+        federation.join(B, gives(3, 1, loss=1e308), lambda model, config: Report(2**53, {"accuracy": 0.5}))
+        federation.join(C, gives(9, 10**400))
+        report = federation.round(3)
+        assert federation.w == [2] * 3
+    assert list(report.failures) == [C]
+    assert report.failures[C].why in (fl.FailureKind.FAILED, fl.FailureKind.UNREADABLE, fl.FailureKind.INVALID)
+    assert report.metrics == {"loss": 1e308}
+    assert report.evaluation == {"accuracy": 0.5}
+
+
+def test_bytes_and_seconds_are_those_of_the_round() -> None:
+    model = {"w": np.zeros(250_000, np.float32)}
+    size = model["w"].nbytes
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update(model, 1)
+
+    with Federation(model) as federation:
+        federation.join(A, train)
+        federation.join(B, train)
+        federation.start(_leaves, at(federation.server.netloc, C), [Update({"w": np.zeros(2_000_000)}, 1)])
+        begin = time.monotonic()
+        reports = [federation.round(clients) for clients in (3, 3, 2)]  # it leaves in the second
+        elapsed = time.monotonic() - begin
+    assert 0 < sum(report.seconds for report in reports) <= elapsed
+    assert 16_000_000 + 2 * size < reports[0].bytes_in < 16_000_000 + 2 * size + 10_000
+    assert 3 * size < reports[0].bytes_out < 3 * size + 10_000
+    assert reasons(reports[1]) == {C: "it has gone"}
+    for report in reports[1:]:
+        assert 2 * size < report.bytes_in < 2 * size + 10_000
+        assert 2 * size < report.bytes_out < 2 * size + 10_000
+
+
+def _leaves(options: netq.CommunicatorOptions, answers: Sequence[Any]) -> None:
+    """A client that answers the first tasks so, and leaves when there comes another."""
+    options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
+    with netq.new(options=options) as server:
+        for answer in answers:
+            server.put(reply(server.get().data, answer)).result(SOON)
+        server.get()
+
+
+def test_a_report_prints_as_one_line() -> None:
+    report = fl.RoundReport(
+        3,
+        (A, B),
+        {C: fl.ClientFailure(fl.FailureKind.FAILED, "no")},
+        {"loss": 0.123456},
+        {"accuracy": 0.9},
+        1.234,
+        5_000_000,
+        12_345,
+    )
+    assert (
+        str(report)
+        == "round 3: 2 clients, 1 failed, loss 0.1235, evaluated accuracy 0.9, 1.23 s, 5.00 MB in, 12.35 kB out"
+    )
+
+
+# Who takes part.
+
+
+def test_a_fraction_of_the_clients_takes_part() -> None:
+    asked: list[uuid.UUID] = []
+
+    def trains(id: uuid.UUID) -> Train:
+        def train(model: Any, config: Mapping[str, Any]) -> Update:
+            asked.append(id)
+            return Update(model, 1)
+
+        return train
+
+    with Federation(strategy=fl.FedAvg(fraction=0.5)) as federation:
+        for id in IDS:
+            federation.join(id, trains(id))
+        for _ in range(8):
+            asked.clear()
+            report = federation.round(4)
+            assert len(report.clients) == 2
+            assert set(asked) == set(report.clients)
+            assert report.failures == {}
+
+
+def test_a_round_counts_if_all_are_good_where_fewer_than_min_clients_are_selected() -> None:
+    with Federation(strategy=fl.FedAvg(fraction=0.25), min_clients=4) as federation:
+        for id in IDS:
+            federation.join(id, gives(5))
+        assert len(federation.round(4).clients) == 1
+        assert federation.w == [5] * 3
+
+
+class Selects(fl.FedAvg):
+    def __init__(self, *selected: uuid.UUID) -> None:
+        super().__init__()
+        self._selected = selected
+
+    def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
+        return self._selected
+
+
+def test_a_strategy_that_selects_nobody_asks_nobody() -> None:
+    asked = threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        asked.set()
+        return Update(filled(9), 1)
+
+    with Federation(strategy=Selects(), min_clients=1) as federation:
+        federation.join(A, train)
+        report = federation.round(1)
+        assert (report.clients, report.failures, report.bytes_out) == ((), {}, 0)
+        assert federation.w == [0] * 3
+    assert not asked.is_set()
+
+
+def test_one_that_is_selected_twice_is_asked_once_and_one_that_is_not_there_has_gone() -> None:
+    asked: list[int] = []
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        asked.append(config["round"])
+        return Update(filled(4), 1)
+
+    with Federation(strategy=Selects(A, A, D), min_clients=1) as federation:
+        federation.join(A, train)
+        federation.join(B, gives(8))
+        for _ in range(2):
+            report = federation.round(2)
+            assert report.clients == (A,)
+            assert reasons(report) == {D: "it has gone"}
+    assert asked == [1, 2]
+
+
+def test_the_server_waits_for_min_clients_and_says_so(said: Said) -> None:
+    with Federation(min_clients=2) as federation:
+        report = federation.start(federation.server.round)
+        said.wait_for("waiting for clients: 0 of 2 are connected")
+        federation.join(A, gives(2))
+        said.wait_for("waiting for clients: 1 of 2 are connected")
+        federation.join(B, gives(4))
+        assert set(report.result(SOON).clients) == {A, B}
+
+
+def test_waiting_ends_by_time_or_by_closing() -> None:
+    with Federation() as federation:
+        with pytest.raises(TimeoutError, match="0 of 1 clients are connected after 0 s"):
+            federation.server.wait(1, timeout=0)
+        assert federation.server.wait(0, timeout=0) == ()
+        waiting = federation.start(federation.server.round)
+        federation.server.close()
+        with pytest.raises(netq.Closed, match="this server is closed"):
+            waiting.result(SOON)
+        federation._runs.remove(waiting)
+        with pytest.raises(netq.Closed):
+            federation.server.round()
+
+
+def test_a_server_that_is_closed_in_mid_round_ends_the_round() -> None:
+    training, free = threading.Event(), threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        training.set()
+        free.wait(SOON)
+        return Update(model, 1)
+
+    with Federation(min_clients=1) as federation:
+        run = federation.join(A, train)
+        running = federation.start(federation.server.round)
+        assert training.wait(SOON)
+        federation.start(federation.server.close)
+        with pytest.raises(netq.Closed):
+            running.result(SOON)
+        federation._runs.remove(running)
+        assert not run.done()
+        free.set()
+
+
+def test_a_server_that_fails_says_no_goodbye_and_the_next_one_finds_its_clients() -> None:
+    first = fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(fl.Client(gives(3.0)).run, at(first.netloc))
+        first.wait(1, SOON)
+        first.__exit__(LookupError, LookupError("a bug of the script"), None)
+        with fl.Server(zeros(), at(first.netloc), min_clients=1) as second:
+            second.wait(1, SOON)
+            assert len(second.round().clients) == 1
+        run.result(SOON)
+
+
+class FailsOnce(fl.FedAvg):
+    """A strategy with a bug, or a full disk."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._errors = [error]
+
+    def finish(self, model: Any) -> Any:
+        if self._errors:
+            raise self._errors.pop()
+        return super().finish(model)
+
+
+@pytest.mark.parametrize(("error", "raised"), [(LookupError("a bug"), False), (OSError("full"), True)])
+def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next(error: Exception, raised: bool) -> None:
+    values = iter([100.0, 1.0])
+    with Federation(strategy=FailsOnce(error), min_clients=1) as federation:
+        federation.join(A, lambda model, config: fl.Update(filled(next(values)), 1))
+        federation.server.wait(1, SOON)
+        with pytest.raises(OSError, match="full") if raised else contextlib.nullcontext():
+            assert federation.server.round().failures[A].why is fl.FailureKind.VOID
+        federation.round(1)
+        assert set(federation.w) == {1.0}
+
+
+@pytest.mark.parametrize("wrong", [{"\ud800": 1.0}, {str(number): 1.0 for number in range(1001)}, {7: 1.0}])
+def test_names_of_metrics_that_would_harm_the_server_are_refused(wrong: Any) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="metrics"):
+        fl.Report(1, wrong)
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, pytest.param(10**5000, id="huge")])
+def test_numbers_of_rounds_are_bounded(number: int) -> None:
+    with pytest.raises(fl.InvalidUpdate, match="round"):
+        Job(1, number, "train")
+
+
+def test_who_joins_later_takes_part_in_the_next_round() -> None:
+    with Federation(min_clients=1) as federation:
+        federation.join(A, gives(2))
+        assert federation.round(1).clients == (A,)
+        federation.join(B, gives(4))
+        assert set(federation.round(2).clients) == {A, B}
+        assert federation.w == [3] * 3
+
+
+def test_who_joins_in_mid_round_does_not_disturb_it() -> None:
+    with Federation(min_clients=1) as federation:
+
+        def train(model: Any, config: Mapping[str, Any]) -> Update:
+            if config["round"] == 1:
+                federation.join(B, gives(4))
+                federation.server.wait(2, SOON)
+            return Update(filled(2), 1)
+
+        federation.join(A, train)
+        assert federation.round(1).clients == (A,)
+        assert federation.w == [2] * 3
+        assert set(federation.round(2).clients) == {A, B}
+
+
+def test_a_client_may_be_there_before_the_server() -> None:
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", 0))
+        netloc = netq.NetworkLocation(*taken.getsockname())
+    seeks = Said()
+    logging.getLogger("netq").addHandler(seeks)
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(fl.Client(gives(2)).run, at(netloc, A))
+        seeks.wait_for("trying again")
+        logging.getLogger("netq").removeHandler(seeks)
+        with Federation(min_clients=1, port=netloc.port) as federation:
+            assert federation.round(1).clients == (A,)
+        run.result(SOON)
+
+
+def test_the_options_events_are_still_called() -> None:
+    came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    went: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    options = netq.CommunicatorOptions(
+        netloc=netq.NetworkLocation("127.0.0.1", 0), events=netq.EventOptions(came.put, went.put)
+    )
+    with ThreadPoolExecutor() as pool, fl.Server(zeros(), options) as server:
+        run = pool.submit(fl.Client(gives(1)).run, at(server.netloc, A))
+        assert came.get(timeout=SOON) == A
+        server.close()
+        assert went.get(timeout=SOON) == A
+        run.result(SOON)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"min_clients": 0}, {"min_clients": -1}, {"deadline": 0}, {"deadline": math.nan}, {"grace": -1}],
+    ids=str,
+)
+def test_options_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(netq.InvalidOption, match=rf"Server\..*{next(iter(wrong))}"):
+        fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0)), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ({"w": np.array(["text"])}, "'w': str128 has no mean"),
+        ({"w": [0.0]}, "'w': a list"),
+        (filled(math.nan), "'w' holds NaN"),
+    ],
+    ids=["text", "list", "NaN"],
+)
+def test_a_model_that_has_no_mean_is_the_servers_fault(model: Any, reason: str) -> None:
+    with pytest.raises(fl.InvalidUpdate, match=reason):
+        fl.Server(model, at(netq.NetworkLocation("127.0.0.1", 0)))
+
+
+# Who is left out.
+
+
+def _raises(model: Any, config: Mapping[str, Any]) -> Update:
+    raise ValueError("no data on this device")
+
+
+def _update(model: Any, number: Any = 1, metrics: Any = None) -> Train:
+    return lambda _, config: Update(model, number, metrics or {})
+
+
+BAD_TRAIN: dict[str, tuple[Train, str]] = {
+    "raises": (_raises, "^ValueError: no data on this device$"),
+    "nothing": (lambda model, config: None, "returned NoneType; expected fl.Update"),
+    "the model": (lambda model, config: model, "returned dict; expected fl.Update"),
+    "a report": (lambda model, config: Report(1), "returned Report; expected fl.Update"),
+    "wrong shape": (_update({"w": np.zeros(4, np.float32)}), r"'w' is float32 of shape \(4,\); expected .*\(3,\)"),
+    "would broadcast": (_update({"w": np.zeros((), np.float32)}), r"'w' is float32 of shape \(\); expected"),
+    "wrong dtype": (_update({"w": np.zeros(3)}), "'w' is float64 of .*; expected float32"),
+    "no key": (_update({}), "'w' is missing"),
+    "another key": (_update({**zeros(), "b": np.zeros(1)}), "'b' is unexpected"),
+    "a key of bytes": (_update({**zeros(), b"b": np.zeros(1)}), "a key of type bytes is unexpected"),
+    "a list": (_update({"w": [0.0, 0.0, 0.0]}), "'w': a list; expected a numpy array"),
+    "no dict": (_update([np.zeros(3)]), "model: list .*expected a dict"),
+    "NaN": (_update({"w": np.array([1, math.nan, 1], np.float32)}), "'w' holds NaN or infinity"),
+    "infinity": (_update({"w": np.array([1, 1, -math.inf], np.float32)}), "'w' holds NaN or infinity"),
+    "0 examples": (gives(9, 0), "num_examples: int 0; expected a whole number above 0"),
+    "-5 examples": (gives(9, -5), "num_examples: int -5; expected"),
+    "True examples": (gives(9, True), "num_examples: bool True; expected"),
+    "1.5 examples": (_update(filled(9), 1.5), "num_examples: float 1.5; expected"),
+    "NaN metric": (gives(9, 1, loss=math.nan), r"metrics\['loss'\]: float nan; expected a finite number"),
+    "infinite metric": (gives(9, 1, loss=math.inf), r"metrics\['loss'\]: float inf; expected a finite number"),
+    "text metric": (_update(filled(9), 1, {"loss": "low"}), r"metrics\['loss'\]: str 'low'; expected a number"),
+    "a function": (_update({"w": lambda: None}), "its answer cannot be pickled: .*lambda"),
+    "objects": (_update({"w": np.array([1, None, 1])}), "cannot be read: .*numpy.*`allow` refuses"),
+    "masked": (_update({"w": np.ma.zeros(3, np.float32)}), "'w': a masked array; expected one without a mask"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_TRAIN)
+def test_a_client_that_fails_is_left_out_alone(case: str) -> None:
+    train, reason = BAD_TRAIN[case]
+
+    def at_first(model: Any, config: Mapping[str, Any]) -> Any:
+        return train(model, config) if config["round"] == 1 else Update(filled(7), 2)
+
+    with Federation() as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, at_first)
+        assert_left_out(federation, reason)
+
+
+def assert_left_out(federation: Federation, reason: str) -> None:
+    """C is left out of the first round alone, for that reason, and takes part in the second."""
+    report = federation.round(3)
+    assert set(report.clients) == {A, B}
+    assert list(report.failures) == [C]
+    assert re.search(reason, reasons(report)[C]), reasons(report)[C]
+    assert federation.w == [3] * 3
+    report = federation.round(3)
+    assert (set(report.clients), report.failures) == ({A, B, C}, {})
+    assert federation.w == [5] * 3
+
+
+class Call:
+    """Pickled as a call of `function`, then a setting of `state`."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any, state: Any = None) -> None:
+        self._reduced = (function, args) if state is None else (function, args, state)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._reduced
+
+
+def _pickled(opcodes: bytes) -> bytes:
+    return struct.pack("<QQ", len(opcodes), 0) + opcodes
+
+
+def _text(value: str) -> bytes:
+    return b"\x8c" + bytes([len(value)]) + value.encode()
+
+
+MARK = "executed"
+REPLY = _text("fl.messages") + _text("Reply") + b"\x93"
+BAD_ANSWER: dict[str, tuple[Callable[[Task], Any], str]] = {
+    "os.system": (lambda task: Call(os.system, f"touch {MARK}"), r"posix\.system, which `allow` refuses"),
+    "eval": (lambda task: reply(task, Failure("x")) and Call(eval, f"open('{MARK}', 'w')"), r"builtins\.eval"),
+    "numpy": (lambda task: Call(np.savetxt, MARK, [1.0]), r"numpy.*, which `allow` refuses"),
+    "deep inside": (
+        lambda task: Call(Reply, task.job, Call(Update, {"w": Call(eval, "1")}, 1)),
+        r"builtins\.eval",
+    ),
+    "a text": (lambda task: "hello", "it sent a str; expected a Reply"),
+    "None": (lambda task: None, "it sent a NoneType; expected a Reply"),
+    "the task": (lambda task: task, "it sent a Task; expected a Reply"),
+    "an update": (lambda task: Update(filled(9), 1), "it sent a Update; expected a Reply"),
+    "a class": (lambda task: Reply, "it sent a type; expected a Reply"),
+    "garbage": (lambda task: b"\xff" * 100, "its message cannot be read"),
+    "no bytes": (lambda task: b"", "its message cannot be read"),
+    "a report": (lambda task: reply(task, Report(1)), "it answered with Report; expected Update"),
+    "no content": (lambda task: Call(Reply, task.job, 5), "content: int 5; expected"),
+    "-5 examples": (
+        lambda task: Call(Reply, task.job, Call(Update, filled(9), -5)),
+        "num_examples: int -5",
+    ),
+    "NaN metric": (
+        lambda task: Call(Reply, task.job, Call(Update, filled(9), 1, {"loss": math.nan})),
+        "metrics",
+    ),
+    "changed later": (
+        lambda task: Call(Reply, task.job, Call(Update, filled(9), 1, state={"metrics": None})),
+        "sets the state of a Update",
+    ),
+    "not constructed": (lambda task: _pickled(b"\x80\x05" + REPLY + b")\x81."), "cannot be read: .*missing"),
+    "a changed class": (
+        lambda task: _pickled(b"\x80\x05" + REPLY + b"N}" + _text("__eq__") + b"Ns\x86b."),
+        "its message cannot be read",
+    ),
+    "an array for a purpose": (
+        lambda task: Call(Reply, Call(Job, 1, 1, np.array([1, 2])), Failure("x")),
+        "purpose: .*expected train or evaluate",
+    ),
+    "a future round": (
+        lambda task: Reply(replace(task.job, round=task.job.round + 1), Update(filled(9), 1)),
+        "it answered round 2 in round 1",
+    ),
+    "a storage": (
+        lambda task: reply(task, _update({"w": serialization.Storage(bytearray(12))})({}, {})),
+        "'w': a Storage",
+    ),
+    "a failure": (lambda task: reply(task, Failure("x" * 5000)), "^x{500}…$"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ANSWER)
+def test_a_client_that_sends_something_else_is_left_out_alone(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer, reason = BAD_ANSWER[case]
+    monkeypatch.chdir(tmp_path)
+
+    def at_first(task: Task) -> Sequence[Any]:
+        return [answer(task) if task.job.round == 1 else reply(task, Update(filled(7), 2))]
+
+    with Federation() as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join_raw(C, at_first)
+        assert_left_out(federation, reason)
+    assert not (tmp_path / MARK).exists()
+
+
+def test_of_two_answers_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation() as federation:
+        federation.join(A, gives(2))
+        federation.join_raw(B, lambda task: [reply(task, Update(filled(value), 1)) for value in (4, 100)])
+        for _ in range(2):
+            report = federation.round(2)
+            assert (set(report.clients), report.failures) == ({A, B}, {})
+            assert federation.w == [3] * 3
+    assert f"{B}: its answer to round 1 (train) is not waited for" in caplog.text
+
+
+def test_answers_of_another_round_or_server_do_not_count() -> None:
+    def stale(task: Task) -> Sequence[Any]:
+        hundred = Update(filled(100), 1)
+        return [
+            Reply(replace(task.job, round=task.job.round - 1), hundred),
+            Reply(replace(task.job, run=task.job.run - 1), hundred),
+            Reply(Job(task.job.run - 1, task.job.round + 5, "train"), hundred),
+            Reply(replace(task.job, purpose="evaluate"), Report(1)),
+            *([reply(task, Update(filled(4), 1))] if task.job.round == 2 else []),
+        ]
+
+    with Federation(deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join_raw(C, stale)
+        report = federation.round(3)
+        assert set(report.clients) == {A, B}
+        assert reasons(report) == {C: f"no answer within {SHORT:g} s (deadline)"}
+        assert federation.w == [3] * 3
+
+
+def test_stale_answers_do_not_spoil_the_good_one() -> None:
+    def answer(task: Task) -> Sequence[Any]:
+        hundred = Update(filled(100), 1)
+        return [
+            Reply(replace(task.job, round=task.job.round - 1), hundred),
+            Reply(replace(task.job, run=task.job.run - 1), hundred),
+            reply(task, Update(filled(4), 1)),
+        ]
+
+    with Federation() as federation:
+        federation.join(A, gives(2))
+        federation.join_raw(B, answer)
+        for _ in range(2):
+            assert federation.round(2).failures == {}
+            assert federation.w == [3] * 3
+
+
+def test_a_straggler_is_left_out_and_its_late_update_disturbs_nobody(said: Said) -> None:
+    training, free = threading.Event(), threading.Event()
+
+    def slow(model: Any, config: Mapping[str, Any]) -> Update:
+        if config["round"] == 1:
+            training.set()
+            free.wait(SOON)
+            return Update(filled(100), 1)
+        return Update(filled(6), 1)
+
+    with Federation(deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, slow)
+        report = federation.round(3)
+        assert training.is_set()
+        assert SHORT <= report.seconds < SHORT + 1
+        assert set(report.clients) == {A, B}
+        assert reasons(report) == {C: f"no answer within {SHORT:g} s (deadline)"}
+        assert federation.w == [3] * 3
+
+        federation.server._training.deadline = 3 * SOON
+        free.set()
+        report = federation.round(3)
+        said.wait_for(rf"{C}: its answer to round 1 \(train\) is not waited for")
+        assert (set(report.clients), report.failures) == ({A, B, C}, {})
+        assert federation.w == [4] * 3
+
+
+def test_clients_and_failures_are_those_who_were_asked() -> None:
+    free = threading.Event()
+
+    def slow(model: Any, config: Mapping[str, Any]) -> Update:
+        free.wait(SOON)
+        return Update(model, 1)
+
+    trains = [gives(1), gives(2, 0), slow, _raises, gives(math.nan), gives(4), gives(3)]
+    ids = [uuid.UUID(int=n) for n in range(1, 8)]
+    with Federation(deadline=SHORT, strategy=Selects(*ids[:6])) as federation:
+        for id, train in zip(ids, trains, strict=True):
+            federation.join(id, train)
+        report = federation.round(7)
+        free.set()
+    assert set(report.clients) == {ids[0], ids[5]}
+    assert set(report.failures) == set(ids[1:5])
+    assert len(report.clients) == 2
+
+
+def test_a_round_with_too_few_good_updates_leaves_the_model() -> None:
+    def at_first(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update(filled(math.nan if config["round"] == 1 else 4), 1)
+
+    with Federation(evaluate=True) as federation:
+        federation.join(A, gives(2, 1, loss=1.0), lambda model, config: Report(1, {"accuracy": 1.0}))
+        federation.join(B, at_first)
+        before = federation.server.model
+        report = federation.round(2)
+        assert federation.server.model is before
+        assert federation.w == [0] * 3
+        assert report.clients == ()
+        assert reasons(report)[A] == "the round does not count: 1 updates of 2"
+        assert "NaN" in reasons(report)[B]
+        assert (report.metrics, report.evaluation) == ({}, {})
+        federation.round(2)
+        assert federation.w == [3] * 3  # of the update that did not count, nothing is left
+
+
+def test_an_error_of_the_strategy_costs_the_update_that_it_raised_for() -> None:
+    class Stumbles(fl.FedAvg):
+        def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+            if update.num_examples == 13:
+                raise ZeroDivisionError("a bug of the user's")
+            super().fold(model, update, staleness)
+
+    with Federation(strategy=Stumbles()) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, gives(4))
+        federation.join(C, gives(100, 13))
+        report = federation.round(3)
+        assert set(report.clients) == {A, B}
+        assert report.failures == {
+            C: fl.ClientFailure(
+                fl.FailureKind.ERROR, "the strategy could not fold it: ZeroDivisionError: a bug of the user's"
+            )
+        }
+        assert federation.w == [3] * 3
+
+
+def test_a_task_too_large_for_a_client_is_reported_at_once() -> None:
+    narrow = netq.ConnectionOptions(message_size=1000, linger=SHORT)
+    with Federation({"w": np.zeros(1000, np.float32)}, min_clients=1) as federation:
+        federation.join(A, lambda model, config: Update(model, 1))
+        federation.join(B, lambda model, config: Update(model, 1), connection=narrow)
+        report = federation.round(2)
+    assert report.clients == (A,)
+    assert re.search("the task cannot be sent to it: .*at most 1000", reasons(report)[B])
+
+
+def test_an_update_too_large_for_the_server_is_reported_at_once() -> None:
+    narrow = netq.ConnectionOptions(message_size=10_000, linger=SHORT)
+    with Federation(connection=narrow, min_clients=1) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, _update({"w": np.zeros(10_000, np.float32)}))
+        report = federation.round(2)
+    assert report.clients == (A,)
+    assert re.search("its answer cannot be sent: .*at most 10000", reasons(report)[B])
+
+
+# Who goes, and comes again.
+
+
+def test_a_client_that_leaves_in_mid_round_is_not_waited_for() -> None:
+    with Federation(min_clients=1, grace=3 * SOON) as federation:
+        federation.join(A, gives(2))
+        federation.start(_leaves, at(federation.server.netloc, B), [])
+        report = federation.round(2)
+        assert (report.clients, reasons(report)) == ((A,), {B: "it has gone"})
+        assert federation.w == [2] * 3
+
+
+def test_the_update_of_a_client_that_then_leaves_counts() -> None:
+    gone = threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        assert gone.wait(SOON)
+        return Update(filled(2), 1)
+
+    with Federation() as federation:
+        federation.join(A, train)
+        federation.start(_answers_and_leaves, at(federation.server.netloc, B)).add_done_callback(lambda _: gone.set())
+        assert set(federation.round(2).clients) == {A, B}
+        assert federation.w == [3] * 3
+
+
+def _answers_and_leaves(options: netq.CommunicatorOptions) -> None:
+    options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)
+    with netq.new(options=options) as server:
+        server.put(reply(server.get().data, Update(filled(4), 1)))
+
+
+HANGS = """
+import sys, threading, uuid
+import fl, netq
+
+def train(model, config):
+    print("training", flush=True)
+    threading.Event().wait()
+
+netloc = netq.NetworkLocation("127.0.0.1", int(sys.argv[1]))
+fl.Client(train).run(netq.CommunicatorOptions(id=uuid.UUID(sys.argv[2]), netloc=netloc))
+"""
+
+SERVES = """
+import numpy as np
+import fl, netq
+
+options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+with fl.Server({"w": np.full(3, 100, np.float32)}, options) as server:
+    print(server.netloc.port, flush=True)
+    server.round()
+"""
+
+
+@contextmanager
+def process(script: str, *args: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", script, *map(str, args)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def line(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    return running.stdout.readline().strip()
+
+
+def kill(running: subprocess.Popen[str]) -> None:
+    running.kill()
+    running.wait(SOON)
+
+
+def test_a_client_that_is_killed_is_given_up_after_grace_and_may_come_again() -> None:
+    with (
+        Federation(min_clients=1, grace=SHORT) as federation,
+        process(HANGS, federation.server.netloc.port, B) as hangs,
+    ):
+        federation.join(A, gives(2))
+        federation.server.wait(2, SOON)
+        running = federation.start(federation.server.round)
+        assert line(hangs) == "training"
+        kill(hangs)
+        report = running.result(SOON)
+        assert report.clients == (A,)
+        assert re.fullmatch(rf"no connection for \d\.\d s \(grace {SHORT} s\)", reasons(report)[B])
+        federation.join(B, gives(4))
+        assert set(federation.round(2).clients) == {A, B}
+        assert federation.w == [3] * 3
+
+
+def test_a_client_that_is_started_again_in_mid_round_is_not_waited_for() -> None:
+    with (
+        Federation(min_clients=1, grace=3 * SOON) as federation,
+        process(HANGS, federation.server.netloc.port, B) as hangs,
+    ):
+        federation.join(A, gives(2))
+        federation.server.wait(2, SOON)
+        running = federation.start(federation.server.round)
+        assert line(hangs) == "training"
+        kill(hangs)
+        federation.join(B, gives(4))
+        report = running.result(SOON)
+        assert report.clients == (A,)
+        assert reasons(report) == {B: "it was started again, and knows nothing of the task"}
+        assert set(federation.round(2).clients) == {A, B}
+
+
+def test_clients_outlive_their_server_and_serve_the_next() -> None:
+    training, free = threading.Semaphore(0), threading.Event()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        training.release()
+        free.wait(SOON)
+        return Update({"w": model["w"] + 1}, 1)
+
+    with ThreadPoolExecutor() as pool, process(SERVES) as serves:
+        netloc = netq.NetworkLocation("127.0.0.1", int(line(serves)))
+        runs = [pool.submit(fl.Client(train).run, at(netloc, id)) for id in (A, B)]
+        for _ in runs:
+            assert training.acquire(timeout=SOON)
+        kill(serves)
+        with Federation(port=netloc.port) as federation:
+            federation.server.wait(2, SOON)
+            free.set()  # what they say now was the answer to the first round of the server that is no more
+            report = federation.round(2)
+            assert (set(report.clients), report.failures) == ({A, B}, {})
+            assert federation.w == [1] * 3
+            federation.round(2)
+            assert federation.w == [2] * 3
+        for run in runs:
+            run.result(SOON)
+
+
+# What it costs.
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_rounds() -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update(model, 1)
+
+    peaks, resident = [], []
+    with Federation({"w": np.zeros(2**18, np.float32)}, min_clients=3, evaluate=True) as federation:
+        for id in IDS[:3]:
+            federation.join(id, train, lambda model, config: Report(1, {"accuracy": 1.0}))
+        tracemalloc.start()
+        try:
+            for _ in range(50):
+                tracemalloc.reset_peak()
+                assert len(federation.round(3).clients) == 3
+                peaks.append(tracemalloc.get_traced_memory()[1])
+                resident.append(_resident())
+        finally:
+            tracemalloc.stop()
+    assert max(peaks[10:]) - max(peaks[:10]) < 2 * 2**20
+    assert max(resident[30:]) - max(resident[:30]) < 10 * 2**20  # the memory of messages is none of Python's
+
+
+def _resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")

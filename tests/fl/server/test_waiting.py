@@ -1,0 +1,61 @@
+"""Waiting for clients or nodes: who is returned, what is logged and how loudly, and what ends it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import netq
+from fl.server.waiting import until_connected
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    caplog.set_level(logging.INFO, "netq.fl")
+    return lambda: [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "netq.fl"]
+
+
+def coming(*counts: int) -> tuple[Callable[[], str], threading.Event]:
+    """At each look so many are connected; and the next look comes at once."""
+    looks: Iterator[int] = iter(counts)
+    changed = threading.Event()
+
+    def connected() -> str:
+        changed.set()
+        return "x" * next(looks)
+
+    return connected, changed
+
+
+def test_enough_are_returned_and_nothing_is_said(logged: Callable[[], list[tuple[str, str]]]) -> None:
+    assert until_connected(2, "nodes", *coming(3)) == "xxx"
+    assert logged() == []
+
+
+def test_a_change_of_the_count_is_said_once_as_information(logged: Callable[[], list[tuple[str, str]]]) -> None:
+    assert until_connected(3, "clients", *coming(0, 0, 1, 1, 0, 3)) == "xxx"
+    assert logged() == [("INFO", f"waiting for clients: {count} of 3 are connected") for count in (0, 1, 0)]
+
+
+def test_too_few_for_long_are_one_warning(logged: Callable[[], list[tuple[str, str]]]) -> None:
+    until_connected(3, "clients", *coming(1, 1, 2, 3), patience=0)
+    assert logged() == [
+        ("WARNING", "waiting for clients: only 1 of 3 are connected after 0 s"),
+        ("INFO", "waiting for clients: 2 of 3 are connected"),
+    ]
+
+
+def test_it_ends_by_time() -> None:
+    with pytest.raises(TimeoutError, match=r"^1 of 2 nodes are connected after 0 s$"):
+        until_connected(2, "nodes", *coming(1), timeout=0)
+
+
+def test_it_ends_by_what_says_that_nobody_will_come() -> None:
+    def connected() -> str:
+        raise netq.Closed(None, "this server is closed")
+
+    with pytest.raises(netq.Closed, match="this server is closed"):
+        until_connected(2, "nodes", connected, threading.Event())

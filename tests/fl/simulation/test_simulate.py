@@ -1,0 +1,368 @@
+"""A federation in processes of this machine: what it comes to, and that nothing is left of it, however it ends.
+
+Processes, threads and descriptors that stay fail each of these tests (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from examples.digits import data
+from examples.digits import model as digits
+from examples.digits.reference import largest_difference, reference
+from fl.errors import SimulationError
+from fl.messages import Report, Update
+from fl.simulation.simulate import Result, simulate
+from tests.fl.federation import SOON, adds, gives, zeros
+
+ROOT = Path(__file__).parents[3]
+SETTINGS: dict[str, Any] = {"processes": 2, "deadline": 3 * SOON}
+
+
+def w(result: Result) -> list[float]:
+    found: list[float] = result.model["w"].tolist()
+    return found
+
+
+def moves(model: Any, config: Mapping[str, Any]) -> Update:
+    """A client whose sum with others depends on their order."""
+    rng = np.random.default_rng([config["partition"], config["round"]])
+    return Update({"w": model["w"] + rng.standard_normal(3).astype(np.float32)}, 1 + config["partition"])
+
+
+def in_round(number: int, function: Callable[[], Any], partition: int = 1) -> Any:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        if (config["round"], config["partition"]) == (number, partition):
+            function()
+        return moves(model, config)
+
+    return train
+
+
+class Order(fl.FedAvg):
+    """FedAvg that remembers whose updates it folded, by num_examples."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.folded: list[int] = []
+
+    def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+        self.folded.append(update.num_examples - 1)
+        super().fold(model, update, staleness)
+
+
+# What it comes to
+
+
+def test_functions_made_on_the_spot_are_clients_and_reports_name_them_by_number() -> None:
+    result = simulate(zeros(), [adds(value) for value in (1, 2, 3)], 2, **SETTINGS)
+    assert w(result) == [4, 4, 4]
+    assert [report.number for report in result.reports] == [1, 2]
+    assert {id.int for id in result.reports[1].clients} == {0, 1, 2}
+    assert result.measured == []
+
+
+def test_each_client_is_told_its_partition_and_how_many_there_are() -> None:
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        facts = [config["partition"], config["partitions"], config["seed"]]
+        return Update({"w": np.array(facts, np.float32)}, 1)
+
+    assert w(simulate(zeros(), [train] * 5, 1, config={"seed": 7}, **SETTINGS)) == [2, 5, 7]
+
+
+def test_measure_sees_the_model_after_each_round() -> None:
+    result = simulate(zeros(), [adds(1)] * 2, 3, measure=lambda model: float(model["w"][0]), **SETTINGS)
+    assert result.measured == [1, 2, 3]
+
+
+def test_one_client_alone_is_a_federation() -> None:
+    assert w(simulate(zeros(), [adds(1)], 2)) == [2, 2, 2]
+
+
+def test_client_objects_evaluate_and_their_turns_are_only_of_training() -> None:
+    def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
+        return Report(1, {"w": float(model["w"][0]), "partition": config["partition"]})
+
+    clients = [fl.Client(adds(value), evaluate, compression="zstd=1") for value in (1, 3)]
+    result = simulate(zeros(), clients, 3, evaluate=True, **SETTINGS)
+    assert [report.evaluation for report in result.reports] == [{"w": 2 * n, "partition": 0.5} for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.SHM])
+def test_the_digits_come_to_what_plain_loops_come_to(protocol: netq.Protocol) -> None:
+    clients = [digits.train] * 4
+    result = simulate(digits.initial(0), clients, 5, config={"seed": 0}, protocol=protocol, **SETTINGS)
+    assert largest_difference(result.model, reference(5, digits, 4)) < 1e-5
+    assert digits.measure(result.model, data.held_out())[0] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("protocol", "start", "processes"),
+    [(netq.Protocol.TCP, "fork", 1), (netq.Protocol.SHM, "fork", 3), (netq.Protocol.TCP, "spawn", 2)],
+)
+def test_the_model_is_the_same_to_the_last_bit_wherever_it_is_run(
+    protocol: netq.Protocol, start: Literal["fork", "spawn"], processes: int
+) -> None:
+    def run(**settings: Any) -> Result:
+        return simulate(zeros(), [moves] * 7, 4, strategy=fl.FedAdam(fraction=0.7), **settings)
+
+    assert w(run(protocol=protocol, start=start, processes=processes)) == w(run(processes=7))
+
+
+def test_what_is_rounded_at_random_is_rounded_alike_the_next_time() -> None:
+    def run(clients: Any, **settings: Any) -> Any:
+        return w(simulate({"w": np.zeros(100, np.float32)}, clients, 3, **SETTINGS, **settings))
+
+    def climbs(model: Any, config: Mapping[str, Any]) -> Update:
+        return Update({"w": model["w"] + np.linspace(0, 1, 100, dtype=np.float32)}, 1)
+
+    def own(seed: int) -> list[fl.Client]:
+        return [fl.Client(climbs, compression="int4", seed=seed + part) for part in range(3)]
+
+    packed = run([climbs] * 3, strategy=fl.FedAvg(compression="int4"))
+    assert packed == run([climbs] * 3, strategy=fl.FedAvg(compression="int4"))
+    assert packed != run([climbs] * 3)
+    assert run(own(1)) == run(own(1)) != run(own(9))
+
+
+def test_updates_are_folded_in_the_order_in_which_their_clients_were_selected() -> None:
+    """The first cannot answer before the last has trained."""
+    gate_out, gate_in = os.pipe()
+    order = [id.int for id in fl.FedAvg().select(1, [uuid.UUID(int=part) for part in range(5)])]
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        if config["partition"] == order[0]:
+            os.read(gate_out, 1)
+        if config["partition"] == order[-1]:
+            os.write(gate_in, b"!")
+        return moves(model, config)
+
+    strategy = Order()
+    simulate(zeros(), [train] * 5, 1, strategy=strategy, processes=5, deadline=SOON)
+    os.close(gate_out)
+    os.close(gate_in)
+    assert strategy.folded == order
+
+
+def test_a_round_that_ends_when_enough_have_answered_does_not_hold_the_others_up() -> None:
+    strategies = [Order(fraction=0.5, oversample=0.5) for _ in range(2)]
+    one, other = (simulate(zeros(), [moves] * 6, 5, strategy=strategy, **SETTINGS) for strategy in strategies)
+    assert [len(report.clients) for report in one.reports] == [3] * 5
+    assert (w(one), strategies[0].folded) == (w(other), strategies[1].folded)
+
+
+def test_a_client_that_is_refused_passes_its_turn_on() -> None:
+    clients = [adds(1), gives(np.nan), adds(1)]
+    result = simulate(zeros(), clients, 3, **SETTINGS)
+    assert w(result) == [3, 3, 3]
+    assert [[id.int for id in report.failures] for report in result.reports] == [[1]] * 3
+
+
+def test_an_asynchronous_strategy_takes_updates_as_they_come() -> None:
+    result = simulate(zeros(), [adds(1)] * 4, 5, strategy=fl.FedBuff(2), **SETTINGS)
+    assert len(result.reports) == 5
+    assert w(result)[0] > 1
+
+
+def test_of_the_clients_of_a_process_one_trains_at_a_time() -> None:
+    training = threading.Lock()
+
+    def train(model: Any, config: Mapping[str, Any]) -> Update:
+        assert training.acquire(blocking=False)
+        update = moves(model, config)
+        training.release()
+        return update
+
+    assert len(simulate(zeros(), [train] * 8, 5, processes=1, deadline=SOON).reports) == 5
+
+
+# What goes wrong
+
+
+def test_an_error_of_a_client_ends_it_and_comes_with_its_traceback() -> None:
+    def fail() -> None:
+        raise ValueError("no such digit")
+
+    with pytest.raises(SimulationError, match=r"^client 1: round 2: train failed") as caught:
+        simulate(zeros(), [in_round(2, fail)] * 3, 20, **SETTINGS)
+    assert "in fail\n" in str(caught.value)
+    assert str(caught.value).endswith("ValueError: no such digit")
+
+
+def test_what_a_client_must_not_return_is_an_error_too() -> None:
+    wrong: Any = lambda model, config: {}  # noqa: E731
+    with pytest.raises(SimulationError, match=r"returned dict; expected fl\.Update"):
+        simulate(zeros(), [adds(1), wrong], 20, **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"^the process of client 1, 3 was ended by SIGKILL"),
+        (lambda: os._exit(3), r"^the process of client 1, 3 ended with status 3"),
+        (lambda: sys.exit("enough"), r"(?s)^client 1: Traceback.*SystemExit: enough"),
+    ],
+)
+def test_the_end_of_a_process_is_the_end_of_the_simulation(end: Callable[[], Any], how: str) -> None:
+    with pytest.raises(SimulationError, match=how):
+        simulate(zeros(), [in_round(2, end)] * 4, 20, **SETTINGS)
+
+
+def test_an_error_of_measure_is_the_callers() -> None:
+    def measure(model: Any) -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        simulate(zeros(), [adds(1)] * 3, measure=measure, **SETTINGS)
+
+
+def test_a_model_that_no_server_takes_is_refused_and_the_processes_end() -> None:
+    with pytest.raises(fl.InvalidUpdate):
+        simulate({"w": np.array(["a"])}, [adds(1)] * 3)
+
+
+def test_an_interrupt_while_clients_train_ends_it() -> None:
+    """Ctrl-C reaches all processes of the terminal; here the first to train stands for it."""
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)  # as if from the terminal: it is not for this process
+        os.kill(os.getppid(), signal.SIGINT)
+        threading.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        simulate(zeros(), [in_round(1, interrupt)] * 4, processes=4, deadline=SOON)
+
+
+def fork(until: int) -> None:
+    """Start a process as a data loader does; it ends when there is something to read."""
+    multiprocessing.get_context("fork").Process(target=os.read, args=(until, 1)).start()
+
+
+def fail() -> None:
+    raise ValueError("no such digit")
+
+
+def interrupt() -> None:
+    os.kill(os.getppid(), signal.SIGINT)
+    threading.Event().wait()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of 3.12: the clients' processes have threads
+@pytest.mark.parametrize(
+    ("end", "error", "why"),
+    [
+        (lambda: os._exit(3), SimulationError, "client 1, 3 ended with status 3"),
+        (fail, SimulationError, "no such digit"),
+        (interrupt, KeyboardInterrupt, "^$"),
+    ],
+)
+def test_a_process_that_a_client_has_started_does_not_hold_the_end_up(
+    end: Callable[[], Any], error: type[BaseException], why: str
+) -> None:
+    until, let_end = os.pipe()
+
+    def last_words() -> None:
+        fork(until)
+        end()
+
+    try:
+        with pytest.raises(error, match=why):
+            simulate(zeros(), [in_round(1, last_words)] * 4, **SETTINGS)
+    finally:
+        os.write(let_end, b"!" * 4)  # one for each that a client may have started
+        os.close(until)
+        os.close(let_end)
+
+
+def starts_a_program(model: Any, config: Mapping[str, Any]) -> Update:
+    """Leave it all that can be inherited."""
+    subprocess.Popen(["cat", config["until"]], close_fds=False)
+    os._exit(3)
+
+
+def test_nor_does_a_program_that_a_new_interpreter_has_started(tmp_path: Path) -> None:
+    os.mkfifo(until := tmp_path / "until")
+    with pytest.raises(SimulationError, match="ended with status 3"):
+        simulate(zeros(), [starts_a_program], 1, start="spawn", config={"until": str(until)})
+    until.write_bytes(b"")  # somebody is there to read it, and so it has outlived them
+
+
+SCRIPT = """
+import numpy as np, os, threading
+from fl.simulation.simulate import simulate
+
+def train(model, config):
+    os.write(1, b"%d\\n" % config["partition"])
+    threading.Event().wait()
+
+simulate({"w": np.zeros(3, np.float32)}, [train] * 3, processes=3)
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_the_processes_end_with_their_parent_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
+    """Each of them has the script's output; it is closed when the last has ended."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": str(ROOT)}) as process:
+        assert process.stdout is not None
+        assert sorted(process.stdout.readline() for _ in range(3)) == ["0\n", "1\n", "2\n"]
+        process.send_signal(end)
+        out, _ = process.communicate(timeout=SOON)
+    assert (out, process.returncode) == ("", -end)
+
+
+def test_what_a_new_interpreter_cannot_be_given_is_refused_with_advice() -> None:
+    with pytest.raises(netq.InvalidOption, match=r"clients: cannot be pickled.*start='fork'"):
+        simulate(zeros(), [lambda model, config: Update(model, 1)], start="spawn")
+
+
+def test_what_a_new_interpreter_cannot_import_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "moves", moves, raising=False)
+    monkeypatch.setattr(moves, "__module__", "__main__")
+    with pytest.raises(SimulationError, match=r"(?s)can be imported, or start='fork'.*attribute 'moves'"):
+        simulate(zeros(), [moves] * 2, start="spawn")
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"clients": []}, "there are none"),
+        ({"clients": [adds(1), 5]}, "5; expected a train function"),
+        ({"clients": [fl.Client(adds(1))] * 2}, "one fl.Client is there twice"),
+        ({"min_clients": 5}, "simulate.min_clients: 5; expected 1, the clients, at most"),
+        ({"processes": 0}, "processes: 0; expected 1 or more"),
+        ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
+        ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
+    ],
+)
+def test_options_that_make_no_simulation_are_refused(settings: dict[str, Any], why: str) -> None:
+    with pytest.raises(netq.InvalidOption, match=why):
+        simulate(zeros(), **{"clients": [adds(1)], **settings})
+
+
+# The page
+
+
+def test_the_code_of_the_page_runs() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert [len(report.clients) for report in names["result"].reports] == [4] * 20
+    assert 20 < names["result"].model["w"][0] < 120

@@ -1,0 +1,131 @@
+"""FedAsync and FedBuff as pure objects, each against its paper's formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl.errors import InvalidUpdate
+from fl.messages import Update
+from fl.strategies.asynchronous import FedAsync, FedBuff
+from fl.strategies.base import hinge, polynomial
+from fl.tensors.model import copied, difference
+
+START: dict[str, Any] = {
+    "w": np.array([1.0, -2.0], np.float32),
+    "n": np.array(10),
+    "b": np.array([True, False]),
+    "t": torch.tensor([4.0], dtype=torch.float16),
+}
+
+
+def moved(by: float, steps: int = 0) -> dict[str, Any]:
+    return {
+        "w": START["w"] + np.float32(by),
+        "n": START["n"] + steps,
+        "b": np.array([True, True]),
+        "t": START["t"] + by,
+    }
+
+
+def delta(by: float, steps: int = 0) -> dict[str, Any]:
+    return difference(moved(by, steps), copied(START))
+
+
+def test_fedasync_mixes_each_update_in_by_its_staleness() -> None:
+    strategy = FedAsync(0.5, polynomial(1.0))
+    strategy.begin(START)
+    strategy.fold(START, Update(moved(8), 100))
+    first: Any = strategy.finish(START)
+    assert first["w"].tolist() == [5, 2]
+    strategy.fold(first, Update(moved(8), 1), staleness=3)
+    second: Any = strategy.finish(first)
+    assert second["w"].tolist() == [5 + 0.125 * 4, 2 + 0.125 * 4]
+    assert strategy.buffer == 1
+
+
+def test_a_difference_is_in_the_memory_of_where_it_began_and_the_rest_is_as_it_is() -> None:
+    start, model = copied(START), moved(3, 2)
+    found = difference(model, start)
+    assert found["w"] is start["w"]
+    assert found["w"].tolist() == [3, 3]
+    assert found["n"] is model["n"]
+    assert found["b"] is model["b"]
+    assert found["t"].tolist() == [3]
+    assert model["w"].tolist() == [4, 1]
+
+
+def test_a_difference_of_torch_tensors() -> None:
+    start: dict[str, Any] = {"w": torch.ones(2)}
+    model: dict[str, Any] = {"w": torch.full((2,), 3.0, requires_grad=True)}
+    assert difference(model, start)["w"].tolist() == [2, 2]
+
+
+def test_what_is_not_alike_has_no_difference() -> None:
+    model: dict[str, Any] = {"w": np.ones(3, np.float32), "v": np.ones(2), "n": np.ones(2)}
+    found = difference(model, {"w": np.ones(2, np.float32), "n": np.ones(2, np.float32)})
+    assert all(found[name] is model[name] for name in model)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5])
+def test_fedbuff_adds_the_mean_change(rate: float) -> None:
+    """Algorithm 1: w + rate / K * sum of s(staleness) * change, from whatever model each began with."""
+    strategy = FedBuff(size=3, learning_rate=rate, staleness=polynomial(0.5))
+    strategy.begin(START)
+    now = moved(100, 5)
+    for by, staleness, steps in ((6.0, 0, 1), (-3.0, 0, 2), (12.0, 3, 6)):
+        strategy.fold(now, Update(delta(by, steps), 7), staleness)
+    result: Any = strategy.finish(now)
+    change = rate / 3 * (6 - 3 + 0.5 * 12)
+    np.testing.assert_allclose(result["w"], now["w"] + change, rtol=1e-6)
+    assert result["n"] == 10 + round((1 + 2 + 0.5 * 6) / 2.5)  # whole numbers are means
+    assert result["b"].tolist() == [True, True]
+    assert strategy.buffer == 3
+
+
+def test_an_abandoned_buffer_leaves_no_trace() -> None:
+    strategy = FedBuff(size=2, staleness=hinge())
+    strategy.begin(START)
+    strategy.fold(START, Update(delta(99), 1))
+    strategy.abandon()
+    strategy.fold(START, Update(delta(2), 1))
+    assert strategy.finish(START)["w"].tolist() == [3, 0]
+
+
+def test_a_bad_change_is_refused() -> None:
+    strategy = FedBuff(size=2)
+    strategy.begin(START)
+    with pytest.raises(InvalidUpdate, match="'w' holds NaN"):
+        strategy.fold(START, Update(delta(float("nan")), 1))
+    strategy.fold(START, Update(delta(2), 1))
+    assert strategy.finish(START)["w"].tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
+def test_a_buffer_has_a_size(size: Any) -> None:
+    with pytest.raises(ValueError, match=r"size: .*; expected a whole number of 1 or more"):
+        FedBuff(size=size)
+
+
+@pytest.mark.parametrize("mixing", [0, 1.5, float("nan")])
+def test_mixing_is_a_share(mixing: float) -> None:
+    with pytest.raises(ValueError, match=r"mixing: .*; expected more than 0, and 1 at most"):
+        FedAsync(mixing)
+
+
+def test_a_strategy_of_changes_wants_tensors_that_have_some() -> None:
+    with pytest.raises(InvalidUpdate, match="FedBuff adds changes, and has none of h; expected float16, float32 or"):
+        FedBuff().begin({"w": np.zeros(2), "h": torch.zeros(2, dtype=torch.bfloat16), "n": np.array(1)})
+
+
+def test_numpy_and_torch_are_alike_in_a_difference() -> None:
+    for make in (np.asarray, torch.tensor):
+        start: dict[str, Any] = {"w": make([1.0, 2.0]), "s": np.float64(1)}
+        model: dict[str, Any] = {"w": torch.tensor([4.0, 4.0], dtype=torch.float64), "s": np.float64(5)}
+        start["w"] = start["w"].astype("f8") if isinstance(start["w"], np.ndarray) else start["w"].double()
+        found = difference(model, start)
+        assert found["w"].tolist() == [3, 2]
+        assert float(found["s"]) == 4

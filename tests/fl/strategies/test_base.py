@@ -1,0 +1,125 @@
+"""What every strategy has: whom it draws, how many are enough, what it tells, what late updates weigh."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from typing import Any
+
+import pytest
+
+from fl.client import Client
+from fl.messages import Update
+from fl.strategies.asynchronous import FedBuff
+from fl.strategies.base import hinge, polynomial
+from fl.strategies.fedavg import FedAdam, FedAvg, FedProx
+from fl.strategies.robust import Krum
+
+IDS = [uuid.UUID(int=n) for n in range(1, 21)]
+
+
+@pytest.mark.parametrize(
+    ("fraction", "clients", "expected"), [(1.0, 20, 20), (0.5, 20, 10), (0.1, 20, 2), (0.01, 20, 1), (0.3, 1, 1)]
+)
+def test_the_fraction_is_drawn(fraction: float, clients: int, expected: int) -> None:
+    drawn = FedAvg(fraction=fraction).select(1, IDS[:clients])
+    assert len(drawn) == len(set(drawn)) == expected
+    assert set(drawn) <= set(IDS[:clients])
+
+
+def test_the_draw_depends_on_seed_and_round_only() -> None:
+    def draws(seed: int, clients: list[uuid.UUID]) -> list[Any]:
+        strategy = FedAvg(fraction=0.25, seed=seed)
+        return [strategy.select(number, clients) for number in range(1, 50)]
+
+    assert draws(1, IDS) == draws(1, IDS[::-1])
+    assert draws(1, IDS) != draws(2, IDS)
+    assert {id for draw in draws(1, IDS) for id in draw} == set(IDS)  # each has its turn
+    assert FedAvg(fraction=0.25, seed=1).select(7, IDS) == draws(1, IDS)[6]  # whatever was drawn before
+
+
+@pytest.mark.parametrize("fraction", [0, -0.5, 1.01, float("nan"), float("inf"), True, "1"])
+def test_a_fraction_is_above_0_and_1_at_most(fraction: float) -> None:
+    with pytest.raises(ValueError, match=r"FedAvg\.fraction: .*expected more than 0, and 1 at most"):
+        FedAvg(fraction=fraction)
+
+
+def test_the_config_is_the_same_in_every_round_and_no_longer_the_callers() -> None:
+    config = {"rate": 0.1}
+    strategy = FedAvg(config=config)
+    config["rate"] = 99
+    assert strategy.config(1) == strategy.config(2) == {"rate": 0.1}
+    assert FedAvg().config(1) == {}
+
+
+@pytest.mark.parametrize(
+    ("fraction", "oversample", "asked", "enough"),
+    [(1.0, 0.0, 20, 20), (0.5, 0.3, 13, 10), (0.5, 2.0, 20, 10), (0.1, 0.01, 3, 2)],
+)
+def test_more_are_asked_than_needed(fraction: float, oversample: float, asked: int, enough: int) -> None:
+    strategy = FedAvg(fraction=fraction, oversample=oversample)
+    assert len(strategy.select(1, IDS)) == asked
+    assert strategy.enough(len(IDS)) == enough
+
+
+def test_what_late_updates_weigh() -> None:
+    assert [polynomial(0.5)(late) for late in (0, 3, 8)] == [1, 0.5, 1 / 3]
+    assert [hinge(10, 4)(late) for late in (0, 4, 5, 6)] == [1, 1, 1 / 11, 1 / 21]
+    assert FedAvg().discount(0) == FedAvg(staleness=lambda late: 0.1).discount(0) == 1
+    assert FedAvg(staleness=polynomial(1)).discount(3) == 0.25
+
+
+@pytest.mark.parametrize("exponent", [-1, float("nan"), "1"])
+def test_a_discount_does_not_grow(exponent: Any) -> None:
+    with pytest.raises(ValueError, match=r"exponent: .*expected 0 or more"):
+        polynomial(exponent)
+
+
+@pytest.mark.parametrize(
+    ("text", "late", "weight"), [("polynomial", 3, 0.5), (" polynomial( 1.0 ) ", 3, 0.25), ("hinge(10, 4)", 5, 1 / 11)]
+)
+def test_a_discount_may_be_a_text(text: str, late: int, weight: float) -> None:
+    assert FedAvg(staleness=text).discount(late) == weight
+    assert FedBuff(staleness=text).discount(late) == weight
+
+
+WRONG: list[tuple[Any, str]] = [
+    (0.5, '0.5; expected "polynomial'),
+    (polynomial, "<function polynomial at .*or a function, such as fl.polynomial"),
+    ("exponential(2)", "'exponential\\(2\\)'; expected \"polynomial"),
+    ("polynomial(-1)", "'polynomial\\(-1\\)': exponent: -1.0; expected 0 or more; see fl.polynomial"),
+    ("hinge(1, 2, 3)", "takes from 0 to 2 positional arguments but 3 were given; see fl.hinge"),
+]
+
+
+@pytest.mark.parametrize(("staleness", "said"), WRONG, ids=["number", "maker", "name", "exponent", "count"])
+def test_a_discount_that_is_none_is_refused_at_once(staleness: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^staleness: .*{said}"):
+        FedAvg(staleness=staleness)
+
+
+def test_an_option_that_there_is_not_is_said_with_those_that_there_are() -> None:
+    with pytest.raises(
+        TypeError, match=r"^FedProx has no option 'proximal_mu'; expected one of mu, optimizer, fraction"
+    ):
+        FedProx(proximal_mu=0.1)
+    with pytest.raises(TypeError, match=r"^Krum has no option 'keep'; expected one of byzantine, folder, fraction"):
+        Krum(keep=2)
+    with pytest.raises(TypeError, match=r"^FedAdam has no option 'learning_rat'; did you mean learning_rate\?"):
+        FedAdam(learning_rat=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"seed": "a"}, "seed: 'a'; expected"), ({"config": 3}, "config: 3; exp")]
+)
+def test_what_cannot_be_an_option_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^FedAvg\.{said}"):
+        FedAvg(**options)
+
+
+def test_zstd_without_its_library_is_said_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="zstd needs zstandard"):
+        FedAvg(compression="int8, zstd=3")
+    with pytest.raises(ImportError, match="zstd needs zstandard"):
+        Client(lambda model, config: Update(model, 1), compression="int8, zstd=3")

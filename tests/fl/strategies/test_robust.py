@@ -1,0 +1,496 @@
+"""The robust strategies against their papers' definitions, written out for one coordinate or pair after the other."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import tracemalloc
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import fl.aggregation.update_store
+from fl.errors import InvalidUpdate, TooFewUpdates, UpdateStoreError
+from fl.messages import Update
+from fl.strategies.base import polynomial
+from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, Spooled
+from netq.errors import NetqError
+
+ALL: list[Callable[..., Spooled]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
+
+Points = list[list[float]]  # for each update its coordinates
+Combine = Callable[[list[float]], float]  # of one coordinate of the updates
+
+
+def model(seed: int) -> dict[str, Any]:
+    """A model of all there is; every second is laid out in another way."""
+    random = np.random.default_rng(seed)
+    weight = random.normal(size=(17, 9)).astype(np.float32)
+    return {
+        "weight": np.asfortranarray(weight) if seed % 2 else weight,
+        "bias": random.normal(size=18)[:: 2 if seed % 2 else 1][:9],
+        "steps": np.array(random.integers(1000), np.int64),
+        "mask": torch.from_numpy(random.random(5) < 0.5),
+        "nothing": np.zeros((0, 3), np.float32),
+        "phase": (random.normal(size=4) + 1j * random.normal(size=4)).astype(np.complex64),
+        "half": torch.from_numpy(random.normal(size=(2, 3))).to(torch.bfloat16),
+        "scale": np.array(random.normal(), np.float16),
+    }
+
+
+def updates(count: int) -> list[Update]:
+    return [Update(model(seed), 1 + seed * 37 % 11) for seed in range(1, count + 1)]
+
+
+def run(strategy: Spooled, each: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
+    """A round of a strategy that has begun."""
+    try:
+        for update in each:
+            strategy.fold(start, update)
+        return dict(strategy.finish(start))
+    except BaseException:
+        strategy.abandon()
+        raise
+
+
+def begun(strategy: Spooled, start: dict[str, Any]) -> Spooled:
+    strategy.begin(start)
+    return strategy
+
+
+def of(strategy: Spooled, points: Any, examples: int = 1, dtype: str = "f8") -> NDArray[Any]:
+    """What becomes of some vectors."""
+    each = [Update({"w": np.array(point, dtype)}, examples) for point in points]
+    found: NDArray[Any] = run(begun(strategy, each[0].model), each, each[0].model)["w"]
+    return found
+
+
+def floats(tensor: Any) -> list[float]:
+    """The elements in C order; of a complex one, its real and its imaginary part."""
+    array: NDArray[Any] = tensor.double().numpy() if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
+    return [
+        float(part)
+        for element in array.ravel()
+        for part in ([element.real, element.imag][: 1 + (array.dtype.kind == "c")])
+    ]
+
+
+def points(each: Sequence[Update]) -> Points:
+    """What there are distances of: all that is not whole numbers or bools."""
+    names = [name for name in model(0) if name not in ("steps", "mask")]
+    return [[value for name in names for value in floats(update.model[name])] for update in each]
+
+
+def assert_combined(result: dict[str, Any], each: Sequence[Update], combine: Combine) -> None:
+    """Every coordinate is what `combine` says, rounded as its dtype is."""
+    for name, like in model(0).items():
+        assert (type(result[name]), result[name].dtype, result[name].shape) == (type(like), like.dtype, like.shape)
+        columns = zip(*[floats(update.model[name]) for update in each], strict=True)
+        expected = [combine(list(column)) for column in columns]
+        if name == "steps":
+            expected = [round(value) for value in expected]
+        if name == "mask":
+            expected = [value > 0.5 for value in expected]
+        tolerance = TOLERANCE.get(str(like.dtype).removeprefix("torch."), 0.0)
+        np.testing.assert_allclose(floats(result[name]), expected, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+# The definitions
+
+
+def trimmed(column: list[float], beta: Fraction) -> float:
+    cut = math.floor(beta * len(column))
+    return statistics.fmean(sorted(column)[cut : len(column) - cut])
+
+
+def around_median(column: list[float], keep: int) -> float:
+    middle = statistics.median(column)
+    return statistics.fmean(sorted(column, key=lambda value: (abs(value - middle), value))[:keep])
+
+
+def by_krum(points: Points, left: Sequence[int], byzantine: int) -> list[int]:
+    """Those that are left, the best first: by exact arithmetic."""
+
+    def score(one: int) -> Fraction:
+        others = [points[other] for other in left if other != one]
+        squares = [
+            sum((Fraction(a) - Fraction(b)) ** 2 for a, b in zip(points[one], each, strict=True)) for each in others
+        ]
+        return Fraction(sum(sorted(squares)[: max(1, len(left) - byzantine - 2)]))
+
+    return sorted(left, key=score)
+
+
+def by_krum_again_and_again(points: Points, byzantine: int) -> list[int]:
+    left = list(range(len(points)))
+    return [left.pop(left.index(by_krum(points, left, byzantine)[0])) for _ in range(len(points) - 2 * byzantine)]
+
+
+def by_weiszfeld(points: Points, examples: Sequence[int], iterations: int, smoothing: float) -> list[float]:
+    """The weights of the updates."""
+    at, weights = [statistics.median(column) for column in zip(*points, strict=True)], [0.0]
+    for _ in range(iterations):
+        closeness = [n / max(smoothing, math.dist(at, point)) for n, point in zip(examples, points, strict=True)]
+        weights = [each / math.fsum(closeness) for each in closeness]
+        at = [weighted(weights, column) for column in zip(*points, strict=True)]
+    return weights
+
+
+def weighted(weights: Sequence[float], column: Sequence[float]) -> float:
+    return math.fsum(weight * value for weight, value in zip(weights, column, strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6, 11])
+def test_fedmedian_is_the_median_of_each_coordinate(count: int) -> None:
+    each = updates(count)
+    assert_combined(run(begun(FedMedian(), model(0)), each, model(0)), each, statistics.median)
+
+
+@pytest.mark.parametrize("beta", ["0", "0.1", "0.2", "0.29", "0.3", "0.49"])
+@pytest.mark.parametrize("count", [1, 2, 10, 11])
+def test_fedtrimmedavg_is_the_mean_of_what_is_left_of_each_coordinate(count: int, beta: str) -> None:
+    each = updates(count)
+    result = run(begun(FedTrimmedAvg(float(beta)), model(0)), each, model(0))
+    assert_combined(result, each, lambda column: trimmed(column, Fraction(beta)))
+
+
+def test_a_share_of_whole_updates_is_dropped_whatever_the_rounding() -> None:
+    values = [[float(n**3)] for n in range(100)]
+    assert 0.29 * 100 < 29
+    assert of(FedTrimmedAvg(0.29), values) == pytest.approx(sum(n**3 for n in range(29, 71)) / 42, rel=1e-14)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 8])
+def test_half_at_each_end_leaves_the_median(count: int) -> None:
+    each = updates(count)
+    assert_combined(run(begun(FedTrimmedAvg(0.5), model(0)), each, model(0)), each, statistics.median)
+
+
+@pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (5, 1), (8, 1), (9, 3)])
+def test_krum_is_the_update_with_the_lowest_score(count: int, byzantine: int) -> None:
+    each = updates(count)
+    best = by_krum(points(each), range(count), byzantine)[0]
+    assert_combined(run(begun(Krum(byzantine), model(0)), each, model(0)), [each[best]], lambda column: column[0])
+
+
+@pytest.mark.parametrize(("count", "byzantine", "keep"), [(3, 0, None), (8, 2, None), (8, 2, 3), (9, 3, 6), (9, 3, 1)])
+def test_multikrum_is_the_mean_of_the_lowest_scores(count: int, byzantine: int, keep: int | None) -> None:
+    each = updates(count)
+    best = by_krum(points(each), range(count), byzantine)[: keep or count - byzantine]
+    result = run(begun(MultiKrum(byzantine, keep), model(0)), each, model(0))
+    assert_combined(result, [each[at] for at in best], statistics.fmean)
+
+
+@pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (4, 0), (7, 1), (8, 1), (11, 2), (13, 2)])
+def test_bulyan_is_the_mean_around_the_median_of_those_that_krum_chooses(count: int, byzantine: int) -> None:
+    each = updates(count)
+    chosen = [each[at] for at in by_krum_again_and_again(points(each), byzantine)]
+    result = run(begun(Bulyan(byzantine), model(0)), each, model(0))
+    assert_combined(result, chosen, lambda column: around_median(column, count - 4 * byzantine))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize(("iterations", "smoothing"), [(1, 1e-6), (3, 1e-6), (8, 20.0)])
+def test_geometricmedian_is_that_of_smoothed_weiszfeld(count: int, iterations: int, smoothing: float) -> None:
+    each = updates(count)
+    weights = by_weiszfeld(points(each), [update.num_examples for update in each], iterations, smoothing)
+    result = run(begun(GeometricMedian(iterations, smoothing), model(0)), each, model(0))
+    assert_combined(result, each, lambda column: weighted(weights, column))
+
+
+def test_no_step_from_the_geometric_median_shortens_the_way_to_all() -> None:
+    random = np.random.default_rng(3)
+    each = random.normal(size=(9, 5)) * np.arange(1, 10)[:, np.newaxis]
+    found = of(GeometricMedian(iterations=200), each)
+    pulls = [(point - found) / math.dist(point, found) for point in each]
+    assert np.abs(np.sum(pulls, axis=0)).max() < 1e-9
+
+
+def test_the_geometric_median_of_one_who_has_most_examples_is_his() -> None:
+    each = [Update({"w": np.array([float(n), -n])}, 20 if n == 4 else 2) for n in range(5)]
+    result = run(begun(GeometricMedian(iterations=50), each[0].model), each, each[0].model)
+    np.testing.assert_allclose(result["w"], [4, -4], atol=1e-5)
+
+
+# Liars
+
+
+def honest(count: int) -> NDArray[np.float64]:
+    """Trained models: all go in one direction, each a little of its own."""
+    random = np.random.default_rng(count)
+    return random.normal(size=40) + 0.1 * random.normal(size=(count, 40))
+
+
+@pytest.mark.parametrize("kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2)])
+@pytest.mark.parametrize("size", [-1e300, -1e30, -50.0, 3.0, 1e10, 1.7e308])
+@pytest.mark.parametrize("first", [True, False])
+def test_liars_move_no_coordinate_out_of_the_range_of_the_honest(
+    kind: Callable[[], Spooled], size: float, first: bool
+) -> None:
+    truth, lies = honest(9), np.full((2, 40), size)
+    lies[1] /= 2
+    found = of(kind(), [*lies, *truth] if first else [*truth, *lies])
+    assert (truth.min(0) <= found).all()
+    assert (found <= truth.max(0)).all()
+
+
+@pytest.mark.parametrize(
+    "kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2), GeometricMedian]
+)
+def test_those_who_flip_signs_do_not_turn_the_model(kind: Callable[[], Spooled]) -> None:
+    truth = honest(9)
+    centre = truth.mean(0)
+    lies = -10 * truth[:2]
+    found = of(kind(), [*lies, *truth])
+    assert math.dist(np.mean([*lies, *truth], axis=0), centre) > 10  # what FedAvg would make of them
+    assert math.dist(found, centre) < 0.7  # about as far as one of the honest
+
+
+def test_multikrum_leaves_out_as_many_as_it_expects_to_lie() -> None:
+    truth = honest(6)
+    lies = [np.full(40, 1e200), -truth[0]]
+    np.testing.assert_allclose(of(MultiKrum(2), [*lies, *truth]), truth.mean(0), rtol=1e-13)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e30, -1e200])
+def test_no_lie_moves_the_geometric_median_far(size: float) -> None:
+    truth = honest(9)
+    found = of(GeometricMedian(), [*np.full((4, 40), size), *truth])
+    share = 4 / 13  # of the liars; lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
+    spread = max(math.dist(point, truth.mean(0)) for point in truth)
+    assert math.dist(found, truth.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
+
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+COLUMN = st.integers(1, 4).flatmap(
+    lambda liars: st.tuples(
+        st.lists(FINITE, min_size=liars, max_size=liars),
+        st.lists(st.floats(-1e100, 1e100), min_size=3 * liars + 3, max_size=3 * liars + 5),
+        st.randoms(use_true_random=False),
+    )
+)
+
+
+@given(COLUMN)
+def test_the_range_of_the_honest_is_kept_by_medians_and_nearly_by_bulyan(column: tuple[Any, Any, Any]) -> None:
+    lies, truth, random = column
+    values = [[value] for value in lies + truth]
+    random.shuffle(values)
+    low, high = min(truth), max(truth)
+    slack = 1e-15 * max(abs(low), abs(high))
+    assert low <= of(FedMedian(), values)[0] <= high
+    assert low - slack <= of(FedTrimmedAvg(len(lies) / len(values)), values)[0] <= high + slack
+    width = high - low + slack
+    assert low - width <= of(Bulyan(len(lies)), values)[0] <= high + width
+
+
+@given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=5, max_size=9), st.integers(0, 1))
+def test_krum_is_that_of_exact_arithmetic(values: list[float], byzantine: int) -> None:
+    each = [[value, 0.5] for value in values]
+    scores = [scored(each, at, byzantine) for at in range(len(each))]
+    found = of(Krum(byzantine), each, dtype="f4")
+    at = min(index for index, value in enumerate(values) if value == found[0])
+    assert scores[at] <= min(scores) * (1 + Fraction(1, 10**12))
+
+
+def scored(each: Points, at: int, byzantine: int) -> Fraction:
+    squares = sorted((Fraction(each[at][0]) - Fraction(other[0])) ** 2 for other in each[:at] + each[at + 1 :])
+    return Fraction(sum(squares[: len(each) - byzantine - 2]))
+
+
+# Numbers that are near, far, equal
+
+
+@pytest.mark.parametrize("lie", [1e15, 1e200])
+def test_distances_are_exact_to_the_last_bits_however_far_from_the_origin_and_from_a_lie(lie: float) -> None:
+    near = [1e8 + step * 1e-6 for step in (0, 5, 7, 8.5, 11, 30)]
+    each = [[lie], *[[value] for value in near]]
+    assert of(Krum(1), each)[0] == each[by_krum(each, range(7), 1)[0]][0]
+
+
+def test_distances_go_further_than_the_floats_that_they_are_of() -> None:
+    each = [[value * 1e30] for value in (9.0, 1.0, 2.0, 2.5, 4.0)]
+    assert of(Krum(1), each, dtype="f4")[0] == np.float32(2e30)
+
+
+def test_no_smoothing_is_too_small() -> None:
+    assert of(GeometricMedian(smoothing=5e-324), [[1.0], [1.0], [5.0]])[0] == 1
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
+def test_of_equal_scores_the_earlier_arrival_is_first(order: tuple[int, ...]) -> None:
+    first = next(value for value in order if value in (1, 2, 3))  # of which each has two neighbours at 1
+    assert of(Krum(1), [[float(value)] for value in order])[0] == first
+
+
+def test_the_order_of_arrival_changes_nothing_else() -> None:
+    each = updates(15)
+    for kind in (
+        *ALL[:4],
+        lambda: Bulyan(3),
+        GeometricMedian,
+    ):  # of 3 or 5 that are left for Bulyan, two have one score
+        one, other = [run(begun(kind(), model(0)), some, model(0)) for some in (each, each[::-1])]
+        for name in one:
+            np.testing.assert_allclose(floats(one[name]), floats(other[name]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
+def test_equal_updates_give_exactly_themselves(kind: Callable[..., Spooled], dtype: str) -> None:
+    values = torch.from_numpy(np.random.default_rng(1).normal(size=500) * 100).to(getattr(torch, dtype))
+    each = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
+    result = run(begun(kind(), {"w": values}), each, {"w": values})["w"]
+    if kind is GeometricMedian and dtype == "float64":
+        assert torch.allclose(result, values, rtol=1e-15)  # its weights do not add up to 1 to the last bit
+    else:
+        assert torch.equal(result, values)
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_finite_updates_have_a_finite_result(kind: Callable[..., Spooled], dtype: str) -> None:
+    largest = float(np.finfo(dtype).max)
+    for values in itertools.product([largest, -largest], repeat=3):
+        found = of(kind(), [[value, 1.0] for value in (*values, *values, largest / 2)], dtype=dtype)
+        assert np.isfinite(found).all()
+        assert np.abs(found).max() <= largest
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_size_of_a_block_changes_rounding_only(
+    kind: Callable[..., Spooled], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(begun(kind(), model(0)), updates(8), model(0))
+    monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 40)  # five elements
+    parts = run(begun(kind(), model(0)), updates(8), model(0))
+    for name in whole:
+        np.testing.assert_allclose(floats(parts[name]), floats(whole[name]), rtol=1e-6, atol=1e-6)
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., Spooled]) -> None:
+    start, each = model(0), updates(14)
+    strategy = begun(kind(), start)
+    first = run(strategy, each[:7], start)
+    kept = {name: floats(tensor) for name, tensor in first.items()}
+    second = run(strategy, each[7:], first)
+    alone = run(begun(kind(), start), each[7:], first)
+    assert {name: floats(tensor) for name, tensor in second.items()} == {n: floats(t) for n, t in alone.items()}
+    assert {name: floats(tensor) for name, tensor in first.items()} == kept  # it is nobody's working memory
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
+    start, each = model(0), updates(14)
+    strategy = begun(kind(), start)
+    strategy.abandon()
+    for update in each[:7]:
+        strategy.fold(start, update)
+    strategy.abandon()
+    result = run(strategy, each[7:], start)
+    alone = run(begun(kind(), start), each[7:], start)
+    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_refused_update_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
+    start, each, bad = model(0), updates(7), model(8)
+    bad["scale"] = np.array(np.nan, np.float16)
+    strategy = begun(kind(), start)
+    with pytest.raises(InvalidUpdate, match="'scale' holds NaN"):
+        strategy.fold(start, Update(bad, 10**6))
+    result, alone = run(strategy, each, start), run(begun(kind(), start), each, start)
+    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_update_that_comes_late_counts_as_any_other(kind: Callable[..., Spooled]) -> None:
+    start, each = model(0), updates(7)
+    strategy = begun(kind(staleness=polynomial()), start)
+    for late, update in enumerate(each):
+        strategy.fold(start, update, late)
+    result, alone = run(strategy, [], start), run(begun(kind(), start), each, start)
+    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_memory_does_not_grow_with_clients(kind: Callable[..., Spooled]) -> None:
+    start = {"w": np.arange(500_000, dtype="f4")}
+    strategy = begun(kind(), start)
+    tracemalloc.start()
+    try:
+        run(strategy, [Update(start, 1)] * 30, start)  # 60 MB
+        assert tracemalloc.get_traced_memory()[1] < 6_000_000
+    finally:
+        tracemalloc.stop()
+
+
+TOO_FEW: dict[str, tuple[Spooled, int, str]] = {
+    "median": (FedMedian(), 1, "FedMedian needs 1 "),
+    "trimmed": (FedTrimmedAvg(), 1, "FedTrimmedAvg needs 1 "),
+    "geometric": (GeometricMedian(), 1, "GeometricMedian needs 1 "),
+    "krum 0": (Krum(0), 3, r"Krum needs 3 \(2f \+ 3, with f = 0 byzantine\)"),
+    "krum 1": (Krum(1), 5, r"Krum needs 5 \(2f \+ 3, with f = 1 byzantine\)"),
+    "multikrum": (MultiKrum(2), 7, r"MultiKrum needs 7 \(2f"),
+    "multikrum that keeps": (MultiKrum(1, keep=8), 9, r"MultiKrum needs 9 \(8 to keep, and 1 byzantine\)"),
+    "bulyan": (Bulyan(1), 7, r"Bulyan needs 7 \(4f \+ 3, with f = 1 byzantine\)"),
+}
+
+
+@pytest.mark.parametrize(("strategy", "needed", "match"), TOO_FEW.values(), ids=TOO_FEW)
+def test_too_few_updates_are_said_and_kept(strategy: Spooled, needed: int, match: str) -> None:
+    start, each = model(0), updates(needed)
+    begun(strategy, start)
+    for update in each[:-1]:
+        strategy.fold(start, update)
+    with pytest.raises(TooFewUpdates, match=f"{needed - 1} updates came; {match}") as caught:
+        strategy.finish(start)
+    assert isinstance(caught.value, NetqError)
+    assert not isinstance(caught.value, InvalidUpdate)  # no client is to blame
+    assert run(strategy, each[-1:], start).keys() == start.keys()
+
+
+# Options
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., Spooled], tmp_path: Path) -> None:
+    strategy = kind(fraction=0.5, config={"rate": 0.1}, folder=tmp_path)
+    assert strategy.enough(10) == 5
+    assert strategy.config(1) == {"rate": 0.1}
+    begun(strategy, model(0))
+    with pytest.raises(UpdateStoreError, match=f"folder {tmp_path / 'missing'}: no file can be made there"):
+        begun(kind(folder=tmp_path / "missing"), model(0))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: FedTrimmedAvg(-0.1), "beta: -0.1; expected 0 or more, and 0.5 at most"),
+        (lambda: FedTrimmedAvg(0.51), "beta: 0.51"),
+        (lambda: FedTrimmedAvg(math.nan), "beta: nan"),
+        (lambda: Krum(-1), "byzantine: -1; expected a whole number of 0 or more"),
+        (lambda: MultiKrum(1.5), "byzantine: 1.5"),  # type: ignore[arg-type]
+        (lambda: Bulyan(True), "byzantine: True"),
+        (lambda: MultiKrum(1, keep=0), "keep: 0; expected a whole number of 1 or more"),
+        (lambda: GeometricMedian(iterations=0), "iterations: 0; expected a whole number of 1 or more"),
+        (lambda: GeometricMedian(smoothing=0), "smoothing: 0; expected more than 0"),
+    ],
+)
+def test_options_that_are_out_of_range(make: Callable[[], Spooled], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()

@@ -1,0 +1,527 @@
+"""One thread that runs calls, timers and what waits for sockets."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from netq.io.loop import Loop, Phase
+from netq.io.selector import READ, WRITE
+
+LIMIT = 20.0
+
+
+class Stage:
+    """A loop, and the errors it was told of."""
+
+    def __init__(self, make: Callable[..., Loop] = Loop, **options: bool) -> None:
+        self.crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+        self.loop = make("test", self.crashes.put, **options)
+
+    def rest(self) -> None:
+        """Wait until what was called has been run, and let the loop fall asleep."""
+        self.loop.ask(lambda: None)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    stage.loop.start()
+    yield stage
+    stage.loop.stop()
+    stage.loop.join()
+    assert stage.crashes.empty()
+
+
+@pytest.fixture
+def sockets() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        one.setblocking(False)
+        yield one, other
+
+
+def test_calls_run_in_the_order_of_the_calls(stage: Stage) -> None:
+    done: list[int] = []
+    for number in range(1000):
+        stage.loop.call(done.append, number)
+    stage.rest()
+    assert done == list(range(1000))
+
+
+def test_calls_of_many_threads_all_run_and_each_thread_in_its_order(stage: Stage) -> None:
+    done: list[tuple[int, int]] = []
+
+    def call(thread: int) -> None:
+        for number in range(500):
+            stage.loop.call(done.append, (thread, number))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(call, range(4)))
+    stage.rest()
+    for thread in range(4):
+        assert [number for other, number in done if other == thread] == list(range(500))
+
+
+def test_what_is_called_before_the_start_runs_first() -> None:
+    stage, done = Stage(), list[str]()
+    stage.loop.call(done.append, "before")
+    stage.loop.start()
+    stage.loop.call(done.append, "after")
+    stage.rest()
+    stage.loop.stop()
+    stage.loop.join()
+    assert done == ["before", "after"]
+
+
+def test_a_call_wakes_a_sleeping_loop(stage: Stage) -> None:
+    for _ in range(100):
+        stage.rest()  # it would hang for ever
+        assert stage.loop.ask(lambda: 7) == 7
+
+
+def test_a_loop_is_woken_once_from_each_sleep() -> None:
+    loop = Loop("asleep", print)
+    loop._phase = Phase.POLLING
+    for sleep in (1, 2, 3):
+        loop._sleeps = sleep
+        for _ in range(10):
+            loop.call(int)
+        assert len(loop._wakee.recv(100)) == 1
+    loop.end()
+
+
+def test_no_call_of_several_threads_finds_the_loop_asleep_for_ever(stage: Stage) -> None:
+    def ask(thread: int) -> None:
+        for number in range(1000):
+            assert stage.loop.ask(abs, -number) == number
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(ask, range(4)))
+
+
+def test_who_calls_much_gives_way_to_the_loop_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    ways: list[bool] = []
+    loop = Loop("behind", print)
+    monkeypatch.setattr("netq.io.loop.give_way", lambda: ways.append(loop.is_current))
+    for _ in range(300):
+        loop.call(int)
+    assert len(ways) == 300 - 255
+    loop.call(lambda: deque(map(loop.call, [int] * 300), 0))
+    ways.clear()
+    loop.end()
+    assert ways in ([], [False])  # but for `stop`, which comes behind all that waits
+
+
+def test_what_a_call_calls_runs_in_a_later_turn_after_those_before_it(stage: Stage) -> None:
+    done: list[str] = []
+
+    def first() -> None:
+        done.append("first")
+        stage.loop.call(done.append, "called by the first")
+
+    hold = threading.Event()
+    stage.loop.call(hold.wait, LIMIT)
+    stage.loop.call(first)
+    stage.loop.call(done.append, "second")
+    hold.set()
+    stage.rest()
+    stage.rest()
+    assert done == ["first", "second", "called by the first"]
+
+
+def test_ask_returns_raises_and_works_in_the_loop_itself(stage: Stage) -> None:
+    assert stage.loop.ask(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        stage.loop.ask(divmod, 1, 0)
+    assert stage.loop.ask(lambda: stage.loop.ask(lambda: stage.loop.is_current))
+    assert not stage.loop.is_current
+
+
+def test_timers_run_in_the_order_of_their_times(stage: Stage) -> None:
+    done: queue.SimpleQueue[int] = queue.SimpleQueue()
+    now = time.monotonic()
+
+    def set_timers() -> None:
+        for number in (3, 1, 2):
+            stage.loop.at(now + number * 0.01, done.put, number)
+        stage.loop.at(now - 1, done.put, 0)
+        stage.loop.at(now + 0.005, done.put, 99).cancel()
+
+    stage.loop.call(set_timers)
+    assert [done.get(timeout=LIMIT) for _ in range(4)] == [0, 1, 2, 3]
+    assert time.monotonic() >= now + 0.03
+    assert done.empty()
+
+
+def test_cancelling_a_timer_that_has_run_is_harmless(stage: Stage) -> None:
+    done: queue.SimpleQueue[str] = queue.SimpleQueue()
+    timer = stage.loop.ask(lambda: stage.loop.at(0.0, done.put, "ran"))
+    assert done.get(timeout=LIMIT) == "ran"
+    stage.loop.ask(timer.cancel)
+
+
+def test_a_ready_socket_is_told(stage: Stage, sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = sockets
+    got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    stage.loop.call(stage.loop.watch, one, READ, lambda mask: got.put(one.recv(10)))
+    other.send(b"x")
+    assert got.get(timeout=LIMIT) == b"x"
+    masks: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def writable(mask: int) -> None:
+        masks.put(mask)
+        stage.loop.forget(one)
+
+    stage.loop.call(stage.loop.watch, one, READ | WRITE, writable)  # replaces the first
+    assert masks.get(timeout=LIMIT) == WRITE
+    other.send(b"y")
+    stage.rest()
+    assert got.empty()
+
+
+def test_a_socket_that_is_forgotten_in_a_turn_is_not_told_in_it(stage: Stage) -> None:
+    """Both are ready at once; whichever is served first forgets, and closes, the other."""
+    pairs = [socket.socketpair() for _ in range(2)]
+    told: list[int] = []
+
+    def ready(number: int) -> Callable[[int], None]:
+        def serve(mask: int) -> None:
+            told.append(number)
+            for one, _ in pairs:
+                stage.loop.forget(one)
+                one.close()
+
+        return serve
+
+    def watch() -> None:
+        for number, (one, other) in enumerate(pairs):
+            other.send(b"x")
+            stage.loop.watch(one, READ, ready(number))
+
+    stage.loop.ask(watch)
+    stage.rest()
+    stage.rest()
+    assert len(told) == 1
+    for _, other in pairs:
+        other.close()
+
+
+def test_forgetting_what_is_not_watched_or_closed_is_harmless(
+    stage: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, _ = sockets
+    stage.loop.ask(stage.loop.forget, one)
+    one.close()
+    stage.loop.ask(stage.loop.forget, one)
+
+
+def test_a_crash_is_told_and_later_calls_still_run() -> None:
+    stage, done = Stage(), list[str]()
+
+    def fail(*args: Any) -> None:
+        raise LookupError("a bug")
+
+    stage.loop.call(fail)
+    stage.loop.call(done.append, "queued behind it")
+    stage.loop.call(fail)
+    stage.loop.call(done.append, "and behind another")
+    stage.loop.start()
+    stage.loop.join()
+    assert isinstance(stage.crashes.get(timeout=LIMIT), LookupError)
+    assert isinstance(stage.crashes.get(timeout=LIMIT), LookupError)
+    assert done == ["queued behind it", "and behind another"]
+    stage.loop.call(done.append, "after the end")
+    assert done[-1] == "after the end"
+    assert stage.loop.ask(lambda: 7) == 7
+    with pytest.raises(ZeroDivisionError):
+        stage.loop.ask(divmod, 1, 0)
+
+
+def test_stop_ends_at_once_when_nothing_is_watched() -> None:
+    stage, done = Stage(), list[str]()
+    stage.loop.start()
+    stage.loop.call(done.append, "before")
+    stage.loop.stop(within=LIMIT)
+    start = time.monotonic()
+    stage.loop.join()
+    assert time.monotonic() - start < LIMIT / 2
+    assert done == ["before"]
+
+
+def test_stop_waits_for_what_is_watched_but_no_longer_than_told(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, _ = sockets
+    stage = Stage()
+    stage.loop.start()
+    stage.loop.ask(stage.loop.watch, one, READ, lambda mask: None)
+    start = time.monotonic()
+    stage.loop.stop(within=0.05)
+    stage.loop.join()
+    assert 0.05 <= time.monotonic() - start < LIMIT
+    assert one.fileno() == -1, "what it watched, nobody else would close"
+
+
+def test_stop_ends_when_the_last_is_forgotten(sockets: tuple[socket.socket, socket.socket]) -> None:
+    one, other = sockets
+    stage = Stage()
+    stage.loop.start()
+    stage.loop.ask(stage.loop.watch, one, READ, lambda mask: stage.loop.forget(one))
+    stage.loop.stop(within=LIMIT)
+    start = time.monotonic()
+    other.send(b"x")
+    stage.loop.join()
+    assert time.monotonic() - start < LIMIT / 2
+    assert one.fileno() != -1
+
+
+# Users' threads that stand in for it.
+
+
+class Debtor:
+    """Something that users' threads may work on, and which thread has paid and mended it."""
+
+    inline = True
+
+    def __init__(self, loop: Loop) -> None:
+        self.paid: queue.SimpleQueue[bool] = queue.SimpleQueue()  # in the loop's thread?
+        self.mended: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._loop = loop
+
+    def pay(self) -> None:
+        self._loop.owing.pop(self, None)
+        assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
+        self.paid.put(self._loop.is_own)
+
+    def mend(self) -> None:
+        assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
+        self.mended.put(self._loop.is_own)
+
+
+class Surprised(Loop):
+    """Something happens in another thread just when it goes to rest."""
+
+    surprise: Callable[[], object] | None = None
+
+    def _choose(self) -> None:
+        surprise, self.surprise = self.surprise, None
+        if surprise is not None:
+            thread = threading.Thread(target=surprise)
+            thread.start()
+            thread.join(LIMIT)
+        super()._choose()
+
+
+@pytest.fixture
+def shared() -> Iterator[Stage]:
+    stage = Stage(Surprised, shared=True)
+    stage.loop.start()
+    yield stage
+    stage.loop.stop()
+    stage.loop.join()
+    assert stage.crashes.empty()
+
+
+def step(loop: Loop, function: Callable[[], object], debtor: Debtor | None = None) -> None:
+    """Take a step as soon as the loop rests."""
+    while not loop.step(debtor or Debtor(loop), function):
+        pass
+
+
+def lead(loop: Loop, come: Callable[[], bool]) -> None:
+    """Wait as `get` does, but poll in any case: as soon as the loop's thread leaves that to the users."""
+    seat, deadline, debtor = loop.seat("lead"), time.monotonic() + LIMIT, Debtor(loop)
+    with seat:
+        while not come() and time.monotonic() < deadline:
+            if not loop.poll(seat, deadline):
+                loop.owe(debtor)  # a user has been seen
+    loop.polled()
+
+
+def test_a_step_is_taken_here_and_now_with_the_baton(shared: Stage) -> None:
+    found: list[tuple[bool, bool, bool]] = []
+    loop = shared.loop
+    step(loop, lambda: found.append((loop.is_own, loop.is_current, loop.step(Debtor(loop), int))))
+    assert found == [(False, True, False)], "the second is one too many"
+    assert not loop.is_current
+
+
+def test_no_step_is_taken_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
+    debtor = Debtor(stage.loop)
+    stage.rest()
+    assert not stage.loop.step(debtor, int), "it is not shared"
+    assert shared.loop.ask(lambda: shared.loop.step(debtor, int)) is False, "it is at work"
+    with shared.loop.baton:
+        assert not shared.loop.step(debtor, int), "as in a signal handler"
+
+
+def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None:
+    loop, debtor = shared.loop, Debtor(shared.loop)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        step(loop, interrupted, debtor)
+    assert debtor.mended.get(timeout=LIMIT) is True
+    step(loop, int)
+    assert loop.at_work is None
+    assert debtor.mended.empty()
+
+
+def test_a_step_that_fails_is_a_crash() -> None:
+    stage = Stage(shared=True)
+    loop = stage.loop
+    loop.start()
+    with pytest.raises(ZeroDivisionError):
+        step(loop, lambda: 1 // 0)
+    loop.join()
+    assert isinstance(stage.crashes.get(timeout=LIMIT), ZeroDivisionError)
+    assert not loop.step(Debtor(loop), int)
+
+
+@pytest.mark.parametrize("how", ["owe", "urge"])
+def test_what_is_owed_is_paid_soon_whatever_the_loop_does(shared: Stage, how: str) -> None:
+    loop = shared.loop
+    for _ in range(200):
+        debtor = Debtor(loop)
+        getattr(loop, how)(debtor)
+        assert debtor.paid.get(timeout=LIMIT) is True
+    assert not loop.owing
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["polls", "parks"])
+@pytest.mark.parametrize("how", ["owe", "urge"])
+def test_what_is_owed_just_when_the_loop_goes_to_rest_is_paid_soon(shared: Stage, how: str, seen: bool) -> None:
+    loop = shared.loop
+    assert isinstance(loop, Surprised)
+    for _ in range(5):
+        debtor = Debtor(loop)
+        loop.surprise = lambda debtor=debtor: getattr(loop, how)(debtor)
+        if seen:
+            loop.owe(Debtor(loop))
+        loop.call(int)
+        start = time.monotonic()
+        assert debtor.paid.get(timeout=LIMIT) is True
+        assert time.monotonic() - start < 0.5
+
+
+def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> None:
+    loop, done = shared.loop, queue.SimpleQueue[str]()
+    assert isinstance(loop, Surprised)
+    for method in (loop.call, loop.afterwards):
+        loop.surprise = lambda method=method: method(done.put, "done")
+        loop.call(int)
+        start = time.monotonic()
+        assert done.get(timeout=LIMIT) == "done"
+        assert time.monotonic() - start < 0.5
+
+
+def test_what_runs_afterwards_runs_in_the_loop_s_thread_without_the_baton(shared: Stage) -> None:
+    loop, found = shared.loop, queue.SimpleQueue[tuple[bool, bool]]()
+
+    def afterwards() -> None:
+        found.put((loop.is_own, loop.baton._is_owned()))  # type: ignore[attr-defined]
+
+    loop.afterwards(afterwards)
+    loop.call(loop.afterwards, afterwards)
+    step(loop, lambda: loop.afterwards(afterwards))
+    assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
+
+
+def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
+    shared: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, other = sockets
+    loop, taken, debtor = shared.loop, list[tuple[bytes, bool]](), Debtor(shared.loop)
+
+    def take(flags: int = 0) -> bytes:
+        try:
+            return one.recv(1, flags)
+        except BlockingIOError:  # the other was faster
+            return b""
+
+    def quick() -> bool:
+        if take(socket.MSG_PEEK) == b"s":
+            return False
+        taken.append((take(), loop.is_own))
+        return True
+
+    loop.ask(loop.watch, one, READ, lambda mask: taken.append((take(), loop.is_own)), quick)
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(50):
+            for data in (b"q", b"s"):
+                taken.clear()
+                leading = threads.submit(lead, loop, lambda data=data: data in dict(taken))  # type: ignore[misc]
+                while loop._phase is not Phase.PARKED and not leading.done():
+                    loop.owe(debtor)  # one: thousands would keep the loop's thread at work
+                other.send(data)
+                leading.result(LIMIT)
+                assert dict(taken)[data] or data == b"q", "a user's thread has done what it must not"
+    loop.ask(loop.forget, one)
+
+
+def test_a_thread_that_polls_leaves_a_wake_up_call_to_the_loop_that_polls() -> None:
+    """Or who has called waits for the loop's next timer."""
+    loop = Loop("turned by hand", print, shared=True)
+    with loop.baton:
+        loop._choose()
+    assert loop._phase is Phase.POLLING
+    loop.call(int)  # by somebody else, while a user has been in the selector since the loop was parked
+    (key,) = loop._watched.values()
+    with loop.baton:
+        loop._do_quickly([(key, READ)], None)
+    left = [found.fileobj is loop._wakee for found, _ in loop._selector.select(0)]
+    loop.end()
+    assert left == [True]
+
+
+def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
+    shared: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, other = sockets
+    loop, came, wakes = shared.loop, list[bytes](), list[Callable[[], object]]()
+
+    def ready(mask: int) -> None:
+        came.append(one.recv(1))
+        wakes[0]()
+
+    loop.ask(loop.watch, one, READ, ready)
+    calls = iter([False, False])
+    lead(loop, lambda: next(calls, True))
+    start = time.monotonic()
+
+    def line_up(wake: Callable[[], object]) -> None:
+        wakes.append(wake)
+        other.send(b"x")
+
+    assert loop.sleep(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
+    assert time.monotonic() - start < 0.9, "the loop did not look"
+    assert wakes == []
+    loop.ask(loop.forget, one)
+
+
+def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
+    left: list[str] = []
+    start = time.monotonic()
+    assert not shared.loop.sleep(lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep")
+    assert 0.03 <= time.monotonic() - start < LIMIT
+    assert left == ["left"]
+
+
+def test_who_cannot_wait_is_told_so(shared: Stage) -> None:
+    loop = shared.loop
+    with pytest.raises(RuntimeError, match=r"get\(\) waits for a loop: it cannot be called in one"):
+        loop.ask(loop.check, "get")
+    with loop.baton, pytest.raises(RuntimeError, match="nor by a signal handler that has interrupted it"):
+        loop.check("get")
+    with loop.seat("get"), pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"):
+        loop.check("result")
+    loop.check("get")

@@ -1,0 +1,368 @@
+"""Who gets a session: links that come late, servers that take turns, twins, and predecessors that seem alive."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, Self
+
+import pytest
+
+import netq
+from netq import Closed, NetworkLocation, Protocol
+from netq.core import Communicator
+from netq.options import EventOptions
+from netq.protocol.wire import ANSWER, Code, Cursor, Frame, Greeting, Kind, Reader
+from netq.runtime.peer import Peer
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
+from netq.testing.proxy import Proxy
+
+MIB = 2**20
+QUIET: dict[str, Any] = {"heartbeat": 60.0}  # so that silence is noticed by nobody within a test
+
+
+@pytest.fixture
+def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(lambda purpose, options: netq.new(Protocol.TCP, purpose, options)) as stage:
+        yield stage
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
+    with ExitStack() as stack:
+        yield lambda upstream: stack.enter_context(Proxy(upstream))
+
+
+class Raw:
+    """A link of a client, of which every frame is written by hand."""
+
+    def __init__(self, netloc: NetworkLocation, greeting: Greeting) -> None:
+        self._reader = Reader(lambda frame: memoryview(bytearray(frame.length)))
+        self._frames: list[Frame] = []
+        self._sock = socket.create_connection(netloc, LIMIT)
+        self.send(greeting.frame())
+
+    def send(self, frame: Frame) -> None:
+        self._sock.sendall(frame.whole())
+
+    def read(self, *kinds: Kind) -> Frame:
+        """Return the next frame that is of these kinds."""
+        while True:
+            while self._frames:
+                frame = self._frames.pop(0)
+                if frame.kind in kinds:
+                    return frame
+            n = self._sock.recv_into(self._reader.buffer())
+            assert n, "the link has ended"
+            self._frames += self._reader.advance(n)
+
+    def ends(self) -> str:
+        """Return the reason of the FIN(REFUSED) that comes."""
+        fin = self.read(Kind.FIN)
+        assert fin.number == Code.REFUSED
+        return bytes(fin.body).decode()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._sock.close()
+
+
+def greeting_of(client: Communicator, epoch: int, *cursors: Cursor) -> Greeting:
+    """What an INI of this client says, or has said, in an epoch."""
+    return Greeting(client.id, only(client).session.token, 2**40, 2**18, 60_000, cursors, epoch > 0, epoch)
+
+
+def stranger(epoch: int = 0) -> Greeting:
+    return Greeting(uuid.uuid4(), b"t" * 16, 2**40, 2**18, 60_000, epoch=epoch)
+
+
+def only(communicator: Communicator) -> Peer:
+    (peer,) = communicator._hub.peers.values()
+    return peer
+
+
+# Late links of a client.
+
+
+def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(stage: Communicators) -> None:
+    server, client = stage.pair(**QUIET)
+    link = only(client).link
+    with Raw(server.netloc, greeting_of(client, epoch=0)) as late:
+        assert "older than the session's last" in late.ends()
+    client.put("after it").result(LIMIT)
+    assert server.get(timeout=0).data == "after it"
+    assert only(client).link is link
+
+
+def test_a_client_whose_late_ini_takes_its_link_comes_back(stage: Communicators, log: LogRecorder) -> None:
+    server, client = stage.pair(**QUIET)
+    server.put("before").result(LIMIT)
+    with Raw(server.netloc, greeting_of(client, 1, Cursor(0, 1, 0, 2**18))) as late:
+        assert late.read(Kind.INI).flags
+        log.wait("a newer link has taken the session over; trying again")
+        assert late.read(Kind.FIN).number == Code.SUPERSEDED
+    client.put("after it").result(LIMIT)
+    server.put("and back").result(LIMIT)
+    assert server.get(timeout=0).data == "after it"
+    assert [client.get(timeout=0).data for _ in range(2)] == ["before", "and back"]
+
+
+def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(stage: Communicators) -> None:
+    """The client holds messages whose ACK is lost with its link, and of which the late INI knows nothing."""
+    server = stage.server(**QUIET)
+    greeting = dataclasses.replace(stranger(), credit=2**40)
+    with Raw(server.netloc, greeting) as true:
+        assert true.read(Kind.INI)
+        true.send(Frame(Kind.PING))
+        true.read(Kind.ACK)
+        futures = [server.put(bytes(8 * MIB)) for _ in range(4)]
+        while true.read(Kind.MSG).number < 4:
+            pass
+    begun = dataclasses.replace(greeting, epoch=1, resume=True)
+    with Raw(server.netloc, begun) as late:  # it does not read all that the server sends again
+        assert late.read(Kind.INI).flags
+        assert late.read(Kind.MSG).number == 1
+        with Raw(server.netloc, dataclasses.replace(begun, cursors=(Cursor(0, 3, 0, 2**40),))) as again:
+            assert again.read(Kind.INI).flags
+            for future in futures[:3]:
+                future.result(LIMIT)
+            came = 0
+            while came < 8 * MIB:
+                came += again.read(Kind.MSG).length
+            again.send(Frame(Kind.ACK, number=4, value=2**40))
+            futures[3].result(LIMIT)
+
+
+def test_whoever_is_superseded_again_and_again_ends(stage: Communicators) -> None:
+    """Two processes have the same session: a fork, or a virtual machine restored."""
+    server, client = stage.pair(**QUIET)
+    peer, twin = only(client), greeting_of(client, epoch=1)
+    for count in (1, 2):
+        with Raw(server.netloc, twin) as link:
+            assert link.read(Kind.FIN).number == Code.SUPERSEDED, "the client has come back"
+            assert len(peer._superseded) == count
+    with Raw(server.netloc, twin), pytest.raises(Closed, match="a newer link has taken the session over"):
+        client.get(timeout=LIMIT)
+    with pytest.raises(Closed):
+        client.put("too late").result(LIMIT)
+    assert client.close(LIMIT) == 0
+
+
+def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be_the_newer(
+    stage: Communicators,
+) -> None:
+    server = stage.server(**QUIET)
+    greeting = stranger(epoch=7)
+    with Raw(server.netloc, greeting) as silent:
+        assert silent.read(Kind.INI).flags == 0
+        with Raw(server.netloc, greeting) as other:
+            assert "it is being asked" in other.ends()
+        silent.read(Kind.PING)
+        silent.send(Frame(Kind.ACK, ANSWER, value=2**18))
+        server.put("got").add_done_callback(lambda _: None)
+        assert silent.read(Kind.MSG).number == 1
+        with Raw(server.netloc, greeting) as late:
+            assert "older than the session's last" in late.ends()
+        silent.send(Frame(Kind.ACK, number=1, value=2**18))
+
+
+def test_a_client_that_has_not_heard_of_its_session_begins_it_again_when_its_link_is_lost(
+    stage: Communicators, log: LogRecorder
+) -> None:
+    server = stage.server(**QUIET)
+    greeting = stranger(epoch=7)
+    with Raw(server.netloc, greeting) as first:
+        assert Greeting.read(first.read(Kind.INI)).epoch == 8
+    log.wait("lost (the peer hung up)")
+    with Raw(server.netloc, greeting) as second:
+        ini = second.read(Kind.INI)
+        assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
+
+
+def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_next(stage: Communicators) -> None:
+    server, greeting = stage.server(**QUIET), stranger(epoch=7)
+    hub = server._hub
+
+    def expect() -> None:
+        """Do what such a link leaves behind."""
+        peer = hub._new_peer(greeting.token)
+        peer.session.peer = greeting.id
+        hub.peers = {**hub.peers, greeting.id: peer}
+
+    hub.home.ask(expect)
+    with Raw(server.netloc, greeting) as link:
+        ini = link.read(Kind.INI)
+        assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
+
+
+# Servers that take turns at one address.
+
+
+def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
+) -> None:
+    told: list[tuple[str, uuid.UUID]] = []
+    events = EventOptions(ini=lambda id: told.append(("ini", id)), fin=lambda id: told.append(("fin", id)))
+    first, second = stage.server(events=events, **QUIET), stage.server(**QUIET)
+    proxy = proxies(first.netloc)
+    client = stage.client(proxy.netloc, **QUIET)
+    introduce(first, client)
+    proxy.upstream = second.netloc
+    proxy.cut()
+    log.wait(f"{client.id}: lost")
+    log.wait("trying again")  # before, "hello" might leave on the link that is cut, and be lost with it
+    due = first.put("waited for it", client.id)
+    introduce(second, client)
+    proxy.upstream = first.netloc
+    proxy.cut()
+    log.wait(": connected", count=3)  # before, it might be sent on the link that is cut
+    client.put("back").result(LIMIT)
+    assert first.get(timeout=0).data == "back"
+    due.result(LIMIT)
+    first.put("and on", client.id).result(LIMIT)
+    assert [client.get(timeout=0) for _ in range(2)] == [(first.id, "waited for it"), (first.id, "and on")]
+    assert told == [("ini", client.id), ("fin", client.id), ("ini", client.id)]
+    assert log.having("goes on with epoch") == []
+
+
+def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(stage: Communicators) -> None:
+    server = stage.server(**QUIET)
+    greeting = stranger(epoch=3)
+    with Raw(server.netloc, greeting) as old:
+        assert Greeting.read(old.read(Kind.INI)).epoch == 4
+        old.send(Frame(Kind.PING))
+        old.read(Kind.ACK)
+        with Raw(server.netloc, dataclasses.replace(greeting, epoch=6, resume=True)) as new:
+            ini = new.read(Kind.INI)
+            assert (ini.flags, Greeting.read(ini).epoch) == (0, 7)
+            with pytest.raises(AssertionError, match="the link has ended"):
+                old.read(Kind.INI)
+            assert list(server.statistics()) == [greeting.id]
+
+
+def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    server = stage.server(linger=LIMIT, **QUIET)
+    greeting = stranger()
+    with Raw(server.netloc, greeting) as old:
+        old.read(Kind.INI)
+        due = server.put("never")
+        old.read(Kind.MSG)
+    server._hub.home.ask(server._hub.begin_to_close, None)
+    with Raw(server.netloc, dataclasses.replace(greeting, epoch=2, resume=True)) as new:
+        assert "the server is closing" in new.ends()
+    with pytest.raises(Closed, match="it began anew"):
+        due.result(LIMIT)
+    stage.forget(server)
+    assert server.close(LIMIT) == 1
+
+
+# Another process with the id.
+
+
+def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
+    """Let a client come and go, without a goodbye."""
+    owner = stranger()
+    with Raw(server.netloc, owner) as link:
+        link.read(Kind.INI)
+        link.send(Frame(Kind.PING))
+        link.read(Kind.ACK)
+    peer = only(server)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    return owner, peer
+
+
+def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stage: Communicators) -> None:
+    server = stage.server(**QUIET)
+    owner, peer = owner_that_is_away(server)
+    accept = peer.accept
+
+    def accept_too_late(link: Any, greeting: Greeting, *, resumed: bool) -> None:
+        peer.accept = accept  # type: ignore[method-assign]
+        link.connection.detach()
+        accept(link, greeting, resumed=resumed)
+
+    peer.accept = accept_too_late  # type: ignore[method-assign]
+    newcomer = dataclasses.replace(owner, token=b"another process!")
+    with Raw(server.netloc, newcomer) as link, pytest.raises(AssertionError, match="the link has ended"):
+        link.read(Kind.INI)
+    assert peer.session.token == owner.token
+    with Raw(server.netloc, newcomer) as link:
+        assert link.read(Kind.INI, Kind.FIN).kind is Kind.INI
+    assert peer.session.token == newcomer.token
+
+
+def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(stage: Communicators) -> None:
+    """Both were judged before either was answered, as may be where sessions are spread over threads."""
+    server = stage.server(**QUIET)
+    owner, peer = owner_that_is_away(server)
+    accept, resume = peer.accept, dataclasses.replace(owner, epoch=1, resume=True)
+    newcomer = dataclasses.replace(owner, token=b"another process!")
+    judged: list[tuple[Any, Greeting, bool]] = []
+
+    def note(link: Any, greeting: Greeting, *, resumed: bool) -> None:
+        judged.append((link, greeting, resumed))
+
+    peer.accept = note  # type: ignore[method-assign]
+    with Raw(server.netloc, newcomer) as new, Raw(server.netloc, resume) as old:
+        while len(judged) < 2:
+            pass
+        assert {(greeting.token, resumed) for _, greeting, resumed in judged} == {
+            (newcomer.token, False),
+            (owner.token, True),
+        }
+        judged.sort(key=lambda call: call[2])
+        for link, greeting, resumed in judged:
+            peer.loop.ask(lambda link=link, greeting=greeting, resumed=resumed: accept(link, greeting, resumed=resumed))
+        assert new.read(Kind.INI, Kind.FIN).kind is Kind.INI
+        assert "another process has begun this session anew" in old.ends()
+        assert peer.session.token == newcomer.token
+
+
+# A fixed id.
+
+
+@pytest.mark.slow
+def test_a_restarted_board_with_a_fixed_id_is_taken_though_its_predecessor_seems_alive(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
+) -> None:
+    server = stage.server(**QUIET)
+    proxy = proxies(server.netloc)
+    board = stage.client(proxy.netloc, **QUIET)
+    introduce(server, board)
+    proxy.hold()  # its power fails: nothing says so
+    begun = time.monotonic()
+    again = stage.client(server.netloc, id=board.id, retry_max=0.5, **QUIET)
+    again.put("restarted").result(LIMIT)
+    assert server.get(timeout=0) == (board.id, "restarted")
+    assert 1.9 < time.monotonic() - begun < 20.0, "the heartbeats would take 180 s"
+    assert "by its predecessor that is not known yet to be gone: it is being asked" in log.wait("the peer refuses")
+    proxy.close()
+    stage.cut(board)
+
+
+@pytest.mark.slow
+def test_a_twin_that_comes_again_and_again_does_not_end_who_has_the_id(stage: Communicators, log: LogRecorder) -> None:
+    server, board = stage.pair(**QUIET)
+    link = only(server).link
+    twin = stage.client(server.netloc, id=board.id, retry_max=0.5, linger=0.0, **QUIET)
+    twin.put("never")
+    begun = time.monotonic()
+    count = 0
+    while time.monotonic() - begun < 3.0:
+        count += 1
+        log.wait(f"the id {board.id} is in use", count)
+    assert only(server).link is link
+    board.put("mine").result(LIMIT)
+    assert server.get(timeout=0).data == "mine"
+    assert twin.close(LIMIT) == 1
+    stage.forget(twin)

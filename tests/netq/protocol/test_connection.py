@@ -1,0 +1,863 @@
+"""One link's protocol: the table of state and kind, lengths, deadlines, greeting, saying goodbye."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import math
+import struct
+import tracemalloc
+import uuid
+
+import pytest
+
+from netq.buffers import Buffer
+from netq.errors import MessageTooLarge, ProtocolError
+from netq.options import ConnectionOptions
+from netq.protocol.codec import Outgoing
+from netq.protocol.connection import LEGAL, LENGTH, Connection, State
+from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
+from netq.protocol.flow_control import CREDIT
+from netq.protocol.memory import Memory
+from netq.protocol.sender import SMALL, Part
+from netq.protocol.session import Session
+from netq.protocol.wire import ANSWER, Code, Frame, Greeting, Kind
+from netq.testing.lossy_pair import LossyPair
+from netq.utils.stream import Stream
+
+CLIENT, SERVER = uuid.UUID(int=1), uuid.UUID(int=2)
+TOKEN = b"t" * 16
+OPTIONS = ConnectionOptions(heartbeat=10.0, misses=3, handshake_timeout=5.0)
+
+VALID = {  # a frame of each kind that is fine where its kind is legal and one message has been sent each way
+    Kind.INI: Greeting(CLIENT, TOKEN, 2**40, 2**20, 10_000, epoch=1).frame(),
+    Kind.MSG: Frame(Kind.MSG, length=2, number=1, value=2, body=b"hi"),
+    Kind.ACK: Frame(Kind.ACK, number=1, value=2**20),
+    Kind.DROP: Frame(Kind.DROP, number=1, value=2),
+    Kind.PING: Frame(Kind.PING),
+    Kind.FIN: Frame(Kind.FIN),
+}
+
+
+def session(options: ConnectionOptions = OPTIONS) -> Session:
+    return Session(TOKEN, options, Memory())
+
+
+class Noted(Outgoing):
+    """A message that counts how often it is acknowledged."""
+
+    times = 0
+
+    def acked(self) -> None:
+        super().acked()
+        self.times += 1
+
+
+def message(size: int = 5) -> Noted:
+    return Noted(Stream([bytes(size)]))
+
+
+def put(connection: Connection) -> Noted:
+    """Queue a message."""
+    assert connection.session is not None
+    one = message()
+    connection.session.put(one)
+    return one
+
+
+def arrived(connection: Connection) -> list[bytes]:
+    """The messages that have come whole since this was asked last."""
+    assert connection.session is not None
+    found = [bytes(item[1]) for item in connection.session.arrived]
+    connection.session.arrived.clear()
+    return found
+
+
+def feed(connection: Connection, *frames: Frame, now: float = 0.0) -> list[Event]:
+    return connection.feed(memoryview(b"".join(frame.whole() for frame in frames)), now)
+
+
+def sent(connection: Connection, now: float = 0.0) -> bytes:
+    return b"".join(connection.to_send(2**20, now))
+
+
+def kinds(data: bytes) -> list[Kind]:
+    """The kinds of frames that were sent."""
+    found = []
+    while data:
+        kind, _, _, length, _, _ = struct.unpack_from("<BBHIQQ", data)
+        found.append(Kind(kind))
+        data = data[24 + length :]
+    return found
+
+
+def opened(options: ConnectionOptions = OPTIONS, now: float = 0.0, *messages: Outgoing) -> Connection:
+    """A server's connection in OPEN, with one message sent, or these, and an empty outbox."""
+    connection = Connection(SERVER, options, now)
+    (hello,) = feed(connection, VALID[Kind.INI], now=now)
+    assert isinstance(hello, Hello)
+    connection.accept(session(options), hello.greeting, resumed=False, now=now)
+    assert connection.session is not None
+    for each in messages or (message(),):
+        connection.session.put(each)
+    sent(connection, now)
+    return connection
+
+
+def in_state(state: State) -> Connection:
+    """A connection in this state; but for OPENING, a server's."""
+    if state is State.OPENING:
+        return Connection(CLIENT, OPTIONS, 0.0, session())
+    if state is State.GREETED:
+        connection = Connection(SERVER, OPTIONS, 0.0)
+        feed(connection, VALID[Kind.INI])
+        return connection
+    connection = opened()
+    assert connection.session is not None
+    if state is State.CLOSING:
+        connection.session.closing = True
+        connection.close()
+    if state is State.ENDING:
+        feed(connection, VALID[Kind.FIN])
+    if state is State.CLOSED:
+        connection.detach()
+    return connection
+
+
+def only_lost(events: list[Event]) -> Exception:
+    (event,) = events
+    assert isinstance(event, Lost)
+    return event.error
+
+
+# The table.
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.CLOSED])
+@pytest.mark.parametrize("kind", Kind)
+def test_a_frame_is_legal_as_the_table_says_or_the_link_is_lost(state: State, kind: Kind) -> None:
+    connection = in_state(state)
+    assert connection.state is state
+    frame = VALID[kind]
+    if state in (State.OPENING, State.ENDING) and kind is Kind.FIN:
+        frame = frame._replace(number=Code.REFUSED)
+    events = feed(connection, frame)
+    faults = [event for event in events if isinstance(event, Lost) and isinstance(event.error, ProtocolError)]
+    if kind in LEGAL[state]:
+        assert faults == []
+        return
+    assert f"{kind.name} in state {state.name}" in str(only_lost(events))
+    assert connection.closed
+    assert connection.to_send(1000, 0.0) == (
+        []
+        if connection.session is None or state is not State.OPENING
+        else [Connection(CLIENT, OPTIONS, 0.0, session()).to_send(1000, 0.0)[0]]
+    )
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_a_frame_that_is_not_legal_is_refused_at_its_header(kind: Kind) -> None:
+    for state in State:
+        if kind in LEGAL[state] or state is State.CLOSED:
+            continue
+        connection = in_state(state)
+        header = VALID[kind]._replace(length=LENGTH[kind][1], value=2**61).header()
+        assert connection.feed(memoryview(header[:-1]), 0.0) == []
+        assert f"{kind.name} in state" in str(only_lost(connection.feed(memoryview(header[-1:]), 0.0)))
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_nothing_is_looked_at_when_all_is_said(kind: Kind) -> None:
+    connection = in_state(State.CLOSED)
+    assert feed(connection, VALID[kind]) == []
+    assert connection.feed(memoryview(b"\xff" * 100), 0.0) == []
+    assert connection.received(10, 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "number", "length"),
+    [(State.OPENING, 0, 0), (State.ENDING, 0, 0), (State.OPEN, 0, 3), (State.OPEN, 4, 0), (State.OPEN, 2**64 - 1, 0)],
+)
+def test_a_fin_that_says_nothing_known_is_refused(state: State, number: int, length: int) -> None:
+    error = only_lost(feed(in_state(state), Frame(Kind.FIN, length=length, number=number, body=b"x" * length)))
+    assert isinstance(error, ProtocolError)
+
+
+def test_a_server_takes_no_fin_of_a_stranger() -> None:
+    header = Frame(Kind.FIN, number=Code.REFUSED).header()
+    assert "FIN in state OPENING" in str(only_lost(Connection(SERVER, OPTIONS, 0.0).feed(memoryview(header), 0.0)))
+
+
+def test_the_reason_of_a_peer_is_one_printable_line() -> None:
+    reason = "no röom\n10.0.0.1: welcome\x1b[2J\u202e\r".encode() + b"\xff"
+    error = only_lost(feed(opened(), Frame(Kind.FIN, length=len(reason), number=Code.REFUSED, body=reason)))
+    assert str(error) == "the peer refuses: no röom\\n10.0.0.1: welcome\\x1b[2J\\u202e\\r\N{REPLACEMENT CHARACTER}"
+    assert str(error).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("state", "frame"),
+    [
+        (State.OPENING, VALID[Kind.INI]),
+        (State.OPENING, VALID[Kind.INI]._replace(flags=1)),
+        (State.OPEN, VALID[Kind.PING]),
+        (State.OPEN, VALID[Kind.FIN]),
+        (State.OPEN, VALID[Kind.ACK]._replace(flags=ANSWER)),
+    ],
+)
+def test_what_is_of_no_lane_says_lane_0(state: State, frame: Frame) -> None:
+    faults = [event for event in feed(in_state(state), frame) if isinstance(event, Lost)]
+    assert not any("lane" in str(fault.error) for fault in faults)
+    assert "in lane 3; expected lane 0" in str(only_lost(feed(in_state(state), frame._replace(lane=3))))
+
+
+# Lengths, and memory.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.MSG])
+def test_a_body_outside_its_bounds_is_refused_at_the_header(kind: Kind) -> None:
+    least, most = LENGTH[kind]
+    state = next(state for state in State if kind in LEGAL[state])
+    for length in {least - 1, most + 1, 2**31, 2**32 - 1} - {-1}:
+        connection = in_state(state)
+        events = connection.feed(memoryview(VALID[kind]._replace(length=length).header()), 0.0)
+        assert f"{kind.name} of {length} bytes; expected {least} to {most}" in str(only_lost(events))
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("length", [1, 2**31, 2**32 - 1])
+@pytest.mark.parametrize("size", [2**31, 2**40, 2**40 + 1, 2**62, 2**63, 2**64 - 1])
+def test_a_length_bomb_takes_no_memory(size: int, length: int, merge: bool) -> None:
+    connection = opened(dataclasses.replace(OPTIONS, get_merge=merge, window=2**62))
+    header = memoryview(Frame(Kind.MSG, length=length, number=1, value=size).header())
+    before = resident()
+    tracemalloc.start()
+    events = connection.feed(header, 0.0)
+    events += connection.feed(memoryview(bytes(10_000)), 0.0)  # and what it likes to send then
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert resident() - before < 2**20
+    if size > OPTIONS.message_size:
+        assert f"a message of {size} bytes; message_size is {2**40}" in str(only_lost(events))
+    elif events:
+        assert isinstance(events[-1], Lost)  # the system has no such block, or what came then was no frame
+
+
+def resident() -> int:
+    """Bytes of memory that this process really has."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+# Time.
+
+
+def test_a_link_that_does_not_greet_is_cut() -> None:
+    for connection in (Connection(SERVER, OPTIONS, 100.0), Connection(CLIENT, OPTIONS, 100.0, session())):
+        connection.feed(memoryview(VALID[Kind.INI].whole()[:50]), 104.0)  # a byte now and then does not help
+        assert connection.deadline() == 105.0
+        assert connection.tick(104.9) == []
+        assert isinstance(only_lost(connection.tick(105.0)), TimeoutError)
+        assert connection.closed
+
+
+def test_who_has_nothing_to_say_says_ping() -> None:
+    connection = opened(now=100.0)
+    assert connection.deadline() == 110.0
+    assert connection.tick(109.9) == []
+    assert kinds(sent(connection, 109.9)) == []
+    assert connection.tick(110.0) == []
+    assert kinds(sent(connection, 110.0)) == [Kind.PING]
+    assert connection.deadline() == 120.0
+
+
+def test_who_speaks_needs_no_ping() -> None:
+    connection = opened(now=100.0)
+    assert connection.session is not None
+    connection.session.put(message())
+    assert kinds(sent(connection, 109.0)) == [Kind.MSG]
+    assert connection.tick(110.0) == []
+    assert connection.deadline() == 119.0
+
+
+def test_silence_is_borne_for_so_many_heartbeats() -> None:
+    connection = opened(now=100.0)
+    for now in (110.0, 120.0, 129.9):
+        assert connection.tick(now) == []
+        sent(connection, now)
+    assert connection.deadline() == 130.0
+    error = only_lost(connection.tick(130.0))
+    assert isinstance(error, TimeoutError)
+    assert "30.0 s" in str(error)
+    assert connection.deadline() == math.inf
+    assert connection.tick(1e9) == []
+
+
+def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(105.0)
+    assert kinds(sent(connection, 105.0)) == [Kind.PING]
+    assert connection.deadline() == 107.0
+    connection.doubt(106.0)
+    assert kinds(sent(connection, 106.0)) == [], "asked once"
+    assert connection.tick(106.9) == []
+    assert isinstance(only_lost(connection.tick(107.0)), TimeoutError)
+
+
+def test_a_link_that_is_doubted_and_brings_something_goes_on() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(105.0)
+    connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 106.9)
+    assert connection.tick(107.0) == []
+    assert connection.deadline() == 115.0
+    connection.doubt(108.0)
+    assert connection.deadline() == 110.0
+
+
+def test_a_link_that_is_doubted_is_not_borne_for_longer_than_another() -> None:
+    connection = opened(now=100.0)
+    connection.doubt(129.0)
+    assert isinstance(only_lost(connection.tick(130.0)), TimeoutError)
+
+
+@pytest.mark.parametrize("state", [State.OPENING, State.GREETED, State.CLOSED])
+def test_who_is_not_there_is_not_doubted(state: State) -> None:
+    connection = in_state(state)
+    deadline = connection.deadline()
+    sent(connection)
+    connection.doubt(1.0)
+    assert (connection.deadline(), sent(connection)) == (deadline, b"")
+
+
+def test_a_client_has_heard_of_its_session_when_something_comes_after_its_greeting() -> None:
+    connection = opened()
+    assert connection.session is not None
+    assert not connection.session.confirmed
+    feed(connection, VALID[Kind.PING])
+    assert connection.session.confirmed
+
+
+def test_any_byte_is_a_sign_of_life() -> None:
+    connection = opened(now=100.0)
+    connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 129.0)
+    assert connection.tick(130.0) == []
+    assert connection.tick(158.9) == []
+    assert len(connection.tick(159.0)) == 1
+
+
+@pytest.mark.parametrize(("theirs", "patience"), [(1_000, 30.0), (10_000, 30.0), (60_000, 180.0)])
+def test_the_slower_heartbeat_counts(theirs: int, patience: float) -> None:
+    connection = Connection(SERVER, OPTIONS, 0.0)
+    greeting = Greeting(CLIENT, TOKEN, 2**40, 2**20, theirs)
+    feed(connection, greeting.frame())
+    connection.accept(session(), greeting, resumed=False, now=0.0)
+    sent(connection)
+    assert connection.tick(patience - 0.1) == []
+    assert len(connection.tick(patience)) == 1
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_but_closed_has_a_deadline(state: State) -> None:
+    assert (in_state(state).deadline() == math.inf) == (state is State.CLOSED)
+
+
+def test_a_ping_is_answered_and_measured() -> None:
+    one, other = opened(now=100.0), opened(now=100.0)
+    one.tick(110.0)
+    other.feed(memoryview(sent(one, 110.0)), 110.2)
+    answer = sent(other, 110.2)
+    assert answer == Frame(Kind.ACK, ANSWER, value=CREDIT).whole()
+    assert one.round_trip is None
+    one.feed(memoryview(answer), 110.5)
+    assert one.round_trip == pytest.approx(0.5)
+    feed(one, Frame(Kind.ACK, ANSWER, value=CREDIT), now=200.0)  # nobody asked
+    assert one.round_trip == pytest.approx(0.5)
+
+
+# Greeting.
+
+
+def test_both_are_open_after_one_exchange() -> None:
+    client, server = Connection(CLIENT, OPTIONS, 0.0, session()), Connection(SERVER, OPTIONS, 0.0)
+    (hello,) = server.feed(memoryview(sent(client)), 0.0)
+    assert isinstance(hello, Hello)
+    assert (hello.greeting.id, hello.greeting.token, hello.greeting.resume) == (CLIENT, TOKEN, False)
+    assert sent(server) == b""
+    assert [type(event) for event in server.accept(session(), hello.greeting, resumed=False, now=0.0)] == [Opened]
+    (event,) = client.feed(memoryview(sent(server)), 0.0)
+    assert isinstance(event, Opened)
+    assert not event.resumed
+    assert event.session.peer == SERVER
+    assert (client.open, server.open) == (True, True)
+
+
+def test_a_refused_client_learns_why() -> None:
+    for code in (Code.REFUSED, Code.SUPERSEDED):
+        client, server = Connection(CLIENT, OPTIONS, 0.0, session()), Connection(SERVER, OPTIONS, 0.0)
+        server.feed(memoryview(sent(client)), 0.0)
+        server.refuse(code, "no room")
+        assert server.closed
+        (event,) = client.feed(memoryview(sent(server)), 0.0)
+        assert isinstance(event, Lost)
+        assert event.code is code
+        assert isinstance(event.error, ConnectionRefusedError)
+        assert "no room" in str(event.error)
+
+
+def test_a_long_reason_is_cut_to_what_a_fin_holds() -> None:
+    server = in_state(State.GREETED)
+    server.refuse(Code.REFUSED, "ü" * 1000)
+    client = in_state(State.OPENING)
+    (event,) = client.feed(memoryview(sent(server)), 0.0)
+    assert isinstance(event, Lost)
+    assert "ü" * 128 in str(event.error)
+
+
+def test_a_superseded_link_leaves_to_its_session_what_has_come() -> None:
+    """In one block a chunk, a body that will not be completed must not become a part of the message."""
+    for merge in (True, False):
+        options = dataclasses.replace(OPTIONS, get_merge=merge)
+        first = opened(options)
+        kept = first.session
+        assert kept is not None
+        feed(first, Frame(Kind.MSG, length=2, number=1, value=6, body=b"ab"))
+        first.feed(memoryview(Frame(Kind.MSG, length=4, number=1, value=6).header() + b"c"), 0.0)
+        first.refuse(Code.SUPERSEDED, "a newer link")
+        first.detach()
+        second = Connection(SERVER, options, 0.0)
+        greeting = dataclasses.replace(Greeting.read(VALID[Kind.INI]), resume=True, epoch=kept.epoch)
+        feed(second, greeting.frame())
+        second.accept(kept, greeting, resumed=True, now=0.0)
+        assert arrived(second) == []
+        assert feed(second, Frame(Kind.MSG, length=3, number=1, value=6, body=b"def")) == []
+        assert arrived(second) == [b"abcdef"]
+
+
+def test_a_server_that_cannot_go_on_drops_the_link_and_says_nothing() -> None:
+    kept = opened().session
+    assert kept is not None
+    server = in_state(State.GREETED)
+    greeting = dataclasses.replace(Greeting.read(VALID[Kind.INI]), epoch=kept.epoch + 1)
+    assert isinstance(only_lost(server.accept(kept, greeting, resumed=True, now=0.0)), ProtocolError)
+    assert sent(server) == b""
+    assert kept.queued == 1
+
+
+def test_a_client_that_is_told_to_go_on_with_what_it_never_began_drops_the_link() -> None:
+    client = in_state(State.OPENING)
+    greeting = Greeting(SERVER, TOKEN, 2**40, 2**20, 10_000, resume=True, epoch=1)
+    assert isinstance(only_lost(feed(client, greeting.frame())), ProtocolError)
+
+
+def test_an_ini_that_says_a_version_or_none_is_lost() -> None:
+    for body, why in ((b"NETQ\x02\x00\x00\x00", "version 2"), (b"SSH-2.0-", "does not speak netq")):
+        error = only_lost(feed(Connection(SERVER, OPTIONS, 0.0), Frame(Kind.INI, length=8, body=body)))
+        assert why in str(error)
+
+
+# Events, in order.
+
+
+def test_what_came_before_a_fault_is_not_lost_with_it() -> None:
+    one = message()
+    connection = opened(OPTIONS, 0.0, one)
+    events = feed(connection, VALID[Kind.MSG], VALID[Kind.ACK], VALID[Kind.INI], VALID[Kind.PING])
+    assert [type(event) for event in events] == [Lost]
+    assert (arrived(connection), one.times) == ([b"hi"], 1)
+    assert connection.closed
+    assert sent(connection) == b""
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("fault", [VALID[Kind.ACK]._replace(number=3), VALID[Kind.DROP]._replace(number=9)])
+def test_what_comes_after_a_fault_is_not_looked_at(fault: Frame, late: bool) -> None:
+    """Small messages and ACKs neither, whoever looks at what is left when the link is lost."""
+    first, second = message(), message()
+    connection = opened(OPTIONS, 0.0, first, second)
+    before = (VALID[Kind.MSG], VALID[Kind.ACK])
+    behind = (VALID[Kind.MSG]._replace(number=2), VALID[Kind.ACK]._replace(number=2))
+    events = feed(connection, *before) if late else []
+    events += feed(connection, *(() if late else before), fault, *behind)
+    assert isinstance(only_lost(events), ProtocolError)
+    assert (arrived(connection), first.times, second.times) == ([b"hi"], 1, 0)
+    assert connection.session is not None
+    assert [cursor.held for cursor in connection.session.greeting(SERVER, resume=True).cursors] == [1]
+
+
+def test_a_greeting_before_a_fault_is_not_lost_with_it() -> None:
+    events = feed(Connection(SERVER, OPTIONS, 0.0), VALID[Kind.INI], VALID[Kind.PING])
+    assert [type(event) for event in events] == [Hello, Lost]
+
+
+def test_a_link_that_is_lost_before_it_is_answered_stays_lost() -> None:
+    server, untouched = in_state(State.GREETED), session()
+    feed(server, VALID[Kind.PING])
+    error = only_lost(server.accept(untouched, Greeting.read(VALID[Kind.INI]), resumed=False, now=0.0))
+    assert isinstance(error, ConnectionResetError)
+    assert server.closed
+    assert sent(server) == b""
+    assert not untouched.begun
+
+
+def test_a_session_that_is_told_nonsense_drops_the_link() -> None:
+    for frame in (
+        VALID[Kind.MSG]._replace(number=2),
+        VALID[Kind.DROP]._replace(number=2),
+        VALID[Kind.DROP]._replace(value=2**64 - 1),
+        VALID[Kind.ACK]._replace(number=2),
+        VALID[Kind.MSG]._replace(value=1),
+    ):
+        assert isinstance(only_lost(feed(opened(), frame)), ProtocolError)
+
+
+def test_memory_that_cannot_be_had_drops_the_link() -> None:
+    class Full(Memory):
+        def take(self, size: int) -> memoryview:
+            raise MemoryError("no memory")
+
+    connection = in_state(State.GREETED)
+    greeting = Greeting.read(VALID[Kind.INI])
+    connection.accept(Session(TOKEN, OPTIONS, Full()), greeting, resumed=False, now=0.0)
+    assert isinstance(only_lost(feed(connection, VALID[Kind.MSG])), MemoryError)
+
+
+def test_a_server_that_has_forgotten_begins_anew() -> None:
+    pair = LossyPair(OPTIONS, limit=100)
+    pair.run()
+    done = pair.put(pair.client, b"done")
+    pair.run()
+    travelled = pair.put(pair.client, b"x" * 1000)
+    waiting = pair.put(pair.client, b"waiting")
+    pair.send(pair.client)
+    pair.restart_server()
+    pair.run()
+    assert pair.client.acked == [done, waiting]
+    assert pair.client.failed == [Failed(travelled, None)]
+    assert pair.client.opened == [False, False]
+    assert pair.server.received == {0: [b"done", b"waiting"]}
+
+
+def test_a_server_that_has_forgotten_and_could_not_say_so_begins_anew_once_more() -> None:
+    """Its INI is lost. Then the client's cursors still mean the session before: believed, they would lose a message."""
+    pair = LossyPair(OPTIONS)
+    pair.run()
+    pair.put(pair.server, b"before")
+    pair.run()
+    pair.restart_server()
+    pair.connect()
+    pair.send(pair.client)
+    pair.deliver(pair.client, 1000)
+    after = pair.put(pair.server, b"after")
+    pair.send(pair.server)
+    pair.cut()
+    pair.run()
+    assert pair.client.received == {0: [b"before", b"after"]}
+    assert pair.server.acked[-1] is after
+    assert pair.server.opened == [False, True]  # its user is told of it once
+    assert pair.client.opened == [False, False]
+    assert pair.client.lost + pair.server.lost == []
+
+
+def test_a_peer_that_takes_less_refuses_what_was_put_before() -> None:
+    pair = LossyPair(OPTIONS, dataclasses.replace(OPTIONS, message_size=10))
+    large, small = pair.put(pair.client, b"x" * 11), pair.put(pair.client, b"x" * 10)
+    pair.run()
+    ((failed),) = pair.client.failed
+    assert failed.message is large
+    assert isinstance(failed.error, MessageTooLarge)
+    assert pair.server.received == {0: [b"x" * 10]}
+    assert pair.client.acked == [small]  # the server never hears of the first
+    assert (large.number, small.number) == (0, 1)
+    with pytest.raises(MessageTooLarge):
+        pair.put(pair.client, b"x" * 11)
+
+
+# What a user's thread may do.
+
+
+def receive_whole(connection: Connection, data: bytes, now: float = 0.0) -> bool:
+    """Receive as a user's thread does; of what the buffer has room for."""
+    buffer = connection.buffer()
+    buffer[: len(data)] = data
+    return connection.received_small(len(data), now)
+
+
+def held(connection: Connection) -> tuple[int, int]:
+    """Whole messages of lane 0 that count as received, and bytes of the next."""
+    assert connection.session is not None
+    (cursor,) = connection.session.greeting(SERVER, resume=True).cursors
+    return cursor.held, cursor.partial
+
+
+def whole(number: int, size: int = 2) -> bytes:
+    return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number]) * size).whole()
+
+
+def talking(*messages: Outgoing) -> Connection:
+    """A connection in OPEN that has received a message, as the first of a lane is not for users' threads."""
+    connection = opened(OPTIONS, 0.0, *messages)
+    connection.feed(memoryview(whole(1)), 0.0)
+    assert arrived(connection) == [b"\1\1"]
+    sent(connection)
+    return connection
+
+
+@pytest.mark.parametrize("state", State)
+def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state: State) -> None:
+    connection = in_state(state)
+    assert (connection.buffer_for_small() is not None) is (state is State.OPEN)
+    if state is State.OPEN:
+        connection.feed(memoryview(whole(1, 5000)[:30]), 0.0)
+        assert connection.buffer_for_small() is None
+        connection.feed(memoryview(whole(1, 5000)[30:]), 0.0)
+        assert connection.buffer_for_small() is not None
+
+
+def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
+    one = message()
+    connection = talking(one)
+    connection.doubt(1.0)
+    assert connection.session is not None
+    connection.session.confirmed = False
+    assert receive_whole(connection, whole(2) + VALID[Kind.ACK].whole() + whole(3), 1.5)
+    assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
+    assert connection.session.confirmed
+    assert kinds(sent(connection, 1.5)) == [Kind.PING]
+    assert connection.tick(10.0) == []
+    assert connection.deadline() == 11.5
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind"),
+    [
+        (VALID[Kind.PING].whole(), Kind.ACK),
+        (Frame(Kind.DROP, number=3, value=7).whole(), Kind.ACK),
+        (whole(3, 5000)[:500], None),
+    ],
+)
+def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind: Kind | None) -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + frame)
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+    assert connection.received(0, 0.0) == []
+    assert kinds(sent(connection)) == ([] if kind is None else [kind])
+    assert (connection.buffer_for_small() is not None) is (kind is not None)
+
+
+def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + whole(2))
+    assert isinstance(only_lost(connection.received(0, 0.0)), ProtocolError)
+    assert arrived(connection) == [b"\2\2"]
+
+
+@pytest.mark.parametrize("cut", range(1, 26))
+def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
+    for first, second in itertools.product((True, False), repeat=2):
+        connection, data = talking(), whole(2)
+        for part, by_user in ((data[:cut], first), (data[cut:], second)):
+            if by_user and connection.buffer_for_small() is not None:
+                assert receive_whole(connection, part)
+            else:
+                assert connection.feed(memoryview(part), 0.0) == []
+        assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+
+
+@pytest.mark.parametrize("size", [1, 23, 24, 25, 123])
+def test_what_a_users_thread_has_of_a_small_message_is_kept_when_the_link_is_lost(size: int) -> None:
+    """No byte of it comes again; nothing of it is there before it is whole."""
+    connection = talking()
+    assert receive_whole(connection, whole(2, 100)[:size])
+    connection.detach()
+    assert held(connection) == (1, max(0, size - 24))
+    assert arrived(connection) == []
+
+
+@pytest.mark.parametrize("rest", [VALID[Kind.PING].whole(), whole(5), VALID[Kind.ACK]._replace(number=9).whole()])
+def test_what_was_left_to_the_loops_thread_is_lost_with_the_link(rest: bytes) -> None:
+    """It comes again; and what lies behind it is not looked at."""
+    one, other = message(), message()
+    connection = talking(one, other)
+    assert not receive_whole(connection, whole(2) + rest + whole(3) + VALID[Kind.ACK].whole())
+    connection.detach()
+    assert (arrived(connection), held(connection), one.times) == ([b"\2\2"], (2, 0), 0)
+
+
+def test_what_was_left_to_the_loops_thread_of_a_large_message_is_kept() -> None:
+    connection = talking()
+    assert not receive_whole(connection, whole(2) + whole(3, 5000)[:524])
+    connection.detach()
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 500))
+
+
+def test_what_a_thread_received_that_was_interrupted_is_forgotten() -> None:
+    connection = talking()
+    assert receive_whole(connection, whole(2) + whole(3, 100)[:50])
+    connection.forget()
+    connection.detach()
+    assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
+
+
+def test_small_messages_are_taken_where_they_lie_if_nothing_was_left_before() -> None:
+    one = message()
+    connection = talking(one)
+    data = whole(2) + VALID[Kind.ACK].whole() + whole(3) + VALID[Kind.PING].whole() + whole(4)
+    there = memoryview(b"xx" + data + b"xx")
+    stop = connection.read_small(there, 2, 2 + len(data), 1.5)
+    assert bytes(there[2:stop]) == whole(2) + VALID[Kind.ACK].whole() + whole(3)
+    assert (arrived(connection), one.times, held(connection)) == ([b"\2\2", b"\3\3"], 1, (3, 0))
+    assert connection.read_small(there, stop, 2 + len(data), 1.6) == stop
+    assert connection.feed(there[stop : 2 + len(data)], 1.6) == []
+    assert (arrived(connection), connection.deadline()) == ([b"\4\4"], 10.0)
+    for begin in (whole(5)[:1], whole(5)[:25], whole(5, 5000)[:100]):
+        other = talking()
+        other.feed(memoryview(whole(2) + whole(3) + whole(4) + begin), 0.0)
+        data = whole(5)
+        assert other.read_small(memoryview(data), 0, len(data), 1.0) == 0, "it begins with the rest of what was left"
+
+
+@pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
+def test_nothing_is_taken_where_it_lies_unless_the_link_is_open(state: State) -> None:
+    data = whole(1) + VALID[Kind.ACK].whole()
+    assert in_state(state).read_small(memoryview(data), 0, len(data), 0.0) == 0
+
+
+# Goodbye.
+
+
+@pytest.mark.parametrize("order", [("client",), ("server",), ("client", "server"), ("server", "client")])
+@pytest.mark.parametrize("waiting", [0, 1, 5])
+def test_both_end_whoever_closes_first_and_nothing_is_lost(order: tuple[str, ...], waiting: int) -> None:
+    pair = LossyPair(dataclasses.replace(OPTIONS, transport_size=10, window=300), limit=10)
+    pair.run()
+    ends = {"client": pair.client, "server": pair.server}
+    sent = [pair.put(end, b"x" * 50) for end in ends.values() for _ in range(waiting)]
+    pair.turn()
+    for name in order:
+        pair.close(ends[name])
+    pair.run()
+    for end in ends.values():
+        assert len(end.received.get(0, [])) == waiting
+        assert end.over
+        assert [event.over for event in end.finished][-1]
+    assert len(pair.client.acked) + len(pair.server.acked) == len(sent)
+    assert len(pair.links) == 1
+    assert not pair.up
+
+
+def test_who_has_heard_fin_may_still_send() -> None:
+    first = message()
+    server = opened(OPTIONS, 0.0, first)
+    feed(server, VALID[Kind.FIN])
+    assert server.state is State.ENDING
+    assert server.session is not None
+    second = put(server)
+    assert kinds(sent(server)) == [Kind.MSG]
+    server.session.closing = True
+    assert server.close() == []
+    assert kinds(sent(server)) == []
+    events = feed(server, VALID[Kind.ACK]._replace(number=2))
+    assert [type(event) for event in events] == [Finished]
+    assert (first.times, second.times) == (1, 1)
+    assert kinds(sent(server)) == [Kind.FIN]
+    assert server.closed
+
+
+def test_who_has_said_fin_still_acknowledges() -> None:
+    server = opened()
+    assert server.session is not None
+    server.session.closing = True
+    assert server.close() == []
+    assert kinds(sent(server)) == []  # one message is not acknowledged
+    feed(server, VALID[Kind.ACK])
+    assert kinds(sent(server)) == [Kind.FIN]
+    feed(server, VALID[Kind.MSG], VALID[Kind.PING])
+    assert kinds(sent(server)) == [Kind.ACK]
+    (event,) = feed(server, VALID[Kind.FIN])
+    assert isinstance(event, Finished)
+    assert event.over
+    assert server.closed
+    assert sent(server) == b""
+
+
+@pytest.mark.parametrize("state", State)
+def test_closing_again_is_harmless_in_every_state(state: State) -> None:
+    connection = in_state(state)
+    for _ in range(3):
+        if connection.session is not None:
+            connection.session.closing = True
+        assert connection.close() == []
+    connection.detach()
+    connection.detach()
+    assert connection.close() == []
+    assert connection.closed
+
+
+def test_a_session_that_was_closed_without_a_link_says_so_on_the_next() -> None:
+    pair = LossyPair(OPTIONS)
+    pair.run()
+    pair.cut()
+    message = pair.put(pair.client, b"the last")
+    pair.close(pair.client)
+    pair.run()
+    assert pair.client.acked == [message]
+    assert (pair.client.over, pair.server.over) == (True, True)
+
+
+def test_a_message_and_a_fin_after_it_in_every_division() -> None:
+    data = VALID[Kind.MSG].whole() + VALID[Kind.FIN].whole()
+    for cut in range(len(data) + 1):
+        connection = opened()
+        events = list(
+            itertools.chain.from_iterable(connection.feed(memoryview(part), 0.0) for part in (data[:cut], data[cut:]))
+        )
+        assert [type(event) for event in events] == [Finished]
+        assert arrived(connection) == [b"hi"]
+        assert connection.state is State.ENDING
+
+
+def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() -> None:
+    connection = Connection(SERVER, OPTIONS, 0.0)
+    (hello,) = feed(connection, VALID[Kind.INI])
+    assert isinstance(hello, Hello)
+    memory = Memory()
+    connection.accept(Session(TOKEN, OPTIONS, memory), hello.greeting, resumed=False, now=0.0)
+    size = 2**20
+    feed(connection, Frame(Kind.MSG, length=1000, number=1, value=size, body=bytes(1000)))
+    connection.feed(memoryview(Frame(Kind.MSG, length=1000, number=1, value=size).header() + b"a part"), 0.0)
+    gc.disable()
+    try:
+        connection.detach()
+        assert memory.idle == 0, "the session goes on with it"
+        assert connection.session is not None
+        connection.session.abandon()
+        assert memory.idle >= size
+    finally:
+        gc.enable()
+
+
+def test_pieces_are_what_to_send_is_with_the_bodies_of_large_messages_as_parts() -> None:
+    several = (uuid.UUID(int=8), uuid.UUID(int=9))
+    sent: list[list[Buffer | Part]] = []
+    for pieces in (Connection.to_send, Connection.pieces):
+        connection = in_state(State.OPEN)
+        assert connection.session is not None
+        connection.session.put(Outgoing(Stream([bytes(3000), bytes(3000)]), audience=several))
+        connection.session.put(Outgoing(Stream([bytes(SMALL + 1)])))
+        connection.session.put(Outgoing(Stream([b"for one"])))
+        sent.append([piece for _ in range(3) for piece in pieces(connection, 4000, 0.0)])
+    plain, taken = sent
+    bodies = [piece for piece in taken if isinstance(piece, Part)]
+    assert [(part.start, part.stop, part.audience) for part in bodies] == [
+        (0, 4000, several),
+        (4000, 6000, several),
+        (0, 1976, ()),
+        (1976, SMALL + 1, ()),
+    ]
+    assert taken[-1] == b"for one", "not worth a part"
+    assert not any(isinstance(piece, Part) for piece in plain)
+    assert b"".join(plain) == b"".join(  # type: ignore[arg-type]
+        b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in taken
+    )

@@ -1,0 +1,404 @@
+"""A link is cut at every byte of a conversation: nothing may be lost, doubled, reordered or sent again."""
+
+from __future__ import annotations
+
+import collections
+import random
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from netq.options import ConnectionOptions
+from netq.protocol import codec
+from netq.protocol.codec import Outgoing
+from netq.protocol.connection import Connection
+from netq.protocol.events import Event
+from netq.protocol.sender import Sender
+from netq.protocol.session import Session
+from netq.testing.lossy_pair import End, LossyPair
+
+STEPS = (1, 2, 7, 1000)
+CLAIMED = 54_500  # cuts that the tests of this module make, at least
+HEADER = struct.Struct("<BBHIQQ")
+HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
+FRAMES = 1  # headers that a cut costs beside, at most: that of the rest of the chunk that it hit
+CANCELLED = 72  # bytes of the message that is cancelled when a part of it has left; no other is as long
+
+made: collections.Counter[str] = collections.Counter()  # cuts, by test
+
+
+def narrow(merge: bool) -> ConnectionOptions:
+    """Chunks of 9 bytes; a message waits until the one before it is acknowledged."""
+    return ConnectionOptions(transport_size=9, window=30, heartbeat=5.0, get_merge=merge)
+
+
+def wide(merge: bool) -> ConnectionOptions:
+    """Chunks of 50 bytes; several messages are on their way at once."""
+    return ConnectionOptions(transport_size=50, window=600, heartbeat=5.0, get_merge=merge)
+
+
+def close_client(pair: LossyPair) -> None:
+    pair.close(pair.client)
+
+
+def close_server(pair: LossyPair) -> None:
+    pair.close(pair.server)
+
+
+def close_both(pair: LossyPair) -> None:
+    pair.close(pair.client)
+    pair.close(pair.server)
+
+
+class Conversation:
+    """All that a session can do, over a link that is cut somewhere in it, and what must come of it."""
+
+    again = 0  # bytes of messages that may arrive twice
+
+    def __init__(self, pair: LossyPair, close: Callable[[LossyPair], None]) -> None:
+        self.pair = pair
+        self.sent: dict[End, list[Outgoing]] = {pair.client: [], pair.server: []}
+        self.expected: dict[End, dict[int, list[bytes]]] = {pair.client: {}, pair.server: {}}
+        self._speak()
+        close(pair)
+        pair.run()
+
+    def _speak(self) -> None:
+        pair, client = self.pair, self.pair.client
+        self._put(client, b"0123456789", b"a" * 15)
+        self._put(client, lane=1)
+        self._withdraw(self._put(client, b"cancelled while it waits", kept=False))
+        self._put(client, b"in its place")
+        pair.run()
+        self._put(client, b"and its successor")
+        pair.run()
+        pair.tick(6.0)  # both say PING
+        self._put(client, b"L" * (client.options.window + 10), lane=1)
+        begun = self._put(client, b"c" * CANCELLED, kept=False)
+        self._put(pair.server, b"to the client")
+        pair.turn()
+        self._withdraw(begun)
+        pair.run()
+        self._put(pair.server, b"the last")
+
+    def _put(self, end: End, *buffers: bytes, lane: int = 0, kept: bool = True) -> Outgoing:
+        message = self.pair.put(end, *buffers, lane=lane)
+        self.sent[end].append(message)
+        if kept:
+            self.expected[self.pair.other(end)].setdefault(lane, []).append(b"".join(buffers))
+        return message
+
+    def _withdraw(self, message: Outgoing) -> None:
+        """Cancel it; if nothing of it has left, nobody ever hears of it."""
+        client = self.pair.client
+        assert client.session is not None
+        message.withdraw()
+        client.session.withdraw(message)
+        if not message.number:
+            self.sent[client].remove(message)
+
+    def check(self) -> None:
+        for end in (self.pair.client, self.pair.server):
+            assert end.received == self.expected[end]
+            assert collections.Counter(end.acked) == collections.Counter(self.sent[end])
+            assert (end.failed, end.lost, end.over) == ([], [], True)
+        self._check_payload()
+
+    def _check_payload(self) -> None:
+        """No byte of a message arrives a second time; but for `again`, of those that are not cancelled."""
+        arrived: collections.Counter[bool] = collections.Counter()
+        for link in self.pair.links:
+            for data in link:
+                for size, count in messages(data):
+                    arrived[size == CANCELLED] += count
+        due = sum(len(m) for lanes in self.expected.values() for lane in lanes.values() for m in lane)
+        assert due <= arrived[False] <= due + self.again
+        assert arrived[True] <= CANCELLED
+
+
+def messages(data: bytearray) -> Iterator[tuple[int, int]]:
+    """The size of the message of each MSG, and how many bytes came of its body: a parser that owes nothing to ours."""
+    at = 0
+    while at + HEADER.size <= len(data):
+        kind, _, _, length, _, size = HEADER.unpack_from(data, at)
+        at += HEADER.size
+        if kind == 2:
+            yield size, min(length, len(data) - at)
+        at += length
+
+
+def converse(
+    options: ConnectionOptions,
+    step: int,
+    *cuts: int,
+    close: Callable[[LossyPair], None] = close_client,
+) -> LossyPair:
+    pair = LossyPair(options, step=step, limit=options.transport_size + HEADER.size, cuts=cuts)
+    conversation = Conversation(pair, close)
+    conversation.check()
+    return pair
+
+
+def cut_everywhere(
+    test: str, options: ConnectionOptions, step: int, close: Callable[[LossyPair], None] = close_client, tail: int = 0
+) -> None:
+    whole = converse(options, step, close=close).moved
+    assert whole > 900
+    for cut in range(whole - tail if tail else 1, whole):
+        pair = converse(options, step, cut, close=close)
+        made[test] += 1
+        assert pair.moved <= whole + HANDSHAKE + FRAMES * HEADER.size, f"cut at {cut}: {pair.moved} bytes, not {whole}"
+        assert len(pair.links) <= 2
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
+    cut_everywhere("one", narrow(merge), step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("merge", [True, False])
+def test_one_cut_at_every_byte_with_messages_on_their_way(merge: bool) -> None:
+    cut_everywhere("wide", wide(merge), step=100)
+
+
+@pytest.mark.parametrize("close", [close_server, close_both])
+@pytest.mark.parametrize("step", STEPS)
+def test_one_cut_at_every_byte_of_the_end(step: int, close: Callable[[LossyPair], None]) -> None:
+    cut_everywhere("end", narrow(True), step, close, tail=200)
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("step", STEPS)
+def test_two_cuts(step: int, merge: bool) -> None:
+    options = narrow(merge)
+    whole = converse(options, step).moved
+    chance = random.Random(step)
+    for _ in range(125):
+        first = chance.randrange(1, whole)
+        second = first + chance.randrange(1, whole - first + HANDSHAKE)
+        pair = converse(options, step, first, second)
+        made["two"] += len(pair.links) - 1
+        assert pair.moved <= whole + 2 * (HANDSHAKE + FRAMES * HEADER.size)
+
+
+# Many small messages: those that are sent and received in one step, whole.
+
+SHORT = ConnectionOptions(transport_size=200, window=1500, heartbeat=5.0)
+SMALL_ONES = 9  # messages that each end puts at once, at the end of which some wait for the window
+
+
+class Chatter(Conversation):
+    """Both ends put many small messages, on one lane or two, and more while those are under way."""
+
+    def __init__(self, pair: LossyPair, lanes: int, again: int) -> None:
+        self._lanes = lanes
+        self.again = again
+        super().__init__(pair, close_both)
+
+    def _speak(self) -> None:
+        pair = self.pair
+        ends = (pair.client, pair.server)
+        pair.run()
+        for end in ends:
+            for n in range(SMALL_ONES):
+                self._put_small(end, n)
+        self._withdraw(self._put(pair.client, b"cancelled while it waits", kept=False))
+        pair.turn()
+        for end in ends:
+            self._put_small(end, SMALL_ONES)
+        pair.run()
+        self._put(pair.client, b"l" * 230, lane=self._lanes - 1)
+        self._put_small(pair.client, SMALL_ONES + 1)
+        pair.run()
+
+    def _put_small(self, end: End, n: int) -> None:
+        self._put(end, bytes([65 + n, end is self.pair.client]) * (3 * n % 7), lane=n % self._lanes)
+
+
+class ByUser(Connection):
+    """Receives as a user's thread does, and as the loop's thread goes on at once with what is not for that."""
+
+    def feed(self, packet: memoryview, now: float) -> list[Event]:
+        events: list[Event] = []
+        while packet and not self.closed:
+            buffer = self.buffer()
+            n = min(len(buffer), len(packet))
+            buffer[:n] = packet[:n]
+            packet = packet[n:]
+            events += self._receive(n, now, last=not packet)
+        return events
+
+    def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
+        if self.buffer_for_small() is None:
+            return self.received(n, now)
+        return [] if self.received_small(n, now) else self.received(0, now)
+
+
+class ByUserLater(ByUser):
+    """The same, but the loop's thread goes on as late as it can: the link may be lost before."""
+
+    due = False  # the loop's thread has to go on
+
+    def feed(self, packet: memoryview, now: float) -> list[Event]:
+        return [*self.go_on(now), *super().feed(packet, now)]
+
+    def go_on(self, now: float) -> list[Event]:
+        due, self.due = self.due, False
+        return self.received(0, now) if due else []
+
+    def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
+        if not last or self.buffer_for_small() is None:
+            return super()._receive(n, now, last=last)
+        self.due = not self.received_small(n, now)
+        return []
+
+
+class ByTurns(ByUser):
+    """A user's thread receives twice, then the loop's, and so on."""
+
+    _count = 0
+
+    def _receive(self, n: int, now: float, *, last: bool) -> list[Event]:
+        self._count += 1
+        return super()._receive(n, now, last=last) if self._count % 3 else self.received(n, now)
+
+
+class InPlace(Connection):
+    """Takes small messages where they lie, as over shared memory."""
+
+    def feed(self, packet: memoryview, now: float) -> list[Event]:
+        return super().feed(packet[self.read_small(packet, 0, len(packet), now) :], now)
+
+
+class Later(LossyPair):
+    """Has the loops' threads go on before anything is sent."""
+
+    def send(self, end: End) -> int:
+        if isinstance(end.connection, ByUserLater):
+            events = end.connection.go_on(self.now)
+            self._arrived(end)
+            self._apply(end, events)
+        return super().send(end)
+
+
+@pytest.fixture
+def short_path(monkeypatch: pytest.MonkeyPatch) -> collections.Counter[str]:
+    """Count the messages that are sent and received by the short path, and the ACKs that are."""
+    count: collections.Counter[str] = collections.Counter()
+    batch, take_small = codec.batch, Session.take_small
+
+    def counted_batch(sender: Sender, *args: Any) -> int:
+        before = len(sender.sent)
+        size = batch(sender, *args)
+        count["sent"] += len(sender.sent) - before
+        return size
+
+    def counted_take(self: Session, data: memoryview, low: int, high: int) -> int:
+        stop = take_small(self, data, low, high)
+        while low < stop:
+            kind, _, _, length, _, _ = HEADER.unpack_from(data, low)
+            count["received" if kind == 2 else "acked"] += 1
+            low += HEADER.size + length
+        assert low == stop
+        return stop
+
+    monkeypatch.setattr(codec, "batch", counted_batch)
+    monkeypatch.setattr(Session, "take_small", counted_take)
+    return count
+
+
+class Chat:
+    """Chatters of one kind, and how much of them goes by the short path."""
+
+    def __init__(self, receives: type[Connection], step: int, lanes: int, count: collections.Counter[str]) -> None:
+        self._step = step
+        self._lanes = lanes
+        self._count = count
+        # A frame that is left to the loop's thread, and what lies behind it, is lost with the link.
+        self._again = step + SHORT.transport_size if receives is ByUserLater else 0
+        # Of frames that come byte by byte the loop's thread sees the header first, and takes the body by itself.
+        divided = step < 1000 and receives not in (ByUser, ByUserLater)
+        self._least = {"sent": 20, "received": 2 if divided else 11, "acked": 4}
+        self._talks = 0
+        self.whole = self.talk().moved
+
+    def talk(self, *cuts: int) -> LossyPair:
+        pair = Later(SHORT, step=self._step, limit=1000, cuts=cuts)
+        Chatter(pair, self._lanes, self._again).check()
+        self._talks += 1
+        assert len(pair.links) <= len(cuts) + 1
+        if cuts:
+            made["short"] += len(pair.links) - 1
+            most = self.whole + len(cuts) * (HANDSHAKE + FRAMES * HEADER.size + self._again)
+            assert pair.moved <= most, f"cut at {cuts}: {pair.moved} bytes, not {self.whole}"
+        return pair
+
+    def check(self) -> None:
+        """The short path was used."""
+        for what, least in self._least.items():
+            assert self._count[what] >= least * self._talks, what
+
+
+@pytest.fixture
+def chat(
+    receives: type[Connection],
+    step: int,
+    lanes: int,
+    short_path: collections.Counter[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Chat]:
+    monkeypatch.setattr("netq.testing.lossy_pair.Connection", receives)
+    chat = Chat(receives, step, lanes, short_path)
+    assert chat.whole > 1200
+    yield chat
+    chat.check()
+
+
+WAYS = (Connection, ByUser, ByUserLater, ByTurns, InPlace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize(
+    ("receives", "step"), [(way, step) for way in WAYS for step in (1, 7, 1000) if way is not InPlace or step > 1]
+)
+def test_one_cut_at_every_byte_of_many_small_messages(chat: Chat) -> None:
+    for cut in range(1, chat.whole):
+        chat.talk(cut)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("step", [7, 1000])
+@pytest.mark.parametrize("receives", WAYS)
+def test_two_cuts_of_many_small_messages(chat: Chat, step: int, lanes: int) -> None:
+    chance = random.Random(step + lanes)
+    for _ in range(100):
+        first = chance.randrange(1, chat.whole)
+        chat.talk(first, first + chance.randrange(1, chat.whole - first + HANDSHAKE))
+
+
+def test_a_cut_in_the_very_last_frame_leaves_a_session_to_its_timeout() -> None:
+    """The client has said all and heard all; that the server heard it, nobody can tell it any more."""
+    options = narrow(True)
+    whole = converse(options, 1000, close=close_server).moved
+    pair = converse(options, 1000, whole - 1, close=close_server)
+    assert len(pair.links) == 1
+
+
+@pytest.fixture
+def whole_module(request: pytest.FixtureRequest) -> None:
+    mine = [item for item in request.session.items if item.path == request.path]
+    if len(mine) < 76:
+        pytest.skip("counts the cuts of the whole module, of which only a part was selected")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("whole_module")
+def test_so_many_cuts_were_made(record_property: Callable[[str, object], None]) -> None:
+    record_property("cuts", dict(made))
+    print(f"{made.total()} cuts: {dict(made)}")
+    assert made.total() >= CLAIMED

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netq.buffers import ALIGNMENT, LARGE
+from netq.protocol.memory import KEEP, Memory, _size_class
+
+MIB = 1024**2
+
+
+def address(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, LARGE - 1, LARGE, LARGE + 1, 10 * MIB + 7])
+def test_memory_is_writable_aligned_and_of_the_size(size: int) -> None:
+    view = Memory().take(size)
+    assert (view.nbytes, view.ndim, view.format, view.readonly) == (size, 1, "B", False)
+    if size:
+        assert address(view) % ALIGNMENT == 0
+        view[0] = view[-1] = 1
+
+
+def test_blocks_in_use_do_not_overlap() -> None:
+    memory = Memory()
+    views = [memory.take(size) for size in (100, LARGE, 100, LARGE, LARGE + 5)]
+    for number, view in enumerate(views):
+        view[:] = bytes([number]) * view.nbytes
+    for number, view in enumerate(views):
+        assert view == bytes([number]) * view.nbytes
+
+
+def test_a_large_block_is_recycled() -> None:
+    memory = Memory()
+    view = memory.take(MIB)
+    first = address(view)
+    assert memory.idle == 0
+    del view
+    assert memory.idle >= MIB
+    again = memory.take(MIB - 1000)
+    assert address(again) == first
+    assert again.nbytes == MIB - 1000
+    assert memory.idle == 0
+
+
+def test_a_small_block_is_not_kept() -> None:
+    memory = Memory()
+    view = memory.take(LARGE - 1)
+    del view
+    assert memory.idle == 0
+
+
+@pytest.mark.parametrize(("kept", "taken", "recycled"), [(2, 1, True), (3, 1, False), (1, 2, False), (4, 3, True)])
+def test_a_block_is_recycled_if_half_of_it_at_least_is_used(kept: int, taken: int, recycled: bool) -> None:
+    memory = Memory()
+    view = memory.take(kept * MIB)
+    del view
+    view = memory.take(taken * MIB)
+    assert (memory.idle == 0) is recycled
+    assert view.nbytes == taken * MIB
+
+
+def test_the_block_used_last_is_taken_first() -> None:
+    memory = Memory()
+    one, two = memory.take(MIB), memory.take(MIB)
+    last = address(one)
+    del two
+    del one
+    assert address(memory.take(MIB)) == last
+
+
+def test_any_view_keeps_its_block() -> None:
+    memory = Memory()
+    view = memory.take(MIB)
+    part = view[1000:2000]
+    numbers = part[:8].cast("d")
+    del view, part
+    assert memory.idle == 0
+    other = memory.take(MIB)
+    other[:] = b"\1" * MIB
+    numbers[0] = 5.0
+    assert other == b"\1" * MIB
+    del numbers
+    assert memory.idle >= MIB
+
+
+def test_blocks_need_no_collector() -> None:
+    memory = Memory()
+    gc.disable()
+    try:
+        for _ in range(50):
+            view = memory.take(MIB)
+            del view
+        assert MIB <= memory.idle < 2 * MIB
+    finally:
+        gc.enable()
+
+
+def test_views_that_die_in_other_threads() -> None:
+    memory = Memory(keep=4 * MIB)
+
+    def drop(views: list[memoryview]) -> None:
+        while views:
+            views.pop()
+
+    for _ in range(20):
+        shares = [[memory.take(MIB) for _ in range(4)] for _ in range(4)]
+        threads = [threading.Thread(target=drop, args=(share,)) for share in shares]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not any(shares)
+        assert 0 < memory.idle <= 4 * MIB
+        assert len({address(view) for view in [memory.take(MIB) for _ in range(6)]}) <= 6
+
+
+def test_no_more_than_keep_is_kept_and_the_longest_idle_go_first() -> None:
+    memory = Memory(keep=2 * MIB)
+    views = [memory.take(MIB) for _ in range(4)]
+    addresses = [address(view) for view in views]
+    while views:
+        views.pop(0)
+        assert memory.idle <= 2 * MIB
+    assert memory.idle == 2 * MIB
+    again = [memory.take(MIB), memory.take(MIB)]
+    assert [address(view) for view in again] == [addresses[3], addresses[2]]
+
+
+def test_trim_lets_idle_blocks_go() -> None:
+    memory = Memory()
+    views = [memory.take(MIB) for _ in range(4)]
+    in_use = views.pop()
+    views.clear()
+    assert memory.idle == 3 * MIB
+    memory.trim(3 * MIB)
+    assert memory.idle == 3 * MIB
+    memory.trim(3 * MIB - 1)
+    assert memory.idle == 2 * MIB
+    memory.trim()
+    assert memory.idle == 0
+    in_use[:] = b"\1" * MIB
+    del in_use
+    assert memory.idle == MIB
+
+
+def test_age_lets_blocks_go_that_nobody_used_since_the_last_time() -> None:
+    memory = Memory()
+    small, large = memory.take(MIB), memory.take(4 * MIB)
+    del small, large
+    memory.age()
+    assert memory.idle == 5 * MIB
+    large = memory.take(4 * MIB)
+    del large
+    memory.age()
+    assert memory.idle == 4 * MIB, "the small one was not used"
+    memory.take(100)
+    memory.age()
+    assert memory.idle == 0
+
+
+def test_the_memory_may_go_before_its_views() -> None:
+    memory = Memory()
+    view = memory.take(MIB)
+    del memory
+    view[:] = b"\1" * MIB
+    assert view[-1] == 1
+
+
+@given(st.integers(LARGE, 2**50))
+def test_a_size_class_wastes_an_eighth_or_a_page_at_most(size: int) -> None:
+    waste = _size_class(size) - size
+    assert 0 <= waste <= max(size / 8, 4096)
+    assert _size_class(_size_class(size)) == _size_class(size)
+
+
+@given(st.integers(LARGE, 2**40), st.integers(LARGE, 2**40))
+def test_size_classes_are_in_order(one: int, other: int) -> None:
+    assert (_size_class(one) <= _size_class(other)) or one > other
+
+
+def test_sizes_of_one_magnitude_share_few_classes() -> None:
+    assert len({_size_class(size) for size in range(8 * MIB, 16 * MIB, 1000)}) <= 9
+
+
+@pytest.mark.parametrize("size", [2**62, 2**63, 2**70])
+def test_an_absurd_size_is_a_memory_error_and_costs_nothing(size: int) -> None:
+    memory = Memory()
+    view = memory.take(MIB)
+    del view
+    with pytest.raises(MemoryError, match=f"no memory for a message of {_size_class(size)} bytes"):
+        memory.take(size)
+    assert memory.idle == MIB
+    assert memory.take(MIB).nbytes == MIB
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="Linux tells the resident size there")
+def test_pages_are_committed_as_they_are_written() -> None:
+    def resident() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    view = Memory().take(KEEP)
+    assert resident() - before < KEEP / 8
+    view[: KEEP // 4] = bytes(KEEP // 4)
+    assert resident() - before > KEEP / 8
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child does nothing that threads could break
+def test_a_forked_child_writes_to_a_copy_of_its_own() -> None:
+    view = Memory().take(MIB)
+    view[0] = 1
+    child = os.fork()
+    if child == 0:
+        view[0] = 2
+        os._exit(view[0])
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    assert view[0] == 1

@@ -1,0 +1,205 @@
+"""docs/protocol.md is held to the code, and the code to it: the page's own bytes and tables, read out of it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import struct
+import uuid
+from pathlib import Path
+
+import pytest
+
+from netq.options import ConnectionOptions
+from netq.protocol import wire
+from netq.protocol.codec import Outgoing
+from netq.protocol.connection import LEGAL, LENGTH, Connection, State
+from netq.protocol.events import Finished, Hello
+from netq.protocol.memory import Memory
+from netq.protocol.receiver import Receiver
+from netq.protocol.sender import Sender
+from netq.protocol.session import Session
+from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
+from netq.utils.stream import PickleSerializer, Stream
+from tests.netq.parsing import Parser
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+CLIENT = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
+SERVER = uuid.UUID("ffeeddcc-bbaa-9988-7766-554433221100")
+TOKEN = b"sixteen byte key"
+MIB = 1024**2
+
+FRAMES = {
+    "MSG": Frame(Kind.MSG, lane=1, length=5, number=2, value=300, body=b"hello"),
+    "ACK": Frame(Kind.ACK, lane=1, number=2, value=67109376),
+    "DROP": Frame(Kind.DROP, number=3, value=72),
+    "PING": Frame(Kind.PING),
+    "ANSWER": Frame(Kind.ACK, wire.ANSWER, value=MIB // 4),
+    "FIN": Frame(Kind.FIN),
+    "REFUSED": Frame(Kind.FIN, length=4, number=Code.REFUSED, body=b"busy"),
+    "INI": Greeting(
+        CLIENT, TOKEN, 2**40, MIB // 4, 10_000, (Cursor(2, 3, 8, 64 * MIB + 1024),), resume=True, epoch=1
+    ).frame(),
+}
+
+
+def blocks() -> list[tuple[str, bytes]]:
+    found = re.findall(r"^```hex ([\w ]+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    return [(name, bytes.fromhex(re.sub(r"#.*", "", text))) for name, text in found]
+
+
+def table(*head: str) -> list[list[str]]:
+    """The rows of the one table of the page whose head begins with these words."""
+    lines = PAGE.splitlines()
+    (start,) = [n for n, line in enumerate(lines) if cells(line)[: len(head)] == list(head)]
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append(cells(line))
+    return rows
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_has_an_example_of_each_frame_and_no_other_blocks() -> None:
+    names = [name for name, _ in blocks() if not name.startswith("exchange")]
+    assert sorted(names) == sorted(FRAMES)
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_an_example_is_what_the_code_encodes_and_decodes(name: str) -> None:
+    data = dict(blocks())[name]
+    assert FRAMES[name].whole() == data
+    (frame,) = Parser().feed(data)
+    assert frame == FRAMES[name]
+    if name == "INI":
+        assert Greeting.read(frame).frame().whole() == data
+
+
+def test_the_complete_exchange_is_what_two_connections_say() -> None:
+    options = ConnectionOptions()
+    session = Session(TOKEN, options, Memory())
+    session.put(Outgoing(Stream([b"hello"])))
+    session.closing = True
+    ends = {"client": Connection(CLIENT, options, 0.0, session), "server": Connection(SERVER, options, 0.0)}
+    other = {"client": "server", "server": "client"}
+    exchange = [(name.removeprefix("exchange "), data) for name, data in blocks() if name.startswith("exchange")]
+    assert [name for name, _ in exchange] == ["client", "server"] * 3
+    for name, data in exchange:
+        assert b"".join(ends[name].to_send(1000, 0.0)) == data
+        for event in ends[other[name]].feed(memoryview(data), 0.0):
+            if isinstance(event, Hello):
+                ends["server"].accept(Session(TOKEN, options, Memory()), event.greeting, resumed=False, now=0.0)
+            if isinstance(event, Finished) and not event.over:
+                event.session.closing = True
+                ends["server"].close()
+    assert ends["client"].closed
+    assert ends["server"].closed
+
+
+def test_the_header_and_the_bodies_lie_as_the_tables_say() -> None:
+    layouts = re.findall(r"^\| offset \| size \| field \| \|\n\|[-|]+\n(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
+    header, greeting, cursor = [[cells(line) for line in rows.splitlines()] for rows in layouts]
+    assert ends(header) == wire.HEADER_SIZE
+    assert ends(greeting[:-1]) == int(greeting[-1][0]) == wire.GREETING_SIZE
+    assert ends(cursor) == int(greeting[-1][1].removesuffix(" each"))
+
+
+def ends(rows: list[list[str]]) -> int:
+    """Where the last field ends; the fields lie side by side."""
+    at = 0
+    for offset, size, *_ in rows:
+        assert int(offset) == at
+        at += int(size)
+    return at
+
+
+def test_the_kinds_and_their_flags() -> None:
+    rows = table("kind", "", "flags")
+    assert [(int(row[0]), row[1]) for row in rows] == [(kind.value, kind.name) for kind in Kind]
+    flags = {Kind[row[1]]: row[2] for row in rows if row[2] != "–"}
+    assert flags == {
+        Kind.INI: f"{wire.RESUME}: RESUME",
+        Kind.ACK: f"{wire.ANSWER}: ANSWER",
+        Kind.PING: f"{wire.LEAVING}: LEAVING",
+    }
+    assert set(flags) == set(wire.FLAGS)
+
+
+def test_the_codes_of_fin() -> None:
+    assert [(int(row[0]), row[1]) for row in table("code", "name")] == [(code.value, code.name) for code in Code]
+
+
+def test_the_legality_table() -> None:
+    rows = table("state", "entered when")
+    kinds = [kind.name for kind in Kind]
+    assert cells(next(line for line in PAGE.splitlines() if line.startswith("| state |")))[2:] == kinds
+    page = {State[row[0]]: {Kind[k] for k, cell in zip(kinds, row[2:], strict=True) if cell == "yes"} for row in rows}
+    assert page == LEGAL
+
+
+def test_the_limits() -> None:
+    assert {name: int(value) for name, value in table("limit", "value")} == {
+        "version": wire.VERSION,
+        "bytes of a header": wire.HEADER_SIZE,
+        "lanes": wire.LANES,
+        "bytes that a message counts beside its own": wire.OVERHEAD,
+        "positions of a lane, below": wire.POSITIONS,
+        "bytes of an INI, at least": LENGTH[Kind.INI][0],
+        "bytes of an INI of version 1, at least": wire.GREETING_SIZE,
+        "bytes of an INI, at most": LENGTH[Kind.INI][1],
+        "bytes of a chunk, at most": LENGTH[Kind.MSG][1],
+        "bytes of a FIN's reason, at most": LENGTH[Kind.FIN][1],
+    }
+
+
+def test_the_example_of_the_window() -> None:
+    rows = table("what happens", "message")
+    sender, receiver = Sender(0, 1000), Receiver(0, 1000, Memory(), merge=True)
+    messages = [Outgoing(Stream([bytes(size)])) for size in (500, 300, 10)]
+    for message in messages:
+        sender.put(message)
+    seen = []
+
+    def arrive(row: list[str]) -> None:
+        header, body = sender.chunk(1000)
+        number, size = struct.unpack_from("<QQ", header, 8)
+        length = body.size if body else 0
+        receiver.place(Frame(Kind.MSG, length=length, number=number, value=size))
+        receiver.received(length)
+        see(row)
+
+    def see(row: list[str]) -> None:
+        number = int(row[1])
+        message, before = messages[number - 1], messages[number - 2]
+        start = message.start if message.number else before.stop  # it is to have
+        seen.append([start, start + message.size + wire.OVERHEAD, sender.limit])
+
+    arrive(rows[0])
+    arrive(rows[1])
+    assert (receiver.partial, receiver.grant_due) == (244, True)
+    sender.limit = receiver.cursor.limit
+    arrive(rows[2])
+    assert not sender.ready
+    see(rows[3])
+    assert receiver.consume(1, messages[0].stop)
+    receiver.taken()
+    sender.limit = receiver.limit
+    arrive(rows[4])
+    assert receiver.held == 3
+    assert seen == [[int(cell) for cell in row[2:]] for row in rows]
+
+
+def test_the_layout_of_a_pickled_message() -> None:
+    buffers = [bytearray(b"x" * 100), bytearray(b"y" * 3)]
+    data = bytes(PickleSerializer().dump([pickle.PickleBuffer(buffer) for buffer in buffers]))
+    size, count = struct.unpack_from("<QQ", data)
+    assert (count, struct.unpack_from("<2Q", data, 16)) == (2, (100, 3))
+    start = 16 + 8 * count
+    assert data[start : start + 2] == b"\x80\x05"  # a pickle of protocol 5
+    first = -(-(start + size) // 64) * 64
+    assert data[first:] == b"x" * 100 + bytes(28) + b"y" * 3
+    assert not any(data[start + size : first])

@@ -1,0 +1,503 @@
+"""What put returns."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import queue
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from netq.errors import Closed
+from netq.io.loop import Loop
+from netq.protocol.codec import Outgoing
+from netq.runtime.delivery import Delivery, Guard, gather
+from netq.testing.log import LogRecorder
+from netq.utils.stream import Stream
+
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+LIMIT = 20.0
+
+
+class AtOnce:
+    """A guard without a loop: what is to be done afterwards is done at once."""
+
+    claimed = False
+
+    def __init__(self) -> None:
+        self.baton = threading.RLock()
+
+    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+        function(*args)
+
+    def seat(self, name: str) -> threading.Lock:
+        return threading.Lock()
+
+    def poll(self, seat: threading.Lock, deadline: float) -> bool:
+        return False
+
+    def catch_up(self) -> None:
+        pass
+
+    def polled(self) -> None:
+        pass
+
+    def sleep(
+        self,
+        come: Callable[[], bool],
+        deadline: float,
+        line_up: Callable[[Callable[[], object]], object],
+        leave: Callable[[], object],
+        name: str,
+    ) -> bool:
+        """Look again when it is woken, and only then."""
+        bed = threading.Lock()
+        bed.acquire()
+        line_up(bed.release)
+        try:
+            while not come():
+                if not bed.acquire(timeout=min(max(0.0, deadline - time.monotonic()), LIMIT)):
+                    return False
+            return True
+        finally:
+            leave()
+
+
+class Later(AtOnce):
+    """One whose loop is busy: what is to be done afterwards is done in the next turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
+
+    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+        self._afterwards.append((function, args))
+
+    def turn(self) -> None:
+        while self._afterwards:
+            function, args = self._afterwards.popleft()
+            function(*args)
+
+
+class Elsewhere(AtOnce):
+    """One with a thread for what is to be done afterwards."""
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self._thread = thread
+
+    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+        self._thread.submit(function, *args)
+
+
+@pytest.fixture(params=["another thread", "a loop of its own", "a loop that is shared"])
+def guard(request: pytest.FixtureRequest) -> Iterator[Guard]:
+    """A guard for tests of several threads."""
+    if request.param == "another thread":
+        with ThreadPoolExecutor(1) as thread:
+            yield Elsewhere(thread)
+        return
+    crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    loop = Loop("test", crashes.put, shared=request.param == "a loop that is shared")
+    loop.start()
+    yield loop
+    loop.stop()
+    loop.join()
+    assert crashes.empty()
+
+
+def deliveries(guard: Guard | None = None) -> list[Delivery]:
+    return [Delivery(b"", peer=peer, guard=guard or AtOnce()) for peer in (A, B, C)]
+
+
+def ack(part: Delivery) -> None:
+    with part.guard.baton:
+        part.acked()
+
+
+def leave(part: Delivery) -> bool:
+    """Send the last of its bytes, as the sender does; return whether it has not been cancelled."""
+    with part.guard.baton:
+        part.left = not part.withdrawn
+        return part.left
+
+
+def submit(guard: Guard, threads: ThreadPoolExecutor, function: Callable[[], object]) -> None:
+    """Run it in another thread; in the loop's if that is shared, as nobody else wakes a user's that polls for it."""
+    if isinstance(guard, Loop) and guard._shared:
+        guard.call(function)
+    else:
+        threads.submit(function)
+
+
+def as_completed(parts: list[Delivery]) -> Iterator[Delivery]:
+    return futures.as_completed(parts, LIMIT)  # type: ignore[arg-type,return-value]
+
+
+def test_one_is_itself() -> None:
+    one = Delivery(b"", peer=A, guard=AtOnce())
+    assert gather(AtOnce(), [one]) is one
+    assert one.futures == (one,)
+
+
+def test_none_is_done() -> None:
+    gather(AtOnce(), []).result(0)
+
+
+def test_several_are_done_when_all_are() -> None:
+    parts = deliveries()
+    whole = gather(AtOnce(), parts)
+    assert whole.futures == tuple(parts)
+    for part in parts:
+        assert not whole.done()
+        ack(part)
+    whole.result(0)
+
+
+def test_the_first_error_in_the_order_of_the_peers_is_raised_when_all_are_done() -> None:
+    parts = deliveries()
+    whole = gather(AtOnce(), parts)
+    parts[2].fail(Closed(C))
+    parts[1].fail(Closed(B))
+    assert not whole.done()
+    ack(parts[0])
+    with pytest.raises(Closed) as raised:
+        whole.result(0)
+    assert raised.value.peer == B
+
+
+def test_parts_that_were_done_before_count() -> None:
+    parts = deliveries()
+    ack(parts[0])
+    parts[1].fail(Closed(B))
+    whole = gather(AtOnce(), parts)
+    assert not whole.done()
+    ack(parts[2])
+    assert isinstance(whole.exception(0), Closed)
+
+
+def test_who_waits_for_too_long_gives_up_and_leaves_nothing_behind() -> None:
+    part = Delivery(b"", peer=A, guard=AtOnce())
+    with pytest.raises(TimeoutError):
+        part.result(0)
+    assert not part._listeners
+    ack(part)
+    part.result(0)
+
+
+def test_cancel_withdraws_once_and_frees_the_memory() -> None:
+    recalled: list[Outgoing] = []
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    assert one.cancel()
+    assert one.cancelled()
+    assert one._state == "CANCELLED_AND_NOTIFIED"
+    assert (one.withdrawn, len(one.data), one.size) == (True, 0, len(b"a message"))
+    one.cancel()
+    assert recalled == [one]
+
+
+def test_what_has_left_cannot_be_cancelled() -> None:
+    recalled: list[Outgoing] = []
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    assert not one.running()
+    assert leave(one)
+    assert one.running()
+    assert not one.cancel()
+    ack(one)
+    assert not one.running()
+    assert not one.cancel()
+    assert recalled == []
+    assert len(one.data) == 0
+
+
+def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
+    recalled: list[Outgoing] = []
+    one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
+    with one.guard.baton:
+        assert not one.cancel()
+    assert (one.done(), one.withdrawn, recalled) == (False, False, [])
+    assert one.cancel()
+
+
+def test_what_has_failed_stays_as_it_is() -> None:
+    one, first = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce()), Closed(A)
+    assert one.fail(first)
+    assert not one.fail(Closed(B))
+    assert not one.cancel()
+    ack(one)
+    assert one.exception(0) is first
+    assert len(one.data) == 0
+
+
+def test_cancelling_all_is_cancelling_the_whole() -> None:
+    parts = deliveries()
+    whole = gather(AtOnce(), parts)
+    assert whole.cancel()
+    assert all(part.cancelled() for part in parts)
+    with pytest.raises(CancelledError):
+        whole.result(0)
+
+
+@pytest.mark.parametrize("looked", [False, True], ids=["", "after futures.wait"])
+@pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
+def test_what_is_cancelled_is_so_at_once_however_busy_the_loop_is(several: bool, looked: bool) -> None:
+    guard = Later()
+    parts = deliveries(guard) if several else [Delivery(b"", peer=A, guard=guard)]
+    whole = gather(guard, parts)
+    if looked:
+        assert futures.wait([whole, *parts], 0).done == set()
+    assert whole.cancel()
+    assert [part._state for part in parts] == ["CANCELLED_AND_NOTIFIED"] * len(parts)
+    assert whole._state == "CANCELLED_AND_NOTIFIED"
+    guard.turn()
+    assert whole.cancelled()
+
+
+def test_cancelling_takes_back_what_it_can() -> None:
+    parts = deliveries()
+    whole = gather(AtOnce(), parts)
+    leave(parts[1])
+    assert not whole.cancel()
+    assert [part.cancelled() for part in parts] == [True, False, True]
+    assert not whole.done()
+    ack(parts[1])
+    whole.result(0)
+
+
+def test_an_error_counts_though_the_others_are_cancelled() -> None:
+    parts = deliveries()
+    whole = gather(AtOnce(), parts)
+    leave(parts[0])
+    whole.cancel()
+    parts[0].fail(Closed(A))
+    assert isinstance(whole.exception(0), Closed)
+
+
+def test_the_last_two_may_be_done_at_once_in_two_threads() -> None:
+    with ThreadPoolExecutor(3) as threads:
+        for number in range(300):
+            parts = deliveries()  # each with a guard of its own, as if it had a loop of its own
+            whole = gather(AtOnce(), parts)
+            gate = threading.Barrier(3)
+
+            def finish(part: Delivery, gate: threading.Barrier = gate, cancel: bool = bool(number % 2)) -> None:
+                gate.wait(LIMIT)
+                if cancel:
+                    part.cancel()
+                else:
+                    ack(part)
+
+            finishing = [threads.submit(finish, part) for part in parts]
+            for future in finishing:
+                assert future.exception(LIMIT) is None
+            assert whole.done()
+            assert whole.cancelled() is bool(number % 2)
+
+
+def test_a_callback_that_ends_the_thread_ends_only_itself(log: LogRecorder) -> None:
+    (part,) = deliveries()[:1]
+    leave(part)
+    called: list[futures.Future[None]] = []
+    part.add_done_callback(lambda future: sys.exit("out"))
+    part.add_done_callback(called.append)
+    ack(part)
+    assert part.done()
+    assert called == [part]
+    log.wait("a callback of a delivery failed")
+
+
+def test_who_waits_with_the_library_of_futures_hears_of_it() -> None:
+    parts = deliveries()
+    ack(parts[0])
+    assert futures.wait(parts, 0).done == {parts[0]}
+    one_by_one = as_completed(parts)
+    assert next(one_by_one) is parts[0]
+    parts[2].fail(Closed(C))
+    assert next(one_by_one) is parts[2]
+    assert futures.wait(parts, 0, futures.FIRST_EXCEPTION).not_done == {parts[1]}
+    parts[1].cancel()
+    assert next(one_by_one) is parts[1]
+    assert futures.wait(parts, 0).not_done == set()
+
+
+async def _hear(part: Delivery) -> None:
+    await asyncio.wait_for(asyncio.wrap_future(part), LIMIT)
+
+
+def _called(part: Delivery) -> threading.Event:
+    event = threading.Event()
+    part.add_done_callback(lambda future: event.set())
+    return event
+
+
+WAYS: list[Callable[[Delivery], object]] = [
+    lambda part: part.result(LIMIT),
+    lambda part: futures.wait([part], LIMIT).not_done or "done",
+    lambda part: list(as_completed([part])) == [part],
+    lambda part: _called(part).wait(LIMIT),
+    lambda part: asyncio.run(_hear(part)),
+]
+
+
+def test_all_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> None:
+    """Each begins to listen while another thread settles: none misses it."""
+    with ThreadPoolExecutor(1) as threads:
+        for number in range(600):
+            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
+            leave(part)
+
+            def settle(
+                part: Delivery = part, gate: threading.Barrier = gate, settled: threading.Event = settled
+            ) -> None:
+                gate.wait(LIMIT)
+                ack(part)
+                settled.set()
+
+            submit(guard, threads, settle)
+            gate.wait(LIMIT)
+            assert WAYS[number % len(WAYS)](part) in (None, "done", True)
+            assert settled.wait(LIMIT)
+
+
+def test_two_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> None:
+    """One listens already, with the library of futures."""
+    with ThreadPoolExecutor(1) as threads:
+        for number in range(600):
+            part, gate, settled = Delivery(b"", peer=A, guard=guard), threading.Barrier(2), threading.Event()
+            leave(part)
+            assert futures.wait([part], 0).not_done == {part}
+
+            def settle(
+                part: Delivery = part, gate: threading.Barrier = gate, settled: threading.Event = settled
+            ) -> None:
+                gate.wait(LIMIT)
+                ack(part)
+                settled.set()
+
+            submit(guard, threads, settle)
+            gate.wait(LIMIT)
+            assert WAYS[number % len(WAYS)](part) in (None, "done", True)
+            assert settled.wait(LIMIT)
+
+
+def test_several_end_in_each_way_while_one_thread_waits_for_all_of_them(guard: Guard) -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(200):
+            parts, gate, finished = deliveries(guard), threading.Barrier(2), threading.Semaphore(0)
+            whole = gather(guard, parts)
+            leave(parts[0])
+
+            def settle(
+                parts: list[Delivery] = parts,
+                gate: threading.Barrier = gate,
+                finished: threading.Semaphore = finished,
+            ) -> None:
+                gate.wait(LIMIT)
+                ack(parts[0])
+                parts[1].fail(Closed(B))
+                finished.release()
+
+            submit(guard, threads, settle)
+            gate.wait(LIMIT)
+            cancelling = threads.submit(parts[2].cancel)
+            waited: list[Delivery] = [*parts, whole]
+            if number % 2:
+                assert futures.wait(waited, LIMIT).not_done == set()
+            else:
+                found = list(as_completed(waited))
+                assert len(found) == len(waited)
+                assert set(found) == set(waited)
+            assert cancelling.result(LIMIT)
+            assert finished.acquire(timeout=LIMIT)
+            assert parts[0].exception(0) is None
+            assert isinstance(parts[1].exception(0), Closed)
+            assert parts[2].cancelled()
+            assert isinstance(whole.exception(0), Closed)
+
+
+def test_cancel_or_leave_just_one_of_them_wins() -> None:
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(600):
+            part, gate = Delivery(b"", peer=A, guard=AtOnce()), threading.Barrier(2)
+
+            def send(part: Delivery = part, gate: threading.Barrier = gate) -> bool:
+                gate.wait(LIMIT)
+                return leave(part)
+
+            sending = threads.submit(send)
+            gate.wait(LIMIT)
+            assert part.cancel() is not sending.result(LIMIT)
+            assert part.cancelled() is not part.running()
+
+
+def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
+    """Or concurrent.futures.wait counts it twice, and returns while another is pending."""
+    part, states = Delivery(b"", peer=A, guard=AtOnce()), list[str]()
+
+    class Watched(threading.Condition):
+        def __enter__(self) -> bool:
+            states.append(part._state)
+            return super().__enter__()
+
+    assert part._condition
+    part._made = Watched()
+    leave(part)
+    ack(part)
+    assert states == ["PENDING"], "it is not done before it has the lock of those who look"
+    assert part.done()
+
+
+def test_who_begins_to_listen_in_the_midst_of_the_end_sees_it() -> None:
+    guard = Later()
+    part = Delivery(b"", peer=A, guard=guard)
+    leave(part)
+    assert futures.wait([part], 0).not_done == {part}  # somebody has looked, and may look again
+    ack(part)
+    assert not part.cancel()
+    called: list[futures.Future[None]] = []
+    part.add_done_callback(called.append)
+    guard.turn()
+    assert futures.wait([part], 0).done == {part}
+    assert called == [part]
+
+
+def test_the_first_end_counts_however_busy_the_loop_is() -> None:
+    guard = Later()
+    acked, failed = Delivery(b"", peer=A, guard=guard), Delivery(b"", peer=B, guard=guard)
+    assert futures.wait([acked, failed], 0).done == set()
+    first = Closed(B)
+    ack(acked)
+    assert failed.fail(first)
+    late = [acked.fail(Closed(A)), failed.fail(Closed(C)), failed.cancel()]
+    ack(failed)
+    guard.turn()
+    assert acked.exception(0) is None
+    assert failed.exception(0) is first
+    assert late == [False, False, False]
+
+
+def test_an_exception_out_of_a_callback_does_not_reach_who_cancels(log: LogRecorder) -> None:
+    part = Delivery(b"", peer=A, guard=AtOnce())
+    part.add_done_callback(_interrupted)
+    assert part.cancel()
+    assert part.cancelled()
+    log.wait("a callback of a delivery failed")
+
+
+def test_an_interrupt_out_of_a_callback_in_the_thread_that_adds_it_is_his() -> None:
+    part = Delivery(b"", peer=A, guard=AtOnce())
+    part.cancel()
+    with pytest.raises(KeyboardInterrupt):
+        part.add_done_callback(_interrupted)
+
+
+def _interrupted(part: object) -> None:
+    raise KeyboardInterrupt

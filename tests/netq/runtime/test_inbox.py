@@ -1,0 +1,739 @@
+"""Where messages wait for get."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import Any, TypeAlias
+
+import pytest
+
+import netq.runtime.inbox
+from netq.errors import Closed
+from netq.protocol.flow_control import CREDIT
+from netq.protocol.memory import Memory
+from netq.protocol.receiver import Item, Receiver
+from netq.protocol.wire import OVERHEAD
+from netq.runtime.inbox import Inbox, Waiter
+from netq.testing import loopback
+from netq.utils.stream import Stream
+
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+LIMIT = 20.0
+Take: TypeAlias = Callable[..., tuple[uuid.UUID, str]]
+
+
+class Maker:
+    """Makes items as a session does: those of a peer are numbered, and lie one behind the other."""
+
+    def __init__(self) -> None:
+        self.receivers = {peer: Receiver(0, 2**20, Memory(), merge=True) for peer in (A, B, C)}
+        self._last = dict.fromkeys(self.receivers, (0, 0))
+
+    def __call__(self, peer: uuid.UUID, text: str = "", size: int | None = None) -> Item:
+        """Return the next; `size`: how long it is said to be."""
+        number, mark = self._last[peer]
+        self._last[peer] = number, mark = number + 1, mark + (len(text) if size is None else size) + OVERHEAD
+        return peer, Stream([text.encode()]), self.receivers[peer], number, mark
+
+    def consumed(self, peer: uuid.UUID) -> int:
+        """How much is counted as taken."""
+        receiver = self.receivers[peer]
+        return receiver.tell() - CREDIT
+
+
+@pytest.fixture
+def item() -> Maker:
+    return Maker()
+
+
+def arrive(inbox: Inbox, *items: Item) -> bool:
+    """What a loop does: messages come, in order. Return whether somebody who waited has been served."""
+    inbox.arrived.extend(items)
+    return inbox.settle()
+
+
+def text(item: Item | None) -> str:
+    assert item is not None
+    assert isinstance(item[1], Stream)
+    return bytes(item[1]).decode()
+
+
+class Wait:
+    """One wait in line, as netq/core.py does it."""
+
+    def __init__(self, inbox: Inbox, *peers: uuid.UUID) -> None:
+        self._inbox = inbox
+        self._bed = threading.Lock()
+        self._bed.acquire()
+        self._waiter = Waiter(peers, self._wake)
+        inbox.enter(self._waiter)
+
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it is awake already
+            self._bed.release()
+
+    def end(self, timeout: float = 0.0) -> Item:
+        deadline = time.monotonic() + timeout
+        try:
+            while True:
+                if self._inbox.is_served(self._waiter):
+                    if (item := self._inbox.accept(self._waiter)) is not None:
+                        return item
+                    self._inbox.enter(self._waiter)
+                elif not self._bed.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    raise TimeoutError
+        finally:
+            self._inbox.leave(self._waiter)
+
+
+def in_line(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
+    item = Wait(inbox, *peers).end()
+    return item[0], text(item)
+
+
+def at_once(inbox: Inbox, *peers: uuid.UUID, ahead: bool = False) -> tuple[uuid.UUID, str]:
+    item = inbox.take_now(peers, ahead=ahead)
+    if item is None:
+        raise TimeoutError
+    return item[0], text(item)
+
+
+def ahead(inbox: Inbox, *peers: uuid.UUID) -> tuple[uuid.UUID, str]:
+    return at_once(inbox, *peers, ahead=True)
+
+
+@pytest.fixture(params=[in_line, at_once, ahead])
+def take(request: pytest.FixtureRequest) -> Take:
+    """Each way to take what is there; TimeoutError if nothing is."""
+    way: Take = request.param
+    return way
+
+
+@contextmanager
+def each_step(function: Callable[[], object], step: str = "opcode") -> Iterator[None]:
+    """Call a function before each bytecode of the inbox in this thread, or at each "call" in it."""
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename != netq.runtime.inbox.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == step:
+            function()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def enter(inbox: Inbox, *peers: uuid.UUID) -> Waiter:
+    waiter = Waiter(peers, lambda: None)
+    inbox.enter(waiter)
+    return waiter
+
+
+def waiters(inbox: Inbox) -> set[Waiter]:
+    return {waiter for line in inbox.lines.values() for waiter in line.values()}
+
+
+def waiting(threads: ThreadPoolExecutor, inbox: Inbox, *peers: uuid.UUID) -> Future[Item]:
+    """Line up, and wait in another thread."""
+    return threads.submit(Wait(inbox, *peers).end, LIMIT)
+
+
+def test_messages_of_a_peer_come_in_order(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, item(A, "1"), item(A, "2"))
+    arrive(inbox, item(A, "3"))
+    assert [take(inbox)[1] for _ in range(3)] == ["1", "2", "3"]
+
+
+def test_peers_are_served_in_turn(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, *[item(A, str(number)) for number in range(4)])
+    arrive(inbox, item(B, "0"), item(B, "1"), item(C, "0"))
+    got = [take(inbox) for _ in range(7)]
+    assert [peer for peer, _ in got] == [A, B, C, A, B, A, A]
+    assert [data for peer, data in got if peer == A] == ["0", "1", "2", "3"]
+
+
+def test_peers_that_are_named_are_served_in_turn_too(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, *[item(A, str(number)) for number in range(3)])
+    arrive(inbox, item(B, "0"), item(C, "0"), item(B, "1"))
+    assert [take(inbox, A, B) for _ in range(4)] == [(A, "0"), (B, "0"), (A, "1"), (B, "1")]
+    assert take(inbox, C, B) == (C, "0")
+    with pytest.raises(TimeoutError):
+        take(inbox, B, C)
+    assert take(inbox) == (A, "2")
+
+
+def test_those_who_wait_are_served_in_the_order_of_their_coming(item: Maker) -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor() as threads:
+        waits = [waiting(threads, inbox, *peers) for peers in ((A,), (), (A, B), (B,))]
+        for number, (wait, peer) in enumerate(zip(waits, (A, B, A, B), strict=True)):
+            arrive(inbox, item(peer, str(number)))
+            assert len(waiters(inbox)) == len(waits) - number - 1
+            assert text(wait.result(LIMIT)) == str(number)
+
+
+def test_settle_says_whether_somebody_waited_for_it(item: Maker) -> None:
+    inbox = Inbox()
+    assert not arrive(inbox, item(A, "nobody waits"))
+    enter(inbox, A)
+    waits = enter(inbox, B)
+    assert not arrive(inbox, item(A, "nobody waits for this, the first is there"))
+    assert arrive(inbox, item(A, "another"), item(B))
+    assert waits.served
+    assert not arrive(inbox, item(B))
+
+
+def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts(item: Maker, take: Take) -> None:
+    inbox, woken = Inbox(), list[None]()
+    waiter = Waiter((A,), lambda: woken.append(None))
+    inbox.enter(waiter)
+    arrive(inbox, item(B))
+    assert not waiter.served
+    first = item(A, "1")
+    arrive(inbox, first, item(A, "2"))
+    assert waiter.served
+    assert (len(woken), item.consumed(A)) == (1, 0)
+    assert text(inbox.accept(waiter)) == "1"
+    assert (len(woken), item.consumed(A)) == (1, first[-1])
+    inbox.leave(waiter)
+    assert take(inbox, A) == (A, "2")
+
+
+def test_what_a_waiter_leaves_comes_first_to_the_next(item: Maker, take: Take) -> None:
+    inbox, woken = Inbox(), list[str]()
+    first, second = (Waiter((), partial(woken.append, name)) for name in ("first", "second"))
+    inbox.enter(first)
+    inbox.enter(second)
+    arrive(inbox, item(A, "1"), item(B, "1"), item(A, "2"))
+    inbox.leave(first)
+    assert woken == ["first", "second"]
+    assert [take(inbox), take(inbox)] == [(A, "1"), (A, "2")]
+    third = Waiter((), partial(woken.append, "third"))
+    inbox.enter(third)
+    inbox.leave(second)
+    assert woken == ["first", "second", "third"]
+    taken = inbox.accept(third)
+    assert taken is not None
+    assert taken[0] == B
+
+
+def test_a_waiter_that_left_is_not_served(item: Maker, take: Take) -> None:
+    inbox, woken = Inbox(), list[None]()
+    waiter = Waiter((), lambda: woken.append(None))
+    inbox.enter(waiter)
+    inbox.leave(waiter)
+    arrive(inbox, item(A))
+    assert not waiter.served
+    assert woken == []
+    assert take(inbox)[0] == A
+
+
+def test_finish_is_raised_after_the_last_message_to_those_who_wait_for_nobody_else(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, item(A, "last"))
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert take(inbox, A) == (A, "last")
+    with pytest.raises(Closed, match="it has closed") as raised:
+        take(inbox, A)
+    assert raised.value.peer == A
+    with pytest.raises(TimeoutError):
+        take(inbox, A, B)
+    with pytest.raises(TimeoutError):
+        take(inbox)
+    inbox.finish(B, Closed(B))
+    with pytest.raises(Closed):
+        take(inbox, A, B)
+
+
+def test_begin_makes_a_peer_expected_again(take: Take) -> None:
+    inbox = Inbox()
+    inbox.finish(A, Closed(A))
+    inbox.begin(A)
+    with pytest.raises(TimeoutError):
+        take(inbox, A)
+
+
+def test_close_is_raised_after_the_last_message_and_the_first_reason_stays(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, item(A, "last"))
+    inbox.close(Closed(None, "first"))
+    inbox.close(Closed(None, "second"))
+    assert take(inbox) == (A, "last")
+    for peers in ((), (A,), (A, B)):
+        with pytest.raises(Closed, match="first"):
+            take(inbox, *peers)
+
+
+def test_each_who_is_told_has_an_error_of_his_own(take: Take) -> None:
+    inbox, cause = Inbox(), LookupError("why")
+    error = Closed(None)
+    error.__cause__ = cause
+    inbox.close(error)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(Closed) as info:
+            take(inbox)
+        raised.append(info.value)
+    assert raised[0] is not raised[1]
+    assert raised[0].__cause__ is cause
+
+
+def test_those_who_wait_are_woken(item: Maker) -> None:
+    inbox = Inbox()
+    with ThreadPoolExecutor() as threads:
+        of_a, of_b = waiting(threads, inbox, A), waiting(threads, inbox, B)
+        arrive(inbox, item(B))
+        assert of_b.result(LIMIT)[0] == B
+        of_any = waiting(threads, inbox)
+        inbox.finish(A, Closed(A))
+        assert isinstance(of_a.exception(LIMIT), Closed)
+        assert not of_any.done()
+        inbox.close(Closed(None))
+        assert isinstance(of_any.exception(LIMIT), Closed)
+
+
+def test_many_threads_take_each_message_once(item: Maker) -> None:
+    inbox, got = Inbox(), list[tuple[uuid.UUID, str]]()
+
+    def take_all() -> None:
+        while True:
+            try:
+                taken = inbox.take_now(()) or Wait(inbox).end(LIMIT)
+            except Closed:
+                return
+            got.append((taken[0], text(taken)))
+
+    def deliver_all(peer: uuid.UUID) -> None:
+        for number in range(500):
+            arrive(inbox, item(peer, str(number)))
+
+    with ThreadPoolExecutor(8) as threads:
+        takers = [threads.submit(take_all) for _ in range(4)]
+        for future in [threads.submit(deliver_all, peer) for peer in (A, B, C)]:
+            future.result(LIMIT)
+        inbox.close(Closed(None))
+        for future in takers:
+            assert future.exception(LIMIT) is None
+    assert Counter(got) == Counter((peer, str(number)) for peer in (A, B, C) for number in range(500))
+
+
+def test_what_several_give_back_comes_in_order_again(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    waiters = [Waiter((A,), lambda: None) for _ in range(3)]
+    for waiter in waiters:
+        inbox.enter(waiter)
+    arrive(inbox, *[item(A, str(number)) for number in range(4)])
+    for number in (1, 0, 2):
+        inbox.leave(waiters[number])
+    assert [take(inbox)[1] for _ in range(4)] == ["0", "1", "2", "3"]
+
+
+def test_who_takes_after_another_has_left_takes_in_order(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    first, second, third = (enter(inbox, *peers) for peers in ((), (A,), (A, B)))
+    arrive(inbox, *[item(A, str(number)) for number in range(4)])
+    inbox.leave(first)
+    assert [text(inbox.accept(waiter)) for waiter in (second, third)] == ["0", "1"]
+    assert [take(inbox)[1] for _ in range(2)] == ["2", "3"]
+
+
+def test_who_is_slow_to_accept_does_not_upset_the_order(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    slow, fast = (enter(inbox) for _ in range(2))
+    arrive(inbox, *[item(A, str(number)) for number in range(3)])
+    assert text(inbox.accept(fast)) == "0"
+    inbox.leave(slow)
+    assert [take(inbox)[1] for _ in range(2)] == ["1", "2"]
+
+
+@pytest.mark.parametrize("peers", [(), (A,), (A, B)])
+def test_nobody_is_told_the_end_while_a_message_may_be_given_back(item: Maker, peers: tuple[uuid.UUID, ...]) -> None:
+    inbox = Inbox()
+    served, waits = enter(inbox, A), enter(inbox, *peers)
+    arrive(inbox, item(A, "last"))
+    inbox.finish(A, Closed(A))
+    inbox.close(Closed(None))
+    late = enter(inbox, *peers)
+    assert not waits.served
+    assert not late.served
+    inbox.leave(served)
+    assert text(inbox.accept(waits)) == "last"
+    assert late.served
+    with pytest.raises(Closed):
+        inbox.accept(late)
+
+
+def test_the_end_is_told_when_the_last_message_is_taken(item: Maker) -> None:
+    inbox = Inbox()
+    first, second = enter(inbox, A), enter(inbox, B)
+    of_a, of_both, of_any = enter(inbox, A), enter(inbox, A, B), enter(inbox)
+    arrive(inbox, item(A), item(B))
+    for peer in (A, B):
+        inbox.finish(peer, Closed(peer, "it has closed"))
+    inbox.accept(first)
+    assert (of_a.served, of_both.served, of_any.served) == (True, False, False)
+    inbox.accept(second)
+    assert (of_both.served, of_any.served) == (True, False)
+    assert of_both.error is not None
+    assert of_both.error.peer == A
+    inbox.close(Closed(None))
+    assert of_any.served
+
+
+def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
+    """How many bytecodes each call runs while so many others wait for somebody else."""
+    inbox, counts, item = Inbox(), dict[str, int](), Maker()
+    for number in range(others):
+        enter(inbox, *(uuid.UUID(int=1000 + number + more) for more in range(3)))
+    waiter, leaver = (Waiter(peers, lambda: None) for _ in range(2))
+    calls: dict[str, Callable[[], object]] = {
+        "enter": partial(inbox.enter, waiter),
+        "enter behind": partial(inbox.enter, leaver),
+        "settle": partial(arrive, inbox, item(A), item(A), item(A)),
+        "served": partial(inbox.is_served, waiter),
+        "accept": partial(inbox.accept, waiter),
+        "leave": partial(inbox.leave, leaver),
+        "take": partial(inbox.take_now, peers),
+        "take ahead": partial(inbox.take_now, peers, ahead=True),
+        "finish": partial(inbox.finish, B, Closed(B)),
+    }
+    for name, call in calls.items():
+        counted = list[None]()
+        with each_step(partial(counted.append, None)):
+            call()
+        counts[name] = len(counted)
+    assert len(waiters(inbox)) == others
+    return counts
+
+
+@pytest.mark.parametrize("peers", [(), (A,), (A, B)])
+def test_what_an_event_costs_does_not_depend_on_how_many_wait_for_others(peers: tuple[uuid.UUID, ...]) -> None:
+    few = steps(1, *peers)
+    assert min(few.values()) > 5, "nothing was counted"
+    assert steps(200, *peers) == few
+
+
+def test_what_an_event_costs_does_not_depend_on_how_many_wait_behind(item: Maker) -> None:
+    def count(others: int) -> int:
+        inbox, counted = Inbox(), list[None]()
+        first, *_, last = (enter(inbox) for _ in range(others))
+        with each_step(partial(counted.append, None)):
+            arrive(inbox, item(A))
+            inbox.accept(first)
+            inbox.leave(last)
+        return len(counted)
+
+    assert count(200) == count(3)
+
+
+# What is there twice, because a thread was interrupted.
+
+
+class Interrupted(Exception):
+    """What a signal handler raises."""
+
+
+class Torn(deque[Item]):
+    """The thread that takes the first from it for the `left`th time is interrupted just before."""
+
+    left = 1
+
+    def popleft(self) -> Item:
+        self.left -= 1
+        if not self.left:
+            raise Interrupted
+        return super().popleft()
+
+
+def takes(inbox: Inbox, take: Take, count: int) -> list[tuple[uuid.UUID, str]]:
+    """Take so many, and nothing else is there."""
+    got = [take(inbox) for _ in range(count)]
+    with pytest.raises(TimeoutError):
+        take(inbox)
+    assert not inbox.arrived
+    assert not inbox.sorted
+    return got
+
+
+@pytest.mark.parametrize("twice", ["first", "other", "last"])
+def test_an_item_that_is_there_twice_is_given_once(item: Maker, take: Take, twice: str) -> None:
+    inbox = Inbox()
+    items = [item(A, "first"), item(B, "other"), item(A, "last")]
+    arrive(inbox, *[one for one in items for _ in range(1 + (text(one) == twice))])
+    assert takes(inbox, take, 3) == [(A, "first"), (B, "other"), (A, "last")]
+
+
+def test_an_item_that_comes_again_when_it_is_taken_is_not_given(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    first, second = item(A, "first"), item(A, "second")
+    arrive(inbox, first)
+    assert takes(inbox, take, 1) == [(A, "first")]
+    arrive(inbox, first)
+    assert takes(inbox, take, 0) == []
+    arrive(inbox, first, second)
+    assert takes(inbox, take, 1) == [(A, "second")]
+
+
+def test_who_was_promised_what_was_there_twice_waits_on_in_line(item: Maker) -> None:
+    inbox = Inbox()
+    first, second = enter(inbox, A), enter(inbox, A)
+    arrive(inbox, *[item(A, "0")] * 2)
+    assert (first.served, second.served) == (True, True)
+    assert text(inbox.accept(first)) == "0"
+    assert inbox.accept(second) is None
+    inbox.enter(second)
+    assert not second.served
+    assert arrive(inbox, item(A, "1"), item(A, "2"))
+    assert text(inbox.accept(second)) == "1"
+    assert in_line(inbox) == (A, "2")
+
+
+def test_the_end_is_told_though_the_last_message_was_there_twice(item: Maker) -> None:
+    inbox = Inbox()
+    first, second, third = (enter(inbox, *peers) for peers in ((A,), (A,), ()))
+    arrive(inbox, *[item(A, "last")] * 2)
+    inbox.finish(A, Closed(A))
+    inbox.close(Closed(None))
+    assert not third.served
+    assert text(inbox.accept(first)) == "last"
+    assert inbox.accept(second) is None
+    inbox.enter(second)
+    for waiter in (second, third):
+        assert waiter.served
+        with pytest.raises(Closed):
+            inbox.accept(waiter)
+
+
+@pytest.mark.parametrize("left", [1, 2, 3, 4])
+def test_who_is_interrupted_while_he_sorts_leaves_each_message_once(item: Maker, take: Take, left: int) -> None:
+    """Between the append to the queue and the popleft of what has arrived."""
+    inbox = Inbox()
+    inbox.arrived = Torn()
+    arrive(inbox, item(A, "0"), item(A, "1"), item(B, "0"), item(A, "2"))
+    inbox.arrived.left = left
+    with pytest.raises(Interrupted):
+        take(inbox)
+    arrive(inbox, item(A, "3"))
+    got = takes(inbox, take, 5)
+    assert [data for peer, data in got if peer == A] == ["0", "1", "2", "3"]
+    assert got.count((B, "0")) == 1
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_those_in_line_are_served_though_who_sorts_is_interrupted(item: Maker, left: int) -> None:
+    inbox = Inbox()
+    inbox.arrived = Torn()
+    waits = [Wait(inbox, A) for _ in range(3)]
+    inbox.arrived.left = left
+    with pytest.raises(Interrupted):
+        arrive(inbox, *[item(A, str(number)) for number in range(3)])
+    inbox.settle()
+    assert [text(wait.end()) for wait in waits] == ["0", "1", "2"]
+    assert takes(inbox, in_line, 0) == []
+
+
+def interrupt(step: int, call: Callable[[], object]) -> bool:
+    """Call, and raise where CPython lets a signal handler in: as a function begins. Return whether it came to that."""
+    left = itertools.count(step, -1)
+
+    def count() -> None:
+        if next(left) == 0:
+            raise Interrupted
+
+    try:
+        with each_step(count, "call"):
+            call()
+    except Interrupted:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["accept", "leave", "enter"])
+def test_who_is_interrupted_keeps_nothing_from_the_others_but_what_he_takes(item: Maker, name: str) -> None:
+    for step in itertools.count():
+        inbox, waiter = Inbox(), Waiter((A,), lambda: None)
+        if name != "enter":
+            inbox.enter(waiter)
+        arrive(inbox, item(A, "0"), item(A, "1"))
+        interrupted = interrupt(step, partial(getattr(inbox, name), waiter))
+        inbox.leave(waiter)  # as everybody does whom an exception ends
+        got = []
+        while (taken := inbox.take_now(())) is not None:
+            got.append(text(taken))
+        assert got == ["0", "1"] or (name == "accept" and got == ["1"]), f"step {step}"
+        assert not waiters(inbox)
+        if not interrupted:
+            assert step > 3, "hardly a step was interrupted"
+            return
+
+
+# What is held.
+
+
+def test_what_arrives_while_it_is_held_is_not_given_before_it_is_let_go(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    arrive(inbox, item(A, "before"), item(A, "too"))
+    assert take(inbox) == (A, "before")
+    holds = [inbox.hold() for _ in range(2)]
+    arrive(inbox, item(A, "0"), item(B, "0"))
+    assert take(inbox) == (A, "too")
+    for hold in holds:
+        for peers in ((), (A,), (A, B)):
+            with pytest.raises(TimeoutError):
+                take(inbox, *peers)
+        inbox.let_go(hold)
+    assert takes(inbox, take, 2) == [(A, "0"), (B, "0")]
+
+
+def test_those_in_line_are_served_when_it_is_let_go(item: Maker) -> None:
+    inbox = Inbox()
+    waiter = enter(inbox, A)
+    hold = inbox.hold()
+    assert not arrive(inbox, item(A, "held"))
+    assert not inbox.is_served(waiter)
+    late = enter(inbox)
+    inbox.let_go(hold)
+    assert (waiter.served, late.served) == (True, False)
+    assert text(inbox.accept(waiter)) == "held"
+
+
+# The rest.
+
+
+def test_who_takes_at_once_takes_nothing_from_those_in_line_unless_he_has_waited_longer(item: Maker) -> None:
+    for is_ahead in (False, True):
+        inbox = Inbox()
+        waiter = enter(inbox, A)
+        inbox.arrived.append(item(A, "0"))
+        taken = inbox.take_now((), ahead=is_ahead)
+        assert (taken is not None, waiter.served) == (is_ahead, not is_ahead)
+        inbox.arrived.append(item(A, "1"))
+        assert inbox.is_served(waiter)
+        assert text(inbox.accept(waiter)) == str(int(is_ahead))
+
+
+def test_who_takes_ahead_serves_those_in_line_with_the_rest(item: Maker) -> None:
+    inbox = Inbox()
+    of_a, of_b = enter(inbox, A), enter(inbox, B)
+    inbox.arrived.extend([item(A, "0"), item(B, "0"), item(A, "1")])
+    assert text(inbox.take_now((), ahead=True)) == "0"
+    assert (of_a.served, of_b.served) == (True, True)
+    assert text(inbox.accept(of_a)) == "1"
+
+
+def test_a_handler_that_interrupts_who_takes_is_refused(item: Maker) -> None:
+    inbox = Inbox()
+    arrive(inbox, item(A))
+    with inbox.lock, pytest.raises(RuntimeError, match="a signal handler has interrupted this very communicator"):
+        inbox.take_now(())
+    assert inbox.take_now(()) is not None
+
+
+def test_a_handler_that_interrupts_who_sorts_leaves_that_to_him(item: Maker) -> None:
+    """What it puts is sent at once, and the answer may come with that: those in line are served when it is over."""
+    inbox = Inbox()
+    waiter = enter(inbox)
+    with inbox.lock:
+        assert not arrive(inbox, item(A, "0"))
+        assert not waiter.served
+        assert len(inbox.arrived) == 1
+    assert inbox.is_served(waiter)
+    assert text(inbox.accept(waiter)) == "0"
+
+
+def test_peers_that_are_over_are_forgotten_when_there_are_many(take: Take) -> None:
+    inbox, many = Inbox(), netq.runtime.inbox._REMEMBERED
+    peers = [uuid.UUID(int=1000 + number) for number in range(many + 1)]
+    for peer in peers:
+        inbox.finish(peer, Closed(peer))
+    with pytest.raises(TimeoutError):
+        take(inbox, peers[0])
+    for peer in (peers[1], peers[-1]):
+        with pytest.raises(Closed):
+            take(inbox, peer)
+    assert len(inbox._over) == many
+    assert not inbox.lines
+
+
+def test_what_is_taken_is_reported_in_strides_and_nothing_is_forgotten(item: Maker, take: Take) -> None:
+    """Of a window of which a quarter is the stride."""
+    inbox, reported = Inbox(), list[int]()
+
+    def attend(receiver: Receiver) -> None:
+        assert not inbox.lock._is_owned()  # type: ignore[attr-defined]
+        reported.append(receiver.tell() - CREDIT)
+
+    item.receivers[A] = Receiver(0, CREDIT, Memory(), merge=True, attend=attend)
+    size = CREDIT // 10
+    arrive(inbox, *[item(A, size=size - OVERHEAD) for _ in range(7)])
+    takes(inbox, take, 7)
+    assert reported == [3 * size, 6 * size], "7 were taken, 1 is below the stride"
+
+
+def test_timeout_says_how_long() -> None:
+    with loopback.Server() as server:
+        for peers in ((), (A,)):
+            start = time.monotonic()
+            with pytest.raises(TimeoutError, match=r"no message within 0\.03 s"):
+                server.get(*peers, timeout=0.03)
+            assert time.monotonic() - start >= 0.03
+
+
+def test_closed_comes_after_the_last_message_though_another_peer_is_held(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    arrive(inbox, item(A, "1"), item(A, "2"))
+    hold = inbox.hold()  # B begins
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert inbox.take_now((A,)) is None
+    waiter = enter(inbox, A)
+    assert not waiter.served
+    inbox.begin(B)
+    inbox.let_go(hold)
+    assert text(inbox.accept(waiter)) == "1"
+    assert text(inbox.take_now((A,))) == "2"
+    with pytest.raises(Closed):
+        inbox.take_now((A,))
+
+
+def test_who_waits_for_a_peer_that_ends_while_another_is_held_learns_it(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    waiter = enter(inbox, A)
+    hold = inbox.hold()
+    arrive(inbox, item(B, "not yet"))
+    inbox.finish(A, Closed(A, "it has closed"))
+    assert not waiter.served
+    inbox.let_go(hold)
+    with pytest.raises(Closed):
+        inbox.accept(waiter)
+
+
+def test_messages_of_one_peer_alone_are_taken_as_they_lie_and_sorted_when_another_begins(item: Maker) -> None:
+    inbox = Inbox()
+    inbox.begin(A)
+    arrive(inbox, *(item(A, str(n)) for n in range(4)))
+    assert text(inbox.take_now(())) == "0"
+    assert not inbox.sorted
+    inbox.begin(B)
+    arrive(inbox, item(B, "b"))
+    assert [text(inbox.take_now(())) for _ in range(4)] == ["1", "b", "2", "3"]

@@ -1,0 +1,64 @@
+"""The log is told of strangers, and not for ever."""
+
+from __future__ import annotations
+
+from netq.runtime.log_dedup import LogDedup
+from netq.text import printable
+
+
+def test_what_is_known_of_a_host_is_not_told_again_whatever_its_port() -> None:
+    complaints = LogDedup()
+    assert complaints.is_new("10.0.0.1:5001", "no certificate")
+    assert not complaints.is_new("10.0.0.1:5002", "no certificate")
+    assert complaints.is_new("10.0.0.2:5003", "no certificate")
+    assert complaints.is_new("10.0.0.1:5004", "nothing heard for 10.2 s")
+    assert not complaints.is_new("10.0.0.1:5005", "nothing heard for 11.7 s")
+
+
+def test_it_is_news_again_after_all_was_well() -> None:
+    complaints = LogDedup()
+    for host in ("10.0.0.1:1", "[fe80::1]:1", "a process"):
+        assert complaints.is_new(host, "no certificate")
+        assert complaints.forget(host)
+        assert not complaints.forget(host)
+        assert complaints.is_new(host, "no certificate")
+        assert not complaints.is_new(host, "no certificate")
+
+
+def test_one_that_is_well_makes_others_of_its_host_news_after_a_while_and_once() -> None:
+    complaints, told = LogDedup(), 0
+    for second in range(1000):
+        told += complaints.is_new("10.0.0.1:1883, client a", "no INI", float(second))
+        complaints.forget_at("10.0.0.1:1883, client b", second + 60.0)
+    assert told == 1 + 999 // 60
+
+
+def test_all_clients_of_one_broker_are_one_host() -> None:
+    complaints = LogDedup()
+    assert sum(complaints.is_new(f"127.0.0.1:1883, client {n:016x}", "no INI", 1.0) for n in range(500)) == 1
+
+
+def test_who_complains_of_ever_new_things_is_told_of_sixteen_times() -> None:
+    complaints = LogDedup()
+    news = [
+        complaints.is_new("10.0.0.1:1", f"it begins with {chr(97 + n // 26)}{chr(97 + n % 26)}") for n in range(500)
+    ]
+    assert sum(news) == 16
+    assert complaints.is_new("10.0.0.2:1", "it begins with aa")
+
+
+def test_a_crowd_of_hosts_is_forgotten_the_longest_ago_first() -> None:
+    complaints = LogDedup()
+    for n in range(1000):
+        assert complaints.is_new(f"10.0.{n // 250}.{n % 250}:1", "no certificate")
+        assert not complaints.is_new("10.0.0.0:1", "no certificate"), "it comes again and again"
+    assert not complaints.is_new("10.0.3.249:1", "no certificate")
+    assert complaints.is_new("10.0.0.1:1", "no certificate")
+    assert len(complaints._made) == 256
+
+
+def test_what_a_peer_writes_is_one_line_of_bounded_length() -> None:
+    assert printable("été: no") == "été: no"
+    assert printable("bye\nCRITICAL \x1b[2J\0") == r"bye\nCRITICAL \x1b[2J\x00"
+    assert printable("x" * 500) == "x" * 500
+    assert printable("x" * 501) == "x" * 500 + "…"

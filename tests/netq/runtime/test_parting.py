@@ -1,0 +1,367 @@
+"""How a session ends: what close counts and how long it takes, and whose memory a link still sends from."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import queue
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+import netq
+from netq import Closed, NetworkLocation, Protocol
+from netq.core import Communicator
+from netq.options import CommunicatorOptions, EventOptions, Purpose, SerializationOptions
+from netq.runtime.delivery import Delivery
+from netq.runtime.peer import Peer
+from netq.tcp.link import Link
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
+from netq.testing.proxy import Proxy
+from netq.utils.stream import BytesSerializer, Stream
+
+MIB = 2**20
+LONG = 10 * LIMIT  # seconds: whoever waits for it fails
+
+
+def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
+    return netq.new(Protocol.TCP, purpose, options)
+
+
+@pytest.fixture
+def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(make) as stage:
+        yield stage
+
+
+@pytest.fixture
+def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
+    with ExitStack() as stack:
+        yield lambda upstream: stack.enter_context(Proxy(upstream))
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def only(communicator: Communicator) -> Peer:
+    (peer,) = communicator._hub.peers.values()
+    return peer
+
+
+def closes(communicator: Communicator) -> None:
+    """Wait until it has begun to close."""
+    peer = only(communicator)
+    while not peer.loop.ask(lambda: peer._finishing):
+        pass
+
+
+# What close returns, and when.
+
+
+def test_what_fails_because_the_peer_began_anew_while_we_close_is_counted(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    old, new = stage.server(), stage.server()
+    proxy = proxies(old.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(old, client)
+    held = proxy.passed + MIB
+    proxy.hold(after=MIB)
+    future = client.put(bytes(64 * MIB))
+    proxy.wait(held, LIMIT)
+    left = pool.submit(client.close, LIMIT)
+    closes(client)
+    proxy.upstream = new.netloc
+    proxy.release()
+    proxy.cut()
+    with pytest.raises(Closed, match="it began anew while this message was on its way"):
+        future.result(LIMIT)
+    assert left.result(LIMIT) == 1
+    stage.forget(client)
+
+
+def test_a_failure_before_close_is_not_counted(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    old, new = stage.server(), stage.server()
+    proxy = proxies(old.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(old, client)
+    held = proxy.passed + MIB
+    proxy.hold(after=MIB)
+    future = client.put(bytes(64 * MIB))
+    proxy.wait(held, LIMIT)
+    proxy.upstream = new.netloc
+    proxy.release()
+    proxy.cut()
+    with pytest.raises(Closed, match="it began anew"):
+        future.result(LIMIT)
+    assert client.close(LIMIT) == 0
+
+
+def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
+    stage: Communicators, pool: ThreadPoolExecutor
+) -> None:
+    client = stage.client(stage.vacant(), linger=LONG)
+    futures = [client.put(n) for n in range(100)]
+    left = pool.submit(client.close)
+    closes(client)
+    for future in futures[:-1]:
+        assert future.cancel()
+    client._hub.home.ask(lambda: None)
+    assert not left.done()
+    assert futures[-1].cancel()
+    assert left.result(LIMIT) == 0
+
+
+def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
+    stage: Communicators, pool: ThreadPoolExecutor
+) -> None:
+    """Behind a reader who does not read."""
+    server = stage.server(window=1, heartbeat=LONG)
+    client = stage.client(server.netloc, window=1, heartbeat=LONG)
+    introduce(server, client)
+    server.put("fills it").result(LIMIT)
+    futures = [server.put(n) for n in range(4)]
+    left = pool.submit(server.close)
+    closes(server)
+    for future in futures:
+        assert not left.done()
+        assert future.cancel()
+    assert client.get(timeout=LIMIT).data == "fills it"
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+
+
+# A closing server waits for its clients.
+
+
+def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goes_on(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    for number in range(3):
+        proxy.cut()
+        client.put(number).result(LIMIT)
+        assert server.get(timeout=LIMIT).data == number
+    assert not left.done()
+    assert client.close(LIMIT) == 0
+    assert left.result(LIMIT) == 0
+
+
+def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_up_itself(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor, log: LogRecorder
+) -> None:
+    server = stage.server(linger=0.1)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, linger=0.1)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.refusing = True
+    proxy.cut()
+    assert isinstance(client.put("never").exception(LIMIT), Closed)
+    assert left.result(LIMIT) == 0
+    assert client.statistics() == {}
+
+
+def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_back(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG, heartbeat=0.1, misses=2)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, heartbeat=0.1, misses=2)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.hold()
+    peer = only(server)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    assert not left.done()
+    proxy.release()
+    proxy.cut()
+    client.put("here again").result(LIMIT)
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+    assert server.get(timeout=0).data == "here again"
+
+
+def test_a_client_that_comes_back_to_a_closing_server_is_waited_for_like_the_others(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(linger=LONG)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc)
+    introduce(server, client)
+    peer = only(server)
+    proxy.refusing = True
+    proxy.cut()
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    server.put("due")
+    left = pool.submit(server.close)
+    closes(server)
+    proxy.refusing = False
+    assert client.get(timeout=LIMIT).data == "due"
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    for number in range(3):
+        proxy.cut()
+        client.put(number).result(LIMIT)
+    assert not left.done()
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+    assert [server.get(timeout=0).data for _ in range(3)] == [0, 1, 2]
+
+
+def test_to_close_again_does_not_make_it_longer(stage: Communicators, pool: ThreadPoolExecutor) -> None:
+    client = stage.client(stage.vacant(), linger=LONG)
+    client.put("nobody takes it")
+    left = pool.submit(client.close, LIMIT)
+    closes(client)
+    peer = only(client)
+    before = peer._patience
+    peer.loop.ask(peer.finish)
+    assert peer._patience is before
+    assert client.close(timeout=0) == left.result(LIMIT) == 1
+    stage.forget(client)
+
+
+def test_a_client_that_was_away_is_not_waited_for(stage: Communicators) -> None:
+    server = stage.server(linger=LONG)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    stage.cut(client)
+    while server.statistics()[client.id].connected:
+        pass
+    assert server.close(LIMIT) == 0
+
+
+def test_a_client_whose_server_has_closed_leaves_its_successor(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+    old, new = stage.server(linger=0.1), stage.server(events=EventOptions(fin=gone.put))
+    proxy = proxies(old.netloc)
+    client = stage.client(proxy.netloc, linger=LONG)
+    introduce(old, client)
+    left = pool.submit(old.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    proxy.upstream = new.netloc
+    proxy.cut()
+    assert gone.get(timeout=LIMIT) == client.id
+    assert isinstance(client.put("never").exception(LIMIT), Closed)
+    assert left.result(LIMIT) == 0
+    assert new.statistics() == {}
+
+
+def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
+    stage: Communicators, pool: ThreadPoolExecutor
+) -> None:
+    server = stage.server(window=1)
+    client = stage.client(server.netloc)
+    introduce(server, client)
+    left = pool.submit(server.close)
+    with pytest.raises(Closed):
+        client.get(timeout=LIMIT)
+    futures = [client.put(number) for number in range(5)]
+    futures[0].result(LIMIT)
+    client.put("on another lane", lane=1).result(LIMIT)
+    assert not any(future.done() for future in futures[1:]), "nobody reads, and it takes more than a window"
+    assert client.close(LIMIT) == 0
+    assert left.result(LIMIT) == 0
+    assert sorted(str(server.get(timeout=0).data) for _ in range(6)) == ["0", "1", "2", "3", "4", "on another lane"]
+
+
+def test_a_server_that_closes_says_for_whom_it_waits(
+    stage: Communicators, pool: ThreadPoolExecutor, log: LogRecorder
+) -> None:
+    server, client = stage.pair()
+    left = pool.submit(server.close)
+    assert "closing waits for 1 client to disconnect" in log.wait("closing waits")
+    client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+
+
+# Whose memory it is.
+
+
+def stands_still(peer: Peer) -> bool:
+    """Whether the link has taken something that the socket does not take. In the loop."""
+    assert isinstance(peer.link, Link)
+    return bool(peer.link._unsent)
+
+
+def test_what_fails_at_the_end_is_the_user_s_again_and_nothing_changed_is_sent(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor, log: LogRecorder
+) -> None:
+    plain = SerializationOptions(load=BytesSerializer().load, dump=lambda data: Stream([data]))
+    server = stage.server(serialization=plain)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, serialization=plain, put_merge=False, queue_size=10**6)
+    client.put(b"hello").result(LIMIT)
+    assert server.get(timeout=LIMIT).data == b"hello"
+    proxy.hold()
+    peer, futures = only(client), list[Delivery]()
+    while not peer.loop.ask(stands_still, peer):
+        for _ in range(500):
+            data = bytearray(b"A" * 4096)
+            futures.append(client.put(data))
+            futures[-1].add_done_callback(lambda _, data=data: data.__setitem__(slice(None), b"B" * 4096))  # type: ignore[misc]
+    closed = pool.submit(client.close, 0)
+    failed = sum(future.exception(LIMIT) is not None for future in futures)
+    proxy.release()
+    assert closed.result(LIMIT) == failed > 0
+    stage.forget(client)
+    log.wait(f"{client.id}: lost")
+    seen = set()
+    with contextlib.suppress(TimeoutError):
+        while True:
+            seen |= set(server.get(timeout=0).data)
+    assert seen == set(b"A")
+
+
+@pytest.mark.parametrize("how", ["silent", "superseded"])
+def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
+    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, how: str
+) -> None:
+    heartbeat = 0.5 if how == "silent" else LONG
+    server = stage.server(heartbeat=heartbeat)
+    proxy = proxies(server.netloc)
+    client = stage.client(proxy.netloc, heartbeat=heartbeat, misses=2)
+    introduce(server, client)
+    proxy.hold()
+    peer, data = only(client), bytearray(64 * MIB)
+    future = client.put(pickle.PickleBuffer(data))
+    while not peer.loop.ask(stands_still, peer):
+        pass
+    if how == "silent":
+        log.wait("trying again until it answers")
+    else:
+        link = peer.link
+        peer.loop.ask(lambda: client._hub._transport.open())
+        while peer.loop.ask(lambda: peer.link is link):
+            pass
+    assert future.cancel()
+    client.statistics()  # asks the loop: it has heard of it
+    data.clear()  # raises BufferError while anybody has a view of it
+    proxy.release()

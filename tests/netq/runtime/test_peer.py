@@ -1,0 +1,115 @@
+"""When a message that is put leaves: at once, or with others."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from netq.options import ConnectionOptions
+from netq.protocol.codec import Outgoing
+from netq.protocol.memory import Memory
+from netq.protocol.session import Session
+from netq.runtime.peer import Peer
+
+SMALL = bytes(64)
+
+
+class ALoop:
+    """Notes what a peer asks of its loop."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.owing: dict[object, float] = {}
+        self.needs_wake = False
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        self.asked.append("call")
+
+    def step(self, worker: Peer, function: Callable[[], object]) -> bool:
+        self.asked.append("step")
+        self.owing.pop(worker, None)
+        for sender in worker.session.senders.values():
+            sender.sent.extend(worker.session.outbox)
+        worker.session.outbox.clear()
+        return True
+
+    def owe(self, worker: Peer) -> None:
+        self.asked.append("owe")
+        self.owing.setdefault(worker, 0.0)
+
+    def urge(self, worker: Peer) -> None:
+        self.asked.append("urge")
+        self.owing[worker] = -math.inf
+
+
+@pytest.fixture
+def loop() -> ALoop:
+    return ALoop()
+
+
+@pytest.fixture
+def peer(loop: ALoop) -> Peer:
+    options = ConnectionOptions()
+    session = Session(b"token", options, Memory())
+    session.senders[0] = session._sender(0)
+    peer = Peer(cast(Any, None), cast(Any, loop), options, session)
+    peer.link = cast(Any, SimpleNamespace(inline=True, connection=SimpleNamespace(open=True)))
+    return peer
+
+
+def post(peer: Peer, count: int = 1, data: bytes = SMALL, **options: Any) -> None:
+    for _ in range(count):
+        peer.post(Outgoing(data, **options))
+
+
+def test_a_message_leaves_at_once(peer: Peer, loop: ALoop) -> None:
+    post(peer)
+    assert (loop.asked, len(peer.session.outbox)) == (["step"], 0)
+
+
+def test_a_message_leaves_at_once_though_an_ack_waits(peer: Peer, loop: ALoop) -> None:
+    loop.owe(peer)  # what has come has not been acknowledged yet
+    post(peer)
+    assert (loop.asked, len(peer.session.outbox)) == (["owe", "step"], 0)
+
+
+def test_messages_behind_others_that_are_under_way_wait_for_company(peer: Peer, loop: ALoop) -> None:
+    post(peer, 4)
+    loop.asked.clear()
+    post(peer, 20)
+    assert (loop.asked, len(peer.session.outbox)) == (["owe"], 20)
+    post(peer, 44)
+    assert (loop.asked, len(peer.session.outbox)) == (["owe", "step"], 0)
+
+
+def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
+    post(peer, 4)
+    loop.asked.clear()
+    loop.needs_wake = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
+    post(peer, 3)
+    assert loop.asked == ["owe"] * 3
+
+
+@pytest.mark.parametrize("what", [{"data": bytes(65 * 1024)}, {"audience": (uuid.uuid4(), uuid.uuid4())}])
+def test_a_large_message_and_one_to_several_are_for_the_thread_of_the_loop(
+    peer: Peer, loop: ALoop, what: dict[str, Any]
+) -> None:
+    post(peer, **what)
+    assert loop.asked == ["urge"]
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_link_that_takes_it_a_message_is_for_the_thread_of_the_loop(
+    peer: Peer, loop: ALoop, gone: bool
+) -> None:
+    if gone:
+        peer.link = None
+    else:
+        cast(Any, peer.link).inline = False
+    post(peer)
+    assert loop.asked == ["urge"]

@@ -1,0 +1,298 @@
+"""A signal handler interrupts the main thread anywhere: it may raise, put and request a close."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import random
+import signal
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+import pytest
+
+import netq
+from netq.errors import Closed, Unreadable
+from netq.io.loop import Loop
+from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, SerializationOptions
+from netq.protocol.memory import Memory
+from netq.protocol.receiver import Receiver
+from netq.runtime.inbox import Inbox
+from netq.testing import loopback
+from netq.utils.stream import Stream
+
+pytestmark = pytest.mark.usefixtures("python_codec")
+
+PEERS = [uuid.UUID(int=number) for number in range(3)]
+EACH = 500
+LIMIT = 20.0
+
+Handle = Callable[[Callable[[], object]], None]
+
+
+class Alarm(Exception):
+    """What the handler raises."""
+
+
+@pytest.fixture
+def handle() -> Iterator[Handle]:
+    """Have SIGALRM call a function."""
+    before = signal.getsignal(signal.SIGALRM)
+
+    def handle(function: Callable[[], object]) -> None:
+        def handler(number: int, frame: FrameType | None) -> None:
+            function()
+
+        signal.signal(signal.SIGALRM, handler)
+
+    yield handle
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def raise_alarm() -> None:
+    raise Alarm
+
+
+def full() -> Inbox:
+    inbox = Inbox()
+    receivers = {peer: Receiver(0, 2**30, Memory(), merge=True) for peer in PEERS}
+    for number in range(1, EACH + 1):
+        inbox.arrived.extend([(peer, b"", receivers[peer], number, number) for peer in PEERS])
+    return inbox
+
+
+def take_all(inbox: Inbox, got: list[tuple[uuid.UUID, int]]) -> None:
+    while (item := inbox.take_now(())) is not None:
+        got.append((item[0], item[3]))
+
+
+def test_an_exception_in_get_costs_at_most_the_message_that_was_being_returned(handle: Handle) -> None:
+    handle(raise_alarm)
+    chance = random.Random(0)
+    for _ in range(100):
+        inbox, got = full(), list[tuple[uuid.UUID, int]]()
+        with contextlib.suppress(Alarm):
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.004))
+            take_all(inbox, got)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.sigpending()  # a bytecode more: what has come is raised here
+        take_all(inbox, got)
+        assert len(got) >= EACH * len(PEERS) - 1
+        for peer in PEERS:
+            numbers = [number for whose, number in got if whose == peer]
+            assert numbers == sorted(set(numbers)), "out of order, or twice"
+
+
+class CallableHandler:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        raise Alarm
+
+
+def function(number: int, frame: FrameType | None) -> None:
+    raise Alarm
+
+
+def load_and_be_interrupted(stream: Stream) -> object:
+    signal.raise_signal(signal.SIGALRM)
+    return bytes(stream)
+
+
+class Interrupted:
+    """Raises the signal while it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[int]]:
+        return signal.raise_signal, (signal.SIGALRM,)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    "handler",
+    [function, CallableHandler(), CallableHandler().method, functools.partial(CallableHandler().method)],
+    ids=["function", "callable", "method", "partial"],
+)
+def test_what_a_handler_raises_while_a_message_is_loaded_is_not_unreadable(
+    handle: Handle, handler: Callable[..., object], own: bool
+) -> None:
+    serialization = SerializationOptions(load=load_and_be_interrupted) if own else SerializationOptions()
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), serialization=serialization)
+    with loopback.Server(options) as server, loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client:
+        signal.signal(signal.SIGALRM, handler)
+        client.put(Interrupted())
+        client.put("not a pickle for bytes" if own else "next")
+        with pytest.raises(Alarm) as raised:
+            server.get(timeout=LIMIT)
+        assert "load" in "".join(traceback.format_tb(raised.tb))
+        if own:
+            signal.signal(signal.SIGALRM, signal.SIG_IGN)
+            assert len(server.get(timeout=LIMIT).data) > 0
+        else:
+            assert server.get(timeout=LIMIT).data == "next"
+
+
+def test_what_a_message_itself_raises_is_unreadable_in_any_thread(handle: Handle) -> None:
+    def load(stream: Stream) -> object:
+        raise Alarm
+
+    handle(raise_alarm)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), serialization=SerializationOptions(load=load))
+    with loopback.Server(options) as server, loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client:
+        client.put(1)
+        with pytest.raises(Unreadable):
+            server.get(timeout=LIMIT)
+        client.put(2)
+        with ThreadPoolExecutor(1) as pool, pytest.raises(Unreadable):
+            pool.submit(server.get, timeout=LIMIT).result(LIMIT)
+
+
+WAITING: dict[str, Callable[[netq.Communicator], object]] = {
+    "get": lambda client: client.get(timeout=LIMIT),
+    "result": lambda client: client.put(b"").result(LIMIT),
+    "statistics": lambda client: client.statistics(),
+    "close": lambda client: client.close(),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_is_refused_in_a_handler_that_interrupts_a_wait(handle: Handle, name: str) -> None:
+    """And the wait goes on."""
+    with (
+        netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
+        netq.new(options=CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put("here").result(LIMIT)
+        refused: list[str] = []
+
+        def interrupt() -> None:
+            try:
+                WAITING[name](client)
+            except RuntimeError as error:
+                refused.append(str(error))
+            server.put("an answer")
+
+        handle(interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        assert client.get(timeout=LIMIT).data == "an answer"
+        assert [f"{name}()" in why and "request_close()" in why for why in refused] == [True]
+
+
+def test_a_handler_may_put_while_the_thread_that_it_interrupts_puts(handle: Handle) -> None:
+    chance = random.Random(0)
+    with (
+        netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
+        netq.new(options=CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put(("main", 0)).result(LIMIT)
+        mine, interrupts = itertools.count(1), itertools.count()
+
+        def interrupt() -> None:
+            client.put(("handler", next(interrupts)))
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.001))
+
+        handle(interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        for _ in range(20_000):
+            client.put(("main", next(mine)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        client.put(None).result(LIMIT)
+        came: dict[str, list[int]] = {"main": [], "handler": []}
+        while (data := server.get(timeout=LIMIT).data) is not None:
+            came[data[0]].append(data[1])
+        assert came["main"] == list(range(20_001))
+        assert came["handler"] == list(range(next(interrupts)))
+        assert came["handler"]
+
+
+def test_a_handler_may_request_a_close_and_whoever_waits_learns_when_all_is_over(handle: Handle) -> None:
+    with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
+        client.put("here").result(LIMIT)
+        assert server.get(timeout=LIMIT).data == "here"
+        handle(server.request_close)
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with ThreadPoolExecutor(1) as pool:
+            left = pool.submit(_put_and_leave, client)
+            assert server.get(timeout=LIMIT).data == "what is still put"
+            with pytest.raises(Closed, match="this communicator is closed"):
+                server.get(timeout=LIMIT)
+            assert left.result(LIMIT) == 0
+        assert isinstance(server.put("too late").exception(LIMIT), Closed)
+        server.request_close()
+        assert server.close(LIMIT) == 0
+        server.request_close()
+
+
+def _put_and_leave(client: netq.Communicator) -> int:
+    with contextlib.suppress(Closed):
+        client.get(timeout=LIMIT)
+    client.put("what is still put").result(LIMIT)
+    return client.close(LIMIT)
+
+
+def test_an_event_may_request_a_close() -> None:
+    told: list[netq.Communicator] = []
+    options = CommunicatorOptions(
+        netloc=NetworkLocation("127.0.0.1", 0), events=EventOptions(ini=lambda peer: told[0].request_close())
+    )
+    with loopback.Server(options) as server:
+        told.append(server)
+        with loopback.Client(CommunicatorOptions(netloc=server.netloc)) as client, pytest.raises(Closed):
+            client.get(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("then", ["raise", "close"])
+def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_asleep(
+    handle: Handle, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
+        client.put("here").result(LIMIT)
+        wake = Loop.wake
+
+        def interrupted(loop: Loop) -> None:
+            monkeypatch.setattr(Loop, "wake", wake)
+            signal.raise_signal(signal.SIGALRM)
+            wake(loop)
+
+        handle(raise_alarm if then == "raise" else client.request_close)
+        began = time.monotonic()
+        monkeypatch.setattr(Loop, "wake", interrupted)
+        with contextlib.suppress(Alarm):
+            client.put("interrupted")
+        while Loop.wake is not wake:  # the loop was awake: nobody needed to wake it
+            with contextlib.suppress(Alarm):
+                client.put("again")
+        client.put("next").exception(LIMIT)
+        client.close()
+    assert time.monotonic() - began < 8.0, "only the loop's own timer, each 10 s, has woken it"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
+def test_a_constructor_that_is_interrupted_as_it_starts_a_loop_leaves_nothing(
+    begun: bool, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, starts = threading.Thread.start, itertools.count(1)
+
+    def interrupted(thread: threading.Thread) -> None:
+        last = next(starts) == workers
+        if begun or not last:
+            start(thread)
+        if last:
+            raise Alarm
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), workers=workers)
+    with pytest.raises(Alarm):
+        netq.new(purpose=netq.Purpose.SERVER, options=options)
+    monkeypatch.undo()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("netq")]
