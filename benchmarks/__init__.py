@@ -1,1 +1,1 @@
-"""netq compared with its alternatives, in the same run: `make bench` writes docs/benchmarks.md."""
+"""netq compared with its alternatives, in the same run: `make bench` writes docs/reference/benchmarks.md."""

@@ -1,7 +1,7 @@
 """python -m benchmarks [QUESTION ...]: netq compared with its peers, a table a question.
 
-A run of all questions with all peers writes docs/benchmarks.md and its plots; every run writes all raw figures to
-out/benchmarks.json. benchmarks/questions.py has the questions, measure.py the measurement.
+A run of all questions with all peers writes docs/reference/benchmarks.md and its plots; every run writes all raw
+figures to out/benchmarks.json. benchmarks/questions.py has the questions, measure.py the measurement.
 """
 
 from __future__ import annotations
@@ -37,12 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = _run([question for question in questions if question.peers], rounds)
     _save(results)
     if not (args.question or args.only_peers or args.quick):
-        page.write(ROOT / "docs", results, rounds, f"python -m benchmarks --rounds {rounds}")
+        page.write(ROOT / "docs" / "reference", results, rounds, f"python -m benchmarks --rounds {rounds}")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq compared with its peers")
-    parser.add_argument("question", nargs="*", help="see --list; without any, all, and docs/benchmarks.md is written")
+    parser.add_argument(
+        "question", nargs="*", help="see --list; without any: all, and writes docs/reference/benchmarks.md"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")
     parser.add_argument("--only-peers", metavar="PEER", nargs="+", default=[], help="and netq, if it is among them")

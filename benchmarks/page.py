@@ -1,4 +1,4 @@
-"""docs/benchmarks.md: written whole by a run of all questions, never by hand. And its plots."""
+"""docs/reference/benchmarks.md: written whole by a run of all questions, never by hand. And its plots."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ between two ends on one machine, where nothing is congested; all others have the
 {congestion} here (BBR paces by timers, which cost). The bytes of echoes and exchanges are those of both directions. CPU
 is user and system time of both processes. Extra memory is the peak above what was resident before anything was sent, of
 the worse side. The first message of the warm-up is compared byte for byte. Every peer is used as its own documents
-advise, at its best; its module in `benchmarks/peers` says where they do. [performance.md](performance.md) says of what
-is missed why it is.
+advise, at its best; its module in `benchmarks/peers` says where they do. The reasons for missed goals
+are in [performance.md](../explanation/performance.md).
 
 Machine: {machine}. Peers: {peers}.
 

@@ -54,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m edge", description="Take part in a federation, until it ends.")
-    parser.add_argument("config", metavar="CLIENT.toml", help="what this device is told; see docs/edge.md")
-    parser.add_argument("--flower", metavar="MODULE:APP", help="run a Flower ClientApp; see docs/flower.md")
+    parser.add_argument("config", metavar="CLIENT.toml", help="what this device is told; see docs/reference/edge.md")
+    parser.add_argument("--flower", metavar="MODULE:APP", help="run a Flower ClientApp; see docs/how-to/flower.md")
     parser.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
     return parser
 

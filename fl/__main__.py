@@ -60,7 +60,7 @@ def _describe() -> None:
 
 @app.command()
 def serve(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="see docs/aggregator.md")],
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="see docs/how-to/aggregator.md")],
     verbose: _Verbose = False,
 ) -> None:
     """Run an aggregator, until its rounds are done."""

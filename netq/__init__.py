@@ -4,7 +4,7 @@
         peer, data = queue.get()                                    queue.put("Hello, server!")
         queue.put("Hello, client!", peer)                           print(queue.get().data)
 
-Start at `new`, then `netq.core.Communicator`; docs/design.md shows the way of one message.
+Start at `new`, then `netq.core.Communicator`; docs/explanation/design.md shows the way of one message.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class Communicator:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         seat = home.seat("get")
         try:
-            with seat:  # the loop is in a function of its own: see docs/design.md, "A jump back"
+            with seat:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
                 item = self._poll(seat, peers, deadline)
         finally:
             if home.parked_long or inbox.lines:

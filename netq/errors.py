@@ -3,7 +3,7 @@
 NetqError
  ├── InvalidOption   (ValueError)               an option is out of range, or does not go with another
  ├── AddressError    (OSError)                  this address cannot be listened at
- ├── ProtocolError                              the peer broke docs/protocol.md; its link was dropped
+ ├── ProtocolError                              the peer broke docs/reference/protocol.md; its link was dropped
  ├── SecurityError                              TLS: a file, a certificate, a handshake
  ├── SerializationError (TypeError)             `dump` returned what is neither bytes nor a Stream
  ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
@@ -32,7 +32,7 @@ class AddressError(NetqError, OSError):
 
 
 class ProtocolError(NetqError):
-    """The peer sent what docs/protocol.md forbids. The link is dropped, nothing else suffers."""
+    """The peer sent what docs/reference/protocol.md forbids. The link is dropped, nothing else suffers."""
 
 
 class SecurityError(NetqError):

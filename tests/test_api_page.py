@@ -1,4 +1,4 @@
-"""docs/api.md says what there is: every option with its default, every error, every name of a communicator."""
+"""docs/reference/api.md lists every option with its default, every error, every name of a communicator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import netq
 from netq.testing.proxy import Proxy
 
-PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text()
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))
 
 

@@ -1,6 +1,6 @@
 """python -m benchmarks.federation: rounds of fl and Flower in turn, a server with more clients, and its kernels.
 
-Writes docs/benchmarks-federation.md.
+Writes docs/reference/benchmarks-federation.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.federation import kernel, work
 from benchmarks.federation.processes import Failed, Processes
 from benchmarks.federation.rows import OFFLINE, ROWS, SIZES, Row
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks-federation.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "benchmarks-federation.md"
 TOP = """\
 # Rounds, compared with Flower's
 

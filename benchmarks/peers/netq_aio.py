@@ -1,6 +1,6 @@
 """netq.aio, over TCP: `put`, and `await get`. What is on its way is bounded as in netq_.py, whose docstring says how.
 
-docs/api.md, "asyncio": what `put` returns may be awaited or not.
+docs/reference/api.md, "asyncio": what `put` returns may be awaited or not.
 """
 
 from __future__ import annotations

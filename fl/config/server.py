@@ -2,7 +2,7 @@
 
 Owns the names of its tables and keys; fl/config/toml.py reads them. Called by fl/__main__.py, and by scripts. Loading
 opens no connection and starts nothing, but it imports the modules that the file names. Paths are seen from the file.
-docs/aggregator.md has a whole one; fl.Server says what the keys of [server] are.
+docs/how-to/aggregator.md has a whole one; fl.Server says what the keys of [server] are.
 
 [server]      host, port         where to listen; with "mqtt", the broker; both are needed
               rounds             how many; needed. Those that a checkpoint has count

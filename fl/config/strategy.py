@@ -1,7 +1,8 @@
 """The strategy that an aggregator's file names, with its options: the table [strategy]; and any file's compression.
 
 Called by fl/config/server.py and edge/config.py. Knows no strategy by itself: the names are those of the classes of
-fl, or of anybody's own module, and the options those of the class's constructor. docs/strategies.md has them all.
+fl, or of anybody's own module, and the options those of the class's constructor. docs/reference/strategies.md
+lists all of them.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def strategy(file: File) -> fl.Strategy:
     try:
         return kind(**options)
     except TypeError as error:
-        raise file.wrong(f"strategy: {error}; see docs/strategies.md") from None
+        raise file.wrong(f"strategy: {error}; see docs/reference/strategies.md") from None
     except ValueError as error:  # some say Class.option, others the option
-        raise file.wrong(f"strategy.{str(error).removeprefix(f'{kind.__name__}.')}; see docs/strategies.md") from None
+        option = str(error).removeprefix(f"{kind.__name__}.")
+        raise file.wrong(f"strategy.{option}; see docs/reference/strategies.md") from None
 
 
 def _kind(file: File, name: Any) -> type[fl.Strategy]:

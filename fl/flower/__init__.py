@@ -4,7 +4,7 @@ fl.flower.run(server_app, options)                   # where the server is; opti
 fl.flower.Node(client_app).run(options)              # on each device, until the run is over
 fl.flower.strategy()                                 # a Flower strategy that folds replies as they come
 
-Imported by who wants it: `import fl` does not, and needs no Flower. docs/flower.md.
+Imported by who wants it: `import fl` does not, and needs no Flower. docs/how-to/flower.md.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def _fork(share: Share, theirs: Connection, ours: Sequence[Connection]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # or what waits there is written twice
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12, about threads: see docs/simulation.md
+        warnings.simplefilter("ignore", DeprecationWarning)  # of 3.12, about threads: see docs/how-to/simulation.md
         pid = os.fork()
     if pid != 0:
         return pid

@@ -3,7 +3,7 @@
 A strategy is called by one thread, the server's: `begin` once; then in each round `select`, `config`, `fold` for each
 update as it arrives, and `finish` or `abandon`; `reject`, if it finished with no model. It never sees a socket.
 Whatever it refuses with InvalidUpdate counts as that client's failure, and must have changed nothing.
-docs/strategies.md writes one.
+docs/reference/strategies.md writes one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The command line of `python -m netq bench`: what may be said. checks.py holds what goes with what.
 
-A mistake is one line on stderr and status 2. Each option's help ends with its default, as docs/bench.md has it.
+A mistake is one line on stderr and status 2. Each option's help ends with its default, as in docs/reference/bench.md.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from netq.runtime.delivery import Delivery
 BATCH = 2048  # messages; two batches are under way at most: 40,000 a second where an answer takes 100 ms
 DEPTH = 2048  # how many messages a side is ahead of the other when both send
 _ECHOED = 64 * 2**20  # bytes of a batch of echoes
-_JOINED = 64 * 1024  # bytes up to which netq joins the buffers of a message itself (docs/design.md): pickled whole
+# Bytes up to which netq joins the buffers of a message itself (docs/explanation/design.md): pickled whole.
+_JOINED = 64 * 1024
 _PATTERN = 2**20  # bytes of noise, repeated: a compressing way or a page of zeros would flatter
 
 Payload = bytes | PickleBuffer

@@ -1,4 +1,4 @@
-"""How figures are shown: one JSON object, or a table of a line a figure. SHOWN is in docs/bench.md too."""
+"""How figures are shown: one JSON object, or a table of a line a figure. SHOWN is in docs/reference/bench.md too."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class TlsSocket:
 def tune(sock: socket.socket) -> None:
     """Let what is sent leave at once; and without pacing where both ends have one address, so are on one machine and
     nothing is congested: there the timers of BBR, the default of some systems, take a third of the speed
-    (docs/design.md).
+    (docs/explanation/design.md).
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):

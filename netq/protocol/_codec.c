@@ -2,7 +2,7 @@
 
    Stable ABI of CPython 3.11 (abi3). Signal handlers run between bytecodes of Python, and there are none here, except in
    what these functions call: `acked` of a message that something waits for, and finalizers of data that is let go (an
-   exception in a finalizer does not come out). Integers of the protocol are little-endian (docs/protocol.md). */
+   exception in a finalizer does not come out). Integers of the protocol are little-endian (docs/reference/protocol.md). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000

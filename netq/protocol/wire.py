@@ -1,4 +1,4 @@
-"""Bytes to frames and back. Mirrors docs/protocol.md line by line. Pure: no socket, no clock, no session.
+"""Bytes to frames and back. Mirrors docs/reference/protocol.md line by line. Pure: no socket, no clock, no session.
 
 A frame is a header of 24 bytes and a body. Where a packet of the transport ends says nothing about where a
 frame ends, so this one parser serves every transport.

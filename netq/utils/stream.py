@@ -4,7 +4,7 @@ A `Stream` is the bytes of one message as a list of buffers: what a serialiser's
 `load` is given. Buffers that a pickle holds out of band (protocol 5, PEP 574) are neither copied nor
 joined: they go from the caller's memory to the socket, and come back as views on the message's memory.
 
-The layout of a pickled message is in docs/protocol.md, "Pickled messages".
+The layout of a pickled message is in docs/reference/protocol.md, "Pickled messages".
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class PickleSerializer:
     """Pickle, protocol 5, large buffers out of band.
 
     Pickle runs what it names: load only what you trust, or give `allow`. And `allow` alone is no wall
-    against a peer that wants to harm (docs/security.md).
+    against a peer that wants to harm (docs/explanation/security.md).
 
     allow: given "module.name" for each global that a message names; True to load it. Default: all.
     dump:  given each object; returns a persistent identifier (any picklable object) for those that travel

@@ -244,7 +244,7 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
 
 
 def test_the_page_of_the_agent_names_just_the_keys_that_there_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "edge.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "edge.md").read_text()
     example = page.split("```toml")[1].split("```")[0]
     assert "mqtt" not in tomllib.loads(example)
     tables = tomllib.loads(re.sub(r"^# ", "", example, flags=re.MULTILINE))

@@ -80,7 +80,7 @@ def stage(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[C
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figure:
-    """Put a line into the table that the run ends with: a case of docs/reliability.md, and what was measured.
+    """Put a line into the table that ends the run: a case of docs/explanation/reliability.md, and what was measured.
 
     It travels with the report of the test, which may be of another process; the plugin prints it.
     """

@@ -1,6 +1,6 @@
 """What a slow reader, or a large message, may hold up: its own sender, its own lane, and nothing else.
 
-Case 18 of docs/reliability.md, and lanes on loopback.
+Case 18 of docs/explanation/reliability.md, and lanes on loopback.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A server whose memory the system bounds: ten clients send it more at once than there is.
 
-Case 25 of docs/reliability.md, of TCP and TLS; tests/netq/shm has one of its own. Makes a memory cgroup within the one
-it runs in, which needs root.
+Case 25 of docs/explanation/reliability.md, of TCP and TLS; tests/netq/shm has one of its own. Makes a memory cgroup
+within the one it runs in, which needs root.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Many clients of one server: what they cost when nothing happens, how they come back when all are cut at once, and how
 they share too few descriptors.
 
-Cases 5, 6 and 24 of docs/reliability.md, of TCP and TLS: with a broker the crowd is the broker's, gRPC has its own
-test of 200 clients, and shared memory is for the few of one machine. In 5 and 6 the server is a process, and all the
-clients are one, so that each has its figures.
+Cases 5, 6 and 24 of docs/explanation/reliability.md, of TCP and TLS: with a broker the crowd is the broker's, gRPC has
+its own test of 200 clients, and shared memory is for the few of one machine. In 5 and 6 the server is a process, and
+all clients are one, so that each has its figures.
 """
 
 from __future__ import annotations

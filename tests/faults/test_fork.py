@@ -1,6 +1,6 @@
 """A process that forks, and one that ends in the middle: what its peer sees, and what becomes of the copy.
 
-Cases 26 and 28 of docs/reliability.md.
+Cases 26 and 28 of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`kill -9` of a client in mid-send, and of a server in mid-stream.
 
-Cases 8 and 9 of docs/reliability.md.
+Cases 8 and 9 of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

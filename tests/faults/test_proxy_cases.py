@@ -1,7 +1,7 @@
 """What the way does to a link: it is slow and uneven, takes bytes one by one, cuts, resets, ends late, or is a hole.
 
-Case 16 of docs/reliability.md, and two neighbours: half-open, and a message of 1 GiB that is cut near its end. Shared
-memory has no way between its ends, and none of this.
+Case 16 of docs/explanation/reliability.md, and two neighbours: half-open, and a message of 1 GiB, cut near its end.
+Shared memory has no way between its ends, and none of this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is done to the time of a process: it is stopped for a while, or told another time of day.
 
-Cases 19 and 20 of docs/reliability.md.
+Cases 19 and 20 of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

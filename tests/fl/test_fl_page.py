@@ -1,4 +1,4 @@
-"""docs/fl.md says what there is in fl, and docs/strategies.md which options each strategy has of its own."""
+"""docs/reference/fl.md lists what fl has, and strategies.md there the options of each strategy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fl.strategies.robust import Spooled
 from netq.errors import NetqError
 from netq.utils.stream import Stream
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "reference"
 PAGE, STRATEGIES = [(DOCS / name).read_text() for name in ("fl.md", "strategies.md")]
 SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")}
 

@@ -1,6 +1,6 @@
 """The API of the published package that netq re-does, as its page on PyPI documents it: with only the import changed.
 
-docs/net-queue.md says where netq departs on purpose; `test_documented_contract.py` has what takes two processes.
+docs/how-to/net-queue.md says where netq departs on purpose; `test_documented_contract.py` has what takes two processes.
 """
 
 from __future__ import annotations
@@ -204,6 +204,6 @@ def test_the_example(tmp_path: Path, free_port: int) -> None:
 
 
 def test_the_page_names_what_departs() -> None:
-    page = (ROOT / "docs" / "net-queue.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "net-queue.md").read_text()
     for name in ("transport_size", "queue_size", "message_size", "put_merge", "get_merge", "workers", "close", "get"):
         assert re.search(rf"^\| .*`{name}\b", page, re.MULTILINE), f"{name} has no row"

@@ -1,6 +1,6 @@
 """What a network does to a session: it loses packets, or all of them, comes and goes, is slow, forgets connections.
 
-Cases 12 to 15 and 17 of docs/reliability.md.
+Cases 12 to 15 and 17 of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.fl.federation import Federation as Running
 SERVER = '[server]\nhost = "127.0.0.1"\nport = 0\nrounds = 2\n'
 MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
 LEAST = SERVER + MODEL
-PAGE = (Path(__file__).parents[3] / "docs" / "aggregator.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "aggregator.md").read_text()
 EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
 OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
@@ -235,7 +235,7 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[strategy]\nfraction = 2\n", "strategy.fraction: 2;", "1 at most"),
         (LEAST + "[strategy]\nname = 'FedAdam'\nbeta_2 = 2\n", "strategy.beta_2: 2;", "expected"),
         (LEAST + "[strategy]\nname = 'Krum'\nkeep = 2\n", "strategy.keep: Krum has no such option", "byzantine"),
-        (LEAST + f"[strategy]\nname = '{__name__}:Needs'\n", "strategy: ", "'bound'; see docs/strategies.md"),
+        (LEAST + f"[strategy]\nname = '{__name__}:Needs'\n", "strategy: ", "'bound'; see docs/reference/strategies.md"),
         (LEAST + "[strategy]\nconfig = 3\n", "strategy.config: 3; expected a table", "{ epochs = 2 }"),
         (LEAST + "[strategy]\nconfig = { day = 1979-05-27 }\n", "strategy.config: ", "'day'"),
         (LEAST + "[strategy]\nconfig = 'ab'\n", "strategy.config: 'ab'; expected a table", "{ epochs = 2 }"),

@@ -1,4 +1,4 @@
-"""docs/flower.md: its code runs as it stands there, each block that begins with a file's name as that file."""
+"""docs/how-to/flower.md: its code runs as it stands there, each block that begins with a file's name as that file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import edge.flower
 from tests.servers import ports
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "flower.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "flower.md").read_text()
 BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 LIMIT = 60.0  # seconds
 

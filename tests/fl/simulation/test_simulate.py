@@ -361,7 +361,7 @@ def test_options_that_make_no_simulation_are_refused(settings: dict[str, Any], w
 
 
 def test_the_code_of_the_page_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "simulation.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "simulation.md").read_text(), re.DOTALL)
     names: dict[str, Any] = {}
     exec(code, names)
     assert [len(report.clients) for report in names["result"].reports] == [4] * 20

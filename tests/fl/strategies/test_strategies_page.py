@@ -1,4 +1,4 @@
-"""docs/strategies.md: its code does what the page says."""
+"""docs/reference/strategies.md: its code does what the page says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import fl
 from tests.fl.federation import A, B, C, Federation, filled, gives
 
-PAGE = (Path(__file__).parents[3] / "docs" / "strategies.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "strategies.md").read_text()
 PROX, SCAFFOLD, OWN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 

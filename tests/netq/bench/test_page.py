@@ -1,4 +1,4 @@
-"""docs/bench.md is true: its command lines, its options and their defaults, the names of its figures."""
+"""docs/reference/bench.md is true: its command lines, its options and their defaults, the names of its figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
 from tests.servers.mosquitto import Mosquitto
 
-PAGE = (Path(__file__).parents[3] / "docs" / "bench.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "bench.md").read_text()
 LINES = re.findall(r"^python -m netq bench ([^#\n]*)", PAGE, re.MULTILINE)
 CLIENTS = ("iops", "latency", "throughput", "load")
 GROUPS = {"all": ("server", *CLIENTS), "clients": CLIENTS}

@@ -169,7 +169,7 @@ def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_hear
 def test_other_timeouts_of_nginx_do_not_matter(
     stage: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
-    """docs/transport.md names those that do; for those here the default is as good as any."""
+    """docs/explanation/transport.md names those that do; for those here the default is as good as any."""
     server = stage.server()
     client = to(behind(server.netloc, **{setting: "1s"}), stage)
     introduce(server, client)

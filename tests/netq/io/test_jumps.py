@@ -1,4 +1,4 @@
-"""No loop of a user's thread jumps back past a `with` or a `try` (docs/design.md, "A jump back")."""
+"""No loop of a user's thread jumps back past a `with` or a `try` (docs/explanation/design.md, "A jump back")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The access list of docs/mqtt.md: with it each may do what is needed, and nobody else's client more than that."""
+"""The access list of docs/how-to/mqtt.md: it grants each client what it needs, and no more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netq.testing.fixtures import LIMIT
 from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
 
-PAGE = Path(__file__).parents[3] / "docs" / "mqtt.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "mqtt.md"
 PASSWORD = "secret"
 
 

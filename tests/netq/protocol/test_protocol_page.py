@@ -1,4 +1,4 @@
-"""docs/protocol.md is held to the code, and the code to it: the page's own bytes and tables, read out of it."""
+"""docs/reference/protocol.md and the code agree: this reads the page's bytes and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
 from netq.utils.stream import PickleSerializer, Stream
 from tests.netq.parsing import Parser
 
-PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
 CLIENT = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 SERVER = uuid.UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 TOKEN = b"sixteen byte key"

@@ -1,4 +1,4 @@
-"""docs/transport.md, tried: a toy that keeps the whole contract, over Unix sockets, in less than 100 lines of code."""
+"""A toy transport that keeps the whole contract of docs/explanation/transport.md, in under 100 lines of code."""
 
 import random
 import socket
