@@ -48,18 +48,18 @@ class Communicators:
         introduce(server, client)
         return server, client
 
-    def vacant(self) -> NetworkLocation:
+    def unused_address(self) -> NetworkLocation:
         """Return an address at which a server may listen, and none does."""
         server = self.server()
-        self.cut(server)
+        self.abort(server)
         return server.netloc
 
-    def cut(self, communicator: Communicator) -> int:
+    def abort(self, communicator: Communicator) -> int:
         """End a communicator at once, without goodbye if messages of its wait; return how many are lost."""
-        self.forget(communicator)
+        self.release(communicator)
         return communicator.close(timeout=0)
 
-    def forget(self, communicator: Communicator) -> None:
+    def release(self, communicator: Communicator) -> None:
         """Leave it alone at the end."""
         self._open.remove(communicator)
 

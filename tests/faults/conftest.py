@@ -73,9 +73,9 @@ def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
 
 
 @pytest.fixture
-def stage(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
-    with Communicators(wire.make) as stage:
-        yield stage
+def communicators(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(wire.make) as communicators:
+        yield communicators
 
 
 @pytest.fixture

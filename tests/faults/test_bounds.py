@@ -63,10 +63,12 @@ def round_trips(client: Communicator) -> float:
 @pytest.mark.slow
 @pytest.mark.alone
 @on(*ALL)
-def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Communicators, wire: Wire, figure: Figure) -> None:
-    server = stage.server(queue_size=50)
-    slow = stage.client(server.netloc, window=WINDOW)
-    quick = stage.client(server.netloc)
+def test_who_does_not_read_stops_its_sender_and_nobody_else(
+    communicators: Communicators, wire: Wire, figure: Figure
+) -> None:
+    server = communicators.server(queue_size=50)
+    slow = communicators.client(server.netloc, window=WINDOW)
+    quick = communicators.client(server.netloc)
     introduce(server, slow, quick)
     with echoing(server, slow):
         alone = round_trips(quick)
@@ -76,8 +78,8 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Communicators
         unread = slow.statistics()[server.id].bytes_in
         waiting = server.statistics()[slow.id].queued
         refused = [future for future in futures if future.done() and future.exception() is not None]
-        stage.forget(server)
-        stage.cut(slow)
+        communicators.release(server)
+        communicators.abort(slow)
     unread_mib = f"{unread / MIB:.1f} MiB unread (window 8)"
     figure("18 slow reader", f"{wire.kind}: {unread_mib}, {waiting} messages of 1 MiB wait, {len(refused)} QueueFull")
     both = f"{alone * 1e3:.2f} ms alone, {beside * 1e3:.2f} ms beside it"
@@ -92,11 +94,13 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(stage: Communicators
 @pytest.mark.slow
 @pytest.mark.alone
 @on(*ALL)
-def test_small_messages_pass_a_large_one_on_another_lane(stage: Communicators, wire: Wire, figure: Figure) -> None:
+def test_small_messages_pass_a_large_one_on_another_lane(
+    communicators: Communicators, wire: Wire, figure: Figure
+) -> None:
     size = 256 if wire.kind in SLOWER else 1024  # MiB
     with Children() as children:
         server = children.start("clerk", wire, Purpose.SERVER)
-        client = stage.client(NetworkLocation(*server.hear()["netloc"]))
+        client = communicators.client(NetworkLocation(*server.hear()["netloc"]))
         assert lateness(client) is not None
         begin = time.monotonic()
         future = client.put(PickleBuffer(bytearray(size * MIB)))

@@ -83,7 +83,7 @@ def cgroup() -> Iterator[Cgroup]:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
-    cgroup: Cgroup, stage: Communicators, wire: Wire, figure: Figure
+    cgroup: Cgroup, communicators: Communicators, wire: Wire, figure: Figure
 ) -> None:
     content = np.frombuffer(os.urandom(SIZE), np.uint8)
     memory = {"memory": 64 * MIB}
@@ -92,7 +92,7 @@ def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
             "taker", wire, Purpose.SERVER, connection=memory, cgroup=str(cgroup.path), count=CLIENTS
         )
         netloc = NetworkLocation(*server.hear()["netloc"])
-        clients = [stage.client(netloc, linger=0.5) for _ in range(CLIENTS)]  # if it dies, they do not wait
+        clients = [communicators.client(netloc, linger=0.5) for _ in range(CLIENTS)]  # if it dies, they do not wait
         start = time.monotonic()
         futures = [client.put((number, content)) for number, client in enumerate(clients)]
         taken = [server.hear(2 * LIMIT) for _ in range(CLIENTS)]
@@ -103,7 +103,7 @@ def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
         assert {(facts["size"], facts["crc"]) for facts in taken} == {(SIZE, zlib.crc32(content.data))}
         with contextlib.ExitStack() as leaving:
             for client in clients:
-                stage.forget(client)
+                communicators.release(client)
                 leaving.callback(client.close, LIMIT)
         server.finish()
         figure(

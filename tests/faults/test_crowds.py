@@ -165,24 +165,24 @@ PAUSE = 1.0  # seconds between its attempts to accept
 
 @pytest.mark.slow
 def test_a_server_with_64_descriptors_serves_100_clients_in_the_end(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     program = children.start("exhausted", wire, Purpose.SERVER)
     netloc = NetworkLocation(*program.hear()["netloc"])
     start = time.monotonic()
-    waiting = {str(client.id): client for client in [stage.client(netloc) for _ in range(CROWD)]}
+    waiting = {str(client.id): client for client in [communicators.client(netloc) for _ in range(CROWD)]}
     for id, client in waiting.items():
         client.put(id)
     served, lines = full(program)
     fitted = len(served)
     for id in served:
-        leave(stage, waiting.pop(id), id)
+        leave(communicators, waiting.pop(id), id)
     while waiting:
         facts = program.hear()
         if "log" in facts:
             lines.append(facts["log"])
         else:
-            leave(stage, waiting.pop(facts["served"]), facts["served"])
+            leave(communicators, waiting.pop(facts["served"]), facts["served"])
     seconds = time.monotonic() - start
     program.signal(signal.SIGTERM)
     program.finish()
@@ -211,8 +211,8 @@ def full(program: Child) -> tuple[list[str], list[str]]:
     return served, lines
 
 
-def leave(stage: Communicators, client: Communicator, id: str) -> None:
+def leave(communicators: Communicators, client: Communicator, id: str) -> None:
     """Take the answer, and close."""
     assert client.get(timeout=LIMIT).data == id
-    stage.forget(client)
+    communicators.release(client)
     assert client.close(LIMIT) == 0

@@ -54,9 +54,9 @@ def check_child(facts: dict[str, object], wire: Wire) -> None:
 
 @on(*ALL)
 def test_the_fork_of_a_client_does_not_touch_its_session(
-    stage: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
-    server, id = stage.server(), uuid.uuid4()
+    server, id = communicators.server(), uuid.uuid4()
     program = children.start("forker", wire, Purpose.CLIENT, server.netloc, id=id, outlived=False)
     program.hear()
     assert server.get(timeout=LIMIT) == (id, "hello")
@@ -77,10 +77,10 @@ def test_the_fork_of_a_client_does_not_touch_its_session(
 
 @on(*ALL)
 def test_the_fork_of_a_server_does_not_touch_its_sessions(
-    stage: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=False)
-    client = stage.client(NetworkLocation(*program.hear()["netloc"]))
+    client = communicators.client(NetworkLocation(*program.hear()["netloc"]))
     client.put("before")
     assert client.get(timeout=LIMIT).data == "before"
     check_child(program.hear(), wire)
@@ -98,11 +98,11 @@ def test_the_fork_of_a_server_does_not_touch_its_sessions(
 
 @on(*SEPARABLE)
 def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
-    stage: Communicators, children: Children, wire: Wire
+    communicators: Communicators, children: Children, wire: Wire
 ) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=True)
     netloc = NetworkLocation(*program.hear()["netloc"])
-    first = stage.client(netloc)
+    first = communicators.client(netloc)
     first.put("before")
     assert first.get(timeout=LIMIT).data == "before"
     check_child(program.hear(), wire)
@@ -110,7 +110,7 @@ def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
         first.get(timeout=LIMIT)
     first.close(LIMIT)
     assert program.hear()["netloc"] == list(netloc)
-    second = stage.client(netloc)
+    second = communicators.client(netloc)
     second.put("after")
     assert second.get(timeout=LIMIT).data == "after"
     second.close()
@@ -120,9 +120,9 @@ def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
 
 @on(*ALL)
 def test_a_process_that_ends_without_close_delivers_what_it_has_put(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    server, id = stage.server(), uuid.uuid4()
+    server, id = communicators.server(), uuid.uuid4()
     program = children.start("forgetful", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
     for number in range(COUNT):
         assert server.get(timeout=LIMIT).data[0] == number
@@ -139,11 +139,13 @@ def test_a_process_that_ends_without_close_delivers_what_it_has_put(
 @pytest.mark.slow
 @on(*ALL)
 def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_says(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     linger = 1.5
     connection = {"linger": linger}
-    program = children.start("forgetful", wire, Purpose.CLIENT, stage.vacant(), connection=connection, count=COUNT)
+    program = children.start(
+        "forgetful", wire, Purpose.CLIENT, communicators.unused_address(), connection=connection, count=COUNT
+    )
     ends = program.hear()["ends"]
     program.finish()
     seconds = time.monotonic() - ends
@@ -153,9 +155,11 @@ def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_s
 
 
 @on(*PROXIED)
-def test_sigterm_drains(stage: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure) -> None:
+def test_sigterm_drains(
+    communicators: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
+) -> None:
     """What is on its way is held there: when the program is told to end, most has not arrived."""
-    server, id = stage.server(), uuid.uuid4()
+    server, id = communicators.server(), uuid.uuid4()
     proxy = proxies(server.netloc)
     program = children.start("drained", wire, Purpose.CLIENT, proxy.netloc, id=id, count=COUNT)
     assert program.hear() == {"ready": True}
@@ -172,9 +176,9 @@ def test_sigterm_drains(stage: Communicators, children: Children, proxies: Proxi
 
 @on(*ALL)
 def test_sigterm_drains_what_has_no_room_at_the_peer(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    server, id = stage.server(window=250_000), uuid.uuid4()
+    server, id = communicators.server(window=250_000), uuid.uuid4()
     program = children.start("drained", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
     assert program.hear() == {"ready": True}
     assert server.get(timeout=LIMIT) == (id, "hello")

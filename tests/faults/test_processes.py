@@ -51,8 +51,8 @@ Killer = Callable[[Child], bool]
 class Scene:
     """A server that writes down what it takes, and in how much memory; and clients that are killed as they send."""
 
-    def __init__(self, stage: Communicators, children: Children, wire: Wire) -> None:
-        self._stage = stage
+    def __init__(self, communicators: Communicators, children: Children, wire: Wire) -> None:
+        self._communicators = communicators
         self._children = children
         self._wire = wire
         self._whole = np.frombuffer(os.urandom(SIZE), np.uint8)
@@ -69,14 +69,14 @@ class Scene:
         while not kill(sender):  # it was quicker than we, and may say more
             assert self._server.hear()["data"][0] == SIZE
             assert sender.hear() == {"ready": True}
-        successor = self._stage.client(self.netloc, id=id)
+        successor = self._communicators.client(self.netloc, id=id)
         successor.put("hello").result(LIMIT)
         successor.put(self._whole).result(LIMIT)
         heard += [self._server.hear(), self._server.hear()]
         assert [fact["peer"] for fact in heard] == [str(id)] * 3
         assert [fact["data"] for fact in heard] == ["whole", "hello", [SIZE, zlib.crc32(self._whole.data)]]
         self._resident += [fact["resident"] for fact in heard]
-        self._stage.forget(successor)
+        self._communicators.release(successor)
         assert successor.close(LIMIT) == 0
 
     def check(self, figure: Figure) -> None:
@@ -94,9 +94,9 @@ class Scene:
 @pytest.mark.slow
 @on(*PROXIED)
 def test_a_client_killed_in_the_middle_of_a_message_delivers_no_part_of_it_and_costs_no_memory(
-    stage: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:
-    scene = Scene(stage, children, wire)
+    scene = Scene(communicators, children, wire)
     proxy = proxies(scene.netloc)
     for offset in OFFSETS:
         scene.play(proxy.netloc, functools.partial(kill_after_passing, proxy, offset))
@@ -119,10 +119,10 @@ def kill_after_passing(proxy: Proxy, offset: int, program: Child) -> bool:
 @pytest.mark.slow
 @on("shm")
 def test_a_client_killed_in_the_middle_of_a_copy_delivers_no_part_of_it_and_costs_no_memory(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     """Nothing is between the two of them that could count, but the system counts what a process writes."""
-    scene = Scene(stage, children, wire)
+    scene = Scene(communicators, children, wire)
     for offset in OFFSETS[:-1]:  # nobody is so quick
         scene.play(scene.netloc, functools.partial(kill_after_writing, offset))
     scene.check(figure)
@@ -152,12 +152,12 @@ def written(program: Child) -> int:
 @pytest.mark.slow
 @on(*ALL)
 def test_clients_of_a_server_that_is_killed_come_back_to_its_successor(
-    stage: Communicators, children: Children, wire: Wire, figure: Figure
+    communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     """Each has a message that was acknowledged, one that travels and one that has not begun to."""
     first = children.start("ledger", wire, Purpose.SERVER)
     netloc = NetworkLocation(*first.hear()["netloc"])
-    clients = [stage.client(netloc, retry_min=0.1, retry_max=5.0) for _ in range(10)]
+    clients = [communicators.client(netloc, retry_min=0.1, retry_max=5.0) for _ in range(10)]
     ids = {str(client.id) for client in clients}
     acknowledged = [client.put("acknowledged") for client in clients]
     assert taken(first, len(clients), "acknowledged") == ids
@@ -185,7 +185,7 @@ def test_clients_of_a_server_that_is_killed_come_back_to_its_successor(
     for future in unsent:
         future.result(LIMIT)
     for client in clients:
-        stage.forget(client)
+        communicators.release(client)
         assert client.close(LIMIT) == 0
     second.signal(signal.SIGTERM)
     second.finish()

@@ -67,13 +67,13 @@ class Traffic:
 
 
 @pytest.fixture
-def connect(stage: Communicators, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
+def connect(communicators: Communicators, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
     """Give a server and a client, that know each other, and the proxy between them."""
 
     def connect(**options: Any) -> tuple[Proxy, Traffic]:
-        server = stage.server(**options)
+        server = communicators.server(**options)
         proxy = proxies(server.netloc)
-        client = stage.client(proxy.netloc, **options)
+        client = communicators.client(proxy.netloc, **options)
         introduce(server, client)
         return proxy, Traffic(server, client)
 

@@ -49,8 +49,8 @@ LONG, SHORT = 30.0, 4.0  # seconds
 class Counted:
     """A server here and a client process that counts aloud to it; each tells the other a hundred numbers meanwhile."""
 
-    def __init__(self, stage: Communicators, children: Children, wire: Wire) -> None:
-        self.server = stage.server(**BEAT)
+    def __init__(self, communicators: Communicators, children: Children, wire: Wire) -> None:
+        self.server = communicators.server(**BEAT)
         self.id = uuid.uuid4()
         netloc = self.server.netloc
         self.program = children.start("counter", wire, Purpose.CLIENT, netloc, id=self.id, connection=BEAT)
@@ -94,11 +94,11 @@ class Counted:
 
 
 def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Communicators], None]) -> None:
-    """Run it on all wires at the same time, each with a stage of its own."""
+    """Run it on all wires at the same time, each with a communicators of its own."""
 
     def run(wire: Wire) -> None:
-        with Communicators(wire.make) as stage:
-            scenario(wire, stage)
+        with Communicators(wire.make) as communicators:
+            scenario(wire, communicators)
 
     with ThreadPoolExecutor(len(wires)) as pool:
         for future in [pool.submit(run, wire) for wire in wires.values()]:
@@ -110,8 +110,8 @@ def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Communicators], No
 def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
     wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Communicators) -> None:
-        counted = Counted(stage, children, wire)
+    def scenario(wire: Wire, communicators: Communicators) -> None:
+        counted = Counted(communicators, children, wire)
         start = counted.stop()
         log.wait(f"{counted.id}: lost (nothing heard")
         noticed = time.monotonic() - start
@@ -130,8 +130,8 @@ def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
 def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
     wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Communicators) -> None:
-        counted = Counted(stage, children, wire)
+    def scenario(wire: Wire, communicators: Communicators) -> None:
+        counted = Counted(communicators, children, wire)
         address = counted.address
         counted.listen(until=counted.stop() + SHORT)
         resumed = counted.resume()
@@ -156,14 +156,14 @@ CLOCKED = ("tcp", "tls", "grpc", "shm")  # a broker would have both servers of t
 def test_a_wall_clock_that_jumps_a_day_changes_nothing(
     wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure
 ) -> None:
-    def scenario(wire: Wire, stage: Communicators) -> None:
+    def scenario(wire: Wire, communicators: Communicators) -> None:
         clock, id = Clock(tmp_path / wire.kind), uuid.uuid4()
-        server = stage.server(**QUICK)
+        server = communicators.server(**QUICK)
         environment, netloc = clock.environment, server.netloc
         far_client = children.start("echo", wire, Purpose.CLIENT, netloc, environment, id=id, connection=QUICK)
         far_server = children.start("echo", wire, Purpose.SERVER, environment=environment, connection=QUICK)
         assert far_client.hear()["netloc"] == list(netloc)
-        client = stage.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
+        client = communicators.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
         assert server.get(timeout=LIMIT) == (id, "hello")
         for jump in (DAY, -DAY):
             clock.set(jump)

@@ -58,7 +58,7 @@ class Wire:
         return _PROTOCOLS[self.kind]
 
     def make(self, purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-        """Return a communicator on this wire, as Stage wants it."""
+        """Return a communicator on this wire, as Communicators wants it."""
         return netq.new(self.protocol, purpose, self.fit(purpose, options))
 
     def fit(self, purpose: Purpose, options: CommunicatorOptions) -> CommunicatorOptions:

@@ -21,9 +21,9 @@ def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
 
 
 @pytest.fixture
-def stage() -> Iterator[Communicators]:
-    with Communicators(make) as stage:
-        yield stage
+def communicators() -> Iterator[Communicators]:
+    with Communicators(make) as communicators:
+        yield communicators
 
 
 def crash() -> None:
@@ -32,10 +32,10 @@ def crash() -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
-    stage: Communicators, log: LogRecorder, which: int
+    communicators: Communicators, log: LogRecorder, which: int
 ) -> None:
-    server = stage.server(workers=2)
-    clients = [stage.client(server.netloc, window=1) for _ in range(2)]
+    server = communicators.server(workers=2)
+    clients = [communicators.client(server.netloc, window=1) for _ in range(2)]
     introduce(server, *clients)
     server.put("fills them").result(LIMIT)
     pending = server.put("waits")
@@ -48,11 +48,11 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
     assert isinstance(server.put("after it", clients[0].id).exception(LIMIT), Closed)
     server.close(LIMIT)
     assert len(log.having("netq: internal error; the communicator is closed")) == 1
-    stage.forget(server)
+    communicators.release(server)
 
 
-def test_a_crash_of_a_client_s_loop(stage: Communicators, log: LogRecorder) -> None:
-    client = stage.client(stage.vacant())
+def test_a_crash_of_a_client_s_loop(communicators: Communicators, log: LogRecorder) -> None:
+    client = communicators.client(communicators.unused_address())
     pending = client.put("waits")
     client._hub.home.call(crash)
     with pytest.raises(Closed, match="internal error: LookupError"):
@@ -61,12 +61,12 @@ def test_a_crash_of_a_client_s_loop(stage: Communicators, log: LogRecorder) -> N
     assert isinstance(client.put("after it").exception(LIMIT), Closed)
     client.close(LIMIT)
     log.wait("netq: internal error; the communicator is closed")
-    stage.forget(client)
+    communicators.release(client)
 
 
 @pytest.mark.parametrize("name", ["statistics", "get"])
-def test_what_waits_for_a_loop_is_refused_in_one(stage: Communicators, name: str) -> None:
-    server, client = stage.pair(window=1)
+def test_what_waits_for_a_loop_is_refused_in_one(communicators: Communicators, name: str) -> None:
+    server, client = communicators.pair(window=1)
     refused: Future[None] = Future()
 
     def call(_: object) -> None:
@@ -82,14 +82,14 @@ def test_what_waits_for_a_loop_is_refused_in_one(stage: Communicators, name: str
         refused.result(LIMIT)
 
 
-def test_a_peer_that_is_no_uuid_is_refused(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_a_peer_that_is_no_uuid_is_refused(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     with pytest.raises(TypeError, match=r"the peer .* is a str; expected a uuid\.UUID"):
         server.put("any", str(client.id))  # type: ignore[arg-type]
 
 
-def test_close_in_a_callback_of_a_future_is_refused(stage: Communicators) -> None:
-    server, client = stage.pair(window=1)
+def test_close_in_a_callback_of_a_future_is_refused(communicators: Communicators) -> None:
+    server, client = communicators.pair(window=1)
     refused: Future[None] = Future()
 
     def close(_: object) -> None:
@@ -105,11 +105,11 @@ def test_close_in_a_callback_of_a_future_is_refused(stage: Communicators) -> Non
         refused.result(LIMIT)
 
 
-def test_a_port_of_this_process_is_given_once(stage: Communicators) -> None:
-    server = stage.server()
+def test_a_port_of_this_process_is_given_once(communicators: Communicators) -> None:
+    server = communicators.server()
     with pytest.raises(AddressError, match=f"127.0.0.1:{server.netloc.port}.*taken in this process"):
         loopback.Server(CommunicatorOptions(netloc=server.netloc, workers=2))
-    assert stage.server().netloc.port != server.netloc.port
+    assert communicators.server().netloc.port != server.netloc.port
 
 
 def test_a_transport_that_cannot_be_made_leaves_nothing_behind() -> None:
@@ -122,27 +122,29 @@ def test_a_transport_that_cannot_be_made_leaves_nothing_behind() -> None:
         Communicator(CommunicatorOptions(netloc=NetworkLocation(), workers=2), Purpose.CLIENT, transport)
 
 
-def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(stage: Communicators, log: LogRecorder) -> None:
-    server = stage.server()
-    client = stage.client(server.netloc, id=server.id, linger=0.0)
+def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(
+    communicators: Communicators, log: LogRecorder
+) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc, id=server.id, linger=0.0)
     client.put("never")
     line = log.wait("the peer refuses")
     assert f"the id {server.id} is the server's own" in line
     assert len(log.having("trying again")) == 1
     client.close(LIMIT)
-    stage.forget(client)
+    communicators.release(client)
 
 
 @pytest.mark.parametrize("timeout", ["1", float("nan"), [1]])
-def test_a_timeout_that_is_no_number_is_refused(stage: Communicators, timeout: object) -> None:
-    client = stage.client(stage.vacant())
+def test_a_timeout_that_is_no_number_is_refused(communicators: Communicators, timeout: object) -> None:
+    client = communicators.client(communicators.unused_address())
     for call in (client.get, client.close):
         with pytest.raises(TypeError, match=rf"{call.__name__}: timeout=.*; expected seconds, or None"):
             call(timeout=timeout)  # type: ignore[arg-type]
 
 
-def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(stage: Communicators) -> None:
-    _, client = stage.pair()
+def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: Communicators) -> None:
+    _, client = communicators.pair()
     client.close(LIMIT)
     with pytest.raises(Closed, match="this communicator is closed") as closed:
         client.get(timeout=LIMIT)

@@ -17,14 +17,14 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 def check_with(make: Make) -> None:
     """The end of a with statement closes, also when an error passes through it."""
-    with Communicators(make) as stage:
-        with stage.server() as server:
-            with stage.client(server.netloc) as client:
+    with Communicators(make) as communicators:
+        with communicators.server() as server:
+            with communicators.client(server.netloc) as client:
                 client.put("inside")
             assert server.get(timeout=LIMIT).data == "inside"
             assert _is_closed(client)
         assert _is_closed(server)
-        other = stage.client(server.netloc)
+        other = communicators.client(server.netloc)
         try:
             with other:
                 raise LookupError
@@ -34,8 +34,8 @@ def check_with(make: Make) -> None:
 
 def check_close_flushes(make: Make) -> None:
     """Close delivers what has been put; it can still be got afterwards, then get raises Closed."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         futures = [client.put(number) for number in range(1000)]
         assert client.close(LIMIT) == 0
         assert all(future.done() and future.exception() is None for future in futures)
@@ -46,8 +46,8 @@ def check_close_flushes(make: Make) -> None:
 
 def check_close_of_both(make: Make) -> None:
     """Two sides that close at once, each with more than a window due, do not wait for a reader of the other."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=NARROW)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=NARROW)
         futures = [each.put(number) for number in range(20) for each in (server, client)]
         with ThreadPoolExecutor() as pool:
             closing = [pool.submit(each.close, LIMIT) for each in (server, client)]
@@ -59,9 +59,9 @@ def check_close_of_both(make: Make) -> None:
 
 def check_close_waits_for_clients(make: Make) -> None:
     """A closing server delivers what is due to its clients, takes what they still put, and waits for them."""
-    with Communicators(make) as stage, ThreadPoolExecutor() as pool:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(make) as communicators, ThreadPoolExecutor() as pool:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         outward = [server.put(number) for number in range(100)]
         closing = pool.submit(server.close, LIMIT)
@@ -86,11 +86,13 @@ def check_close_waits_for_clients(make: Make) -> None:
 
 def check_close_of_a_server_gives_up(make: Make) -> None:
     """A server that has waited for `timeout` seconds lets its clients go: their sessions end, and they do not retry."""
-    with Communicators(make) as stage:
+    with Communicators(make) as communicators:
         told: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
         for due in (0, 3):
-            server = stage.server()
-            client = stage.client(server.netloc, window=NARROW, linger=10 * LIMIT, events=EventOptions(fin=told.put))
+            server = communicators.server()
+            client = communicators.client(
+                server.netloc, window=NARROW, linger=10 * LIMIT, events=EventOptions(fin=told.put)
+            )
             introduce(server, client)
             server.put("fills it").result(LIMIT)
             futures = [server.put("never") for _ in range(due)]
@@ -102,13 +104,13 @@ def check_close_of_a_server_gives_up(make: Make) -> None:
             assert error.args == (server.id,)
             assert client.get(timeout=LIMIT).data == "fills it"
             assert _closed(functools.partial(client.get, timeout=LIMIT)).peer == server.id
-            stage.forget(server)
+            communicators.release(server)
 
 
 def check_get_after_close(make: Make) -> None:
     """What came before close can be got after it."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         for future in [server.put(number) for number in range(10)]:
             future.result(LIMIT)
         assert client.close(LIMIT) == 0
@@ -119,8 +121,8 @@ def check_get_after_close(make: Make) -> None:
 
 def check_put_after_close(make: Make) -> None:
     """A put after close does not raise; its future fails with Closed."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         client.close(LIMIT)
         assert isinstance(client.put("too late").exception(LIMIT), Closed)
         assert isinstance(server.put("too late", client.id).exception(LIMIT), Closed)
@@ -133,8 +135,8 @@ def check_put_after_close(make: Make) -> None:
 
 def check_close_twice(make: Make) -> None:
     """Closing again, and from several threads at once, is harmless."""
-    with Communicators(make) as stage, ThreadPoolExecutor(8) as threads:
-        server, client = stage.pair()
+    with Communicators(make) as communicators, ThreadPoolExecutor(8) as threads:
+        server, client = communicators.pair()
         client.put("last").result(LIMIT)
         closing = [threads.submit(communicator.close, LIMIT) for communicator in (client, server) * 4]
         assert [future.result(LIMIT) for future in closing] == [0] * 8
@@ -144,16 +146,16 @@ def check_close_twice(make: Make) -> None:
 
 def check_close_unused(make: Make) -> None:
     """A communicator that nobody ever spoke to closes at once."""
-    with Communicators(make) as stage:
-        netloc = stage.vacant()
-        assert stage.client(netloc).close(LIMIT) == 0
-        assert stage.server().close(LIMIT) == 0
+    with Communicators(make) as communicators:
+        netloc = communicators.unused_address()
+        assert communicators.client(netloc).close(LIMIT) == 0
+        assert communicators.server().close(LIMIT) == 0
 
 
 def check_close_timeout(make: Make) -> None:
     """After its timeout close returns how many messages are not delivered; their futures fail with Closed."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=NARROW)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=NARROW)
         held, *waiting = [client.put(number) for number in range(4)]
         held.result(LIMIT)
         waiting.pop().cancel()
@@ -164,24 +166,24 @@ def check_close_timeout(make: Make) -> None:
             assert error.peer == server.id
         assert server.get(timeout=LIMIT).data == 0
         assert isinstance(client.put("too late").exception(LIMIT), Closed)
-        stage.forget(client)
+        communicators.release(client)
 
 
 def check_close_without_server(make: Make) -> None:
     """A client that never reached a server gives up after `linger` seconds."""
-    with Communicators(make) as stage:
-        client = stage.client(stage.vacant(), linger=0.05)
+    with Communicators(make) as communicators:
+        client = communicators.client(communicators.unused_address(), linger=0.05)
         future = client.put("nobody listens")
         assert client.close(LIMIT) == 1
         error = future.exception(LIMIT)
         assert isinstance(error, Closed)
         assert error.peer is None
-        stage.forget(client)
+        communicators.release(client)
 
 
 def check_close_in_loop(make: Make) -> None:
     """Close waits for the loop, so it says no when it is called there."""
-    with Communicators(make) as stage:
+    with Communicators(make) as communicators:
         raised: list[Exception] = []
 
         def close(peer: uuid.UUID) -> None:
@@ -190,8 +192,8 @@ def check_close_in_loop(make: Make) -> None:
             except RuntimeError as error:
                 raised.append(error)
 
-        server = stage.server(events=EventOptions(ini=close))
-        introduce(server, stage.client(server.netloc))
+        server = communicators.server(events=EventOptions(ini=close))
+        introduce(server, communicators.client(server.netloc))
         assert len(raised) == 1, "an event could close its communicator, which waits for the event"
 
 

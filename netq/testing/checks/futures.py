@@ -20,8 +20,8 @@ NARROW = 1  # a window in which a message fits only alone: the second waits unti
 
 def check_done_means_held(make: Make) -> None:
     """A future is not done before the peer holds the message, and then it can be got without waiting."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=NARROW)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=NARROW)
         first, second = client.put("first"), client.put("second")
         first.result(LIMIT)
         _pass_by(server, client)
@@ -33,8 +33,8 @@ def check_done_means_held(make: Make) -> None:
 
 def check_cancel_queued(make: Make) -> None:
     """A message that has not left can be cancelled: its peer never sees it, the others are not touched."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=NARROW)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=NARROW)
         first, second, third, fourth = (client.put(text) for text in ("first", "second", "third", "fourth"))
         first.result(LIMIT)
         assert second.cancel(), "it had not left, and could not be cancelled"
@@ -48,8 +48,8 @@ def check_cancel_queued(make: Make) -> None:
 
 def check_cancel_begun(make: Make) -> None:
     """So can one of which a part has left."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=100_000, transport_size=10_000)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=100_000, transport_size=10_000)
         first = client.put(bytes(70_000))
         large = client.put(bytes(1_000_000), lane=1)
         first.result(LIMIT)
@@ -62,8 +62,8 @@ def check_cancel_begun(make: Make) -> None:
 
 def check_cancel_frees(make: Make) -> None:
     """The memory of a cancelled message is the caller's again at once, here and there, queued or in mid-send."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=NARROW, memory=1)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=NARROW, memory=1)
         client.put("fills").result(LIMIT)
         begun, queued = bytearray(8 * 2**20), bytearray(8 * 2**20)
         futures = [client.put(begun, lane=1), client.put(queued, lane=1)]
@@ -79,8 +79,8 @@ def check_cancel_frees(make: Make) -> None:
 
 def check_cancel_too_late(make: Make) -> None:
     """What the peer holds cannot be cancelled."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         future = client.put("here")
         future.result(LIMIT)
         assert not future.cancel()
@@ -89,9 +89,9 @@ def check_cancel_too_late(make: Make) -> None:
 
 def check_cancel_broadcast(make: Make) -> None:
     """Cancelling a put to several takes it back from those that have not got it; True if all have not."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        narrow, wide = stage.client(server.netloc, window=NARROW), stage.client(server.netloc)
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        narrow, wide = communicators.client(server.netloc, window=NARROW), communicators.client(server.netloc)
         introduce(server, narrow, wide)
         server.put("fills it", narrow.id).result(LIMIT)
         both = server.put("both", narrow.id, wide.id)
@@ -110,9 +110,9 @@ def check_cancel_broadcast(make: Make) -> None:
 
 def check_cancel_all(make: Make) -> None:
     """A put to several that all are cancelled is cancelled."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc, window=NARROW) for _ in range(2)]
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc, window=NARROW) for _ in range(2)]
         introduce(server, *clients)
         server.put("fills them").result(LIMIT)
         both = server.put("to all")
@@ -125,9 +125,9 @@ def check_cancel_all(make: Make) -> None:
 
 def check_queue_full(make: Make) -> None:
     """More than queue_size messages fail with QueueFull; those before are delivered."""
-    with Communicators(make) as stage:
-        server = stage.server(window=NARROW)
-        client = stage.client(server.netloc, queue_size=3)
+    with Communicators(make) as communicators:
+        server = communicators.server(window=NARROW)
+        client = communicators.client(server.netloc, queue_size=3)
         introduce(server, client)
         client.put("held").result(LIMIT)
         futures = [client.put(number) for number in range(5)]
@@ -140,9 +140,9 @@ def check_queue_full(make: Make) -> None:
 
 def check_drop_oldest(make: Make) -> None:
     """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. By lane."""
-    with Communicators(make) as stage:
-        server = stage.server(window=NARROW)
-        client = stage.client(server.netloc, queue_size=2, drop_oldest=True)
+    with Communicators(make) as communicators:
+        server = communicators.server(window=NARROW)
+        client = communicators.client(server.netloc, queue_size=2, drop_oldest=True)
         introduce(server, client)
         client.put("held").result(LIMIT)
         client.put("held", lane=1).result(LIMIT)
@@ -160,11 +160,11 @@ def check_drop_oldest(make: Make) -> None:
 
 def check_message_too_large(make: Make) -> None:
     """A message that exceeds the peer's message_size fails, whether it was put before or after that was known."""
-    with Communicators(make) as stage:
-        netloc = stage.vacant()
-        client = stage.client(netloc)
+    with Communicators(make) as communicators:
+        netloc = communicators.unused_address()
+        client = communicators.client(netloc)
         early, small = client.put(bytes(2000)), client.put("small")
-        server = stage.server(netloc, message_size=1000)
+        server = communicators.server(netloc, message_size=1000)
         small.result(LIMIT)
         for future in (early, client.put(bytes(3000))):
             error = _error(MessageTooLarge, future)
@@ -176,8 +176,8 @@ def check_message_too_large(make: Make) -> None:
 
 def check_unknown_peer(make: Make) -> None:
     """A put to somebody who is not there fails with Closed, with his id; that to the others is delivered."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         nobody = uuid.uuid4()
         for communicator in (server, client):
             assert _error(Closed, communicator.put("?", nobody)).peer == nobody
@@ -189,8 +189,8 @@ def check_unknown_peer(make: Make) -> None:
 
 def check_put_raises(make: Make) -> None:
     """What cannot be serialised, and lanes that there are not, are raised at once."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         assert _is_raised(Exception, lambda: client.put(lambda: None))
         for lane in (-1, 16):
             assert _is_raised(ValueError, functools.partial(client.put, "x", lane=lane)), f"lane {lane}"

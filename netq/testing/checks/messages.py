@@ -20,9 +20,9 @@ _LARGE = 20 * 1024**2
 
 def check_echo(make: Make) -> None:
     """A message goes to the server and comes back."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        client = stage.client(server.netloc)
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        client = communicators.client(server.netloc)
         sent = {"text": "grüß dich", "numbers": [1, 2.5, None], "bytes": b"\0\xff"}
         client.put(sent).result(LIMIT)
         peer, data = server.get(timeout=LIMIT)
@@ -33,19 +33,19 @@ def check_echo(make: Make) -> None:
 
 def check_client_first(make: Make) -> None:
     """A client may start, and put, before there is a server."""
-    with Communicators(make) as stage:
-        netloc = stage.vacant()
-        client = stage.client(netloc)
+    with Communicators(make) as communicators:
+        netloc = communicators.unused_address()
+        client = communicators.client(netloc)
         future = client.put("early")
-        server = stage.server(netloc)
+        server = communicators.server(netloc)
         assert server.get(timeout=LIMIT).data == "early"
         future.result(LIMIT)
 
 
 def check_order(make: Make) -> None:
     """10,000 messages of 1 KiB come back in order, each once."""
-    with Communicators(make) as stage, ThreadPoolExecutor() as threads:
-        server, client = stage.pair()
+    with Communicators(make) as communicators, ThreadPoolExecutor() as threads:
+        server, client = communicators.pair()
         echo = threads.submit(_echo, server, _MANY)
         payload = bytes(1024)
         futures = [client.put((number, payload)) for number in range(_MANY)]
@@ -60,8 +60,8 @@ def check_order(make: Make) -> None:
 
 def check_large_message(make: Make) -> None:
     """A large buffer travels out of band: it comes equal, as a writable view that is aligned to 64 bytes."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         data = bytearray(range(256)) * (_LARGE // 256)
         future = client.put(pickle.PickleBuffer(data))
         got = memoryview(server.get(timeout=LIMIT).data)
@@ -74,8 +74,8 @@ def check_large_message(make: Make) -> None:
 
 def check_empty_message(make: Make) -> None:
     """A message may have no bytes at all."""
-    with Communicators(make) as stage:
-        server, client = _bytes_pair(stage)
+    with Communicators(make) as communicators:
+        server, client = _bytes_pair(communicators)
         client.put(b"").result(LIMIT)
         client.put(b"x").result(LIMIT)
         assert [server.get(timeout=LIMIT).data for _ in range(2)] == [b"", b"x"]
@@ -83,8 +83,8 @@ def check_empty_message(make: Make) -> None:
 
 def check_bytes_serializer(make: Make) -> None:
     """Bytes, and whatever has a contiguous buffer, come as bytes."""
-    with Communicators(make) as stage:
-        server, client = _bytes_pair(stage)
+    with Communicators(make) as communicators:
+        server, client = _bytes_pair(communicators)
         for data in (b"bytes", bytearray(b"bytearray"), memoryview(b"a view").cast("B"), bytes(300_000)):
             server.put(data, client.id)
             got = client.get(timeout=LIMIT).data
@@ -95,9 +95,9 @@ def check_bytes_serializer(make: Make) -> None:
 def check_own_serializer(make: Make) -> None:
     """A `dump` may return bytes, and a `load` reads the Stream as a file; another type is an error of put."""
     own = SerializationOptions(load=lambda stream: (stream.readline(), stream.read()), dump=lambda text: text)
-    with Communicators(make) as stage:
-        server = stage.server(serialization=own)
-        client = stage.client(server.netloc, serialization=own)
+    with Communicators(make) as communicators:
+        server = communicators.server(serialization=own)
+        client = communicators.client(server.netloc, serialization=own)
         client.put(b"line\nand the rest")
         assert server.get(timeout=LIMIT).data == (b"line\n", b"and the rest")
         error = _put_error(client, "a str")
@@ -110,14 +110,14 @@ def check_get_merge(make: Make) -> None:
     """With get_merge a message comes as one buffer, else in several. A pickled buffer is aligned in either case."""
     for merge in (True, False):
         counts: list[int] = []
-        with Communicators(make) as stage:
+        with Communicators(make) as communicators:
 
             def load(stream: Stream, counts: list[int] = counts) -> Any:
                 counts.append(len(stream.buffers))
                 return PickleSerializer().load(stream)
 
-            server = stage.server(get_merge=merge, serialization=SerializationOptions(load=load))
-            client = stage.client(server.netloc, transport_size=64 * 1024)
+            server = communicators.server(get_merge=merge, serialization=SerializationOptions(load=load))
+            client = communicators.client(server.netloc, transport_size=64 * 1024)
             data = bytes(range(256)) * 4096
             client.put(("odd", pickle.PickleBuffer(bytearray(data))))
             _, got = server.get(timeout=LIMIT).data
@@ -129,8 +129,8 @@ def check_get_merge(make: Make) -> None:
 
 def check_lanes(make: Make) -> None:
     """Each lane keeps its order."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(transport_size=1000)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(transport_size=1000)
         sent = [(lane, number) for number in range(20) for lane in range(16)]
         for lane, number in sent:
             client.put((lane, number, bytes(500 * (16 - lane))), lane=lane)
@@ -148,9 +148,9 @@ def check_broadcast(make: Make) -> None:
         dumped.append(data)
         return PickleSerializer().dump(data)
 
-    with Communicators(make) as stage:
-        server = stage.server(serialization=SerializationOptions(dump=dump))
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(make) as communicators:
+        server = communicators.server(serialization=SerializationOptions(dump=dump))
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         future = server.put("to all")
         assert [client.get(timeout=LIMIT).data for client in clients] == ["to all"] * 3
@@ -162,9 +162,9 @@ def check_broadcast(make: Make) -> None:
 
 def check_put_to_some(make: Make) -> None:
     """Put with peers reaches these and no others."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        one, two, other = clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        one, two, other = clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         future = server.put("to two", one.id, two.id)
         assert [part.peer for part in future.futures] == [one.id, two.id]
@@ -176,15 +176,15 @@ def check_put_to_some(make: Make) -> None:
 
 def check_put_to_nobody(make: Make) -> None:
     """A server without clients has put as soon as it puts."""
-    with Communicators(make) as stage:
-        stage.server().put("nobody hears it").result(LIMIT)
+    with Communicators(make) as communicators:
+        communicators.server().put("nobody hears it").result(LIMIT)
 
 
 def check_unreadable(make: Make) -> None:
     """A message that cannot be loaded is raised, with its peer; the next get goes on."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        client = communicators.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
         client.put(b"no pickle at all, whoever looks at it")
         client.put(bytes(PickleSerializer().dump("good")))
         assert _get_error(server).peer == client.id
@@ -193,10 +193,10 @@ def check_unreadable(make: Make) -> None:
 
 def check_not_allowed(make: Make) -> None:
     """So is one that names what `allow` refuses; it is not loaded."""
-    with Communicators(make) as stage:
+    with Communicators(make) as communicators:
         allowed = PickleSerializer(allow=PickleSerializer.allow_by_name("uuid.UUID"))
-        server = stage.server(serialization=SerializationOptions(load=allowed.load))
-        client = stage.client(server.netloc)
+        server = communicators.server(serialization=SerializationOptions(load=allowed.load))
+        client = communicators.client(server.netloc)
         client.put(Communicators)
         client.put(uuid.UUID(int=7))
         error = _get_error(server)
@@ -213,9 +213,9 @@ def check_load_fails(make: Make) -> None:
             raise KeyError("a bug")
         return bytes(stream)
 
-    with Communicators(make) as stage:
-        server = stage.server(serialization=SerializationOptions(load=load))
-        client = stage.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
+    with Communicators(make) as communicators:
+        server = communicators.server(serialization=SerializationOptions(load=load))
+        client = communicators.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
         client.put(b"bad")
         client.put(b"good")
         error = _get_error(server)
@@ -230,10 +230,10 @@ def _echo(communicator: Communicator, count: int) -> None:
         communicator.put(data, peer)
 
 
-def _bytes_pair(stage: Communicators) -> tuple[Communicator, Communicator]:
+def _bytes_pair(communicators: Communicators) -> tuple[Communicator, Communicator]:
     plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
-    server = stage.server(serialization=plain)
-    client = stage.client(server.netloc, serialization=plain)
+    server = communicators.server(serialization=plain)
+    client = communicators.client(server.netloc, serialization=plain)
     client.put(b"hello")
     assert server.get(timeout=LIMIT).data == b"hello"
     return server, client

@@ -13,7 +13,7 @@ from netq.testing.checks.futures import NARROW
 from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
-class Told:
+class EventRecorder:
     """What the event functions of one communicator were given, in order."""
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class Told:
 
 def check_events(make: Make) -> None:
     """`ini` and `fin` are called once for each session, with the peer's id, at both ends."""
-    with Communicators(make) as stage:
-        of_server, of_client = Told(), Told()
-        server = stage.server(events=of_server.events)
-        client = stage.client(server.netloc, events=of_client.events)
+    with Communicators(make) as communicators:
+        of_server, of_client = EventRecorder(), EventRecorder()
+        server = communicators.server(events=of_server.events)
+        client = communicators.client(server.netloc, events=of_client.events)
         introduce(server, client)
         assert of_server.next() == ("ini", client.id)
         assert of_client.next() == ("ini", server.id)
@@ -51,9 +51,9 @@ def check_events(make: Make) -> None:
 
 def check_put_in_event(make: Make) -> None:
     """An event function may put: a server can greet whoever comes."""
-    with Communicators(make) as stage:
-        server = stage.server(events=EventOptions(ini=lambda peer: server.put("welcome", peer)))
-        client = stage.client(server.netloc)
+    with Communicators(make) as communicators:
+        server = communicators.server(events=EventOptions(ini=lambda peer: server.put("welcome", peer)))
+        client = communicators.client(server.netloc)
         assert client.get(timeout=LIMIT).data == "welcome"
 
 
@@ -63,9 +63,9 @@ def check_event_fails(make: Make) -> None:
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's: this line in the log is expected")
 
-    with Communicators(make) as stage:
-        server = stage.server(events=EventOptions(ini=fail, fin=fail))
-        first, second = stage.client(server.netloc), stage.client(server.netloc)
+    with Communicators(make) as communicators:
+        server = communicators.server(events=EventOptions(ini=fail, fin=fail))
+        first, second = communicators.client(server.netloc), communicators.client(server.netloc)
         introduce(server, first)
         first.close(LIMIT)
         introduce(server, second)
@@ -73,10 +73,10 @@ def check_event_fails(make: Make) -> None:
 
 def check_statistics(make: Make) -> None:
     """Each peer's figures are right."""
-    with Communicators(make) as stage:
-        server = stage.server()
+    with Communicators(make) as communicators:
+        server = communicators.server()
         assert server.statistics() == {}
-        client = stage.client(server.netloc, window=NARROW, queue_size=10)
+        client = communicators.client(server.netloc, window=NARROW, queue_size=10)
         introduce(server, client)
         server.put("held", client.id).result(LIMIT)
         server.put("waits", client.id)
@@ -100,8 +100,8 @@ def check_statistics(make: Make) -> None:
 
 def check_round_trip(make: Make) -> None:
     """The heartbeat measures the round trip, at the end that speaks first: it spares the other the question."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(heartbeat=0.02, misses=1000)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(heartbeat=0.02, misses=1000)
         deadline = time.monotonic() + LIMIT
         while not (measured := _round_trips(server, client)):
             assert time.monotonic() < deadline, "no heartbeat"
@@ -111,12 +111,12 @@ def check_round_trip(make: Make) -> None:
 
 def check_come_back(make: Make) -> None:
     """A client that closed may come back under its id."""
-    with Communicators(make) as stage:
-        told = Told()
-        server = stage.server(events=told.events)
+    with Communicators(make) as communicators:
+        told = EventRecorder()
+        server = communicators.server(events=told.events)
         id = uuid.uuid4()
         for text in ("first", "second"):
-            client = stage.client(server.netloc, id=id)
+            client = communicators.client(server.netloc, id=id)
             client.put(text).result(LIMIT)
             assert server.get(id, timeout=LIMIT) == (id, text)
             client.close(LIMIT)
@@ -125,17 +125,17 @@ def check_come_back(make: Make) -> None:
 
 def check_death_of_a_client(make: Make) -> None:
     """A client that dies and comes back under its id begins a new session; what the old one delivered is kept."""
-    with Communicators(make) as stage:
-        told = Told()
-        server = stage.server(events=told.events, window=NARROW)
+    with Communicators(make) as communicators:
+        told = EventRecorder()
+        server = communicators.server(events=told.events, window=NARROW)
         id = uuid.uuid4()
-        first = stage.client(server.netloc, id=id)
+        first = communicators.client(server.netloc, id=id)
         first.put("delivered").result(LIMIT)
         first.put("dies with it")
         to_first = server.put("fills", id)
         to_first.result(LIMIT)
-        assert stage.cut(first) == 1
-        second = stage.client(server.netloc, id=id)
+        assert communicators.abort(first) == 1
+        second = communicators.client(server.netloc, id=id)
         future = second.put("new")
         assert [server.get(id, timeout=LIMIT).data for _ in range(2)] == ["delivered", "new"]
         future.result(LIMIT)
@@ -145,20 +145,20 @@ def check_death_of_a_client(make: Make) -> None:
 
 def check_queue_of_an_absent_id(make: Make) -> None:
     """What is put to an id that is away, and has not begun to travel, reaches the process that comes back with it."""
-    with Communicators(make) as stage:
-        told = Told()
-        server = stage.server(events=told.events)
+    with Communicators(make) as communicators:
+        told = EventRecorder()
+        server = communicators.server(events=told.events)
         id = uuid.uuid4()
-        first = stage.client(server.netloc, id=id, window=NARROW)
+        first = communicators.client(server.netloc, id=id, window=NARROW)
         introduce(server, first)
         server.put("fills", id).result(LIMIT)
         before = [server.put(number, id) for number in range(3)]
-        assert stage.cut(first) == 0
+        assert communicators.abort(first) == 0
         while server.statistics()[id].connected:
             continue
         away = [server.put(number, id) for number in range(3, 5)]
         assert away[0].cancel()
-        second = stage.client(server.netloc, id=id)
+        second = communicators.client(server.netloc, id=id)
         assert [second.get(timeout=LIMIT).data for _ in range(4)] == [0, 1, 2, 4]
         for future in (*before, *away[1:]):
             future.result(LIMIT)
@@ -170,16 +170,16 @@ def check_queue_of_an_absent_id(make: Make) -> None:
 
 def check_death_of_a_server(make: Make) -> None:
     """Clients come back to a new server by themselves; it gets what had not left, the rest fails with Closed."""
-    with Communicators(make) as stage:
-        told = Told()
-        first = stage.server(window=NARROW)
-        client = stage.client(first.netloc, window=NARROW, events=told.events)
+    with Communicators(make) as communicators:
+        told = EventRecorder()
+        first = communicators.server(window=NARROW)
+        client = communicators.client(first.netloc, window=NARROW, events=told.events)
         client.put("delivered").result(LIMIT)
         waiting = client.put("had not left")
         first.put("fills").result(LIMIT)
         first.put("dies with it")
-        assert stage.cut(first) == 1
-        second = stage.server(first.netloc)
+        assert communicators.abort(first) == 1
+        second = communicators.server(first.netloc)
         assert second.get(timeout=LIMIT) == (client.id, "had not left")
         waiting.result(LIMIT)
         assert client.get(timeout=LIMIT) == (first.id, "fills")
@@ -191,9 +191,9 @@ def check_death_of_a_server(make: Make) -> None:
 
 def check_id_in_use(make: Make) -> None:
     """A second client under the id of a live one is refused while the first is there; the first is not touched."""
-    with Communicators(make) as stage:
-        server, first = stage.pair()
-        second = stage.client(server.netloc, id=first.id)
+    with Communicators(make) as communicators:
+        server, first = communicators.pair()
+        second = communicators.client(server.netloc, id=first.id)
         future = second.put("from the second")
         for number in range(20):
             first.put(number)
@@ -208,10 +208,10 @@ def check_id_in_use(make: Make) -> None:
 
 def check_workers(make: Make) -> None:
     """With several workers the sessions are spread over threads, and nobody can tell."""
-    with Communicators(make) as stage:
-        told = Told()
-        server = stage.server(workers=2, events=told.events)
-        clients = [stage.client(server.netloc) for _ in range(5)]
+    with Communicators(make) as communicators:
+        told = EventRecorder()
+        server = communicators.server(workers=2, events=told.events)
+        clients = [communicators.client(server.netloc) for _ in range(5)]
         introduce(server, *clients)
         assert {told.next() for _ in clients} == {("ini", client.id) for client in clients}
         for client in clients:

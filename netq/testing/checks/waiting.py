@@ -13,9 +13,9 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 def check_get_from(make: Make) -> None:
     """Get with peers returns messages of these, and leaves the others where they are."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        one, two, three = clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        one, two, three = clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         for client, text in zip(clients, ("one", "two", "three"), strict=True):
             client.put(text).result(LIMIT)
@@ -26,9 +26,9 @@ def check_get_from(make: Make) -> None:
 
 def check_get_is_fair(make: Make) -> None:
     """A peer with many messages does not starve the others."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        busy, quiet = clients = [stage.client(server.netloc) for _ in range(2)]
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        busy, quiet = clients = [communicators.client(server.netloc) for _ in range(2)]
         introduce(server, *clients)
         for future in [busy.put(number) for number in range(100)]:
             future.result(LIMIT)
@@ -40,8 +40,8 @@ def check_get_is_fair(make: Make) -> None:
 
 def check_get_timeout(make: Make) -> None:
     """Get raises TimeoutError, not earlier than asked for; and a message that comes later is not lost."""
-    with Communicators(make) as stage:
-        server, client = stage.pair()
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
         start = time.monotonic()
         assert _times_out(server, timeout=0.05)
         assert time.monotonic() - start >= 0.05
@@ -52,8 +52,8 @@ def check_get_timeout(make: Make) -> None:
 
 def check_several_getters(make: Make) -> None:
     """Messages are shared out among those who wait, each to one."""
-    with Communicators(make) as stage, ThreadPoolExecutor(4) as threads:
-        server, client = stage.pair()
+    with Communicators(make) as communicators, ThreadPoolExecutor(4) as threads:
+        server, client = communicators.pair()
         waiting = [threads.submit(_get, server, 50) for _ in range(4)]
         for number in range(200):
             client.put(number)
@@ -63,9 +63,9 @@ def check_several_getters(make: Make) -> None:
 
 def check_getters_of_different_peers(make: Make) -> None:
     """Each getter gets what its peer sends."""
-    with Communicators(make) as stage, ThreadPoolExecutor(4) as threads:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(4)]
+    with Communicators(make) as communicators, ThreadPoolExecutor(4) as threads:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(4)]
         introduce(server, *clients)
         waiting: dict[Communicator, Future[Message]] = {
             client: threads.submit(server.get, client.id, timeout=LIMIT) for client in clients
@@ -78,8 +78,8 @@ def check_getters_of_different_peers(make: Make) -> None:
 
 def check_many_threads(make: Make) -> None:
     """Many threads put and get at once, both ways: each message comes once, and in the order of its thread."""
-    with Communicators(make) as stage, ThreadPoolExecutor(8) as threads:
-        server, client = stage.pair()
+    with Communicators(make) as communicators, ThreadPoolExecutor(8) as threads:
+        server, client = communicators.pair()
         getting = [threads.submit(_get, communicator, 800) for communicator in (server, client)]
         for sender in (server, client):
             for thread in range(3):
@@ -95,8 +95,8 @@ def check_many_threads(make: Make) -> None:
 
 def check_getter_learns_of_close(make: Make) -> None:
     """Whoever waits learns that nothing can come any more."""
-    with Communicators(make) as stage, ThreadPoolExecutor(2) as threads:
-        server, client = stage.pair()
+    with Communicators(make) as communicators, ThreadPoolExecutor(2) as threads:
+        server, client = communicators.pair()
         of_server = threads.submit(client.get)
         of_client = threads.submit(server.get, client.id)
         client.close(LIMIT)

@@ -10,8 +10,8 @@ _SIZE = 10_000
 
 def check_message_larger_than_window(make: Make) -> None:
     """A message larger than the window comes, alone."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=1000, transport_size=777)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=1000, transport_size=777)
         for number in range(3):
             client.put(bytes([number]) * 100_000)
         for number in range(3):
@@ -20,8 +20,8 @@ def check_message_larger_than_window(make: Make) -> None:
 
 def check_slow_reader(make: Make) -> None:
     """While nobody gets, no more arrives than a window and one message; afterwards all does, in order."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=_WINDOW)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=_WINDOW)
         futures = [client.put((number, bytes(_SIZE))) for number in range(100)]
         for future in futures[: _WINDOW // (_SIZE + 512)]:
             future.result(LIMIT)
@@ -37,9 +37,12 @@ def check_slow_reader(make: Make) -> None:
 
 def check_slow_reader_alone(make: Make) -> None:
     """A client that does not get holds up neither the server nor the other clients."""
-    with Communicators(make) as stage:
-        server = stage.server()
-        slow, quick = stage.client(server.netloc, window=_WINDOW), stage.client(server.netloc, window=_WINDOW)
+    with Communicators(make) as communicators:
+        server = communicators.server()
+        slow, quick = (
+            communicators.client(server.netloc, window=_WINDOW),
+            communicators.client(server.netloc, window=_WINDOW),
+        )
         introduce(server, slow, quick)
         for _ in range(50):
             server.put(bytes(_SIZE))
@@ -49,8 +52,8 @@ def check_slow_reader_alone(make: Make) -> None:
 
 def check_full_lane(make: Make) -> None:
     """A lane whose window is full does not hold up another."""
-    with Communicators(make) as stage:
-        server, client = stage.pair(window=1000)
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=1000)
         full = [client.put(bytes(1000)) for _ in range(10)]
         client.put("urgent", lane=1).result(LIMIT)
         assert not full[-1].done()

@@ -28,18 +28,18 @@ MOST = 4  # cables of one test
 
 @dataclass(frozen=True)
 class Site:
-    """What a scenario has: the kind of wire, a cable, and a stage for what is at its ends."""
+    """What a scenario has: the kind of wire, a cable, and a communicators for what is at its ends."""
 
     kind: str
     cable: Cable
-    stage: Communicators
+    communicators: Communicators
 
     def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
         """Return a server and a client at the ends of the cable, that know each other; the options are for both."""
         with self.cable.server.inside():
-            server = self.stage.server(NetworkLocation(self.cable.server.address, 0), **options)
+            server = self.communicators.server(NetworkLocation(self.cable.server.address, 0), **options)
         with self.cable.client.inside():
-            client = self.stage.client(server.netloc, **options)
+            client = self.communicators.client(server.netloc, **options)
         introduce(server, client)
         return server, client
 
@@ -97,5 +97,5 @@ def on_both(possible: None, wires: dict[str, Wire]) -> Iterator[OnBoth]:
 
 
 def _act(scenario: Scenario, wire: Wire, cable: Cable) -> None:
-    with Communicators(wire.make) as stage:
-        scenario(Site(wire.kind, cable, stage))
+    with Communicators(wire.make) as communicators:
+        scenario(Site(wire.kind, cable, communicators))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HERE = NetworkLocation("127.0.0.1", 0)
 ROOT = Path(__file__).parents[3]
-SOON = {"retry_min": 0.01, "retry_max": 0.1}  # what Stage gives to communicators of the test's own process
+SOON = {"retry_min": 0.01, "retry_max": 0.1}  # what Communicators gives to communicators of the test's own process
 
 Facts = dict[str, Any]
 

@@ -27,8 +27,8 @@ WINDOW = 2**16  # bytes that may be here unread: less than a message, and than w
 @pytest.fixture
 def ends() -> Iterator[tuple[Endpoint, Endpoint]]:
     """Both ends of a session."""
-    with Communicators(lambda purpose, options: KINDS[purpose](options)) as stage:
-        server, client = stage.pair(serialization=serialization(), window=WINDOW)
+    with Communicators(lambda purpose, options: KINDS[purpose](options)) as communicators:
+        server, client = communicators.pair(serialization=serialization(), window=WINDOW)
         yield _end(server, client), _end(client, server)
 
 

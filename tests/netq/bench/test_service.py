@@ -27,9 +27,9 @@ Proxies = Callable[[NetworkLocation], Proxy]
 
 
 @pytest.fixture
-def stage() -> Iterator[Communicators]:
-    with Communicators(lambda purpose, options: netq.new(netq.Protocol.TCP, purpose, options)) as stage:
-        yield stage
+def communicators() -> Iterator[Communicators]:
+    with Communicators(lambda purpose, options: netq.new(netq.Protocol.TCP, purpose, options)) as communicators:
+        yield communicators
 
 
 @contextmanager
@@ -58,9 +58,9 @@ def said(client: netq.Communicator) -> Any:
     return client.get(timeout=LIMIT).data
 
 
-def leave(stage: Communicators, client: netq.Communicator) -> None:
+def leave(communicators: Communicators, client: netq.Communicator) -> None:
     """Close a client politely, so that the server knows that it is gone."""
-    stage.forget(client)
+    communicators.release(client)
     assert client.close(LIMIT) == 0
 
 
@@ -70,9 +70,9 @@ def test_a_second_client_is_served_after_the_first(run: Run, netloc: str) -> Non
 
 
 def test_a_client_is_served_while_another_one_is(
-    run: Run, netloc: str, location: NetworkLocation, stage: Communicators
+    run: Run, netloc: str, location: NetworkLocation, communicators: Communicators
 ) -> None:
-    first = stage.client(location)
+    first = communicators.client(location)
     assert said(first)[0] == "hello"
     first.put(("echo", 64))
     assert said(first) == ("ready",)
@@ -187,9 +187,9 @@ def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[st
     ids=lambda request_: repr(type(request_)),
 )
 def test_who_asks_for_too_much_or_nonsense_is_told_and_not_heard_any_more(
-    netloc: str, location: NetworkLocation, stage: Communicators, request_: object
+    netloc: str, location: NetworkLocation, communicators: Communicators, request_: object
 ) -> None:
-    client = stage.client(location)
+    client = communicators.client(location)
     assert said(client)[0] == "hello"
     client.put(request_)
     kind, why = said(client)
@@ -204,8 +204,8 @@ class Harm:
         return Path.touch, (Path("harm"),)
 
 
-def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Communicators) -> None:
-    client = stage.client(location)
+def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, communicators: Communicators) -> None:
+    client = communicators.client(location)
     assert said(client)[0] == "hello"
     client.put(Harm())
     kind, why = said(client)
@@ -214,8 +214,8 @@ def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, stage: Com
     assert not Path("harm").exists()
 
 
-def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage: Communicators) -> None:
-    client = stage.client(location)
+def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
+    client = communicators.client(location)
     assert said(client)[0] == "hello"
     client.put(("transfer", "up", ((8, 2),), 0, 0.0))
     assert said(client) == ("ready",)
@@ -224,47 +224,47 @@ def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, stage
     assert said(client)[0] == "refused"
 
 
-def test_more_clients_than_it_has_threads_for_are_refused(stage: Communicators) -> None:
+def test_more_clients_than_it_has_threads_for_are_refused(communicators: Communicators) -> None:
     with serving() as server:
         for _ in range(service.CLIENTS):
-            assert said(stage.client(server.netloc))[0] == "hello"
-        last = stage.client(server.netloc)
+            assert said(communicators.client(server.netloc))[0] == "hello"
+        last = communicators.client(server.netloc)
         assert said(last) == ("refused", f"it serves {service.CLIENTS} clients already")
-        for client in list(stage._open):
-            stage.cut(client)
+        for client in list(communicators._open):
+            communicators.abort(client)
 
 
-def test_a_server_of_two_ends_when_both_have_come_and_gone(stage: Communicators) -> None:
+def test_a_server_of_two_ends_when_both_have_come_and_gone(communicators: Communicators) -> None:
     with serving(clients=2) as server:
         for _ in range(3):  # of whom none is served
-            refused = stage.client(server.netloc)
+            refused = communicators.client(server.netloc)
             assert said(refused)[0] == "hello"
             refused.put("nonsense")
             assert said(refused)[0] == "refused"
-            leave(stage, refused)
-        first, second = stage.client(server.netloc), stage.client(server.netloc)
+            leave(communicators, refused)
+        first, second = communicators.client(server.netloc), communicators.client(server.netloc)
         for client in (first, second):
             assert said(client)[0] == "hello"
             client.put(("echo", 8))
             assert said(client) == ("ready",)
             client.put(("end",))
             assert said(client)[0] == "done"
-        leave(stage, first)
-        third = stage.client(server.netloc)
+        leave(communicators, first)
+        third = communicators.client(server.netloc)
         assert said(third) == ("refused", "it serves no more clients: its --clients is 2")
-        leave(stage, second)
-        stage.cut(third)
+        leave(communicators, second)
+        communicators.abort(third)
 
 
-def test_the_log_of_the_server_names_who_is_not_served(stage: Communicators) -> None:
+def test_the_log_of_the_server_names_who_is_not_served(communicators: Communicators) -> None:
     with LogRecorder() as log, ExitStack() as stack:
-        client = stage.client(stack.enter_context(serving()).netloc)
+        client = communicators.client(stack.enter_context(serving()).netloc)
         assert said(client)[0] == "hello"
         client.put(b"")
         line = log.wait("is not served any more")
         assert line.startswith("127.0.0.1:")
         assert str(client.id) not in line
-        stage.cut(client)
+        communicators.abort(client)
 
 
 def test_a_server_that_began_anew_is_noticed() -> None:

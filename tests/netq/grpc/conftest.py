@@ -23,6 +23,6 @@ def wire(request: pytest.FixtureRequest, files: certificates.Files) -> Make:
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
-    with Communicators(plain(Protocol.GRPC)) as stage:
-        yield stage
+def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.GRPC)) as communicators:
+        yield communicators

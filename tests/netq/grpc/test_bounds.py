@@ -50,13 +50,13 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_a_connection_may_have_few_streams(stage: Communicators) -> None:
-    assert settings_of(stage.server().netloc)[MAX_CONCURRENT_STREAMS] == 16
+def test_a_connection_may_have_few_streams(communicators: Communicators) -> None:
+    assert settings_of(communicators.server().netloc)[MAX_CONCURRENT_STREAMS] == 16
 
 
 @pytest.mark.slow
-def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(stage: Communicators) -> None:
-    server = stage.server()
+def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(communicators: Communicators) -> None:
+    server = communicators.server()
     before, pings = resident(), frame(PING, bytes(8)) * 10_000
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(PREFACE + frame(SETTINGS))
@@ -64,13 +64,13 @@ def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(stage: Communi
         with contextlib.suppress(TimeoutError, ConnectionError):  # it reads no more of them, or hangs up
             for _ in range(200):
                 sock.sendall(pings)
-        introduce(server, stage.client(server.netloc))
+        introduce(server, communicators.client(server.netloc))
         assert resident() - before < 100 * 2**20
 
 
-def test_a_handshake_may_take_as_long_as_it_likes(stage: Communicators) -> None:
-    server = stage.server(handshake_timeout=math.inf)
-    introduce(server, stage.client(server.netloc, handshake_timeout=math.inf))
+def test_a_handshake_may_take_as_long_as_it_likes(communicators: Communicators) -> None:
+    server = communicators.server(handshake_timeout=math.inf)
+    introduce(server, communicators.client(server.netloc, handshake_timeout=math.inf))
 
 
 @pytest.mark.parametrize("purpose", Purpose)
@@ -89,9 +89,9 @@ def test_a_constructor_that_fails_leaves_no_engine(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
-    stage: Communicators, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+    communicators: Communicators, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, start, refusals = stage.server(), threading.Thread.start, 3
+    server, start, refusals = communicators.server(), threading.Thread.start, 3
 
     def refuse(thread: threading.Thread) -> None:
         nonlocal refusals
@@ -101,21 +101,23 @@ def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    client = stage.client(NetworkLocation("localhost", server.netloc.port))
+    client = communicators.client(NetworkLocation("localhost", server.netloc.port))
     assert "cannot be resolved: can't start new thread" in log.wait("trying again")
     introduce(server, client)
     assert refusals == 0
 
 
-def test_a_proxy_of_the_environment_is_not_asked(stage: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_asked(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
-    server = stage.server()
-    introduce(server, stage.client(server.netloc))
+    server = communicators.server()
+    introduce(server, communicators.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_after_its_first_words_is_not_waited_for(stage: Communicators, log: LogRecorder) -> None:
+def test_a_server_that_hangs_up_after_its_first_words_is_not_waited_for(
+    communicators: Communicators, log: LogRecorder
+) -> None:
     """It may do so between two looks at the channel: one attempt in some thirty stood still then."""
     greeted, over = 0, threading.Event()
 

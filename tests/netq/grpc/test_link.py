@@ -24,11 +24,13 @@ BEATS: dict[str, Any] = {"heartbeat": 0.2, "misses": 3}
 
 
 @pytest.mark.slow
-def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(stage: Communicators, log: LogRecorder) -> None:
+def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(
+    communicators: Communicators, log: LogRecorder
+) -> None:
     """So no server or proxy on the way ever sees too many pings."""
-    server = stage.server(**BEATS)
+    server = communicators.server(**BEATS)
     with Tap(server.netloc) as tap:
-        client = stage.client(tap.netloc, **BEATS)
+        client = communicators.client(tap.netloc, **BEATS)
         introduce(server, client)
         with pytest.raises(TimeoutError):
             server.get(timeout=4.0)
@@ -42,16 +44,16 @@ def test_heartbeats_are_data_and_nothing_of_http2_pings_or_says_goaway(stage: Co
         assert server.statistics()[client.id].connected
         assert not log.having("lost (")
         client.close(LIMIT)
-        stage.forget(client)
+        communicators.release(client)
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 def test_a_large_message_is_resumed_where_it_was_cut(
-    stage: Communicators, proxies: Proxies, log: LogRecorder, to_server: bool
+    communicators: Communicators, proxies: Proxies, log: LogRecorder, to_server: bool
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     sender, receiver = (client, server) if to_server else (server, client)
     data = bytearray(range(256)) * (50 * MIB // 256)
@@ -64,22 +66,24 @@ def test_a_large_message_is_resumed_where_it_was_cut(
     assert proxy.passed - before <= 1.3 * len(data)
 
 
-def test_a_server_that_is_started_again_is_found(stage: Communicators, log: LogRecorder) -> None:
-    first = stage.server()
-    client = stage.client(first.netloc)
+def test_a_server_that_is_started_again_is_found(communicators: Communicators, log: LogRecorder) -> None:
+    first = communicators.server()
+    client = communicators.client(first.netloc)
     introduce(first, client)
-    stage.cut(first)
+    communicators.abort(first)
     log.wait("trying again")  # what is put before may be on its way to the first
     future = client.put("to whoever comes")
-    second = stage.server(first.netloc)
+    second = communicators.server(first.netloc)
     assert second.get(timeout=LIMIT).data == "to whoever comes"
     future.result(LIMIT)
 
 
-def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Communicators, proxies: Proxies) -> None:
-    server = stage.server(workers=2)
+def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(
+    communicators: Communicators, proxies: Proxies
+) -> None:
+    server = communicators.server(workers=2)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     for number in range(2000):
         client.put(number)
@@ -93,12 +97,12 @@ def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Commu
 
 
 def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
-    stage: Communicators, proxies: Proxies, log: LogRecorder
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     beats: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
-    server = stage.server(**beats)
+    server = communicators.server(**beats)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, handshake_timeout=0.2, **beats)
+    client = communicators.client(proxy.netloc, handshake_timeout=0.2, **beats)
     introduce(server, client)
     proxy.hold()
     start = time.monotonic()
@@ -113,12 +117,12 @@ def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
 
 @pytest.mark.slow
 def test_heartbeats_pass_a_slow_link_that_a_large_message_fills(
-    stage: Communicators, proxies: Proxies, log: LogRecorder
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     """1 Mbit/s: a packet of 1 MiB would be a silence of eight seconds, and each link would be lost in it."""
-    server = stage.server(heartbeat=0.5)
+    server = communicators.server(heartbeat=0.5)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, heartbeat=0.5)
+    client = communicators.client(proxy.netloc, heartbeat=0.5)
     introduce(server, client)
     proxy.bandwidth = 125_000.0
     future = client.put(bytes(375_000))
@@ -127,9 +131,9 @@ def test_heartbeats_pass_a_slow_link_that_a_large_message_fills(
 
 
 @pytest.mark.slow
-def test_a_sender_stops_at_the_window_of_one_who_does_not_take(stage: Communicators) -> None:
-    server = stage.server(window=MIB, memory=4 * MIB)
-    client = stage.client(server.netloc)
+def test_a_sender_stops_at_the_window_of_one_who_does_not_take(communicators: Communicators) -> None:
+    server = communicators.server(window=MIB, memory=4 * MIB)
+    client = communicators.client(server.netloc)
     introduce(server, client)
     futures = [client.put(bytes(MIB // 4)) for _ in range(64)]
     acknowledged = _until_it_stands(futures)
@@ -153,9 +157,9 @@ def _until_it_stands(futures: list[Delivery]) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_links_move_to_the_loops_of_their_sessions(stage: Communicators, workers: int) -> None:
-    server = stage.server(workers=workers)
-    clients = [stage.client(server.netloc) for _ in range(6)]
+def test_links_move_to_the_loops_of_their_sessions(communicators: Communicators, workers: int) -> None:
+    server = communicators.server(workers=workers)
+    clients = [communicators.client(server.netloc) for _ in range(6)]
     introduce(server, *clients)
     for client in clients:
         server.put(client.id.hex, client.id).result(LIMIT)

@@ -35,10 +35,10 @@ def behind(tmp_path: Path) -> Iterator[Behind]:
 
 
 @pytest.fixture
-def stage(behind: Behind) -> Iterator[Communicators]:
+def communicators(behind: Behind) -> Iterator[Communicators]:
     """It closes before nginx does: the last words go through it."""
-    with Communicators(lambda purpose, options: netq.new(Protocol.GRPC, purpose, options)) as stage:
-        yield stage
+    with Communicators(lambda purpose, options: netq.new(Protocol.GRPC, purpose, options)) as communicators:
+        yield communicators
 
 
 @pytest.fixture(params=["plain", "tls"])
@@ -62,9 +62,11 @@ def make_behind(behind: Behind, front: certificates.Files | None) -> Make:
     return make
 
 
-def to(nginx: Nginx, stage: Communicators, front: certificates.Files | None = None, **options: Any) -> Communicator:
+def to(
+    nginx: Nginx, communicators: Communicators, front: certificates.Files | None = None, **options: Any
+) -> Communicator:
     security = SecurityOptions(certificate=front.authority) if front else None
-    return stage.client(nginx.netloc, security=security, **options)
+    return communicators.client(nginx.netloc, security=security, **options)
 
 
 CHECKS = [*messages.CHECKS, *closing.CHECKS]
@@ -78,10 +80,10 @@ def test_conformance(check: Callable[[Make], None], make_behind: Make) -> None:
 
 @pytest.mark.slow
 def test_100_mib_each_way_on_one_link(
-    stage: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder
+    communicators: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder
 ) -> None:
-    server = stage.server()
-    client = to(behind(server.netloc, front), stage, front)
+    server = communicators.server()
+    client = to(behind(server.netloc, front), communicators, front)
     introduce(server, client)
     data = bytearray(range(256)) * (100 * MIB // 256)
     for sender, receiver, peer in ((client, server, server), (server, client, client)):
@@ -94,11 +96,11 @@ def test_100_mib_each_way_on_one_link(
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["restart", "reload"])
 def test_a_link_that_nginx_drops_is_resumed(
-    stage: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder, how: str
+    communicators: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder, how: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     nginx = behind(server.netloc, front)
-    client = to(nginx, stage, front)
+    client = to(nginx, communicators, front)
     introduce(server, client)
     for number in range(1000):
         client.put(number)
@@ -117,24 +119,24 @@ def test_a_link_that_nginx_drops_is_resumed(
 
 
 def test_nobody_behind_nginx_is_named_once_and_waited_for(
-    stage: Communicators, behind: Behind, log: LogRecorder
+    communicators: Communicators, behind: Behind, log: LogRecorder
 ) -> None:
-    nginx = behind(stage.vacant())
-    client = to(nginx, stage, linger=0.0)
+    nginx = behind(communicators.unused_address())
+    client = to(nginx, communicators, linger=0.0)
     future = client.put("early")
     assert "proxy" in log.wait("trying again")  # 502, if that is there before the reset
     assert "connect() failed (111: Connection refused) while connecting to upstream" in nginx.log
-    server = stage.server(nginx.upstream)
+    server = communicators.server(nginx.upstream)
     assert server.get(timeout=LIMIT).data == "early"
     future.result(LIMIT)
 
 
 def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
-    stage: Communicators, behind: Behind, log: LogRecorder
+    communicators: Communicators, behind: Behind, log: LogRecorder
 ) -> None:
     """Default: 1 MiB in all, however many messages it is; then another link is needed, and goes on."""
-    server = stage.server()
-    client = to(behind(server.netloc, client_max_body_size="1m"), stage)
+    server = communicators.server()
+    client = to(behind(server.netloc, client_max_body_size="1m"), communicators)
     introduce(server, client)
     data = bytes(3 * MIB)
     client.put(data).result(LIMIT)
@@ -145,17 +147,17 @@ def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["client_body_timeout", "grpc_read_timeout"])
 def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_heartbeat(
-    stage: Communicators, behind: Behind, log: LogRecorder, setting: str
+    communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
-    server = stage.server(heartbeat=0.3)
+    server = communicators.server(heartbeat=0.3)
     nginx = behind(server.netloc, **{setting: "1s"})
-    beating = to(nginx, stage, heartbeat=0.3)
+    beating = to(nginx, communicators, heartbeat=0.3)
     introduce(server, beating)
     with pytest.raises(TimeoutError):
         server.get(timeout=2.5)
     assert not log.having("lost (")
-    quiet_server = stage.server()
-    quiet = to(behind(quiet_server.netloc, **{setting: "1s"}), stage)
+    quiet_server = communicators.server()
+    quiet = to(behind(quiet_server.netloc, **{setting: "1s"}), communicators)
     introduce(quiet_server, quiet)
     log.wait(f"{quiet.id}: lost (")
     quiet.put("and back again").result(LIMIT)
@@ -167,11 +169,11 @@ def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_hear
     "setting", ["grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout"]
 )
 def test_other_timeouts_of_nginx_do_not_matter(
-    stage: Communicators, behind: Behind, log: LogRecorder, setting: str
+    communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
     """docs/explanation/transport.md names those that do; for those here the default is as good as any."""
-    server = stage.server()
-    client = to(behind(server.netloc, **{setting: "1s"}), stage)
+    server = communicators.server()
+    client = to(behind(server.netloc, **{setting: "1s"}), communicators)
     introduce(server, client)
     with pytest.raises(TimeoutError):
         server.get(timeout=2.5)

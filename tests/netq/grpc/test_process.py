@@ -109,9 +109,9 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
-def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Communicators, start: Start) -> None:
+def test_200_clients_do_not_cost_the_server_a_thread_each(communicators: Communicators, start: Start) -> None:
     netloc = where(start(ECHO))
-    clients = [stage.client(netloc) for _ in range(200)]
+    clients = [communicators.client(netloc) for _ in range(200)]
     futures = [client.put("threads?") for client in clients]
     for future in futures:
         future.result(LIMIT)
@@ -119,23 +119,27 @@ def test_200_clients_do_not_cost_the_server_a_thread_each(stage: Communicators, 
     print("threads of a server of 200 clients:", max(counts))
     assert max(counts) <= 16
     for client in clients:
-        stage.cut(client)
+        communicators.abort(client)
 
 
-def test_a_server_that_is_killed_is_noticed_in_a_second(stage: Communicators, start: Start, log: LogRecorder) -> None:
+def test_a_server_that_is_killed_is_noticed_in_a_second(
+    communicators: Communicators, start: Start, log: LogRecorder
+) -> None:
     server = start(ECHO)
-    client = stage.client(where(server))
+    client = communicators.client(where(server))
     client.put("hello").result(LIMIT)
     begin = time.monotonic()
     server.kill()
     log.wait("trying again")
     print(f"server killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
     assert time.monotonic() - begin < 1.0
-    stage.cut(client)
+    communicators.abort(client)
 
 
-def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Communicators, start: Start, log: LogRecorder) -> None:
-    server = stage.server()
+def test_a_client_that_is_killed_is_noticed_in_a_second(
+    communicators: Communicators, start: Start, log: LogRecorder
+) -> None:
+    server = communicators.server()
     client = start(CALLER, server.netloc.port)
     assert told(client) == ["there"]
     peer = server.get(timeout=LIMIT).data
@@ -145,32 +149,32 @@ def test_a_client_that_is_killed_is_noticed_in_a_second(stage: Communicators, st
     print(f"client killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
     assert time.monotonic() - begin < 1.0
     assert [id.hex for id in server.statistics()] == [peer]
-    stage.cut(server)
+    communicators.abort(server)
 
 
 def test_a_process_that_ends_with_an_open_communicator_delivers_and_prints_nothing(
-    stage: Communicators, start: Start
+    communicators: Communicators, start: Start
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     process = start(LEAVES, server.netloc.port)
     assert server.get(timeout=LIMIT).data == "not waited for"
     finish(process)
 
 
-def test_a_process_that_ends_and_finds_nobody_is_not_held_up(stage: Communicators, start: Start) -> None:
+def test_a_process_that_ends_and_finds_nobody_is_not_held_up(communicators: Communicators, start: Start) -> None:
     code = LEAVES.replace(
         "options(sys.argv[1])",
         "netq.CommunicatorOptions(netloc=('127.0.0.1', int(sys.argv[1])), "
         "connection=netq.ConnectionOptions(linger=0.1))",
     )
-    process = start(code, stage.vacant().port)
+    process = start(code, communicators.unused_address().port)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 0
     assert all("Connection refused" in line for line in errors.splitlines()), errors
 
 
-def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Communicators, start: Start) -> None:
-    server = stage.server()
+def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(communicators: Communicators, start: Start) -> None:
+    server = communicators.server()
     process = start(FORKS, server.netloc.port)
     for code in (7, 8):  # the second when all is closed: grpc's threads may still be there
         assert "fork before the first gRPC communicator is made" in str(told(process)[0])
@@ -179,13 +183,13 @@ def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(stage: Communica
     assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["before", "after"]
 
 
-def test_a_server_prints_nothing_of_grpc_s(stage: Communicators, start: Start) -> None:
+def test_a_server_prints_nothing_of_grpc_s(communicators: Communicators, start: Start) -> None:
     process = start(ECHO)
     netloc = where(process)
-    client = stage.client(netloc)
+    client = communicators.client(netloc)
     client.put("hello").result(LIMIT)
     assert client.get(timeout=LIMIT).data == "hello"
-    stage.cut(client)
+    communicators.abort(client)
     process.kill()
     assert process.communicate(timeout=LIMIT) == ("", "")
 

@@ -79,12 +79,12 @@ def is_cut(sock: socket.socket) -> bool:
     ids=["nothing", "http", "tls", "ssh", "noise", "http2", "half a preface", "netq over tcp"],
 )
 def test_who_opens_no_stream_is_cut_in_time_and_others_are_served_meanwhile(
-    stage: Communicators, sockets: list[socket.socket], data: bytes
+    communicators: Communicators, sockets: list[socket.socket], data: bytes
 ) -> None:
-    server = stage.server(handshake_timeout=0.3)
+    server = communicators.server(handshake_timeout=0.3)
     start = time.monotonic()
     knock(server, sockets, data)
-    client = stage.client(server.netloc)
+    client = communicators.client(server.netloc)
     introduce(server, client)
     assert is_cut(sockets[0])
     assert time.monotonic() - start < 0.3 + 3.0
@@ -108,9 +108,9 @@ def test_who_opens_no_stream_is_cut_in_time_and_others_are_served_meanwhile(
     ids=["nothing", "half a greeting", "empty", "text", "zeros", "ping", "bomb", "two greetings"],
 )
 def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
-    stage: Communicators, log: LogRecorder, packets: list[bytes], complaint: str
+    communicators: Communicators, log: LogRecorder, packets: list[bytes], complaint: str
 ) -> None:
-    server = stage.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
+    server = communicators.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         with kept_open(packets) as sending:
             answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)
@@ -119,22 +119,22 @@ def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
             heard = b"".join(answers)  # to the end of the stream, which is in order
         assert answers.code() is grpc.StatusCode.OK
         assert complaint.encode() in heard, "it is told why"
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
     assert len(log.having(line.split()[0])) == 1
 
 
-def test_a_packet_beyond_the_limit_is_refused_by_grpc(stage: Communicators, log: LogRecorder) -> None:
-    server = stage.server()
+def test_a_packet_beyond_the_limit_is_refused_by_grpc(communicators: Communicators, log: LogRecorder) -> None:
+    server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream(METHOD)(iter([bytes(LARGEST + 1)]), timeout=LIMIT)
         with pytest.raises(grpc.RpcError):
             list(answers)
     assert "larger than any of netq" in log.wait("the connection was closed") or log.having("the peer hung up")
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
 
 
-def test_another_method_is_not_there(stage: Communicators) -> None:
-    server = stage.server()
+def test_another_method_is_not_there(communicators: Communicators) -> None:
+    server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream("/netq.Queue/Other")(iter([]), timeout=LIMIT)
         with pytest.raises(grpc.RpcError):
@@ -144,23 +144,23 @@ def test_another_method_is_not_there(stage: Communicators) -> None:
 
 @pytest.mark.slow
 def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
-    stage: Communicators, sockets: list[socket.socket]
+    communicators: Communicators, sockets: list[socket.socket]
 ) -> None:
-    server = stage.server(handshake_timeout=1.0)
+    server = communicators.server(handshake_timeout=1.0)
     for number in range(200):
         knock(server, sockets, PREFACE if number % 2 else b"")
     start = time.monotonic()
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
     assert time.monotonic() - start < 1.0
     assert all(is_cut(sock) for sock in sockets)
 
 
-def test_close_does_not_wait_for_strangers(stage: Communicators, log: LogRecorder) -> None:
-    server = stage.server()
+def test_close_does_not_wait_for_strangers(communicators: Communicators, log: LogRecorder) -> None:
+    server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel, kept_open([INI[:10]]) as sending:
         answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)
         next(iter(answers.initial_metadata()), None)  # it is there
-        introduce(server, client := stage.client(server.netloc))
+        introduce(server, client := communicators.client(server.netloc))
         client.close(LIMIT)
         start = time.monotonic()
         assert server.close(LIMIT) == 0

@@ -24,15 +24,15 @@ def of_client(files: certificates.Files) -> SecurityOptions:
 
 
 def trouble(
-    stage: Communicators,
+    communicators: Communicators,
     log: LogRecorder,
     server: SecurityOptions | None,
     client: SecurityOptions | None,
     host: str = "127.0.0.1",
 ) -> str:
     """Return what the client's log says; nothing is delivered, it is said once, and one who does it right is served."""
-    listener = stage.server(security=server)
-    wrong = stage.client(NetworkLocation(host, listener.netloc.port), security=client, linger=0.0)
+    listener = communicators.server(security=server)
+    wrong = communicators.client(NetworkLocation(host, listener.netloc.port), security=client, linger=0.0)
     future = wrong.put("never")
     line = log.wait("trying again")
     while wrong._hub._attempt < AGAIN:
@@ -42,50 +42,54 @@ def trouble(
     assert not future.done()
     assert listener.statistics() == {}
     assert wrong.close(LIMIT) == 1
-    stage.forget(wrong)
+    communicators.release(wrong)
     return line
 
 
-def test_tls_at_the_client_alone(stage: Communicators, files: certificates.Files, log: LogRecorder) -> None:
-    assert "is not TLS; set SecurityOptions on both sides, or on neither" in trouble(stage, log, None, of_client(files))
+def test_tls_at_the_client_alone(communicators: Communicators, files: certificates.Files, log: LogRecorder) -> None:
+    assert "is not TLS; set SecurityOptions on both sides, or on neither" in trouble(
+        communicators, log, None, of_client(files)
+    )
 
 
-def test_tls_at_the_server_alone(stage: Communicators, files: certificates.Files, log: LogRecorder) -> None:
-    assert "SecurityOptions on both or on neither?" in trouble(stage, log, of_server(files), None)
+def test_tls_at_the_server_alone(communicators: Communicators, files: certificates.Files, log: LogRecorder) -> None:
+    assert "SecurityOptions on both or on neither?" in trouble(communicators, log, of_server(files), None)
 
 
 def test_a_server_that_is_not_trusted(
-    stage: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
+    communicators: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
-    line = trouble(stage, log, of_server(files), of_client(certificates.make(tmp_path)))
+    line = trouble(communicators, log, of_server(files), of_client(certificates.make(tmp_path)))
     assert "the certificate of the server 127.0.0.1 is refused: " in line
     assert "SecurityOptions.certificate" in line
 
 
 def test_the_system_s_authorities_do_not_vouch_for_ours(
-    stage: Communicators, files: certificates.Files, log: LogRecorder
+    communicators: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
-    assert "is refused: " in trouble(stage, log, of_server(files), SecurityOptions())
+    assert "is refused: " in trouble(communicators, log, of_server(files), SecurityOptions())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_that_goes_by_another_name(stage: Communicators, log: LogRecorder, tmp_path: Path, host: str) -> None:
+def test_a_server_that_goes_by_another_name(
+    communicators: Communicators, log: LogRecorder, tmp_path: Path, host: str
+) -> None:
     elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
-    line = trouble(stage, log, of_server(elsewhere), of_client(elsewhere), host)
+    line = trouble(communicators, log, of_server(elsewhere), of_client(elsewhere), host)
     assert f"the certificate of the server {host} is refused: it is for another name" in line
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_a_server_that_is_who_it_should_be(stage: Communicators, files: certificates.Files, host: str) -> None:
-    server = stage.server(NetworkLocation(host, 0), security=of_server(files))
-    introduce(server, stage.client(server.netloc, security=of_client(files)))
+def test_a_server_that_is_who_it_should_be(communicators: Communicators, files: certificates.Files, host: str) -> None:
+    server = communicators.server(NetworkLocation(host, 0), security=of_server(files))
+    introduce(server, communicators.client(server.netloc, security=of_client(files)))
 
 
 def test_a_file_that_trusts_the_server_s_own_certificate_is_enough(
-    stage: Communicators, files: certificates.Files
+    communicators: Communicators, files: certificates.Files
 ) -> None:
-    server = stage.server(security=of_server(files))
-    introduce(server, stage.client(server.netloc, security=SecurityOptions(certificate=files.certificate)))
+    server = communicators.server(security=of_server(files))
+    introduce(server, communicators.client(server.netloc, security=SecurityOptions(certificate=files.certificate)))
 
 
 def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(

@@ -22,6 +22,6 @@ def new_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewBroker]:
 
 
 @pytest.fixture
-def stage(broker: Mosquitto) -> Iterator[Communicators]:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        yield stage
+def communicators(broker: Mosquitto) -> Iterator[Communicators]:
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        yield communicators

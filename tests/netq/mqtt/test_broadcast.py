@@ -42,9 +42,9 @@ def assert_all_got(clients: list[Communicator], data: Array) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker, workers: int) -> None:
     broker = new_broker()
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server(workers=workers)
-        clients = [stage.client(server.netloc) for _ in range(CLIENTS)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server(workers=workers)
+        clients = [communicators.client(server.netloc) for _ in range(CLIENTS)]
         introduce(server, *clients)
         data = model(64 * MIB)
         before = broker.counter("bytes/received")
@@ -59,9 +59,9 @@ def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker,
 @pytest.mark.slow
 @pytest.mark.alone  # on a busy machine the links find smaller packets for themselves, each its own
 def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe(broker: Mosquitto) -> None:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(MANY)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(MANY)]
         introduce(server, *clients)
         warm = server.put(bytes(MIB))  # new links begin with small packets, each with its own
         for client in clients:
@@ -86,10 +86,10 @@ def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
 ) -> None:
     broker = new_broker()
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        stuck = stage.client(proxy.netloc)
-        others = [stage.client(server.netloc) for _ in range(count - 1)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        stuck = communicators.client(proxy.netloc)
+        others = [communicators.client(server.netloc) for _ in range(count - 1)]
         introduce(server, stuck, *others)
         before = broker.memory()
         data = model(64 * MIB)
@@ -112,9 +112,9 @@ def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
 @pytest.mark.slow
 def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker: Mosquitto, proxies: Proxies) -> None:
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        clients = [stage.client(proxy.netloc), *[stage.client(server.netloc) for _ in range(3)]]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(proxy.netloc), *[communicators.client(server.netloc) for _ in range(3)]]
         introduce(server, *clients)
         data = model(64 * MIB)
         proxy.cut_after(20 * MIB)
@@ -128,9 +128,9 @@ def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker
 def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: LogRecorder) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         data = model(64 * MIB)
         future = server.put(data)
@@ -145,9 +145,9 @@ def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: L
 def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         server.put(bytes(10_000)).result(LIMIT)
         server.put(bytes(10**6), clients[0].id).result(LIMIT)
@@ -162,15 +162,15 @@ def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> Non
 def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         for _ in range(5):
             assert_all_got_again(server, clients)
         assert stranger.count(Kind.JOIN, "c") == 3
         assert stranger.count(Kind.LEAVE, "c") == 0
-        other = stage.client(server.netloc)
+        other = communicators.client(server.netloc)
         introduce(server, other)
         assert_all_got_again(server, [*clients, other])
         assert stranger.count(Kind.JOIN, "c") == 7
@@ -178,9 +178,9 @@ def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto)
 
 
 def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquitto) -> None:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(4)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(4)]
         introduce(server, *clients)
         wanted: dict[uuid.UUID, list[bytes]] = {client.id: [] for client in clients}
         futures = []
@@ -199,9 +199,9 @@ def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquit
 
 
 def test_a_broadcast_that_is_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         for _ in range(10):
             data = bytearray(range(256)) * (2 * MIB // 256)

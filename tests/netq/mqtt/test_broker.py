@@ -35,9 +35,9 @@ def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(
 ) -> None:
     broker = new_broker()
     broker.kill()
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        client = stage.client(server.netloc)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        client = communicators.client(server.netloc)
         future = client.put("hello")
         log.wait("Connection refused; trying again until it answers", 2)
         broker.start()
@@ -48,13 +48,13 @@ def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(
 
 
 def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: LogRecorder) -> None:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        client = stage.client(broker.netloc, retry_min=20.0, retry_max=60.0)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        client = communicators.client(broker.netloc, retry_min=20.0, retry_max=60.0)
         future = client.put("hello")
-        other = stage.client(broker.netloc)  # it came to the broker later, and knocks sooner
+        other = communicators.client(broker.netloc)  # it came to the broker later, and knocks sooner
         log.wait("no server of")
-        stage.cut(other)
-        server = stage.server()
+        communicators.abort(other)
+        server = communicators.server()
         assert server.get(timeout=5.0).data == "hello"  # not 20 s
         future.result(LIMIT)
 
@@ -65,9 +65,9 @@ def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_t
     new_broker: NewBroker, log: LogRecorder, to_server: bool
 ) -> None:
     broker = new_broker()
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        client = stage.client(server.netloc)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        client = communicators.client(server.netloc)
         introduce(server, client)
         sender, receiver = (client, server) if to_server else (server, client)
         futures = [sender.put((number, bytes(SIZE))) for number in range(MANY)]
@@ -89,9 +89,9 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
     broker: Mosquitto, proxies: Proxies
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server()
-        client = stage.client(proxy.netloc)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server()
+        client = communicators.client(proxy.netloc)
         introduce(server, client)
         data = bytes(range(256)) * (20 * 1024 * 4)
         before = proxy.passed
@@ -103,35 +103,35 @@ def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
 
 def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
-    with Communicators(at_broker(broker.netloc, user="ada", password="wrong")) as stage:
-        stage.cut(stage.client(broker.netloc))
-        client = stage.client(broker.netloc)
+    with Communicators(at_broker(broker.netloc, user="ada", password="wrong")) as communicators:
+        communicators.abort(communicators.client(broker.netloc))
+        client = communicators.client(broker.netloc)
         line = log.wait("the broker refuses")
         assert "Not authorized" in line
         assert "user 'ada'" in line
         assert "wrong" not in line
-        stage.cut(client)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        stage.server()
+        communicators.abort(client)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        communicators.server()
         log.wait("(user None)")
-    with Communicators(at_broker(broker.netloc, user="ada", password="right")) as stage:
-        introduce(stage.server(), stage.client(broker.netloc))
+    with Communicators(at_broker(broker.netloc, user="ada", password="right")) as communicators:
+        introduce(communicators.server(), communicators.client(broker.netloc))
 
 
 def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
-    with Communicators(at_broker(broker.netloc, user="u" * 300, password="wrong")) as stage:
-        stage.cut(stage.client(broker.netloc))
-        client = stage.client(broker.netloc)
+    with Communicators(at_broker(broker.netloc, user="u" * 300, password="wrong")) as communicators:
+        communicators.abort(communicators.client(broker.netloc))
+        client = communicators.client(broker.netloc)
         assert f"(user '{'u' * 64}')" in log.wait("the broker refuses")
-        stage.cut(client)
+        communicators.abort(client)
 
 
 def test_two_troubles_that_take_turns_are_said_once_each(log: LogRecorder) -> None:
     """One connection is closed, the next is reset."""
     fickle = socket.create_server(("127.0.0.1", 0))
-    with fickle, Communicators(at_broker(NetworkLocation(*fickle.getsockname()))) as stage:
-        server = stage.server(retry_max=0.01)
+    with fickle, Communicators(at_broker(NetworkLocation(*fickle.getsockname()))) as communicators:
+        server = communicators.server(retry_max=0.01)
         for turn in range(20):
             sock, _ = fickle.accept()
             with sock:
@@ -139,7 +139,7 @@ def test_two_troubles_that_take_turns_are_said_once_each(log: LogRecorder) -> No
                     sock.recv(4096)
                 else:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        stage.cut(server)
+        communicators.abort(server)
     told = log.having("trying again until it answers")
     assert 2 <= len(told) == len(set(told)) < 5
 
@@ -164,8 +164,8 @@ def test_a_web_server_that_waits_for_a_line_is_no_broker(
     web: NetworkLocation, log: LogRecorder, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netq.mqtt.server.secrets.token_bytes", lambda count: b"i" * count)  # no newline by chance
-    with Communicators(at_broker(web)) as stage:
-        opened(stage, purpose, web, handshake_timeout=0.3)
+    with Communicators(at_broker(web)) as communicators:
+        opened(communicators, purpose, web, handshake_timeout=0.3)
         assert "it does not answer as a broker" in log.wait("trying again until it answers")
 
 
@@ -173,8 +173,8 @@ def test_a_web_server_that_waits_for_a_line_is_no_broker(
 def test_one_who_says_something_else_first_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     with socket.create_server(("127.0.0.1", 0)) as talker:
         netloc = NetworkLocation(*talker.getsockname())
-        with Communicators(at_broker(netloc)) as stage:
-            opened(stage, purpose, netloc)
+        with Communicators(at_broker(netloc)) as communicators:
+            opened(communicators, purpose, netloc)
             with talker.accept()[0] as sock:
                 sock.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
                 assert "is no MQTT broker: it said b'SSH-2.0" in log.wait("trying again until it answers")
@@ -183,8 +183,11 @@ def test_one_who_says_something_else_first_is_no_broker(log: LogRecorder, purpos
 @pytest.mark.parametrize("purpose", Purpose)
 def test_a_tcp_server_of_netq_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     options = netq.CommunicatorOptions(netloc=NetworkLocation(port=0))
-    with netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other, Communicators(at_broker(other.netloc)) as stage:
-        opened(stage, purpose, other.netloc)
+    with (
+        netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other,
+        Communicators(at_broker(other.netloc)) as communicators,
+    ):
+        opened(communicators, purpose, other.netloc)
         line = log.wait("trying again until it answers")
         assert "no MQTT broker" in line or "is it a broker" in line
 
@@ -192,9 +195,9 @@ def test_a_tcp_server_of_netq_is_no_broker(log: LogRecorder, purpose: Purpose) -
 def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: LogRecorder) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        Communicators(at_broker(NetworkLocation(*silent.getsockname()))) as stage,
+        Communicators(at_broker(NetworkLocation(*silent.getsockname()))) as communicators,
     ):
-        stage.client(NetworkLocation(*silent.getsockname()), handshake_timeout=0.2)
+        communicators.client(NetworkLocation(*silent.getsockname()), handshake_timeout=0.2)
         for _ in range(2):
             silent.accept()[0].close()
         log.wait("trying again until it answers")
@@ -207,8 +210,8 @@ def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
     monkeypatch.setattr(Broker, "_ready", lambda broker, mask: next(turns) < 0 or ready(broker, mask))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         netloc = NetworkLocation(*silent.getsockname())
-        with Communicators(at_broker(netloc, SecurityOptions(certificate=files.authority))) as stage:
-            stage.client(netloc, handshake_timeout=0.3, retry_min=60.0, retry_max=60.0)
+        with Communicators(at_broker(netloc, SecurityOptions(certificate=files.authority))) as communicators:
+            communicators.client(netloc, handshake_timeout=0.3, retry_min=60.0, retry_max=60.0)
             sock, _ = silent.accept()
             with sock:
                 log.wait("it does not answer as a broker")
@@ -234,11 +237,11 @@ def test_what_no_connect_can_be_made_of_does_not_end_the_loop(
 def test_tls_at_one_end_only_is_said(
     broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: LogRecorder, purpose: Purpose
 ) -> None:
-    with Communicators(at_broker(tls_broker.netloc)) as stage:
-        opened(stage, purpose, tls_broker.netloc)
+    with Communicators(at_broker(tls_broker.netloc)) as communicators:
+        opened(communicators, purpose, tls_broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers")
-    with Communicators(at_broker(broker.netloc, SecurityOptions(certificate=files.authority))) as stage:
-        opened(stage, purpose, broker.netloc)
+    with Communicators(at_broker(broker.netloc, SecurityOptions(certificate=files.authority))) as communicators:
+        opened(communicators, purpose, broker.netloc)
         assert "is there TLS at both ends" in log.wait("trying again until it answers", 2)
 
 
@@ -247,19 +250,23 @@ def test_a_broker_that_cannot_prove_who_it_is_is_refused(
     tls_broker: Mosquitto, tmp_path: Path, log: LogRecorder, purpose: Purpose
 ) -> None:
     others = certificates.make(tmp_path / "others")
-    with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as stage:
-        opened(stage, purpose, tls_broker.netloc)
+    with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as communicators:
+        opened(communicators, purpose, tls_broker.netloc)
         assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")
 
 
-def opened(stage: Communicators, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
-    return stage.server(netloc, **options) if purpose is Purpose.SERVER else stage.client(netloc, **options)
+def opened(communicators: Communicators, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
+    return (
+        communicators.server(netloc, **options)
+        if purpose is Purpose.SERVER
+        else communicators.client(netloc, **options)
+    )
 
 
 def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBroker) -> None:
     broker = new_broker(config="max_packet_size 5000")
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server, client = stage.pair()
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server, client = communicators.pair()
         data = bytes(range(256)) * 4000
         client.put(data).result(LIMIT)
         assert server.get(timeout=LIMIT).data == data
@@ -273,8 +280,8 @@ def test_a_broker_that_takes_next_to_nothing_is_refused(
     new_broker: NewBroker, log: LogRecorder, purpose: Purpose
 ) -> None:
     broker = new_broker(config="max_packet_size 600")
-    with Communicators(at_broker(broker.netloc)) as stage:
-        opened(stage, purpose, broker.netloc)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        opened(communicators, purpose, broker.netloc)
         assert "takes packets of 600 bytes; netq needs 1024" in log.wait("trying again until it answers")
 
 
@@ -283,8 +290,8 @@ def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
     new_broker: NewBroker, log: LogRecorder, to_server: bool
 ) -> None:
     broker = new_broker(config="message_size_limit 50000")
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server, client = stage.pair()
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server, client = communicators.pair()
         sender, receiver = (client, server) if to_server else (server, client)
         data = bytes(range(256)) * 4096
         future = sender.put(data)
@@ -295,7 +302,7 @@ def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
 
 def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as one, Communicators(at_broker(broker.netloc)) as two:
-        pairs = [stage.pair() for stage in (one, two)]
+        pairs = [communicators.pair() for communicators in (one, two)]
         for number, (server, _) in enumerate(pairs):
             server.put(number).result(LIMIT)
         assert [client.get(timeout=LIMIT).data for _, client in pairs] == [0, 1]

@@ -26,9 +26,9 @@ def test_packets_hold_all_bytes_in_order_and_none_too_many(size: int) -> None:
 
 def test_short_and_long_messages_for_some_and_for_all_at_once_lose_no_link(broker: Mosquitto, log: LogRecorder) -> None:
     """A part for several ends where the others' end, so it may come on top of what is in a packet already."""
-    with Communicators(at_broker(broker.netloc, packet_size=4096)) as stage:
-        server = stage.server()
-        clients = [stage.client(server.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc, packet_size=4096)) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
         introduce(server, *clients)
         sizes = [3000, 200_000, 10, 4095, 100_000, 5000]
         futures = [server.put(bytes(size)) for size in sizes]

@@ -85,8 +85,8 @@ def up(process: subprocess.Popen[str]) -> None:
 @pytest.mark.slow
 def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquitto, log: LogRecorder) -> None:
     prefix = f"test/{new_id()}"
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        server = stage.server()
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        server = communicators.server()
         with program(CLIENT, broker, prefix) as process:
             up(process)
             start = time.monotonic()
@@ -96,7 +96,7 @@ def test_a_server_knows_within_a_second_that_a_client_was_killed(broker: Mosquit
         print(f"noticed after {seconds * 1000:.0f} ms")
         assert seconds < FAST
         assert not any(figures.connected for figures in server.statistics().values())
-        stage.cut(server)
+        communicators.abort(server)
 
 
 @pytest.mark.slow
@@ -104,8 +104,8 @@ def test_a_client_knows_within_a_second_that_the_server_was_killed_and_finds_the
     broker: Mosquitto, log: LogRecorder
 ) -> None:
     prefix = f"test/{new_id()}"
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        client = stage.client(broker.netloc)
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        client = communicators.client(broker.netloc)
         with program(SERVER, broker, prefix) as process:
             client.put("hello").result(LIMIT)
             up(process)
@@ -115,7 +115,7 @@ def test_a_client_knows_within_a_second_that_the_server_was_killed_and_finds_the
             seconds = time.monotonic() - start
         print(f"noticed after {seconds * 1000:.0f} ms")
         assert seconds < FAST
-        server = stage.server()
+        server = communicators.server()
         client.put("again").result(LIMIT)
         assert server.get(timeout=LIMIT).data == "again"
 

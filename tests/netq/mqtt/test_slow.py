@@ -24,9 +24,9 @@ def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first
     broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server(heartbeat=1.0)
-        client = stage.client(proxy.netloc, heartbeat=1.0)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server(heartbeat=1.0)
+        client = communicators.client(proxy.netloc, heartbeat=1.0)
         introduce(server, client)
         proxy.bandwidth = 125_000
         sender, receiver = (client, server) if to_server else (server, client)
@@ -46,9 +46,9 @@ def test_at_ten_kilobytes_a_second_a_message_arrives_over_one_link(
     broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as stage:
-        server = stage.server(heartbeat=2.0)
-        client = stage.client(proxy.netloc, heartbeat=2.0)
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        server = communicators.server(heartbeat=2.0)
+        client = communicators.client(proxy.netloc, heartbeat=2.0)
         introduce(server, client)
         proxy.bandwidth = NARROW
         sender, receiver = (client, server) if to_server else (server, client)

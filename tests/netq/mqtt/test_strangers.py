@@ -36,9 +36,9 @@ def prefix() -> str:
 
 
 @pytest.fixture
-def stage(broker: Mosquitto, prefix: str) -> Iterator[Communicators]:
-    with Communicators(at_broker(broker.netloc, prefix=prefix)) as stage:
-        yield stage
+def communicators(broker: Mosquitto, prefix: str) -> Iterator[Communicators]:
+    with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
+        yield communicators
 
 
 @pytest.fixture
@@ -54,20 +54,20 @@ def echoed(server: Communicator, client: Communicator) -> None:
     assert client.get(timeout=LIMIT).data == "and back"
 
 
-def test_retained_garbage_disturbs_nobody(stage: Communicators, stranger: Stranger) -> None:
+def test_retained_garbage_disturbs_nobody(communicators: Communicators, stranger: Stranger) -> None:
     topics = ["hello", f"s/{new_id()}/{new_id()}", f"s/{new_id()}/gone", f"g/{new_id()}", "nothing/of/ours"]
     for topic in topics:
         stranger.say(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
-    echoed(*stage.pair())
+    echoed(*communicators.pair())
     for topic in topics:
         stranger.say(topic, b"", 1, retain=True)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_what_makes_no_sense_is_ignored_and_said_once(
-    stage: Communicators, stranger: Stranger, log: LogRecorder, qos: int
+    communicators: Communicators, stranger: Stranger, log: LogRecorder, qos: int
 ) -> None:
-    server, client = stage.pair()
+    server, client = communicators.pair()
     mine = [f"s/{new_id()}/{new_id()}", "hello", "s/1/2", f"s/{new_id()}/GONE", f"c/{new_id()}/{new_id()}"]
     for topic in mine:
         for payload in (*BAD, *OPENS, bytes(70_000)):
@@ -77,8 +77,10 @@ def test_what_makes_no_sense_is_ignored_and_said_once(
     assert server.statistics()[client.id].connected
 
 
-def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Communicators, stranger: Stranger) -> None:
-    server, client = stage.pair()
+def test_who_only_knocks_has_one_link_and_no_share_of_the_room(
+    communicators: Communicators, stranger: Stranger
+) -> None:
+    server, client = communicators.pair()
     me, last = new_id(), new_id()
     for link in [*[new_id() for _ in range(100)], last]:
         stranger.say(f"s/{me}/{link}", packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144))
@@ -98,10 +100,10 @@ def test_who_only_knocks_has_one_link_and_no_share_of_the_room(stage: Communicat
 
 @pytest.mark.slow
 def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_of_the_log(
-    stage: Communicators, stranger: Stranger, log: LogRecorder
+    communicators: Communicators, stranger: Stranger, log: LogRecorder
 ) -> None:
-    server = stage.server(handshake_timeout=1.0)
-    client = stage.client(server.netloc)
+    server = communicators.server(handshake_timeout=1.0)
+    client = communicators.client(server.netloc)
     echoed(server, client)
     knock = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
     for _ in range(500):
@@ -112,8 +114,10 @@ def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_
     assert len(log.having("the connection was closed", logging.WARNING)) == 1
 
 
-def test_an_open_of_another_version_is_told_both(stage: Communicators, stranger: Stranger, log: LogRecorder) -> None:
-    stage.server()
+def test_an_open_of_another_version_is_told_both(
+    communicators: Communicators, stranger: Stranger, log: LogRecorder
+) -> None:
+    communicators.server()
     log.wait("connected to the broker")
     stranger.say(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
     _, answer = stranger.wait(Kind.RESET, "c")
@@ -121,8 +125,8 @@ def test_an_open_of_another_version_is_told_both(stage: Communicators, stranger:
     assert b"version 1" in answer
 
 
-def test_a_reset_is_not_answered_by_a_reset(stage: Communicators, stranger: Stranger) -> None:
-    server, client = stage.pair()
+def test_a_reset_is_not_answered_by_a_reset(communicators: Communicators, stranger: Stranger) -> None:
+    server, client = communicators.pair()
     ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
     for way in ways:
         stranger.say(way, packet.header(Kind.RESET, 0, 0, 0), 1)
@@ -135,9 +139,9 @@ def test_a_reset_is_not_answered_by_a_reset(stage: Communicators, stranger: Stra
 
 @pytest.mark.parametrize("to", ["s", "c"])
 def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
-    stage: Communicators, stranger: Stranger, log: LogRecorder, to: str
+    communicators: Communicators, stranger: Stranger, log: LogRecorder, to: str
 ) -> None:
-    server, client = stage.pair()
+    server, client = communicators.pair()
     server.put("down", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "down"
     topic, _ = stranger.wait(Kind.DATA, to)
@@ -152,9 +156,9 @@ def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
 
 
 def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(
-    stage: Communicators, stranger: Stranger
+    communicators: Communicators, stranger: Stranger
 ) -> None:
-    server, client = stage.pair()
+    server, client = communicators.pair()
     topic, first = stranger.wait(Kind.DATA, "s")
     stranger.say(topic, first, 2)
     stranger.wait(Kind.OPEN, "s", 2)
@@ -164,10 +168,10 @@ def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(
 
 
 def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(
-    stage: Communicators, stranger: Stranger
+    communicators: Communicators, stranger: Stranger
 ) -> None:
     """The server is told of packets that the client never sent: a probe says so, as it would of one that was lost."""
-    server, client = stage.pair()
+    server, client = communicators.pair()
     topic, _ = stranger.wait(Kind.DATA, "s")
     stranger.say(topic, packet.header(Kind.PROBE, 50, 0, 8))
     stranger.wait(Kind.OPEN, "s", 2)
@@ -181,5 +185,5 @@ def test_a_prefix_that_no_topic_may_begin_with_is_refused(prefix_: str) -> None:
 
 
 def test_a_prefix_of_several_words_is_one_name(broker: Mosquitto) -> None:
-    with Communicators(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as stage:
-        echoed(*stage.pair())
+    with Communicators(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as communicators:
+        echoed(*communicators.pair())

@@ -24,11 +24,11 @@ CONNACK, SUBACK, REPLACED = b"\x20\x03\0\0\0", b"\x90\x04%b\0\0", b"\xe0\x02\x8e
 
 
 def test_the_newer_server_has_the_clients_until_it_is_gone(broker: Mosquitto, log: LogRecorder) -> None:
-    with Communicators(at_broker(broker.netloc)) as stage:
-        first = stage.server()
-        clients = [stage.client(first.netloc) for _ in range(3)]
+    with Communicators(at_broker(broker.netloc)) as communicators:
+        first = communicators.server()
+        clients = [communicators.client(first.netloc) for _ in range(3)]
         introduce(first, *clients)
-        second = stage.server(retry_max=0.1)
+        second = communicators.server(retry_max=0.1)
         log.wait("another server of")
         introduce(second, *clients)
         introduce(second, *clients)
@@ -37,7 +37,7 @@ def test_the_newer_server_has_the_clients_until_it_is_gone(broker: Mosquitto, lo
         assert all(not figures.connected for figures in first.statistics().values())
         second.put("mine").result(LIMIT)
         assert [client.get(timeout=LIMIT).data for client in clients] == ["mine"] * 3
-        stage.cut(second)
+        communicators.abort(second)
         log.wait("connected to the broker, serving", 3)
         futures = [client.put("again") for client in clients]
         assert [first.get(timeout=LIMIT).data for _ in clients] == ["again"] * 3
@@ -57,9 +57,9 @@ def test_a_hello_that_answers_no_question_does_not_end_a_server(
     broker: Mosquitto, stranger: Stranger, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
-        server = stage.server(proxy.netloc)
-        client = stage.client(broker.netloc)
+    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
+        server = communicators.server(proxy.netloc)
+        client = communicators.client(broker.netloc)
         introduce(server, client)
         proxy.cut()
         nonce = stranger.wait_topic("/who")
@@ -72,8 +72,8 @@ def test_a_hello_that_answers_no_question_does_not_end_a_server(
 
 
 def test_questions_are_answered_by_few_hellos_that_repeat_them(broker: Mosquitto, stranger: Stranger) -> None:
-    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as stage:
-        introduce(*stage.pair())
+    with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
+        introduce(*communicators.pair())
         stranger.wait_topic("hello")
         start = time.monotonic()
         for number in range(300):
@@ -95,8 +95,8 @@ def test_a_server_that_was_replaced_asks_like_one_that_lost_its_connection(talke
     """MQTT 5 has a reason code for it, which few brokers send; whoever it was may be gone already."""
     netloc = NetworkLocation(*talker.getsockname())
     prefix = f"test/{new_id()}"
-    with talker, Communicators(at_broker(netloc, prefix=prefix)) as stage:
-        stage.server(netloc)
+    with talker, Communicators(at_broker(netloc, prefix=prefix)) as communicators:
+        communicators.server(netloc)
         with talker.accept()[0] as sock:
             assert server_id(prefix).encode() in sock.recv(4096)
             sock.sendall(CONNACK)
@@ -114,8 +114,8 @@ def test_a_broker_that_does_not_answer_a_subscription_is_tried_again(
     talker: socket.socket, log: LogRecorder, purpose: str
 ) -> None:
     netloc = NetworkLocation(*talker.getsockname())
-    with talker, Communicators(at_broker(netloc)) as stage:
-        getattr(stage, purpose)(netloc, handshake_timeout=0.2)
+    with talker, Communicators(at_broker(netloc)) as communicators:
+        getattr(communicators, purpose)(netloc, handshake_timeout=0.2)
         with talker.accept()[0] as sock:
             sock.recv(4096)
             sock.sendall(CONNACK)

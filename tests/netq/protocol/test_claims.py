@@ -27,9 +27,9 @@ QUIET: dict[str, Any] = {"heartbeat": 60.0}  # so that silence is noticed by nob
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
-    with Communicators(lambda purpose, options: netq.new(Protocol.TCP, purpose, options)) as stage:
-        yield stage
+def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(lambda purpose, options: netq.new(Protocol.TCP, purpose, options)) as communicators:
+        yield communicators
 
 
 @pytest.fixture
@@ -91,8 +91,8 @@ def only(communicator: Communicator) -> Peer:
 # Late links of a client.
 
 
-def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(stage: Communicators) -> None:
-    server, client = stage.pair(**QUIET)
+def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(communicators: Communicators) -> None:
+    server, client = communicators.pair(**QUIET)
     link = only(client).link
     with Raw(server.netloc, greeting_of(client, epoch=0)) as late:
         assert "older than the session's last" in late.ends()
@@ -101,8 +101,8 @@ def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(stage: Communi
     assert only(client).link is link
 
 
-def test_a_client_whose_late_ini_takes_its_link_comes_back(stage: Communicators, log: LogRecorder) -> None:
-    server, client = stage.pair(**QUIET)
+def test_a_client_whose_late_ini_takes_its_link_comes_back(communicators: Communicators, log: LogRecorder) -> None:
+    server, client = communicators.pair(**QUIET)
     server.put("before").result(LIMIT)
     with Raw(server.netloc, greeting_of(client, 1, Cursor(0, 1, 0, 2**18))) as late:
         assert late.read(Kind.INI).flags
@@ -114,9 +114,9 @@ def test_a_client_whose_late_ini_takes_its_link_comes_back(stage: Communicators,
     assert [client.get(timeout=0).data for _ in range(2)] == ["before", "and back"]
 
 
-def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(stage: Communicators) -> None:
+def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(communicators: Communicators) -> None:
     """The client holds messages whose ACK is lost with its link, and of which the late INI knows nothing."""
-    server = stage.server(**QUIET)
+    server = communicators.server(**QUIET)
     greeting = dataclasses.replace(stranger(), credit=2**40)
     with Raw(server.netloc, greeting) as true:
         assert true.read(Kind.INI)
@@ -140,9 +140,9 @@ def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(stage: Comm
             futures[3].result(LIMIT)
 
 
-def test_whoever_is_superseded_again_and_again_ends(stage: Communicators) -> None:
+def test_whoever_is_superseded_again_and_again_ends(communicators: Communicators) -> None:
     """Two processes have the same session: a fork, or a virtual machine restored."""
-    server, client = stage.pair(**QUIET)
+    server, client = communicators.pair(**QUIET)
     peer, twin = only(client), greeting_of(client, epoch=1)
     for count in (1, 2):
         with Raw(server.netloc, twin) as link:
@@ -156,9 +156,9 @@ def test_whoever_is_superseded_again_and_again_ends(stage: Communicators) -> Non
 
 
 def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be_the_newer(
-    stage: Communicators,
+    communicators: Communicators,
 ) -> None:
-    server = stage.server(**QUIET)
+    server = communicators.server(**QUIET)
     greeting = stranger(epoch=7)
     with Raw(server.netloc, greeting) as silent:
         assert silent.read(Kind.INI).flags == 0
@@ -174,9 +174,9 @@ def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be
 
 
 def test_a_client_that_has_not_heard_of_its_session_begins_it_again_when_its_link_is_lost(
-    stage: Communicators, log: LogRecorder
+    communicators: Communicators, log: LogRecorder
 ) -> None:
-    server = stage.server(**QUIET)
+    server = communicators.server(**QUIET)
     greeting = stranger(epoch=7)
     with Raw(server.netloc, greeting) as first:
         assert Greeting.read(first.read(Kind.INI)).epoch == 8
@@ -186,8 +186,10 @@ def test_a_client_that_has_not_heard_of_its_session_begins_it_again_when_its_lin
         assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
 
 
-def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_next(stage: Communicators) -> None:
-    server, greeting = stage.server(**QUIET), stranger(epoch=7)
+def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_next(
+    communicators: Communicators,
+) -> None:
+    server, greeting = communicators.server(**QUIET), stranger(epoch=7)
     hub = server._hub
 
     def expect() -> None:
@@ -206,13 +208,13 @@ def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_n
 
 
 def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     told: list[tuple[str, uuid.UUID]] = []
     events = EventOptions(ini=lambda id: told.append(("ini", id)), fin=lambda id: told.append(("fin", id)))
-    first, second = stage.server(events=events, **QUIET), stage.server(**QUIET)
+    first, second = communicators.server(events=events, **QUIET), communicators.server(**QUIET)
     proxy = proxies(first.netloc)
-    client = stage.client(proxy.netloc, **QUIET)
+    client = communicators.client(proxy.netloc, **QUIET)
     introduce(first, client)
     proxy.upstream = second.netloc
     proxy.cut()
@@ -232,8 +234,8 @@ def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
     assert log.having("goes on with epoch") == []
 
 
-def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(stage: Communicators) -> None:
-    server = stage.server(**QUIET)
+def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(communicators: Communicators) -> None:
+    server = communicators.server(**QUIET)
     greeting = stranger(epoch=3)
     with Raw(server.netloc, greeting) as old:
         assert Greeting.read(old.read(Kind.INI)).epoch == 4
@@ -248,9 +250,9 @@ def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(stage: C
 
 
 def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server = stage.server(linger=LIMIT, **QUIET)
+    server = communicators.server(linger=LIMIT, **QUIET)
     greeting = stranger()
     with Raw(server.netloc, greeting) as old:
         old.read(Kind.INI)
@@ -261,7 +263,7 @@ def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
         assert "the server is closing" in new.ends()
     with pytest.raises(Closed, match="it began anew"):
         due.result(LIMIT)
-    stage.forget(server)
+    communicators.release(server)
     assert server.close(LIMIT) == 1
 
 
@@ -281,8 +283,8 @@ def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
     return owner, peer
 
 
-def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stage: Communicators) -> None:
-    server = stage.server(**QUIET)
+def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(communicators: Communicators) -> None:
+    server = communicators.server(**QUIET)
     owner, peer = owner_that_is_away(server)
     accept = peer.accept
 
@@ -301,9 +303,9 @@ def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(stag
     assert peer.session.token == newcomer.token
 
 
-def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(stage: Communicators) -> None:
+def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(communicators: Communicators) -> None:
     """Both were judged before either was answered, as may be where sessions are spread over threads."""
-    server = stage.server(**QUIET)
+    server = communicators.server(**QUIET)
     owner, peer = owner_that_is_away(server)
     accept, resume = peer.accept, dataclasses.replace(owner, epoch=1, resume=True)
     newcomer = dataclasses.replace(owner, token=b"another process!")
@@ -333,28 +335,30 @@ def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(stage: 
 
 @pytest.mark.slow
 def test_a_restarted_board_with_a_fixed_id_is_taken_though_its_predecessor_seems_alive(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
-    server = stage.server(**QUIET)
+    server = communicators.server(**QUIET)
     proxy = proxies(server.netloc)
-    board = stage.client(proxy.netloc, **QUIET)
+    board = communicators.client(proxy.netloc, **QUIET)
     introduce(server, board)
     proxy.hold()  # its power fails: nothing says so
     begun = time.monotonic()
-    again = stage.client(server.netloc, id=board.id, retry_max=0.5, **QUIET)
+    again = communicators.client(server.netloc, id=board.id, retry_max=0.5, **QUIET)
     again.put("restarted").result(LIMIT)
     assert server.get(timeout=0) == (board.id, "restarted")
     assert 1.9 < time.monotonic() - begun < 20.0, "the heartbeats would take 180 s"
     assert "by its predecessor that is not known yet to be gone: it is being asked" in log.wait("the peer refuses")
     proxy.close()
-    stage.cut(board)
+    communicators.abort(board)
 
 
 @pytest.mark.slow
-def test_a_twin_that_comes_again_and_again_does_not_end_who_has_the_id(stage: Communicators, log: LogRecorder) -> None:
-    server, board = stage.pair(**QUIET)
+def test_a_twin_that_comes_again_and_again_does_not_end_who_has_the_id(
+    communicators: Communicators, log: LogRecorder
+) -> None:
+    server, board = communicators.pair(**QUIET)
     link = only(server).link
-    twin = stage.client(server.netloc, id=board.id, retry_max=0.5, linger=0.0, **QUIET)
+    twin = communicators.client(server.netloc, id=board.id, retry_max=0.5, linger=0.0, **QUIET)
     twin.put("never")
     begun = time.monotonic()
     count = 0
@@ -365,4 +369,4 @@ def test_a_twin_that_comes_again_and_again_does_not_end_who_has_the_id(stage: Co
     board.put("mine").result(LIMIT)
     assert server.get(timeout=0).data == "mine"
     assert twin.close(LIMIT) == 1
-    stage.forget(twin)
+    communicators.release(twin)

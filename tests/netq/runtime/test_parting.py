@@ -33,9 +33,9 @@ def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
-    with Communicators(make) as stage:
-        yield stage
+def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(make) as communicators:
+        yield communicators
 
 
 @pytest.fixture
@@ -66,11 +66,11 @@ def closes(communicator: Communicator) -> None:
 
 
 def test_what_fails_because_the_peer_began_anew_while_we_close_is_counted(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
-    old, new = stage.server(), stage.server()
+    old, new = communicators.server(), communicators.server()
     proxy = proxies(old.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(old, client)
     held = proxy.passed + MIB
     proxy.hold(after=MIB)
@@ -84,15 +84,15 @@ def test_what_fails_because_the_peer_began_anew_while_we_close_is_counted(
     with pytest.raises(Closed, match="it began anew while this message was on its way"):
         future.result(LIMIT)
     assert left.result(LIMIT) == 1
-    stage.forget(client)
+    communicators.release(client)
 
 
 def test_a_failure_before_close_is_not_counted(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    old, new = stage.server(), stage.server()
+    old, new = communicators.server(), communicators.server()
     proxy = proxies(old.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(old, client)
     held = proxy.passed + MIB
     proxy.hold(after=MIB)
@@ -107,9 +107,9 @@ def test_a_failure_before_close_is_not_counted(
 
 
 def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
-    stage: Communicators, pool: ThreadPoolExecutor
+    communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
-    client = stage.client(stage.vacant(), linger=LONG)
+    client = communicators.client(communicators.unused_address(), linger=LONG)
     futures = [client.put(n) for n in range(100)]
     left = pool.submit(client.close)
     closes(client)
@@ -122,11 +122,11 @@ def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
 
 
 def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
-    stage: Communicators, pool: ThreadPoolExecutor
+    communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
     """Behind a reader who does not read."""
-    server = stage.server(window=1, heartbeat=LONG)
-    client = stage.client(server.netloc, window=1, heartbeat=LONG)
+    server = communicators.server(window=1, heartbeat=LONG)
+    client = communicators.client(server.netloc, window=1, heartbeat=LONG)
     introduce(server, client)
     server.put("fills it").result(LIMIT)
     futures = [server.put(n) for n in range(4)]
@@ -146,11 +146,11 @@ def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
 
 
 def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goes_on(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
-    server = stage.server(linger=LONG)
+    server = communicators.server(linger=LONG)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     left = pool.submit(server.close)
     with pytest.raises(Closed):
@@ -165,11 +165,14 @@ def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goe
 
 
 def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_up_itself(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor, log: LogRecorder
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
 ) -> None:
-    server = stage.server(linger=0.1)
+    server = communicators.server(linger=0.1)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, linger=0.1)
+    client = communicators.client(proxy.netloc, linger=0.1)
     introduce(server, client)
     left = pool.submit(server.close)
     with pytest.raises(Closed):
@@ -182,11 +185,11 @@ def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_u
 
 
 def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_back(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
-    server = stage.server(linger=LONG, heartbeat=0.1, misses=2)
+    server = communicators.server(linger=LONG, heartbeat=0.1, misses=2)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, heartbeat=0.1, misses=2)
+    client = communicators.client(proxy.netloc, heartbeat=0.1, misses=2)
     introduce(server, client)
     left = pool.submit(server.close)
     with pytest.raises(Closed):
@@ -205,11 +208,11 @@ def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_b
 
 
 def test_a_client_that_comes_back_to_a_closing_server_is_waited_for_like_the_others(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
-    server = stage.server(linger=LONG)
+    server = communicators.server(linger=LONG)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     peer = only(server)
     proxy.refusing = True
@@ -232,8 +235,8 @@ def test_a_client_that_comes_back_to_a_closing_server_is_waited_for_like_the_oth
     assert [server.get(timeout=0).data for _ in range(3)] == [0, 1, 2]
 
 
-def test_to_close_again_does_not_make_it_longer(stage: Communicators, pool: ThreadPoolExecutor) -> None:
-    client = stage.client(stage.vacant(), linger=LONG)
+def test_to_close_again_does_not_make_it_longer(communicators: Communicators, pool: ThreadPoolExecutor) -> None:
+    client = communicators.client(communicators.unused_address(), linger=LONG)
     client.put("nobody takes it")
     left = pool.submit(client.close, LIMIT)
     closes(client)
@@ -242,26 +245,26 @@ def test_to_close_again_does_not_make_it_longer(stage: Communicators, pool: Thre
     peer.loop.ask(peer.finish)
     assert peer._patience is before
     assert client.close(timeout=0) == left.result(LIMIT) == 1
-    stage.forget(client)
+    communicators.release(client)
 
 
-def test_a_client_that_was_away_is_not_waited_for(stage: Communicators) -> None:
-    server = stage.server(linger=LONG)
-    client = stage.client(server.netloc)
+def test_a_client_that_was_away_is_not_waited_for(communicators: Communicators) -> None:
+    server = communicators.server(linger=LONG)
+    client = communicators.client(server.netloc)
     introduce(server, client)
-    stage.cut(client)
+    communicators.abort(client)
     while server.statistics()[client.id].connected:
         pass
     assert server.close(LIMIT) == 0
 
 
 def test_a_client_whose_server_has_closed_leaves_its_successor(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
-    old, new = stage.server(linger=0.1), stage.server(events=EventOptions(fin=gone.put))
+    old, new = communicators.server(linger=0.1), communicators.server(events=EventOptions(fin=gone.put))
     proxy = proxies(old.netloc)
-    client = stage.client(proxy.netloc, linger=LONG)
+    client = communicators.client(proxy.netloc, linger=LONG)
     introduce(old, client)
     left = pool.submit(old.close)
     with pytest.raises(Closed):
@@ -275,10 +278,10 @@ def test_a_client_whose_server_has_closed_leaves_its_successor(
 
 
 def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
-    stage: Communicators, pool: ThreadPoolExecutor
+    communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
-    server = stage.server(window=1)
-    client = stage.client(server.netloc)
+    server = communicators.server(window=1)
+    client = communicators.client(server.netloc)
     introduce(server, client)
     left = pool.submit(server.close)
     with pytest.raises(Closed):
@@ -293,9 +296,9 @@ def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
 
 
 def test_a_server_that_closes_says_for_whom_it_waits(
-    stage: Communicators, pool: ThreadPoolExecutor, log: LogRecorder
+    communicators: Communicators, pool: ThreadPoolExecutor, log: LogRecorder
 ) -> None:
-    server, client = stage.pair()
+    server, client = communicators.pair()
     left = pool.submit(server.close)
     assert "closing waits for 1 client to disconnect" in log.wait("closing waits")
     client.close(LIMIT)
@@ -312,12 +315,15 @@ def stands_still(peer: Peer) -> bool:
 
 
 def test_what_fails_at_the_end_is_the_user_s_again_and_nothing_changed_is_sent(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor, log: LogRecorder
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
+    log: LogRecorder,
 ) -> None:
     plain = SerializationOptions(load=BytesSerializer().load, dump=lambda data: Stream([data]))
-    server = stage.server(serialization=plain)
+    server = communicators.server(serialization=plain)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, serialization=plain, put_merge=False, queue_size=10**6)
+    client = communicators.client(proxy.netloc, serialization=plain, put_merge=False, queue_size=10**6)
     client.put(b"hello").result(LIMIT)
     assert server.get(timeout=LIMIT).data == b"hello"
     proxy.hold()
@@ -331,7 +337,7 @@ def test_what_fails_at_the_end_is_the_user_s_again_and_nothing_changed_is_sent(
     failed = sum(future.exception(LIMIT) is not None for future in futures)
     proxy.release()
     assert closed.result(LIMIT) == failed > 0
-    stage.forget(client)
+    communicators.release(client)
     log.wait(f"{client.id}: lost")
     seen = set()
     with contextlib.suppress(TimeoutError):
@@ -342,12 +348,12 @@ def test_what_fails_at_the_end_is_the_user_s_again_and_nothing_changed_is_sent(
 
 @pytest.mark.parametrize("how", ["silent", "superseded"])
 def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, how: str
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, how: str
 ) -> None:
     heartbeat = 0.5 if how == "silent" else LONG
-    server = stage.server(heartbeat=heartbeat)
+    server = communicators.server(heartbeat=heartbeat)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, heartbeat=heartbeat, misses=2)
+    client = communicators.client(proxy.netloc, heartbeat=heartbeat, misses=2)
     introduce(server, client)
     proxy.hold()
     peer, data = only(client), bytearray(64 * MIB)

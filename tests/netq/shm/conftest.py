@@ -1,4 +1,4 @@
-"""A stage whose communicators share memory, and processes of their own."""
+"""A communicators whose communicators share memory, and processes of their own."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ collect_ignore_glob = [] if sys.platform.startswith("linux") else ["test_*.py"]
 
 
 @pytest.fixture
-def stage() -> Iterator[Communicators]:
-    with Communicators(plain(Protocol.SHM)) as stage:
-        yield stage
+def communicators() -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.SHM)) as communicators:
+        yield communicators
 
 
 @pytest.fixture

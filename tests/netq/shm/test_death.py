@@ -52,9 +52,11 @@ def take(server: Communicator, until: float) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_peer_killed_fifty_times_at_random_instants(stage: Communicators, start: Start, log: LogRecorder) -> None:
+def test_a_peer_killed_fifty_times_at_random_instants(
+    communicators: Communicators, start: Start, log: LogRecorder
+) -> None:
     chance, noticed, taken = random.Random(5), [], 0
-    server = stage.server()
+    server = communicators.server()
     for deaths in range(1, 51):
         process = start(SENDER, *server.netloc)
         while server.get(CLIENT, timeout=LIMIT).data != "ready":
@@ -68,10 +70,10 @@ def test_a_peer_killed_fifty_times_at_random_instants(stage: Communicators, star
     print(f"{taken} messages taken, noticed after {statistics.median(noticed):.4f} s, at most {max(noticed):.4f} s")
     assert taken > 100
     assert max(noticed) < 2.0
-    client = stage.client(server.netloc)
+    client = communicators.client(server.netloc)
     introduce(server, client)
-    stage.cut(client)
-    stage.cut(server)  # what the last one did not take is lost with it
+    communicators.abort(client)
+    communicators.abort(server)  # what the last one did not take is lost with it
 
 
 SERVER = """
@@ -86,9 +88,9 @@ with netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options=options) as server
 
 
 @pytest.mark.slow
-def test_a_client_goes_on_with_the_next_server(stage: Communicators, start: Start, log: LogRecorder) -> None:
-    netloc: NetworkLocation = stage.vacant()
-    client = stage.client(netloc)
+def test_a_client_goes_on_with_the_next_server(communicators: Communicators, start: Start, log: LogRecorder) -> None:
+    netloc: NetworkLocation = communicators.unused_address()
+    client = communicators.client(netloc)
     for deaths in range(1, 4):
         process = start(SERVER, *netloc)
         client.put(bytes(5_000_000))
@@ -96,7 +98,7 @@ def test_a_client_goes_on_with_the_next_server(stage: Communicators, start: Star
         process.kill()
         log.wait("the peer hung up; trying again", deaths)
         process.wait()
-    stage.cut(client)
+    communicators.abort(client)
 
 
 FORKER = """
@@ -121,10 +123,10 @@ os._exit(0)
 
 @pytest.mark.parametrize("purpose", ["client", "server"])
 def test_a_fork_that_lives_on_does_not_hide_a_death(
-    stage: Communicators, start: Start, log: LogRecorder, purpose: str
+    communicators: Communicators, start: Start, log: LogRecorder, purpose: str
 ) -> None:
-    netloc = stage.vacant()
-    ours = stage.server(netloc) if purpose == "client" else stage.client(netloc)
+    netloc = communicators.unused_address()
+    ours = communicators.server(netloc) if purpose == "client" else communicators.client(netloc)
     process = start(FORKER, purpose, *netloc)
     if purpose == "client":
         assert len(ours.get(timeout=LIMIT).data) == 1_000_000
@@ -136,6 +138,6 @@ def test_a_fork_that_lives_on_does_not_hide_a_death(
     log.wait("the peer hung up")
     process.wait()
     if purpose == "server":
-        introduce(stage.server(netloc), ours)
+        introduce(communicators.server(netloc), ours)
     assert process.stdin is not None
     process.stdin.close()  # the end of the child, which has it too

@@ -34,45 +34,45 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize("host", HERE)
-def test_all_names_of_this_machine_are_one_place(stage: Communicators, host: str) -> None:
-    server = stage.server(NetworkLocation("127.0.0.1", 0))
-    introduce(server, stage.client(NetworkLocation(host, server.netloc.port)))
+def test_all_names_of_this_machine_are_one_place(communicators: Communicators, host: str) -> None:
+    server = communicators.server(NetworkLocation("127.0.0.1", 0))
+    introduce(server, communicators.client(NetworkLocation(host, server.netloc.port)))
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)
-def test_another_machine_is_refused(stage: Communicators, host: str) -> None:
+def test_another_machine_is_refused(communicators: Communicators, host: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen at {host}:1 .* is not this machine"):
-        stage.server(NetworkLocation(host, 1))
+        communicators.server(NetworkLocation(host, 1))
     with pytest.raises(InvalidOption, match=f"netloc: '{host}' is not this machine, .* use Protocol.TCP"):
-        stage.client(NetworkLocation(host, 1))
+        communicators.client(NetworkLocation(host, 1))
 
 
-def test_port_0_gives_a_free_one_of_the_dynamic_range(stage: Communicators) -> None:
-    ports = {stage.server(NetworkLocation("localhost", 0)).netloc.port for _ in range(20)}
+def test_port_0_gives_a_free_one_of_the_dynamic_range(communicators: Communicators) -> None:
+    ports = {communicators.server(NetworkLocation("localhost", 0)).netloc.port for _ in range(20)}
     assert len(ports) == 20
     assert all(49152 <= port < 65536 for port in ports)
 
 
-def test_a_port_that_is_taken(stage: Communicators) -> None:
-    server = stage.server()
+def test_a_port_that_is_taken(communicators: Communicators) -> None:
+    server = communicators.server()
     port = server.netloc.port
     with pytest.raises(AddressError, match=f"cannot listen at ::1:{port} .*: Address already in use; choose another"):
-        stage.server(NetworkLocation("::1", port))
-    introduce(server, stage.client(server.netloc))
+        communicators.server(NetworkLocation("::1", port))
+    introduce(server, communicators.client(server.netloc))
 
 
-def test_a_path_is_for_its_user_only_and_gone_at_the_end(stage: Communicators, tmp_path: Path) -> None:
+def test_a_path_is_for_its_user_only_and_gone_at_the_end(communicators: Communicators, tmp_path: Path) -> None:
     path = tmp_path / "netq"
-    server = stage.server(NetworkLocation(str(path), 7))
+    server = communicators.server(NetworkLocation(str(path), 7))
     assert server.netloc == NetworkLocation(str(path), 7)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [path] == list(tmp_path.iterdir())
-    introduce(server, stage.client(NetworkLocation(str(path), 8)))
-    stage.cut(server)
+    introduce(server, communicators.client(NetworkLocation(str(path), 8)))
+    communicators.abort(server)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_of_a_dead_server_is_taken_over(stage: Communicators, start: Start, tmp_path: Path) -> None:
+def test_the_file_of_a_dead_server_is_taken_over(communicators: Communicators, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "netq"
     code = "import sys, netq; netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, netq.CommunicatorOptions("
     dead = start(code + "netloc=(sys.argv[1], 0))); print(flush=True); sys.stdin.read()", path)
@@ -81,36 +81,36 @@ def test_the_file_of_a_dead_server_is_taken_over(stage: Communicators, start: St
     dead.kill()
     dead.wait()
     assert path.is_socket()
-    server = stage.server(NetworkLocation(str(path), 0))
-    introduce(server, stage.client(server.netloc))
+    server = communicators.server(NetworkLocation(str(path), 0))
+    introduce(server, communicators.client(server.netloc))
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_the_file_of_a_live_server_is_not(stage: Communicators, tmp_path: Path) -> None:
+def test_the_file_of_a_live_server_is_not(communicators: Communicators, tmp_path: Path) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
-    server = stage.server(path)
+    server = communicators.server(path)
     with pytest.raises(AddressError, match=f"cannot listen at {path.host} .* a server listens there"):
-        stage.server(path)
-    introduce(server, stage.client(path))
+        communicators.server(path)
+    introduce(server, communicators.client(path))
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_that_is_no_socket_is_left_alone(stage: Communicators, tmp_path: Path) -> None:
+def test_a_file_that_is_no_socket_is_left_alone(communicators: Communicators, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     with pytest.raises(AddressError, match="a file that is no socket is there; choose another path"):
-        stage.server(NetworkLocation(str(tmp_path / "precious"), 0))
+        communicators.server(NetworkLocation(str(tmp_path / "precious"), 0))
     assert (tmp_path / "precious").read_text() == "data"
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_directory_that_is_not_there(stage: Communicators, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="No such file or directory; choose another path"):
-        stage.server(NetworkLocation(str(tmp_path / "no" / "netq"), 0))
+        communicators.server(NetworkLocation(str(tmp_path / "no" / "netq"), 0))
 
 
-def test_a_path_that_is_too_long(stage: Communicators, tmp_path: Path) -> None:
+def test_a_path_that_is_too_long(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="too long for a socket, which takes 107 bytes; choose another path"):
-        stage.server(NetworkLocation(str(tmp_path / ("x" * 200)), 0))
+        communicators.server(NetworkLocation(str(tmp_path / ("x" * 200)), 0))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,27 +156,29 @@ with LogRecorder() as log:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_another_users_process_is_refused_on_both_sides(stage: Communicators, start: Start, log: LogRecorder) -> None:
-    server = stage.server()
+def test_another_users_process_is_refused_on_both_sides(
+    communicators: Communicators, start: Start, log: LogRecorder
+) -> None:
+    server = communicators.server()
     other = start(OTHER, *server.netloc, "shared memory joins")
     said, errors = other.communicate(timeout=LIMIT)
     assert errors == ""
     assert f"process {os.getpid()} is of user 0, this one of 65534; shared memory joins one user's own" in said
     line = log.wait("shared memory joins")
     assert f"process {other.pid} is of user 65534, this one of 0" in line
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
     assert len(server.statistics()) == 1
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
 def test_another_user_cannot_even_open_a_path(
-    stage: Communicators, start: Start, tmp_path_factory: pytest.TempPathFactory
+    communicators: Communicators, start: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = Path(tmp_path_factory.mktemp("open"))
     for folder in (directory, *directory.parents):
         if folder.is_relative_to(Path("/tmp")) and folder != Path("/tmp"):
             folder.chmod(0o755)
-    server = stage.server(NetworkLocation(str(directory / "netq"), 0))
+    server = communicators.server(NetworkLocation(str(directory / "netq"), 0))
     said, errors = start(OTHER, *server.netloc, "Permission denied").communicate(timeout=LIMIT)
     assert (errors, "Permission denied" in said) == ("", True)
     assert server.statistics() == {}
@@ -204,8 +206,8 @@ def test_where_users_have_no_id_of_their_own_nobody_is_let_in(start: Start) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_the_log_is_told_once_of_another_user(stage: Communicators, start: Start, log: LogRecorder) -> None:
-    server = stage.server()
+def test_the_log_is_told_once_of_another_user(communicators: Communicators, start: Start, log: LogRecorder) -> None:
+    server = communicators.server()
     code = """
 import os, socket, sys
 os.setresuid(3000, 3000, 3000)
@@ -218,10 +220,10 @@ for _ in range(20):
     assert errors == ""
     log.wait("is of user 3000", count=20)
     assert len(log.having("is of user 3000", logging.WARNING)) == 1
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Communicators, log: LogRecorder) -> None:
+def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(communicators: Communicators, log: LogRecorder) -> None:
     door = rendezvous.listen(NetworkLocation("localhost", 0))
     stop = threading.Event()
 
@@ -236,7 +238,7 @@ def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(stage: Communicat
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(control, "bring", broken_pipe)
-            stage.client(door.netloc)
+            communicators.client(door.netloc)
             assert "the peer hung up" in log.wait("trying again")
         assert not log.having("no memory")
     finally:
@@ -258,21 +260,21 @@ def broken_pipe(control: ControlSocket) -> NoReturn:
     ],
     ids=["long", "NUL", "surrogate"],
 )
-def test_a_path_that_cannot_be(stage: Communicators, path: str, flaw: str) -> None:
+def test_a_path_that_cannot_be(communicators: Communicators, path: str, flaw: str) -> None:
     with pytest.raises(AddressError, match=flaw):
-        stage.server(NetworkLocation(path, 0))
+        communicators.server(NetworkLocation(path, 0))
     with pytest.raises(InvalidOption, match=f"netloc: .*{flaw}"):
-        stage.client(NetworkLocation(path, 0))
+        communicators.client(NetworkLocation(path, 0))
 
 
-def test_a_folder_that_leaves_no_room_for_a_socket_says_so(stage: Communicators, tmp_path: Path) -> None:
+def test_a_folder_that_leaves_no_room_for_a_socket_says_so(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="the path of its folder is too long, which may have 97 bytes"):
-        stage.server(NetworkLocation(str(tmp_path / ("x" * (98 - len(str(tmp_path)) - 1)) / "s"), 0))
+        communicators.server(NetworkLocation(str(tmp_path / ("x" * (98 - len(str(tmp_path)) - 1)) / "s"), 0))
 
 
 @pytest.mark.parametrize("step", ["rename", "link"])
 def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
-    stage: Communicators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+    communicators: Communicators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stale:
@@ -283,11 +285,11 @@ def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
         """Let another server be faster, just before this step."""
         if names[0 if step == "rename" else 1] == path.host and not (step == "link" and os.path.lexists(path.host)):
             monkeypatch.undo()
-            stage.server(path)
+            communicators.server(path)
             if step == "rename":
                 raise FileNotFoundError(2, "No such file or directory")
         really(*names)
 
     monkeypatch.setattr(os, step, late)
     with pytest.raises(AddressError, match="a server listens there; choose another path"):
-        stage.server(path)
+        communicators.server(path)

@@ -51,8 +51,8 @@ def mapped() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:netq" in line]
 
 
-def test_an_array_lies_where_the_peer_has_written_it(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_an_array_lies_where_the_peer_has_written_it(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     sent = np.random.default_rng(1).random((300, 1000), dtype=np.float32)
     got = send(client, server, sent)
     assert lies_in(got).startswith("/memfd:netq")
@@ -62,8 +62,8 @@ def test_an_array_lies_where_the_peer_has_written_it(stage: Communicators) -> No
     send(server, client, got)
 
 
-def test_a_message_of_many_arrays_of_all_sizes(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_a_message_of_many_arrays_of_all_sizes(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     chance = np.random.default_rng(2)
     sent = {f"layer {n}": chance.random(size, dtype=np.float32) for n, size in enumerate([1, 10, 5000, 40_000] * 300)}
     for _ in range(3):
@@ -72,8 +72,8 @@ def test_a_message_of_many_arrays_of_all_sizes(stage: Communicators) -> None:
         assert all(np.array_equal(got[name], array) for name, array in sent.items())
 
 
-def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_a_segment_is_used_again_when_its_last_view_is_gone(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     sent = np.ones(MIB)
     first = send(client, server, sent)
     second = send(client, server, sent)
@@ -85,18 +85,18 @@ def test_a_segment_is_used_again_when_its_last_view_is_gone(stage: Communicators
     assert second.sum() == MIB  # and nobody else has written there
 
 
-def test_segments_are_not_lent_to_another_peer(stage: Communicators) -> None:
-    server, one = stage.pair()
-    other = stage.client(server.netloc)
+def test_segments_are_not_lent_to_another_peer(communicators: Communicators) -> None:
+    server, one = communicators.pair()
+    other = communicators.client(server.netloc)
     introduce(server, other)
     addresses = {name: send(client, server, np.ones(MIB)).ctypes.data for name, client in (("a", one), ("b", other))}
     assert addresses["a"] != addresses["b"]
     assert send(one, server, np.ones(MIB)).ctypes.data == addresses["a"]
 
 
-def test_idle_segments_are_given_back_by_both(stage: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_segments_are_given_back_by_both(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_AGE", 0.02)
-    server, client = stage.pair()
+    server, client = communicators.pair()
     before = len(memfds())
     send(client, server, np.ones(MIB))
     assert len(memfds()) == before + 2  # that of the mapping, and the sender's
@@ -117,13 +117,13 @@ def memfds() -> list[str]:
     return [target for target in found if "memfd:netq" in target]
 
 
-def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Communicators) -> None:
+def test_arrays_outlive_their_link_and_hold_nothing_else(communicators: Communicators) -> None:
     before = len(mapped())
-    server, client = stage.pair()
+    server, client = communicators.pair()
     kept, other = send(client, server, np.ones(MIB)), send(client, server, np.ones(MIB))
     send(client, server, np.ones(2 * MIB))
-    stage.cut(client)
-    stage.cut(server)
+    communicators.abort(client)
+    communicators.abort(server)
     gc.collect()
     assert len(mapped()) == before + 2
     del other
@@ -134,25 +134,25 @@ def test_arrays_outlive_their_link_and_hold_nothing_else(stage: Communicators) -
     assert len(mapped()) == before
 
 
-def test_more_arrays_than_there_may_be_segments(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_more_arrays_than_there_may_be_segments(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MOST + 20)]
     assert [int(array[0]) for array in got] == list(range(MOST + 20))
     kinds = [lies_in(array).startswith("/memfd:netq") for array in got]
     assert kinds == [True] * MOST + [False] * 20
 
 
-def test_nothing_has_a_name_in_a_file_system(stage: Communicators) -> None:
+def test_nothing_has_a_name_in_a_file_system(communicators: Communicators) -> None:
     before = sorted(Path("/dev/shm").iterdir())
-    server, client = stage.pair()
+    server, client = communicators.pair()
     got = send(client, server, np.ones(MIB))
     assert sorted(Path("/dev/shm").iterdir()) == before
     assert all("(deleted)" in line for line in mapped())
     assert got.sum() == MIB
 
 
-def test_both_directions_at_once(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_both_directions_at_once(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     sent = np.random.default_rng(3).random(3 * MIB, dtype=np.float32)
     futures = [side.put(sent * n) for n in range(1, 6) for side in (server, client)]
     for n in range(1, 6):
@@ -162,16 +162,16 @@ def test_both_directions_at_once(stage: Communicators) -> None:
         future.result(LIMIT)
 
 
-def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(stage: Communicators) -> None:
-    server, client = stage.pair(window=2**30)
+def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(communicators: Communicators) -> None:
+    server, client = communicators.pair(window=2**30)
     client.put(np.ones(8 * MIB))
     client.put("small", lane=1)
     assert isinstance(server.get(timeout=LIMIT).data, str)
     assert server.get(timeout=LIMIT).data.sum() == 8 * MIB
 
 
-def test_a_message_that_is_cancelled_in_the_middle(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_a_message_that_is_cancelled_in_the_middle(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     for n in range(20):
         data = np.full(2 * MIB, n)
         future = client.put(data)
@@ -183,8 +183,8 @@ def test_a_message_that_is_cancelled_in_the_middle(stage: Communicators) -> None
         assert server.get(timeout=LIMIT).data == n
 
 
-def test_a_fork_keeps_what_it_saw(stage: Communicators) -> None:
-    server, client = stage.pair()
+def test_a_fork_keeps_what_it_saw(communicators: Communicators) -> None:
+    server, client = communicators.pair()
     got = send(client, server, np.ones(MIB))
     read, write = os.pipe()
     child = os.fork()
@@ -243,10 +243,10 @@ def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addre
     segments.end()
 
 
-def test_segments_that_come_back_are_bounded_over_all_links(stage: Communicators) -> None:
-    server = stage.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may lie idle
+def test_segments_that_come_back_are_bounded_over_all_links(communicators: Communicators) -> None:
+    server = communicators.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may lie idle
     before = mapped_bytes()
-    clients = [stage.client(server.netloc) for _ in range(4)]
+    clients = [communicators.client(server.netloc) for _ in range(4)]
     for client in clients:
         introduce(server, client)
     rings = mapped_bytes() - before
@@ -293,8 +293,10 @@ with netq.new(netq.Protocol.SHM, options=options) as client:
 
 
 @pytest.mark.parametrize("which", ["size", "descriptors"])
-def test_without_segments_the_ring_does(stage: Communicators, start: Start, log: LogRecorder, which: str) -> None:
-    server = stage.server()
+def test_without_segments_the_ring_does(
+    communicators: Communicators, start: Start, log: LogRecorder, which: str
+) -> None:
+    server = communicators.server()
     process = start(LIMITED, *server.netloc, which, "before")
     peer, data = server.get(timeout=LIMIT)
     assert np.array_equal(data, np.arange(1_000_000))
@@ -306,8 +308,8 @@ def test_without_segments_the_ring_does(stage: Communicators, start: Start, log:
     assert json.loads(out) < 8  # the rings, and the few segments that were possible
 
 
-def test_without_memory_for_rings_a_client_says_so(stage: Communicators, start: Start) -> None:
-    server = stage.server()
+def test_without_memory_for_rings_a_client_says_so(communicators: Communicators, start: Start) -> None:
+    server = communicators.server()
     code = """
 import resource, sys, netq, netq.shm.client
 from netq.testing.log import LogRecorder
@@ -319,4 +321,4 @@ with LogRecorder() as log:
 """
     _, errors = start(code, *server.netloc).communicate(timeout=LIMIT)
     assert errors == ""
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))

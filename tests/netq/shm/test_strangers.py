@@ -125,8 +125,8 @@ def data(*parts: bytes) -> bytes:
     return records.data(len(body)) + body
 
 
-def unharmed(stage: Communicators, server: Communicator) -> None:
-    introduce(server, stage.client(server.netloc))
+def unharmed(communicators: Communicators, server: Communicator) -> None:
+    introduce(server, communicators.client(server.netloc))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def unharmed(stage: Communicators, server: Communicator) -> None:
     ids=str,
 )
 def test_a_first_packet_that_is_no_hello(
-    stage: Communicators, log: LogRecorder, meet: Meet, packet: bytes, complaint: str
+    communicators: Communicators, log: LogRecorder, meet: Meet, packet: bytes, complaint: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.control.sock.send(packet)
     assert complaint in log.wait("the connection was closed")
@@ -152,7 +152,7 @@ def test_a_first_packet_that_is_no_hello(
     answer = stranger.control.receive()
     assert answer is not None
     assert (answer.kind, complaint.encode() in answer.body) == (REFUSED, True)
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 def sized(size: int) -> int:
@@ -196,16 +196,16 @@ def pipe(size: int) -> int:
     ],
 )
 def test_rings_that_are_no_rings(
-    stage: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int], size: int, complaint: str
+    communicators: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int], size: int, complaint: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     fd = make(size)
     stranger.control.send(HELLO, MAGIC + VERSION, fd)
     os.close(fd)
     assert complaint in log.wait("the connection was closed")
     assert stranger.is_cut()
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_rings_that_are_no_rings(
     ids=str,
 )
 def test_records_that_make_no_sense(
-    stage: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
+    communicators: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.say(records)
     assert complaint in log.wait("the connection was closed")
     assert stranger.is_cut()
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 def begin_message(stranger: Stranger, size: int) -> Record:
@@ -267,16 +267,16 @@ SIZE = 256 * 1024  # all that may be sent unasked, and enough for a segment
     ids=str,
 )
 def test_a_transfer_that_is_none(
-    stage: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
+    communicators: Communicators, log: LogRecorder, meet: Meet, records: bytes, complaint: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     answer = begin_message(stranger, SIZE)
     assert (answer.kind, answer.offset, answer.size) == (Kind.GRANT, 0, SIZE)
     stranger.say(records)
     assert complaint in log.wait("lost (")
     assert stranger.is_cut()
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 @pytest.mark.parametrize(
@@ -289,28 +289,28 @@ def test_a_transfer_that_is_none(
     ],
 )
 def test_a_grant_of_what_is_not_there(
-    stage: Communicators, log: LogRecorder, meet: Meet, offset: int, size: int, complaint: str
+    communicators: Communicators, log: LogRecorder, meet: Meet, offset: int, size: int, complaint: str
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     future = announced(server, stranger)
     stranger.say(Record(Kind.GRANT, 1, offset, size).pack())
     assert complaint in log.wait("lost (")
     assert stranger.is_cut()
-    unharmed(stage, server)
-    stage.cut(server)
+    unharmed(communicators, server)
+    communicators.abort(server)
     assert isinstance(future.exception(LIMIT), Closed)
 
 
 def test_a_peer_that_grants_and_vanishes_gets_nothing_and_harms_nobody(
-    stage: Communicators, log: LogRecorder, meet: Meet
+    communicators: Communicators, log: LogRecorder, meet: Meet
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     future = announced(server, stranger)
     stranger.say(Record(Kind.GRANT, 1, 0, 1000).pack(), Record(Kind.GRANT, 1, 0, 1000).pack())
     log.wait("grants 1000 bytes that were not announced")
-    stage.cut(server)
+    communicators.abort(server)
     assert isinstance(future.exception(LIMIT), Closed)
 
 
@@ -329,9 +329,9 @@ def announced(server: Communicator, stranger: Stranger) -> Delivery:
 
 
 def test_a_reader_that_never_reads_is_cut_before_its_answers_fill_our_memory(
-    stage: Communicators, log: LogRecorder, meet: Meet
+    communicators: Communicators, log: LogRecorder, meet: Meet
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.control.sock.settimeout(LIMIT)
     stranger.say()
@@ -343,7 +343,7 @@ def test_a_reader_that_never_reads_is_cut_before_its_answers_fill_our_memory(
             break
     assert stranger.is_cut()
     log.wait("left 1024 records unread")
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 def fill(link: Link) -> None:
@@ -354,9 +354,9 @@ def fill(link: Link) -> None:
 
 
 def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(
-    stage: Communicators, meet: Meet, monkeypatch: pytest.MonkeyPatch
+    communicators: Communicators, meet: Meet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.say(data(GREETING))
     assert stranger.channel is not None
@@ -379,8 +379,8 @@ def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(
 
 
 @pytest.mark.parametrize("offset", [0, 64, 128, 192])
-def test_numbers_in_the_ring_at_random(stage: Communicators, log: LogRecorder, meet: Meet, offset: int) -> None:
-    server = stage.server(heartbeat=0.1)
+def test_numbers_in_the_ring_at_random(communicators: Communicators, log: LogRecorder, meet: Meet, offset: int) -> None:
+    server = communicators.server(heartbeat=0.1)
     stranger = meet(server)
     stranger.say(data(GREETING))
     wait_for_greeting(stranger)
@@ -389,26 +389,28 @@ def test_numbers_in_the_ring_at_random(stage: Communicators, log: LogRecorder, m
     for half in (0, RING):
         stranger.channel.memory[half + offset : half + offset + 8] = chance.randbytes(7) + b"\x7f"
     stranger.control.ring()
-    unharmed(stage, server)
+    unharmed(communicators, server)
     if offset in (0, 128):
         assert "says" in log.wait("lost (")
         assert stranger.is_cut()
 
 
-def test_a_second_hello_and_other_packets(stage: Communicators, log: LogRecorder, meet: Meet) -> None:
-    server = stage.server()
+def test_a_second_hello_and_other_packets(communicators: Communicators, log: LogRecorder, meet: Meet) -> None:
+    server = communicators.server()
     for packet in (bytes([HELLO]) + MAGIC + VERSION, b"\xff", bytes([SEGMENT]) + b"\1"):
         stranger = meet(server)
         stranger.say()
         stranger.control.sock.send(packet)
         assert stranger.is_cut()
     log.wait("a packet of kind", count=3)
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
 @pytest.mark.parametrize("make", [unsealed, pipe, huge])
-def test_a_segment_that_is_none(stage: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int]) -> None:
-    server = stage.server()
+def test_a_segment_that_is_none(
+    communicators: Communicators, log: LogRecorder, meet: Meet, make: Callable[[int], int]
+) -> None:
+    server = communicators.server()
     stranger = meet(server)
     stranger.say()
     fd = make(2 * MIB)
@@ -416,11 +418,11 @@ def test_a_segment_that_is_none(stage: Communicators, log: LogRecorder, meet: Me
     os.close(fd)
     log.wait("the connection was closed")
     assert stranger.is_cut()
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
-def test_descriptors_that_nobody_asked_for_are_closed_again(stage: Communicators, meet: Meet) -> None:
-    server = stage.server()
+def test_descriptors_that_nobody_asked_for_are_closed_again(communicators: Communicators, meet: Meet) -> None:
+    server = communicators.server()
     stranger = meet(server)
     stranger.say()
     fds = [os.memfd_create("unasked") for _ in range(8)]
@@ -441,29 +443,31 @@ def target(descriptor: Path) -> str:
         return ""
 
 
-def test_whoever_says_nothing_is_cut_in_time(stage: Communicators, meet: Meet) -> None:
-    server = stage.server(handshake_timeout=0.1)
+def test_whoever_says_nothing_is_cut_in_time(communicators: Communicators, meet: Meet) -> None:
+    server = communicators.server(handshake_timeout=0.1)
     silent, half = meet(server), meet(server)
     half.say(data(GREETING[:10]))
     assert silent.is_cut()
     assert half.is_cut()
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
-def test_the_answer_of_a_server_is_no_news_from_a_client(stage: Communicators, log: LogRecorder, meet: Meet) -> None:
-    server = stage.server()
+def test_the_answer_of_a_server_is_no_news_from_a_client(
+    communicators: Communicators, log: LogRecorder, meet: Meet
+) -> None:
+    server = communicators.server()
     stranger = meet(server)
     stranger.say()
     stranger.control.send(REFUSED, b"no\nCRITICAL root: all is lost")
     assert "a packet of kind 4" in log.wait("the connection was closed")
     assert not log.having("all is lost")
-    unharmed(stage, server)
+    unharmed(communicators, server)
 
 
-def test_the_words_of_a_refusal_make_one_line(stage: Communicators, log: LogRecorder) -> None:
+def test_the_words_of_a_refusal_make_one_line(communicators: Communicators, log: LogRecorder) -> None:
     door = rendezvous.listen(NetworkLocation("localhost", 0))
     try:
-        stage.client(door.netloc)
+        communicators.client(door.netloc)
         door.sock.setblocking(True)
         door.sock.settimeout(LIMIT)
         with door.sock.accept()[0] as sock:
@@ -519,9 +523,9 @@ def test_bells_without_end_before_a_segment_that_never_comes() -> None:
     assert str(lost[-1]) == "segment 7, which was never sent"
 
 
-def test_much_that_is_announced_is_granted_in_parts(stage: Communicators, meet: Meet) -> None:
+def test_much_that_is_announced_is_granted_in_parts(communicators: Communicators, meet: Meet) -> None:
     size = 64 * MIB
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.say(data(GREETING))
     wait_for_greeting(stranger)
@@ -657,10 +661,10 @@ def test_a_peer_that_makes_writing_wait_gets_the_rest_in_the_ring_until_that_is_
 
 
 def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(
-    stage: Communicators, meet: Meet, log: LogRecorder
+    communicators: Communicators, meet: Meet, log: LogRecorder
 ) -> None:
     """Its descriptor's number may be that of any other file by the time that they are written."""
-    server = stage.server()
+    server = communicators.server()
     stranger = meet(server)
     stranger.say(data(GREETING))
     fd = memfd.make(2 * SIZE)
@@ -675,7 +679,7 @@ def test_a_segment_where_bytes_are_still_to_be_written_is_not_released(
     assert stranger.is_cut()
     log.wait(f"the peer releases segment 1, where it wants {announced.size} bytes")
     server.close(0)  # its message has begun, and waits for a stranger
-    stage.forget(server)
+    communicators.release(server)
 
 
 def test_of_small_messages_few_are_taken_at_once_and_of_large_ones_much() -> None:

@@ -13,6 +13,6 @@ from tests.netq.makers import plain
 
 
 @pytest.fixture
-def stage(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
-    with Communicators(plain(Protocol.TCP)) as stage:
-        yield stage
+def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
+    with Communicators(plain(Protocol.TCP)) as communicators:
+        yield communicators

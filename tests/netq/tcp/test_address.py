@@ -28,12 +28,12 @@ def silent() -> Iterator[NetworkLocation]:
         yield NetworkLocation(*listener.getsockname())
 
 
-def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(stage: Communicators) -> None:
-    server = stage.server()
+def test_a_port_that_is_taken_is_named_and_nothing_is_left_open(communicators: Communicators) -> None:
+    server = communicators.server()
     host, port = server.netloc
     with pytest.raises(AddressError, match=f"{host}:{port}.*in use.*choose another port"):
         new(purpose=Purpose.SERVER, options=CommunicatorOptions(netloc=server.netloc, workers=3))
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "nowhere.invalid"])
@@ -44,9 +44,9 @@ def test_an_address_that_is_not_ours_is_named(host: str) -> None:
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "an..empty.label"])
 def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(
-    stage: Communicators, log: LogRecorder, host: str
+    communicators: Communicators, log: LogRecorder, host: str
 ) -> None:
-    client = stage.client(NetworkLocation(host, 1))
+    client = communicators.client(NetworkLocation(host, 1))
     assert log.wait("trying again").startswith(f"{host}:1: the name cannot be resolved: ")
     while client._hub._attempt < 4:
         with pytest.raises(TimeoutError):
@@ -58,9 +58,9 @@ def test_a_name_that_cannot_be_resolved_is_named_once_and_tried_again(
 
 
 def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
-    stage: Communicators, log: LogRecorder, silent: NetworkLocation
+    communicators: Communicators, log: LogRecorder, silent: NetworkLocation
 ) -> None:
-    client = stage.client(silent, handshake_timeout=0.05, linger=0.1)
+    client = communicators.client(silent, handshake_timeout=0.05, linger=0.1)
     future = client.put("nobody hears it")
     assert log.wait("trying again") == f"127.0.0.1:{silent.port}: it does not answer; trying again until it answers"
     while client._hub._attempt < 4:
@@ -71,18 +71,18 @@ def test_a_host_that_does_not_answer_is_named_once_and_tried_again(
     assert client.close() == 1
     assert time.monotonic() - start < 5.0
     assert isinstance(future.exception(0), Closed)
-    stage.forget(client)
+    communicators.release(client)
 
 
-def test_localhost_by_name(stage: Communicators) -> None:
-    server = stage.server(NetworkLocation("localhost", 0))
-    introduce(server, stage.client(NetworkLocation("localhost", server.netloc.port)))
+def test_localhost_by_name(communicators: Communicators) -> None:
+    server = communicators.server(NetworkLocation("localhost", 0))
+    introduce(server, communicators.client(NetworkLocation("localhost", server.netloc.port)))
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
-def test_ipv6(stage: Communicators) -> None:
-    server = stage.server(NetworkLocation("::1", 0))
-    introduce(server, stage.client(server.netloc))
+def test_ipv6(communicators: Communicators) -> None:
+    server = communicators.server(NetworkLocation("::1", 0))
+    introduce(server, communicators.client(server.netloc))
 
 
 def test_a_socket_that_reached_itself_is_known() -> None:
@@ -100,23 +100,23 @@ def test_a_socket_that_reached_itself_is_known() -> None:
         assert not is_own_end(far)
 
 
-def test_the_server_s_own_id_is_refused(stage: Communicators, log: LogRecorder) -> None:
-    server = stage.server()
-    client = stage.client(server.netloc, id=server.id, linger=0.0)
+def test_the_server_s_own_id_is_refused(communicators: Communicators, log: LogRecorder) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc, id=server.id, linger=0.0)
     client.put("never")
     log.wait(f"the id {server.id} is the server's own")
     assert server.statistics() == {}
     assert client.close(LIMIT) == 1
-    stage.forget(client)
+    communicators.release(client)
 
 
-def test_a_copy_without_the_token_is_refused(stage: Communicators, log: LogRecorder) -> None:
-    server, client = stage.pair()
-    thief = stage.client(server.netloc, id=client.id, linger=0.0)
+def test_a_copy_without_the_token_is_refused(communicators: Communicators, log: LogRecorder) -> None:
+    server, client = communicators.pair()
+    thief = communicators.client(server.netloc, id=client.id, linger=0.0)
     thief.put("never")
     log.wait(f"the id {client.id} is in use by another client")
     log.wait("the peer refuses: the id")
     client.put("mine").result(LIMIT)
     assert server.get(timeout=0).data == "mine"
     assert thief.close(LIMIT) == 1
-    stage.forget(thief)
+    communicators.release(thief)

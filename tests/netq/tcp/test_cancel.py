@@ -15,12 +15,12 @@ SIZE, HELD = 64 * 2**20, 16 * 2**20  # bytes of a message, and of it that pass
 
 
 def holding(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> tuple[Communicator, Communicator, Proxy, int]:
     """Return a server and a client that know each other, the proxy between them, and when that will stand still."""
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     held = proxy.passed + HELD
     proxy.hold(after=HELD)
@@ -28,9 +28,9 @@ def holding(
 
 
 def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server, client, proxy, held = holding(stage, proxies)
+    server, client, proxy, held = holding(communicators, proxies)
     data = bytearray(SIZE)
     future = client.put(PickleBuffer(data))  # out of band: a bytearray itself would be copied
     proxy.wait(held, LIMIT)
@@ -46,9 +46,9 @@ def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
 
 
 def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
-    stage: Communicators, proxies: Callable[[NetworkLocation], Proxy]
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server, client, proxy, held = holding(stage, proxies)
+    server, client, proxy, held = holding(communicators, proxies)
     future = client.put(bytearray(SIZE))
     proxy.wait(held, LIMIT)
     (peer,) = server._hub.peers.values()

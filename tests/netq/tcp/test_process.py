@@ -52,7 +52,7 @@ def finish(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(
-    stage: Communicators, start: Start
+    communicators: Communicators, start: Start
 ) -> None:
     process = start(EXHAUSTED)
     assert process.stdout is not None
@@ -61,7 +61,7 @@ def test_a_server_without_descriptors_serves_those_who_wait_when_it_has_some(
         for _ in range(100):
             idle.enter_context(socket.create_connection(netloc, LIMIT))
         assert "Too many open files" in process.stdout.readline()
-        client = stage.client(netloc)
+        client = communicators.client(netloc)
         client.put("I can wait")
     assert client.get(timeout=LIMIT).data == "I can wait"
     client.close(LIMIT)

@@ -26,11 +26,11 @@ def wait_until_it_leaves(client: Communicator, future: Delivery) -> None:
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
 @pytest.mark.parametrize("cut_after", [10 * MIB, 25 * MIB + 1, 50 * MIB - 1])
 def test_a_large_message_is_resumed_where_it_was_cut(
-    stage: Communicators, proxies: Proxies, log: LogRecorder, cut_after: int, to_server: bool
+    communicators: Communicators, proxies: Proxies, log: LogRecorder, cut_after: int, to_server: bool
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     sender, receiver = (client, server) if to_server else (server, client)
     data = bytearray(range(256)) * (50 * MIB // 256)
@@ -43,10 +43,12 @@ def test_a_large_message_is_resumed_where_it_was_cut(
     assert proxy.passed - before <= 1.2 * len(data)
 
 
-def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(stage: Communicators, proxies: Proxies) -> None:
-    server = stage.server()
+def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(
+    communicators: Communicators, proxies: Proxies
+) -> None:
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     data = bytearray(range(256)) * (10 * MIB // 256)
     before = proxy.passed
@@ -59,10 +61,12 @@ def test_a_link_that_is_cut_again_and_again_brings_a_message_forward(stage: Comm
     assert proxy.passed - before <= 2 * len(data)
 
 
-def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Communicators, proxies: Proxies) -> None:
-    server = stage.server(workers=2)
+def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(
+    communicators: Communicators, proxies: Proxies
+) -> None:
+    server = communicators.server(workers=2)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     for number in range(2000):
         client.put(number)
@@ -75,8 +79,8 @@ def test_a_stream_of_small_messages_survives_cuts_in_order_and_once(stage: Commu
         server.get(timeout=0)
 
 
-def test_a_client_waits_for_its_server_and_says_so_once(stage: Communicators, log: LogRecorder) -> None:
-    client = stage.client(stage.vacant())
+def test_a_client_waits_for_its_server_and_says_so_once(communicators: Communicators, log: LogRecorder) -> None:
+    client = communicators.client(communicators.unused_address())
     future = client.put("early")
     line = log.wait("trying again")
     assert line.startswith(f"127.0.0.1:{client.netloc.port}: ")
@@ -84,7 +88,7 @@ def test_a_client_waits_for_its_server_and_says_so_once(stage: Communicators, lo
     while client._hub._attempt < 5:
         with pytest.raises(TimeoutError):
             client.get(timeout=0.01)
-    server = stage.server(client.netloc)
+    server = communicators.server(client.netloc)
     assert server.get(timeout=LIMIT).data == "early"
     future.result(LIMIT)
     log.wait("connected")
@@ -92,11 +96,11 @@ def test_a_client_waits_for_its_server_and_says_so_once(stage: Communicators, lo
 
 
 def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(
-    stage: Communicators, proxies: Proxies
+    communicators: Communicators, proxies: Proxies
 ) -> None:
-    first = stage.server(window=256)  # the first message leaves, and fills it
+    first = communicators.server(window=256)  # the first message leaves, and fills it
     proxy = proxies(first.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(first, client)
     proxy.hold()
     on_its_way = client.put("on its way", lane=1)  # of which nobody has used the window yet
@@ -107,8 +111,8 @@ def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(
     proxy.release()
     while first.statistics()[client.id].connected:
         pass
-    stage.cut(first)
-    second = stage.server(first.netloc)
+    communicators.abort(first)
+    second = communicators.server(first.netloc)
     proxy.refusing = False
     with pytest.raises(Closed, match="began anew while this message was on its way") as raised:
         on_its_way.result(LIMIT)
@@ -119,10 +123,10 @@ def test_a_new_server_gets_what_had_not_left_and_what_was_on_its_way_fails(
         second.get(timeout=0)
 
 
-def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Communicators, proxies: Proxies) -> None:
-    server = stage.server()
+def test_close_delivers_over_a_link_that_is_lost_meanwhile(communicators: Communicators, proxies: Proxies) -> None:
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     future = client.put(pickle.PickleBuffer(bytearray(5 * MIB)))
     proxy.cut_after(MIB)
@@ -134,11 +138,11 @@ def test_close_delivers_over_a_link_that_is_lost_meanwhile(stage: Communicators,
 
 
 def test_links_that_are_lost_at_once_make_the_pauses_longer(
-    stage: Communicators, proxies: Proxies, log: LogRecorder
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     for number in range(1, 7):
         log.wait("connected", number)
         proxy.cut()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from netq import Closed, NetworkLocation
-from netq.testing.checks.sessions import Told
+from netq.testing.checks.sessions import EventRecorder
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
@@ -19,11 +19,11 @@ BEATS: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
 
 
 def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
-    stage: Communicators, proxies: Proxies, log: LogRecorder
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
-    server = stage.server(**BEATS)
+    server = communicators.server(**BEATS)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, handshake_timeout=0.2, **BEATS)
+    client = communicators.client(proxy.netloc, handshake_timeout=0.2, **BEATS)
     introduce(server, client)
     proxy.hold()
     start = time.monotonic()
@@ -41,10 +41,12 @@ def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
         server.get(timeout=0)
 
 
-def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(stage: Communicators, log: LogRecorder) -> None:
+def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(
+    communicators: Communicators, log: LogRecorder
+) -> None:
     """From its first moment on, and beyond what the handshake was given."""
-    server = stage.server(handshake_timeout=0.3, **BEATS)
-    client = stage.client(server.netloc, handshake_timeout=0.3, **BEATS)
+    server = communicators.server(handshake_timeout=0.3, **BEATS)
+    client = communicators.client(server.netloc, handshake_timeout=0.3, **BEATS)
     introduce(server, client)
     with pytest.raises(TimeoutError):
         server.get(timeout=0.9)
@@ -53,11 +55,11 @@ def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(stage: Communic
     assert not log.having("heard")
 
 
-def test_a_server_forgets_a_client_that_stays_away(stage: Communicators, proxies: Proxies) -> None:
-    told = Told()
-    server = stage.server(session_timeout=0.2, events=told.events)
+def test_a_server_forgets_a_client_that_stays_away(communicators: Communicators, proxies: Proxies) -> None:
+    told = EventRecorder()
+    server = communicators.server(session_timeout=0.2, events=told.events)
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     assert told.next() == ("ini", client.id)
     proxy.refusing = True
@@ -77,11 +79,11 @@ def test_a_server_forgets_a_client_that_stays_away(stage: Communicators, proxies
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
 def test_a_client_gives_its_session_up_and_begins_another(
-    stage: Communicators, proxies: Proxies, hole: bool, workers: int
+    communicators: Communicators, proxies: Proxies, hole: bool, workers: int
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, session_timeout=0.3, handshake_timeout=0.1, workers=workers, **BEATS)
+    client = communicators.client(proxy.netloc, session_timeout=0.3, handshake_timeout=0.1, workers=workers, **BEATS)
     introduce(server, client)
     proxy.refusing = not hole
     if hole:
@@ -100,11 +102,11 @@ def test_a_client_gives_its_session_up_and_begins_another(
 
 @pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
 def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
-    stage: Communicators, proxies: Proxies, log: LogRecorder, hole: bool
+    communicators: Communicators, proxies: Proxies, log: LogRecorder, hole: bool
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc, linger=0.3, handshake_timeout=0.1)
+    client = communicators.client(proxy.netloc, linger=0.3, handshake_timeout=0.1)
     introduce(server, client)
     proxy.refusing = not hole
     if hole:
@@ -117,15 +119,15 @@ def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
     assert 0.2 < time.monotonic() - start < 5.0
     with pytest.raises(Closed, match=r"\(linger\)"):
         future.result(0)
-    stage.forget(client)
+    communicators.release(client)
 
 
 def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
-    stage: Communicators, proxies: Proxies, log: LogRecorder
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     proxy.refusing = True
     proxy.cut()
@@ -136,10 +138,10 @@ def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
     assert time.monotonic() - start < 5.0, "linger is 10 s"
 
 
-def test_close_with_a_timeout_ends_though_the_peer_is_silent(stage: Communicators, proxies: Proxies) -> None:
-    server = stage.server()
+def test_close_with_a_timeout_ends_though_the_peer_is_silent(communicators: Communicators, proxies: Proxies) -> None:
+    server = communicators.server()
     proxy = proxies(server.netloc)
-    client = stage.client(proxy.netloc)
+    client = communicators.client(proxy.netloc)
     introduce(server, client)
     proxy.hold()
     futures = [client.put(number) for number in range(3)]
@@ -150,4 +152,4 @@ def test_close_with_a_timeout_ends_though_the_peer_is_silent(stage: Communicator
         with pytest.raises(Closed, match="closed before all was delivered"):
             future.result(0)
     proxy.release()
-    stage.forget(client)
+    communicators.release(client)

@@ -64,11 +64,11 @@ def is_cut(sock: socket.socket) -> bool:
     ],
 )
 def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket], data: bytes, complaint: str
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], data: bytes, complaint: str
 ) -> None:
-    server = stage.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
+    server = communicators.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
     address = knock(server, sockets, data)
-    client = stage.client(server.netloc)
+    client = communicators.client(server.netloc)
     introduce(server, client)
     assert complaint in log.wait(f"{address}: ")
     assert is_cut(sockets[0])
@@ -79,33 +79,33 @@ def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
 
 
 def test_a_stranger_who_hangs_up_is_one_line(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     address = knock(server, sockets, b"")
     sockets[0].close()
     assert "the peer hung up" in log.wait(f"{address}: ")
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
     assert len(log.having(address)) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_greeting_with_junk_behind_it_does_not_take_the_id_away(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket], workers: int
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], workers: int
 ) -> None:
-    server = stage.server(workers=workers)
+    server = communicators.server(workers=workers)
     for junk in (b"\xff" * 24, Frame(Kind.PING).whole(), INI):
         address = knock(server, sockets, INI + junk)
         log.wait(f"{address}: ")
-    client = stage.client(server.netloc, id=uuid.UUID(int=99))
+    client = communicators.client(server.netloc, id=uuid.UUID(int=99))
     introduce(server, client)
     assert not log.having("in use")
 
 
 def test_one_who_never_stops_sending_holds_nobody_up(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     knock(server, sockets, b"")
     stop = threading.Event()
 
@@ -121,7 +121,7 @@ def test_one_who_never_stops_sending_holds_nobody_up(
         flooding = threads.submit(flood)
         try:
             log.wait("no frame of netq")
-            client = stage.client(server.netloc)
+            client = communicators.client(server.netloc)
             introduce(server, client)
             flooding.result(LIMIT)  # it is cut though it does not listen
         finally:
@@ -129,24 +129,24 @@ def test_one_who_never_stops_sending_holds_nobody_up(
 
 
 def test_many_who_say_nothing_are_cut_in_time_and_do_not_keep_a_client_waiting(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
-    server = stage.server(handshake_timeout=1.0)
+    server = communicators.server(handshake_timeout=1.0)
     for _ in range(200):
         knock(server, sockets, INI[:10])
     start = time.monotonic()
-    introduce(server, stage.client(server.netloc))
+    introduce(server, communicators.client(server.netloc))
     assert time.monotonic() - start < 1.0
     log.wait("no greeting within 1 s", 200)
     assert all(is_cut(sock) for sock in sockets)
 
 
 def test_close_does_not_wait_for_strangers(
-    stage: Communicators, log: LogRecorder, sockets: list[socket.socket]
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
-    server = stage.server()
+    server = communicators.server()
     knock(server, sockets, INI[:10])
-    introduce(server, client := stage.client(server.netloc))
+    introduce(server, client := communicators.client(server.netloc))
     client.close(LIMIT)
     start = time.monotonic()
     assert server.close(LIMIT) == 0

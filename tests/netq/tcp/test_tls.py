@@ -27,10 +27,10 @@ def of_client(files: certificates.Files) -> SecurityOptions:
 
 @pytest.mark.parametrize("secure", ["server", "client"])
 def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
-    stage: Communicators, files: certificates.Files, log: LogRecorder, secure: str
+    communicators: Communicators, files: certificates.Files, log: LogRecorder, secure: str
 ) -> None:
-    server = stage.server(security=of_server(files) if secure == "server" else None)
-    client = stage.client(server.netloc, security=of_client(files) if secure == "client" else None, linger=0.0)
+    server = communicators.server(security=of_server(files) if secure == "server" else None)
+    client = communicators.client(server.netloc, security=of_client(files) if secure == "client" else None, linger=0.0)
     future = client.put("never")
     trouble = log.wait(f"127.0.0.1:{server.netloc.port}: ")
     log.wait("the connection was closed", 3)  # it has tried again
@@ -40,17 +40,17 @@ def test_tls_on_one_side_alone_is_named_and_nothing_is_delivered(
     assert ("TLS" in trouble) or ("hung up" in trouble)
     assert len(log.having("trying again")) <= 2
     assert client.close(LIMIT) == 1
-    stage.forget(client)
-    good = stage.client(server.netloc, security=of_client(files) if secure == "server" else None)
+    communicators.release(client)
+    good = communicators.client(server.netloc, security=of_client(files) if secure == "server" else None)
     introduce(server, good)
 
 
 def test_a_server_that_is_not_trusted_gets_nothing(
-    stage: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
+    communicators: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
-    server = stage.server(security=of_server(files))
+    server = communicators.server(security=of_server(files))
     wrong = certificates.make(tmp_path)
-    client = stage.client(server.netloc, security=of_client(wrong), linger=0.0)
+    client = communicators.client(server.netloc, security=of_client(wrong), linger=0.0)
     client.put("never")
     line = log.wait("the certificate of the server 127.0.0.1 is refused")
     assert "SecurityOptions.certificate" in line
@@ -58,21 +58,21 @@ def test_a_server_that_is_not_trusted_gets_nothing(
     assert len(log.having("the certificate of the server")) == 1, "once, though it has tried again"
     assert server.statistics() == {}
     assert client.close(LIMIT) == 1
-    stage.forget(client)
-    introduce(server, stage.client(server.netloc, security=of_client(files)))
+    communicators.release(client)
+    introduce(server, communicators.client(server.netloc, security=of_client(files)))
 
 
 def test_a_server_that_goes_by_another_name_gets_nothing(
-    stage: Communicators, log: LogRecorder, tmp_path: Path
+    communicators: Communicators, log: LogRecorder, tmp_path: Path
 ) -> None:
     elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
-    server = stage.server(security=of_server(elsewhere))
-    client = stage.client(server.netloc, security=of_client(elsewhere), linger=0.0)
+    server = communicators.server(security=of_server(elsewhere))
+    client = communicators.client(server.netloc, security=of_client(elsewhere), linger=0.0)
     client.put("never")
     assert "IP address mismatch" in log.wait("the certificate of the server 127.0.0.1 is refused")
     assert server.statistics() == {}
     assert client.close(LIMIT) == 1
-    stage.forget(client)
+    communicators.release(client)
 
 
 def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(tmp_path: Path) -> None:
@@ -88,10 +88,10 @@ def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(tmp_path: 
 
 
 def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
-    stage: Communicators, files: certificates.Files, log: LogRecorder
+    communicators: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
-    server = stage.server(security=of_server(files))
-    good = stage.client(server.netloc, security=of_client(files))
+    server = communicators.server(security=of_server(files))
+    good = communicators.client(server.netloc, security=of_client(files))
     introduce(server, good)
     tls = client_side(of_client(files), "127.0.0.1")()
     words = Greeting(uuid.uuid4(), bytes(16), 2**40, 2**18, 10_000).frame().whole()
@@ -111,9 +111,9 @@ def test_a_client_that_says_goodbye_in_tls_behind_its_words_ends_only_itself(
 
 
 def test_a_goodbye_behind_words_that_want_no_answer_is_noticed_though_the_socket_stays_open(
-    stage: Communicators, files: certificates.Files, log: LogRecorder
+    communicators: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
-    server = stage.server(security=of_server(files), heartbeat=3600.0)
+    server = communicators.server(security=of_server(files), heartbeat=3600.0)
     tls = client_side(of_client(files), "127.0.0.1")()
     words = Greeting(uuid.uuid4(), bytes(16), 2**40, 2**18, 3_600_000).frame().whole()
     with socket.create_connection(server.netloc, LIMIT) as sock:
@@ -127,4 +127,4 @@ def test_a_goodbye_behind_words_that_want_no_answer_is_noticed_though_the_socket
         tls.close()
         sock.sendall(tls.to_send())
         log.wait("lost (the peer hung up)")
-    stage.cut(server)
+    communicators.abort(server)
