@@ -72,7 +72,7 @@ def serve(
 
 @app.command()
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="ROUNDS.jsonl...", help="what [watch] json has written")],
+    runs: Annotated[list[Path], typer.Argument(metavar="ROUNDS.jsonl...", help="what [callbacks] json has written")],
     out: Annotated[Path, typer.Option(help="PNG, SVG or PDF")] = Path("rounds.png"),
     metric: Annotated[str | None, typer.Option(help="which; the first that there is")] = None,
     verbose: _Verbose = False,
@@ -85,7 +85,7 @@ def plot(
         try:
             plots.rounds({str(run): run for run in runs}, metric=metric, out=out)
         except FileNotFoundError as error:
-            raise InvalidOption(f"{error.filename}: no such file; give one that [watch] json has written") from error
+            raise InvalidOption(f"{error.filename}: no such file; give one that [callbacks] json has written") from error
         except ValueError as error:
             raise InvalidOption(str(error)) from error
 
@@ -106,17 +106,17 @@ def _serve(config: Config) -> None:
 
 
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
-    watch = config.watch
-    if watch.json is not None:
-        yield JsonLines(watch.json)  # first: what is said of a round is then in the file
-    yield stack.enter_context(Progress()) if watch.progress else _Logged()
-    if watch.tensorboard is not None:
-        yield stack.enter_context(TensorBoard(watch.tensorboard))
-    if watch.prometheus is not None:
-        host, port = watch.prometheus
+    options = config.callbacks
+    if callbacks.json is not None:
+        yield JsonLines(callbacks.json)  # first: what is said of a round is then in the file
+    yield stack.enter_context(Progress()) if callbacks.progress else _Logged()
+    if callbacks.tensorboard is not None:
+        yield stack.enter_context(TensorBoard(callbacks.tensorboard))
+    if callbacks.prometheus is not None:
+        host, port = callbacks.prometheus
         yield stack.enter_context(Prometheus(port, host))
-    if watch.mlflow is not None:
-        yield stack.enter_context(_mlflow(config, watch.mlflow))
+    if callbacks.mlflow is not None:
+        yield stack.enter_context(_mlflow(config, callbacks.mlflow))
 
 
 def _mlflow(config: Config, uri: str) -> MLflow:
@@ -125,7 +125,7 @@ def _mlflow(config: Config, uri: str) -> MLflow:
     try:
         return MLflow(uri)
     except AddressError as error:
-        raise AddressError(f"{config.path}: watch.mlflow: {error}") from error
+        raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
 
 
 class _Logged(fl.Callback):

@@ -15,7 +15,7 @@ docs/how-to/aggregator.md has a whole one; fl.Server says what the keys of [serv
 [security]    key, certificate   PEM files. The table turns TLS on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
-[watch]       progress, json, tensorboard, prometheus, mlflow: see Watch
+[callbacks]       progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # 
 
 
 @dataclass(frozen=True)
-class Watch:
+class CallbackOptions:
     """How the rounds are to be seen.
 
     progress:    whether on the terminal, as they go; else a line a round is logged.
@@ -73,7 +73,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "security": ("key", "certificate"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
-    "watch": tuple(option.name for option in fields(Watch)),
+    "callbacks": tuple(option.name for option in fields(CallbackOptions)),
 }
 
 
@@ -94,7 +94,7 @@ class Config:
     security: SecurityOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
-    watch: Watch = field(default_factory=Watch)
+    callbacks: CallbackOptions = field(default_factory=CallbackOptions)
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
@@ -119,7 +119,7 @@ class Config:
             security=file.security(),
             mqtt=file.mqtt(protocol),
             connection=file.options("connection", ConnectionOptions, file.table("connection")),
-            watch=_watch(file),
+            callbacks=_callbacks(file),
         )
 
     def server(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Server:
@@ -193,27 +193,27 @@ def _settings(file: File) -> dict[str, Any]:
     return {key: readers[key]("server", key) for key in _SETTINGS if key in file.table("server")}
 
 
-def _watch(file: File) -> Watch:
-    table = file.table("watch")
-    progress = "progress" in table and file.boolean("watch", "progress")
-    tensorboard = file.place("watch", "tensorboard", folder=True)
-    return Watch(progress, file.place("watch", "json"), tensorboard, _prometheus(file), _mlflow(file))
+def _callbacks(file: File) -> CallbackOptions:
+    table = file.table("callbacks")
+    progress = "progress" in table and file.boolean("callbacks", "progress")
+    tensorboard = file.place("callbacks", "tensorboard", folder=True)
+    return CallbackOptions(progress, file.place("callbacks", "json"), tensorboard, _prometheus(file), _mlflow(file))
 
 
 def _prometheus(file: File) -> tuple[str, int] | None:
-    value = file.table("watch").get("prometheus")
+    value = file.table("callbacks").get("prometheus")
     if value is None:
         return None
     host, _, port = f"127.0.0.1:{value}".rpartition(":") if type(value) is int else str(value).rpartition(":")
     right = host != "" and port.isascii() and port.isdigit() and int(port) <= 65535
-    file.check("watch.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
+    file.check("callbacks.prometheus", value, right, 'a port, as in 9100, or "host:port", as in "0.0.0.0:9100"')
     return host, int(port)
 
 
 def _mlflow(file: File) -> str | None:
-    uri = file.table("watch").get("mlflow")
+    uri = file.table("callbacks").get("mlflow")
     if uri is None:
         return None
     right = isinstance(uri, str) and re.fullmatch(r"https?://[^/\s]\S*", uri) is not None
-    file.check("watch.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
+    file.check("callbacks.mlflow", uri, right, 'the address of an MLflow server, as in "http://localhost:5000"')
     return str(uri)

@@ -1,14 +1,14 @@
 """A federation on one machine: the server in this process, its clients in others, over loopback TCP or shared memory.
 
-Called by users, from a notebook or a script. Models and updates go by netq, as between machines; beside it each process
-(fl/simulation/processes.py, fl/simulation/worker.py) has one pipe to this one. None outlives `simulate`, nor this
-process; but those that a client's function starts are its own to end.
+Called by users, from a notebook or a script. Models and updates travel by netq, as between machines. In addition each
+worker process (fl/simulation/processes.py, fl/simulation/worker.py) has one pipe to this process. All workers end
+before `simulate` returns, and when this process ends. Processes that a client's function starts are the user's to end.
 
-    this process                               a process with some of the clients
-    start them ──────────────────────────────► wait
-    listen ───────────────── where, by pipe ─► connect; tasks and answers go by netq
-    fold ────────── whose turn it is, by pipe ► answer
-    raise SimulationError ◄─ traceback, by pipe a function of the user's has raised
+    this process                                  a worker process with some of the clients
+    start the workers ──────────────────────────► wait
+    listen ────────────── the address, by pipe ─► connect; tasks and answers travel by netq
+    fold an update ────── the next turn, by pipe► answer
+    raise SimulationError ◄── traceback, by pipe─ a user's function has raised
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from netq.validate import expect
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a simulation: the last model; of each round the report, and what `measure` made of its model."""
+    """The result of a simulation: the last model, and of each round its report and the result of `measure`."""
 
     model: dict[str, Any]
     reports: Sequence[RoundReport]
@@ -53,19 +53,21 @@ def simulate(
     measure: Callable[[Any], Any] | None = None,
     **settings: Any,
 ) -> Result:
-    """Run a federation in processes of this machine, and return what came of it.
+    """Run a federation in processes of this machine, and return its result.
 
-    clients:   train functions, or fl.Client objects, each its own. `[train] * 8` are eight: in each one's config are
-               "partition" (0, 1, …), which is its id in reports too (`id.int`), and "partitions", how many there are.
-    processes: so many share the clients; of those of one, one trains at a time. None: one a core.
-    protocol:  Protocol.TCP or SHM.
-    start:     "fork" takes any function, those of a notebook too; "spawn" those that can be imported.
+    clients:   train functions, or fl.Client objects, one for each client. `[train] * 8` are eight clients: each finds
+               its number in its config as "partition" (0, 1, …) and the number of clients as "partitions". The
+               partition is also its id in reports (`id.int`).
+    processes: number of processes that share the clients. One client of a process trains at a time. None: one process
+               for each core.
+    protocol:  Protocol.TCP or Protocol.SHM.
+    start:     "fork" accepts any function, also of a notebook; "spawn" accepts functions that can be imported.
     measure:   called with the model after each round, in this process.
-    settings:  the other arguments of fl.Server, but for `options`.
+    settings:  the other arguments of fl.Server, except `options`.
 
-    Updates are folded in the order in which the strategy selected their clients. So two runs give the same model, to
-    the last bit, if clients and strategy are functions of their seeds; but those of an asynchronous strategy, which
-    takes updates as they come. Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
+    Updates are folded in the order in which the strategy selected their clients. Two runs give the same model to the
+    last bit if clients and strategy depend on their seeds only. Asynchronous strategies are the exception: they take
+    updates as they arrive. Raises SimulationError, InvalidOption, and what fl.Server and `measure` raise.
     """
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
@@ -75,14 +77,14 @@ def simulate(
         raise netq.InvalidOption(f"simulate.min_clients: {wanted}; expected {len(clients)}, the clients, at most")
     reports: list[RoundReport] = []
     measured: list[Any] = []
-    with WorkerPool(shares) as crew:
-        crew.start(start)  # before there is a communicator, which is no use in a fork
-        callbacks = [_Turns(crew), *settings.pop("callbacks", ())]
-        events = netq.EventOptions(ini=crew.came)
+    with WorkerPool(shares) as workers:
+        workers.start(start)  # before the server's communicator exists: a communicator does not work in a fork
+        callbacks = [_Turns(workers), *settings.pop("callbacks", ())]
+        events = netq.EventOptions(ini=workers.connected)
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
         settings |= {"strategy": strategy, "protocol": protocol}
         server = Server(model, options, callbacks=callbacks, **settings)
-        with server, crew.at_work(server, protocol, ordered=strategy.buffer is None):
+        with server, workers.run(server, protocol, ordered=strategy.buffer is None):
             for report in server.rounds(rounds):
                 reports.append(report)
                 if measure is not None:
@@ -93,7 +95,7 @@ def simulate(
 def _shares(
     clients: Sequence[Train | Client], processes: int | None, protocol: netq.Protocol, start: str
 ) -> list[Share]:
-    """Deal the clients out to the processes, one after the other. Raises InvalidOption."""
+    """Distribute the clients over the processes, round-robin. Raises InvalidOption."""
     if protocol not in (netq.Protocol.TCP, netq.Protocol.SHM):
         raise netq.InvalidOption(f"simulate.protocol: {protocol}; expected Protocol.TCP or Protocol.SHM")
     expect(start in ("fork", "spawn"), "simulate.start", start, "'fork' or 'spawn'")
@@ -117,36 +119,36 @@ def _client(partition: int, each: Train | Client) -> Client:
 
 
 class _Turns(Callback):
-    """Lets the clients of a round answer one after the other, as they were selected: so sums come out the same."""
+    """Has the clients of a round answer one by one, in the order of selection, so that sums are rounded alike."""
 
-    def __init__(self, crew: WorkerPool) -> None:
-        self._crew = crew
+    def __init__(self, workers: WorkerPool) -> None:
+        self._workers = workers
         self._number = 0
-        self._due: list[int] = []  # who has been asked to train, and has not answered; the first has the turn
-        self._asking = False  # whether whom is asked now is asked to train
+        self._due: list[int] = []  # clients that were asked to train and have not answered; the first has the turn
+        self._asking = False  # whether the server is still sending this round's tasks to train
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Forget the round before."""
+        """Start with an empty list."""
         self._number, self._due, self._asking = number, [], True
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
-        """Note who is asked; and when one has answered, or is not waited for any more, let the next."""
+        """Append a client that is asked; pass the turn on when a client has answered or failed."""
         if state is ClientState.TRAINING and self._asking:
             self._due.append(client.int)
             if len(self._due) == 1:
                 self._grant(client.int)
         elif state in (ClientState.DONE, ClientState.FAILED):
-            self._asking = False  # all had been asked before
-            self._pass(client.int, late=state is ClientState.FAILED)
+            self._asking = False  # the server asks all of a round before it takes the first answer
+            self._pass_on(client.int, failed=state is ClientState.FAILED)
 
-    def _pass(self, client: int, late: bool) -> None:
+    def _pass_on(self, client: int, failed: bool) -> None:
         had_turn = self._due[:1] == [client]
         if client in self._due:
             self._due.remove(client)
-        if late and not had_turn:
-            self._grant(client)  # its answer comes whenever it comes
+        if failed and not had_turn:
+            self._grant(client)  # it still waits for its turn; its late answer need not wait for others
         if had_turn and self._due:
             self._grant(self._due[0])
 
     def _grant(self, client: int) -> None:
-        self._crew.grant(client, self._number)
+        self._workers.grant_turn(client, self._number)

@@ -1,7 +1,8 @@
-"""A process of a simulation, from inside: some of its clients, each with a communicator and a thread of its own.
+"""A worker process of a simulation: runs some of the clients, each with a communicator and a thread of its own.
 
-Started by fl/simulation/processes.py; it hears from the parent through one pipe, its door: first where the server is,
-then whose turn it is to answer. It says what went wrong, and that all is done. When the door ends, so does the process.
+Started by fl/simulation/processes.py, with one pipe to the parent process. The parent sends the server's address, then
+whose turn it is to answer. The worker sends the first error, or None when all its clients are done. When the pipe
+closes, the worker exits.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ import netq
 from fl.client import Client
 from fl.messages import Failure, Report, Task, Update
 
-Share = Mapping[int, Client]  # by partition: the clients of one process
+Share = Mapping[int, Client]  # the clients of one process, by partition
 
 
 class Start(NamedTuple):
-    """What a process has to know before its clients can begin."""
+    """What a worker needs before its clients can connect."""
 
     netloc: netq.NetworkLocation
     protocol: netq.Protocol
     partitions: int
-    ordered: bool  # whether clients wait for their turn
+    ordered: bool  # whether clients wait for their turn before they answer
 
 
-def work(share: Share, door: Connection) -> None:
+def work(share: Share, pipe: Connection) -> None:
     """Run clients until the server ends the federation."""
-    _keep(door)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then ends us
+    _close_in_children(pipe)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which then ends this process
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)  # the pool of the parent is not in a fork; and a core is a process's
-    desk = _Desk(door)
-    logging.getLogger("netq.fl").addHandler(_Alarm(desk))
-    start = desk.begin()
+        # A fork does not inherit the threads of torch's pool, and each process has one core for itself.
+        sys.modules["torch"].set_num_threads(1)
+    parent = _Parent(pipe)
+    logging.getLogger("netq.fl").addHandler(_ErrorForwarder(parent))
+    start = parent.wait_for_start()
     threads = [
-        threading.Thread(target=_take_part, args=(desk, start, part, client), name=f"client {part}")
-        for part, client in share.items()
+        threading.Thread(target=_run_client, args=(parent, start, partition, client), name=f"client {partition}")
+        for partition, client in share.items()
     ]
     for thread in threads:
         thread.start()
@@ -55,99 +57,99 @@ def work(share: Share, door: Connection) -> None:
         thread.join()
     sys.stdout.flush()
     sys.stderr.flush()
-    desk.say(None)
+    parent.send(None)
 
 
-def _keep(door: Connection) -> None:
-    """Keep it from the processes that clients start: the parent hears by its end that this process has ended."""
-    os.set_inheritable(door.fileno(), False)
-    os.register_at_fork(after_in_child=door.close)
-
-
-def work_unpickled(door: Connection) -> None:
-    """Do the same with clients that come through the door."""
+def work_unpickled(pipe: Connection) -> None:
+    """Receive the clients through the pipe, then run them."""
     try:
-        share = pickle.loads(door.recv_bytes())
-    except Exception as error:  # of the user's module, on import
+        share = pickle.loads(pipe.recv_bytes())
+    except Exception as error:  # raised by the user's module during its import
         hint = "the clients cannot be unpickled; expected functions of a module that can be imported, or start='fork'"
-        door.send(f"{hint}\n{''.join(traceback.format_exception(error))}")
+        pipe.send(f"{hint}\n{''.join(traceback.format_exception(error))}")
         return
-    work(share, door)
+    work(share, pipe)
 
 
-class _Desk:
-    """What the clients of one process share."""
+def _close_in_children(pipe: Connection) -> None:
+    """Do not let processes that a client starts inherit the pipe, whose end means that this process has ended."""
+    os.set_inheritable(pipe.fileno(), False)
+    os.register_at_fork(after_in_child=pipe.close)
 
-    def __init__(self, door: Connection) -> None:
-        self._door = door
-        self._saying = threading.Lock()
-        self._changed = threading.Condition()
-        self._turns: dict[int, int] = {}  # by client: the last round in which it may answer
-        self.at_work = threading.Lock()  # of whoever trains: the user's functions need not bear threads
 
-    def begin(self) -> Start:
-        """Wait for the server; from then on, listen."""
+class _Parent:
+    """The parent process, as the clients of one worker use it. Any thread may call it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._sending = threading.Lock()
+        self._turn_changed = threading.Condition()
+        self._turns: dict[int, int] = {}  # the last round in which a client may answer, by client
+        self.training = threading.Lock()  # one client trains at a time: user functions need not be thread-safe
+
+    def wait_for_start(self) -> Start:
+        """Wait until the server is up, then receive turns in a thread."""
         try:
-            start: Start = self._door.recv()
+            start: Start = self._pipe.recv()
         except (EOFError, OSError):
             os._exit(1)
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._receive_turns, daemon=True).start()
         return start
 
-    def say(self, trouble: str | None) -> None:
-        """Tell the parent what went wrong; or, if nothing did, that all is done."""
-        with self._saying:
-            self._door.send(trouble)
+    def send(self, error: str | None) -> None:
+        """Report an error; None: all clients are done."""
+        with self._sending:
+            self._pipe.send(error)
 
     def await_turn(self, client: int, number: int) -> None:
-        """Wait until a client may answer in a round."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._turns.get(client, 0) >= number)
+        """Wait until a client may answer in round `number`."""
+        with self._turn_changed:
+            self._turn_changed.wait_for(lambda: self._turns.get(client, 0) >= number)
 
-    def _listen(self) -> None:
+    def _receive_turns(self) -> None:
         try:
             while True:
-                client, number = self._door.recv()
-                with self._changed:
+                client, number = self._pipe.recv()
+                with self._turn_changed:
                     self._turns[client] = number
-                    self._changed.notify_all()
-        except (EOFError, OSError):  # the parent has gone, by whatever way
+                    self._turn_changed.notify_all()
+        except (EOFError, OSError):  # the parent process has ended
             os._exit(1)
 
 
-class _Simulated(Client):
-    """A client that knows its place, and waits for its turn. What it does is another's."""
+class _SimulatedClient(Client):
+    """Runs the tasks of another client: adds the partition to their config, and answers in turn."""
 
-    def __init__(self, client: Client, part: int, desk: _Desk, start: Start) -> None:
+    def __init__(self, client: Client, partition: int, parent: _Parent, start: Start) -> None:
         self._client = client
-        self._part = part
-        self._desk = desk
+        self._partition = partition
+        self._parent = parent
         self._start = start
 
     def _do(self, task: Task) -> Update | Report | Failure:
-        config = {**task.config, "partition": self._part, "partitions": self._start.partitions}
-        with self._desk.at_work:
+        config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
+        with self._parent.training:
             content = self._client._do(replace(task, config=config))
         if self._start.ordered and task.job.purpose == "train":
-            self._desk.await_turn(self._part, task.job.round)
+            self._parent.await_turn(self._partition, task.job.round)
         return content
 
 
-class _Alarm(logging.Handler):
-    """Tells the parent of the errors that a client logs: those of the user's functions, and of what they return."""
+class _ErrorForwarder(logging.Handler):
+    """Sends the errors that clients log to the parent: errors of the user's functions, and of what they return."""
 
-    def __init__(self, desk: _Desk) -> None:
+    def __init__(self, parent: _Parent) -> None:
         super().__init__(logging.ERROR)
-        self._desk = desk
+        self._parent = parent
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Say which client it is; the thread has its name."""
-        self._desk.say(f"{record.threadName}: {self.format(record)}")
+        """Send an error with the client's name, which is the thread's name."""
+        self._parent.send(f"{record.threadName}: {self.format(record)}")
 
 
-def _take_part(desk: _Desk, start: Start, part: int, client: Client) -> None:
-    options = netq.CommunicatorOptions(id=uuid.UUID(int=part), netloc=start.netloc)
+def _run_client(parent: _Parent, start: Start, partition: int, client: Client) -> None:
+    options = netq.CommunicatorOptions(id=uuid.UUID(int=partition), netloc=start.netloc)
     try:
-        _Simulated(client, part, desk, start).run(options, start.protocol)
-    except BaseException as error:  # also SystemExit, of the user's function: nobody would miss the thread
-        desk.say(f"client {part}: {''.join(traceback.format_exception(error))}")
+        _SimulatedClient(client, partition, parent, start).run(options, start.protocol)
+    except BaseException as error:  # SystemExit of the user's function too: it would end this thread silently
+        parent.send(f"client {partition}: {''.join(traceback.format_exception(error))}")

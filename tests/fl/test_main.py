@@ -66,7 +66,7 @@ def write(folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp"
         initial = "tests.fl.federation:zeros"
         measure = "tests.fl.test_main:measure"
         save = "model.npz"
-        [watch]
+        [callbacks]
         json = "rounds.jsonl"
         {more}
     """)
@@ -242,7 +242,7 @@ def test_when_all_rounds_are_done_already_it_writes_the_model_again(tmp_path: Pa
 
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("prometheus_client", "tensorboard", "torch", "rich")),
-    reason="what [watch] names is not installed",
+    reason="what [callbacks] names is not installed",
 )
 def test_all_that_watches_at_once(tmp_path: Path) -> None:
     config = write(tmp_path, more='progress = true\ntensorboard = "runs"\nprometheus = 0\n')
@@ -277,7 +277,7 @@ def test_on_a_terminal_the_states_are_drawn_and_the_log_is_seen(tmp_path: Path) 
         ({"rounds": 0}, "server.rounds: 0; expected a whole number, 1 or more"),
         ({"protocol": "udp"}, "server.protocol: 'udp'; expected"),
         ({"more": "[security]"}, "security.key: None; a server needs its private key, a PEM file"),
-        ({"more": 'mlflow = "mlruns"'}, "watch.mlflow: 'mlruns'; expected the address of an MLflow server"),
+        ({"more": 'mlflow = "mlruns"'}, "callbacks.mlflow: 'mlruns'; expected the address of an MLflow server"),
         ({"more": '[strategy]\nname = "FedAdm"'}, "strategy.name: 'FedAdm': no such strategy; did you mean FedAdam?"),
     ],
 )
@@ -335,7 +335,7 @@ def test_an_mlflow_that_does_not_answer_is_a_line_and_1(tmp_path: Path) -> None:
         config = write(tmp_path, more=f'mlflow = "{uri}"')
         done = run("serve", str(config), MLFLOW_DISABLE_TELEMETRY="true")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"fl: {config}: watch.mlflow: MLflow does not answer at {uri} (")
+    assert done.stderr.startswith(f"fl: {config}: callbacks.mlflow: MLflow does not answer at {uri} (")
     assert done.stderr.count("\n") == 1
 
 

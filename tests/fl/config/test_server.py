@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fl
-from fl.config.server import KEYS, Config, Watch
+from fl.config.server import KEYS, Config, CallbackOptions
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
@@ -110,16 +110,16 @@ def test_the_pages_example_loads(
     assert config.security == SecurityOptions(tmp_path / "server.key", tmp_path / "server.pem")
     assert config.mqtt == mqtt
     assert config.connection == ConnectionOptions(heartbeat=30.0)
-    watch = Watch(
+    options = CallbackOptions(
         True, tmp_path / "rounds.jsonl", tmp_path / "runs" / "farm", ("127.0.0.1", 9100), "http://localhost:5000"
     )
-    assert config.watch == watch
+    assert config.callbacks == options
 
 
 def test_the_pages_example_has_every_table_and_key() -> None:
     example = tomllib.loads(OF_MQTT)
     assert set(example) == set(KEYS)
-    for table in ("server", "model", "security", "watch"):
+    for table in ("server", "model", "security", "callbacks"):
         assert set(example[table]) == set(KEYS[table] or ())
 
 
@@ -128,7 +128,7 @@ def test_the_least_file_says_where_how_often_and_what(tmp_path: Path) -> None:
     assert (config.protocol, config.settings, config.checkpoint) == (Protocol.TCP, {}, None)
     assert (config.measure, config.save, config.security) == (None, None, None)
     assert type(config.strategy) is fl.FedAvg
-    assert config.watch == Watch()
+    assert config.callbacks == CallbackOptions()
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_staleness_is_said_in_words(tmp_path: Path, text: str, staleness: int, d
 def test_a_file_is_written_again_through_a_link_and_a_device_to(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "model.npz").symlink_to("far/model.npz")
-    config = load(tmp_path, f"{LEAST}save = 'model.npz'\n[watch]\njson = '/dev/null'\n")
+    config = load(tmp_path, f"{LEAST}save = 'model.npz'\n[callbacks]\njson = '/dev/null'\n")
     assert config.save == tmp_path / "model.npz"
-    assert config.watch.json == Path("/dev/null")
+    assert config.callbacks.json == Path("/dev/null")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aggregator.toml", "far", "model.npz"]
 
 
@@ -178,7 +178,7 @@ def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
 def test_prometheus_is_on_this_machine_unless_a_host_is_named(
     tmp_path: Path, value: str, place: tuple[str, int]
 ) -> None:
-    assert load(tmp_path, f"{LEAST}[watch]\nprometheus = {value}\n").watch.prometheus == place
+    assert load(tmp_path, f"{LEAST}[callbacks]\nprometheus = {value}\n").callbacks.prometheus == place
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         ("[sever]\n", "[sever]", "did you mean [server]?"),
         ("server = 1\n", "server: 1", "expected a table: begin it with a line [server]"),
         ("[server]\nprot = 1\n", "server.prot: ", "did you mean server.port?"),
-        ("[watch]\nbanana = 1\n", "watch.banana: ", "expected one of watch.progress"),
+        ("[callbacks]\nbanana = 1\n", "callbacks.banana: ", "expected one of callbacks.progress"),
         ("[server]\nport = 1\n", "server.host: missing", "where to listen"),
         ('[server]\nhost = "a"\n', "server.port: missing", "a whole number from 1 to 65535"),
         ('[server]\nhost = "a"\nport = true\n', "server.port: True", "a whole number from 1 to 65535"),
@@ -254,23 +254,23 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (SERVER + "protocol = 'mqtt'\n" + MODEL + "[mqtt]\nprefix = ''\n", "mqtt.prefix: ''", "1 to 128 characters"),
         (LEAST + "[mqtt]\n", '[mqtt]: server.protocol is "tcp"', 'say protocol = "mqtt", or leave the table out'),
         (LEAST + "[connection]\nheartbeat = 0\n", "connection.heartbeat: 0", "seconds"),
-        (LEAST + "[watch]\nprogress = 1\n", "watch.progress: 1", "true or false"),
-        (LEAST + "[watch]\nprometheus = 65536\n", "watch.prometheus: 65536", 'a port, as in 9100, or "host:port"'),
-        (LEAST + "[watch]\nprometheus = true\n", "watch.prometheus: True", "a port, as in 9100"),
-        (LEAST + "[watch]\nprometheus = ':9100'\n", "watch.prometheus: ':9100'", "a port, as in 9100"),
-        (LEAST + "[watch]\njson = 'none/rounds.jsonl'\n", "watch.json: ", "there is no folder"),
-        (LEAST + "[watch]\njson = '/proc/x'\n", "watch.json: '/proc/x'; expected", "may be written to"),
-        (LEAST + "[watch]\ntensorboard = '/proc/x'\n", "watch.tensorboard: '/proc/x'; expected", "may be written"),
-        (LEAST + "[watch]\njson = '.'\n", "watch.json: ", "expected a file, and this is a folder"),
+        (LEAST + "[callbacks]\nprogress = 1\n", "callbacks.progress: 1", "true or false"),
+        (LEAST + "[callbacks]\nprometheus = 65536\n", "callbacks.prometheus: 65536", 'a port, as in 9100, or "host:port"'),
+        (LEAST + "[callbacks]\nprometheus = true\n", "callbacks.prometheus: True", "a port, as in 9100"),
+        (LEAST + "[callbacks]\nprometheus = ':9100'\n", "callbacks.prometheus: ':9100'", "a port, as in 9100"),
+        (LEAST + "[callbacks]\njson = 'none/rounds.jsonl'\n", "callbacks.json: ", "there is no folder"),
+        (LEAST + "[callbacks]\njson = '/proc/x'\n", "callbacks.json: '/proc/x'; expected", "may be written to"),
+        (LEAST + "[callbacks]\ntensorboard = '/proc/x'\n", "callbacks.tensorboard: '/proc/x'; expected", "may be written"),
+        (LEAST + "[callbacks]\njson = '.'\n", "callbacks.json: ", "expected a file, and this is a folder"),
         (
-            LEAST + "[watch]\ntensorboard = 'aggregator.toml'\n",
-            "watch.tensorboard: ",
+            LEAST + "[callbacks]\ntensorboard = 'aggregator.toml'\n",
+            "callbacks.tensorboard: ",
             "expected a folder, and there is",
         ),
-        (LEAST + "[watch]\nmlflow = 5000\n", "watch.mlflow: 5000", "the address of an MLflow server"),
-        (LEAST + "[watch]\nmlflow = 'mlruns'\n", "watch.mlflow: 'mlruns'", 'as in "http://localhost:5000"'),
-        (LEAST + "[watch]\nmlflow = 'sqlite:///ml.db'\n", "watch.mlflow: 'sqlite:///ml.db'", "the address of an"),
-        (LEAST + "[watch]\nmlflow = 'http://'\n", "watch.mlflow: 'http://'", "the address of an MLflow server"),
+        (LEAST + "[callbacks]\nmlflow = 5000\n", "callbacks.mlflow: 5000", "the address of an MLflow server"),
+        (LEAST + "[callbacks]\nmlflow = 'mlruns'\n", "callbacks.mlflow: 'mlruns'", 'as in "http://localhost:5000"'),
+        (LEAST + "[callbacks]\nmlflow = 'sqlite:///ml.db'\n", "callbacks.mlflow: 'sqlite:///ml.db'", "the address of an"),
+        (LEAST + "[callbacks]\nmlflow = 'http://'\n", "callbacks.mlflow: 'http://'", "the address of an MLflow server"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
