@@ -85,7 +85,9 @@ def plot(
         try:
             plots.rounds({str(run): run for run in runs}, metric=metric, out=out)
         except FileNotFoundError as error:
-            raise InvalidOption(f"{error.filename}: no such file; give one that [callbacks] json has written") from error
+            raise InvalidOption(
+                f"{error.filename}: no such file; give one that [callbacks] json has written"
+            ) from error
         except ValueError as error:
             raise InvalidOption(str(error)) from error
 
@@ -107,16 +109,16 @@ def _serve(config: Config) -> None:
 
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     options = config.callbacks
-    if callbacks.json is not None:
-        yield JsonLines(callbacks.json)  # first: what is said of a round is then in the file
-    yield stack.enter_context(Progress()) if callbacks.progress else _Logged()
-    if callbacks.tensorboard is not None:
-        yield stack.enter_context(TensorBoard(callbacks.tensorboard))
-    if callbacks.prometheus is not None:
-        host, port = callbacks.prometheus
+    if options.json is not None:
+        yield JsonLines(options.json)  # first: what is said of a round is then in the file
+    yield stack.enter_context(Progress()) if options.progress else _Logged()
+    if options.tensorboard is not None:
+        yield stack.enter_context(TensorBoard(options.tensorboard))
+    if options.prometheus is not None:
+        host, port = options.prometheus
         yield stack.enter_context(Prometheus(port, host))
-    if callbacks.mlflow is not None:
-        yield stack.enter_context(_mlflow(config, callbacks.mlflow))
+    if options.mlflow is not None:
+        yield stack.enter_context(_mlflow(config, options.mlflow))
 
 
 def _mlflow(config: Config, uri: str) -> MLflow:

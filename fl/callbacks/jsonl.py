@@ -139,7 +139,9 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
             rounds.pop()
         rounds.append(found)
     if others and not rounds:
-        raise ValueError(f"{path}: no line of it is a round; give a file that fl.JsonLines has written ([callbacks] json)")
+        raise ValueError(
+            f"{path}: no line of it is a round; give a file that fl.JsonLines has written ([callbacks] json)"
+        )
     if others:
         log.warning("%s: no round in line %s; left out", path, reprlib.repr(others)[1:-1])
     return rounds

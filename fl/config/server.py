@@ -15,7 +15,7 @@ docs/how-to/aggregator.md has a whole one; fl.Server says what the keys of [serv
 [security]    key, certificate   PEM files. The table turns TLS on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
-[callbacks]       progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
+[callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
 """
 
 from __future__ import annotations

@@ -174,7 +174,9 @@ def _fork(share: Share, theirs: Connection, ours: Sequence[Connection]) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise both processes write what is buffered
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about threads: see docs/how-to/simulation.md
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of Python 3.12, about threads: see docs/how-to/simulation.md
         pid = os.fork()
     if pid != 0:
         return pid

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import fl
-from fl.config.server import KEYS, Config, CallbackOptions
+from fl.config.server import KEYS, CallbackOptions, Config
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
@@ -255,12 +255,20 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[mqtt]\n", '[mqtt]: server.protocol is "tcp"', 'say protocol = "mqtt", or leave the table out'),
         (LEAST + "[connection]\nheartbeat = 0\n", "connection.heartbeat: 0", "seconds"),
         (LEAST + "[callbacks]\nprogress = 1\n", "callbacks.progress: 1", "true or false"),
-        (LEAST + "[callbacks]\nprometheus = 65536\n", "callbacks.prometheus: 65536", 'a port, as in 9100, or "host:port"'),
+        (
+            LEAST + "[callbacks]\nprometheus = 65536\n",
+            "callbacks.prometheus: 65536",
+            'a port, as in 9100, or "host:port"',
+        ),
         (LEAST + "[callbacks]\nprometheus = true\n", "callbacks.prometheus: True", "a port, as in 9100"),
         (LEAST + "[callbacks]\nprometheus = ':9100'\n", "callbacks.prometheus: ':9100'", "a port, as in 9100"),
         (LEAST + "[callbacks]\njson = 'none/rounds.jsonl'\n", "callbacks.json: ", "there is no folder"),
         (LEAST + "[callbacks]\njson = '/proc/x'\n", "callbacks.json: '/proc/x'; expected", "may be written to"),
-        (LEAST + "[callbacks]\ntensorboard = '/proc/x'\n", "callbacks.tensorboard: '/proc/x'; expected", "may be written"),
+        (
+            LEAST + "[callbacks]\ntensorboard = '/proc/x'\n",
+            "callbacks.tensorboard: '/proc/x'; expected",
+            "may be written",
+        ),
         (LEAST + "[callbacks]\njson = '.'\n", "callbacks.json: ", "expected a file, and this is a folder"),
         (
             LEAST + "[callbacks]\ntensorboard = 'aggregator.toml'\n",
@@ -269,7 +277,11 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         ),
         (LEAST + "[callbacks]\nmlflow = 5000\n", "callbacks.mlflow: 5000", "the address of an MLflow server"),
         (LEAST + "[callbacks]\nmlflow = 'mlruns'\n", "callbacks.mlflow: 'mlruns'", 'as in "http://localhost:5000"'),
-        (LEAST + "[callbacks]\nmlflow = 'sqlite:///ml.db'\n", "callbacks.mlflow: 'sqlite:///ml.db'", "the address of an"),
+        (
+            LEAST + "[callbacks]\nmlflow = 'sqlite:///ml.db'\n",
+            "callbacks.mlflow: 'sqlite:///ml.db'",
+            "the address of an",
+        ),
         (LEAST + "[callbacks]\nmlflow = 'http://'\n", "callbacks.mlflow: 'http://'", "the address of an MLflow server"),
     ],
 )
