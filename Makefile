@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults soak check bench bench-federation wheel wheel-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults soak check docs bench bench-federation wheel wheel-aarch64 clean
 
 PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
 OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
@@ -16,6 +16,9 @@ setup: .venv/dev
 
 .venv/dev: .venv/demo
 	$(PIP) --editable '.[dev]' && touch $@
+
+.venv/docs: .venv/dev
+	$(PIP) --editable '.[docs]' && touch $@
 
 .venv/bench: .venv/dev
 	$(PIP) --editable '.[bench]' && touch $@
@@ -85,6 +88,10 @@ wheel-aarch64: .venv/demo
 
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
+
+# The pages as a site, in build/docs. Warnings are errors; nothing is fetched.
+docs: .venv/docs
+	$(RUN) -m sphinx -q -E -n -W --keep-going -d build/doctrees docs build/docs
 
 clean:
 	rm -rf netq/*.so .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

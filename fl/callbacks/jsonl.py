@@ -62,7 +62,7 @@ def scalars(report: RoundReport) -> dict[str, float]:
 class Measured(Callback):
     """Tells other callbacks of rounds, with what `measure(model)` finds added to the report's evaluation.
 
-    Its names get "server_" before them: the clients' evaluation may have the same ones. The server waits while it
+    Its names get the prefix `server_`: the clients' evaluation may have the same ones. The server waits while it
     measures. Where it raises, or returns something else, that is logged, and the others are told without it.
     """
 

@@ -1,0 +1,116 @@
+"""The settings of Sphinx, which makes a site of these pages: `make docs`. Offline; a warning is an error.
+
+index.md is the table of contents: each of its `##` headings is a section of the sidebar, with the pages that it links.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from pygments.lexers.special import TextLexer
+from sphinx.application import Sphinx
+
+DOCS = Path(__file__).parent
+
+project = "netq"
+author = "the authors of netq"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+html_theme = "furo"
+html_title = "netq, fl and edge"
+html_show_copyright = html_show_sphinx = html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+highlight_language = "text"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+default_role = "py:obj"
+# Other projects' names have no page here, and this build fetches none; neither have modules that are not public.
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*")
+]
+
+# Classes that a function makes, or that users only receive: without the arguments of their constructors.
+NO_SIGNATURE = {"netq.Communicator", "netq.aio.Communicator", "netq.aio.Delivery", "fl.FailureKind", "fl.ClientState"}
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the functions below to the steps of a build."""
+    app.add_lexer("hex", TextLexer)
+    began = time.monotonic()
+    app.connect("source-read", _add_contents)
+    app.connect("source-read", _unlink_sources)
+    app.connect("autodoc-process-signature", _signature)
+    app.connect("autodoc-process-docstring", _to_rst)
+    app.connect("missing-reference", _leave_as_code)
+    app.connect("build-finished", lambda app, error: _report(app, time.monotonic() - began))
+
+
+def _report(app: Sphinx, seconds: float) -> None:
+    print(f"{len(app.env.found_docs)} pages in {seconds:.1f} s: {app.outdir}/index.html")
+
+
+def _add_contents(app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the sidebar's sections to index.md, from its own links."""
+    if page != "index":
+        return
+    for section in source[0].split("\n## ")[1:]:
+        title, _, text = section.partition("\n")
+        pages = re.findall(r"\]\(([\w/-]+)\.md\)", text)
+        source[0] += "\n".join(["\n```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```\n"])
+
+
+def _unlink_sources(app: Sphinx, page: str, source: list[str]) -> None:
+    """Show links to files outside of docs/ as plain text: the site has the pages only."""
+    folder = (DOCS / page).parent
+
+    def plain(link: re.Match[str]) -> str:
+        inside = (folder / link[2]).resolve().is_relative_to(DOCS)
+        return link[0] if inside else f"`{link[1].strip('`')}`"
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)#]+)(?:#[^)]*)?\)", plain, source[0])
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, target: Any, options: Any, arguments: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Correct the signatures of classes with a `__new__` of their own, of fields with a factory, and of fl.simulate."""
+    if name in NO_SIGNATURE:
+        return "", None
+    if arguments == "(*args: Any, **kwargs: Any)" and dataclasses.is_dataclass(target):
+        arguments = re.sub(r": '([^']+)'", r": \1", str(inspect.signature(target).replace(return_annotation=())))[:-6]
+    return arguments and arguments.replace("<factory>", "...").replace(
+        "[Train | Client]", "[Train | fl.Client]"
+    ), returns
+
+
+def _to_rst(app: Sphinx, what: str, name: str, target: object, options: Any, lines: list[str]) -> None:
+    """Turn blocks of `name: text` into lists, and other indented blocks into literal ones."""
+    lines[:] = [line for block in "\n".join(lines).split("\n\n") for line in (*_block(block.splitlines()), "")]
+
+
+ITEM = re.compile(r"(\w[\w, ()>-]*): +(\S.*)")  # such as `queue_size:  messages that may wait`
+
+
+def _block(lines: list[str]) -> list[str]:
+    if sum(line[0] != " " for line in lines) > 1 and all(line[0] == " " or ITEM.fullmatch(line) for line in lines):
+        return [ITEM.sub(r"- ``\1``: \2", line) if line[0] != " " else f"  {line.strip()}" for line in lines]
+    if any(line.startswith("    ") or re.search("[│├└─►]", line) for line in lines):
+        return ["::", "", *(f"    {line}" for line in lines)]
+    return lines
+
+
+def _leave_as_code(app: Sphinx, env: Any, node: Any, content: nodes.Node) -> nodes.Node | None:
+    """In docstrings `x` is a link where x is documented, and else just code."""
+    return content if node.get("reftype") == "obj" else None

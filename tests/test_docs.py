@@ -1,0 +1,35 @@
+"""docs/ as a whole: links, the table of contents, and the API pages that Sphinx fills."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import edge
+import fl
+import netq
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem)
+def test_every_link_has_a_target(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+
+
+def test_the_index_links_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([\w/-]+\.md)\)", index.read_text())}
+    assert linked == {*PAGES} - {index}
+
+
+@pytest.mark.parametrize("package", [netq, fl, edge], ids=lambda package: package.__name__)
+def test_the_api_pages_have_every_public_name_once(package: ModuleType) -> None:
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference" / "python").glob("*.md"))
+    documented = re.findall(rf"^\.\. auto\w+:: {package.__name__}\.(\w+)$", pages, re.MULTILINE)
+    assert sorted(documented) == sorted(package.__all__)
