@@ -70,6 +70,7 @@ LEGAL: dict[State, frozenset[Kind]] = {
 }
 _OF_NO_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})
 _DOUBT = 2.0  # seconds within which a link that is doubted has to bring something
+_NANOSECONDS = 1_000_000_000  # in a second: the number of a PING is when it was made, by the age of its link
 _TALKING = frozenset({State.OPEN, State.CLOSING})
 LENGTH = {  # of a body: least, most. The session judges those of MSG
     Kind.INI: (VERSION_SIZE, GREETING_LIMIT),
@@ -91,15 +92,13 @@ class Connection:
         self.open = False  # both have greeted, and not both have said goodbye
         self.closed = False  # all has been said: flush, then close the link
         self.source: Memory | None = None  # of the link's own memory, if it wants bodies to begin there
-        self.round_trip: float | None = None  # seconds, of the last PING
         self._id = id
         self._options = options
         self._control: list[bytes] = []
         self._keeps_parts = False  # `pieces` is used: bodies are to stay Parts
         self._leaving = False  # we have said that we close, and that the peer's window keeps us
         self._finished = False  # we have said FIN
-        self._answer_due = False
-        self._pinged: float | None = None
+        self._unanswered: int | None = None  # number of the peer's last PING, until it is answered
         self._doubted: float | None = None  # since when nothing has come of a link that is doubted
         self._born = self._heard = self._spoke = now
         self._patience = options.handshake_timeout
@@ -187,14 +186,14 @@ class Connection:
             self._control = []
         session, parts = self.session, False
         if session is not None and self.open:
-            if self._answer_due:
-                out.append(session.said(ANSWER).header())
-                self._answer_due = False
+            if self._unanswered is not None:
+                out.append(Frame(Kind.PING, ANSWER, number=self._unanswered).header())
+                self._unanswered = None
             if session.owed:
                 session.acknowledge(out)
             if session.closing and not self._leaving and session.stuck:
                 self._leaving = True
-                out.append(Frame(Kind.PING, LEAVING).header())
+                out.append(self._ping(now, LEAVING))
             parts = session.frames(out, limit)
         if out:
             self._spoke = now
@@ -226,7 +225,7 @@ class Connection:
             if now >= self._silence_ends:
                 self._lose(TimeoutError(f"nothing heard for {now - self._heard:.1f} s"), events)
             elif now >= self._spoke + self._options.heartbeat:
-                self._ping(now)
+                self._control.append(self._ping(now))
         elif now >= self.deadline():
             self._lose(TimeoutError(f"no greeting within {self._patience:g} s"), events)
         return events
@@ -235,7 +234,7 @@ class Connection:
         """Ask whether the peer is still there, and give the link up soon if nothing comes; `deadline` moves."""
         if self.open and self._doubted is None:
             self._doubted = now
-            self._ping(now)
+            self._control.append(self._ping(now))
 
     def close(self) -> list[Event]:
         """Say no more than what is queued, then FIN."""
@@ -306,8 +305,8 @@ class Connection:
         least, most = LENGTH[frame.kind]
         if not self._is_legal(frame.kind):
             raise ProtocolError(f"{frame.kind.name} in state {self.state.name}")
-        if frame.lane and (frame.flags or frame.kind in _OF_NO_LANE):
-            raise ProtocolError(f"{frame.kind.name} with flags {frame.flags} in lane {frame.lane}; expected lane 0")
+        if frame.lane and frame.kind in _OF_NO_LANE:
+            raise ProtocolError(f"{frame.kind.name} in lane {frame.lane}; expected lane 0")
         if not least <= frame.length <= most:
             raise ProtocolError(f"{frame.kind.name} of {frame.length} bytes; expected {least} to {most}")
         return memoryview(bytearray(frame.length))
@@ -341,17 +340,19 @@ class Connection:
         self._session.received(frame)
 
     def _on_ack(self, frame: Frame, events: list[Event]) -> None:
-        if frame.flags and self._pinged is not None:
-            self.round_trip = self._heard - self._pinged
-            self._pinged = None
         self._session.acked(frame)
 
     def _on_drop(self, frame: Frame, events: list[Event]) -> None:
         self._session.dropped(frame)
 
     def _on_ping(self, frame: Frame, events: list[Event]) -> None:
-        self._answer_due = True
-        if frame.flags:
+        if frame.flags == ANSWER:
+            seconds = self._heard - self._born - frame.number / _NANOSECONDS
+            if seconds >= 0:  # else the peer has made the number up
+                self._session.round_trip = seconds
+            return
+        self._unanswered = frame.number
+        if frame.flags == LEAVING:
             self._session.peer_leaves()
 
     def _on_fin(self, frame: Frame, events: list[Event]) -> None:
@@ -381,9 +382,12 @@ class Connection:
             self.state = State.CLOSED
             events.append(Finished(session, over=True))
 
-    def _ping(self, now: float) -> None:
-        self._spoke = self._pinged = now
-        self._control.append(Frame(Kind.PING).header())
+    def _ping(self, now: float, flags: int = 0) -> bytes:
+        """Return a PING whose number is the time, for the answer repeats it: so nothing need be kept of those that are
+        under way, and each answer is measured from its own.
+        """
+        self._spoke = now
+        return Frame(Kind.PING, flags, number=int((now - self._born) * _NANOSECONDS)).header()
 
     @property
     def _silence_ends(self) -> float:

@@ -24,7 +24,7 @@ from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item, Receiver
 from netq.protocol.sender import SMALL, Part, Sender
-from netq.protocol.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting, Kind
+from netq.protocol.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting
 
 _EPOCHS = 2**32 - 1  # they go round, from 1
 _HALF = _EPOCHS // 2
@@ -46,6 +46,7 @@ class Session:
         self.arrived: deque[Item] = deque() if arrived is None else arrived  # messages that are whole
         self.outbox: deque[Outgoing] = deque()  # messages that are put; any thread may append
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
+        self.round_trip: float | None = None  # seconds, of the PING that was answered last, on any link
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
         self.closing = False  # we shall send no more
         self.peer_closed = False  # the peer has said FIN
@@ -127,8 +128,11 @@ class Session:
 
     @property
     def due(self) -> bool:
-        """Whether a message waits that somebody still wants delivered."""
-        return bool(self.outbox) or any(not message.withdrawn for sender in self.senders.values() for message in sender)
+        """Whether the peer must still be sent a message, or the DROP of a cancelled message that has begun to travel.
+
+        Without that DROP the peer would keep its part of the message until its session_timeout.
+        """
+        return bool(self.outbox) or self.queued > 0
 
     @property
     def stuck(self) -> bool:
@@ -294,12 +298,6 @@ class Session:
         for lane, receiver in self.owed.items():
             out.append(_pack(3, 0, lane, 0, receiver.held, receiver.tell()))
         self.owed.clear()
-
-    def said(self, flags: int) -> Frame:
-        """Return an ACK of lane 0, whether or not it is due: the answer to a PING."""
-        self.owed.pop(0, None)
-        cursor = self._receiver(0).cursor
-        return Frame(Kind.ACK, flags, number=cursor.held, value=cursor.limit)
 
     # Beginning, and beginning again.
 

@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
     MSG = 2  # the next bytes of a message
     ACK = 3  # what I hold, and how far you may send
     DROP = 4  # a message was cancelled: forget what you have of it
-    PING = 5  # say something
+    PING = 5  # say something; or, with ANSWER, what was asked for
     FIN = 6  # I am done
 
 
@@ -54,9 +54,16 @@ class Code(enum.IntEnum):
 
 
 RESUME = 1  # flag of an INI: I know this session, and go on with it
-ANSWER = 1  # flag of an ACK: this answers your PING
 LEAVING = 1  # flag of a PING: my user has closed, and puts nothing more
-FLAGS = {Kind.INI: RESUME, Kind.ACK: ANSWER, Kind.PING: LEAVING}
+ANSWER = 2  # flag of a PING: this answers yours, and repeats its number
+FLAGS = {  # that a frame of each kind may have: one at a time
+    Kind.INI: (0, RESUME),
+    Kind.MSG: (0,),
+    Kind.ACK: (0,),
+    Kind.DROP: (0,),
+    Kind.PING: (0, LEAVING, ANSWER),
+    Kind.FIN: (0,),
+}
 _KINDS = dict(enumerate(Kind, start=1))
 _WORDS = frozenset({Kind.INI, Kind.FIN})  # whose bodies are the connection's own
 
@@ -253,7 +260,7 @@ class Reader:
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
-        if kind not in _KINDS or lane >= LANES or (flags and flags != FLAGS.get(kind)):
+        if lane >= LANES or flags not in FLAGS.get(kind, ()):
             raise ProtocolError(_stranger(bytes(self._scratch[self._low : self._low + 8])))
         return Frame(_KINDS[kind], flags, lane, length, number, value)
 

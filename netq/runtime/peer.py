@@ -49,7 +49,7 @@ class Statistics:
     bytes_in: int
     bytes_out: int
     arriving: int  # bytes of messages that have begun to come, and are not whole
-    round_trip: float | None  # seconds, of the last heartbeat
+    round_trip: float | None  # seconds, of the last heartbeat that was answered
 
 
 class Interrupted(ConnectionAbortedError):
@@ -100,7 +100,6 @@ class Peer:
         self._farewell = False  # a client's: the server has closed, and takes what is still put
         self._undelivered = 0  # messages that have failed since
         self._address = ""
-        self._round_trip: float | None = None
         session.wake = self._flush_soon
         session.attend = functools.partial(loop.call, self.freed)
 
@@ -286,8 +285,6 @@ class Peer:
         """Return the figures."""
         link = self.link
         connected = link is not None and link.connection.open
-        if link is not None and link.connection.round_trip is not None:
-            self._round_trip = link.connection.round_trip
         return Statistics(
             connected=connected,
             address=self._address,
@@ -298,7 +295,7 @@ class Peer:
             bytes_in=self.session.bytes_in,
             bytes_out=self.session.bytes_out,
             arriving=self.session.arriving,
-            round_trip=self._round_trip,
+            round_trip=self.session.round_trip,
         )
 
     def _opened(self, link: Link, *, resumed: bool) -> None:

@@ -121,7 +121,7 @@ def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(communicato
     with Raw(server.netloc, greeting) as true:
         assert true.read(Kind.INI)
         true.send(Frame(Kind.PING))
-        true.read(Kind.ACK)
+        true.read(Kind.PING)
         futures = [server.put(bytes(8 * MIB)) for _ in range(4)]
         while true.read(Kind.MSG).number < 4:
             pass
@@ -165,7 +165,7 @@ def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be
         with Raw(server.netloc, greeting) as other:
             assert "it is being asked" in other.ends()
         silent.read(Kind.PING)
-        silent.send(Frame(Kind.ACK, ANSWER, value=2**18))
+        silent.send(Frame(Kind.PING, ANSWER))
         server.put("got").add_done_callback(lambda _: None)
         assert silent.read(Kind.MSG).number == 1
         with Raw(server.netloc, greeting) as late:
@@ -240,7 +240,7 @@ def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(communic
     with Raw(server.netloc, greeting) as old:
         assert Greeting.read(old.read(Kind.INI)).epoch == 4
         old.send(Frame(Kind.PING))
-        old.read(Kind.ACK)
+        old.read(Kind.PING)
         with Raw(server.netloc, dataclasses.replace(greeting, epoch=6, resume=True)) as new:
             ini = new.read(Kind.INI)
             assert (ini.flags, Greeting.read(ini).epoch) == (0, 7)
@@ -276,7 +276,7 @@ def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
     with Raw(server.netloc, owner) as link:
         link.read(Kind.INI)
         link.send(Frame(Kind.PING))
-        link.read(Kind.ACK)
+        link.read(Kind.PING)
     peer = only(server)
     while peer.loop.ask(lambda: peer.link is not None):
         pass

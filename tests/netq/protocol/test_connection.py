@@ -18,11 +18,10 @@ from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.connection import LEGAL, LENGTH, Connection, State
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
-from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
-from netq.protocol.wire import ANSWER, Code, Frame, Greeting, Kind
+from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, Greeting, Kind
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
 
@@ -203,7 +202,7 @@ def test_the_reason_of_a_peer_is_one_printable_line() -> None:
         (State.OPENING, VALID[Kind.INI]._replace(flags=1)),
         (State.OPEN, VALID[Kind.PING]),
         (State.OPEN, VALID[Kind.FIN]),
-        (State.OPEN, VALID[Kind.ACK]._replace(flags=ANSWER)),
+        (State.OPEN, VALID[Kind.PING]._replace(flags=ANSWER)),
     ],
 )
 def test_what_is_of_no_lane_says_lane_0(state: State, frame: Frame) -> None:
@@ -363,17 +362,83 @@ def test_every_state_but_closed_has_a_deadline(state: State) -> None:
     assert (in_state(state).deadline() == math.inf) == (state is State.CLOSED)
 
 
-def test_a_ping_is_answered_and_measured() -> None:
+# Round trip.
+
+
+@pytest.mark.parametrize("flags", [0, LEAVING])
+def test_answer_repeats_number_of_ping(flags: int) -> None:
+    connection = opened()
+    feed(connection, Frame(Kind.PING, flags, number=2**64 - 1))
+    assert sent(connection) == Frame(Kind.PING, ANSWER, number=2**64 - 1).whole()
+    assert sent(connection) == b"", "answered once"
+
+
+def test_one_answer_serves_all_pings_before_it() -> None:
+    connection = opened()
+    feed(connection, Frame(Kind.PING, number=7), Frame(Kind.PING, number=8))
+    assert sent(connection) == Frame(Kind.PING, ANSWER, number=8).whole()
+
+
+def test_answer_is_not_answered() -> None:
+    connection = opened()
+    feed(connection, Frame(Kind.PING, ANSWER, number=7))
+    assert sent(connection) == b""
+
+
+def ping(connection: Connection, now: float) -> memoryview:
+    """Let something come, so that the link is not lost, and return the PING that is sent at this time."""
+    feed(connection, VALID[Kind.PING]._replace(flags=ANSWER), now=now)
+    connection.tick(now)
+    data = sent(connection, now)
+    assert kinds(data) == [Kind.PING]
+    return memoryview(data)
+
+
+def round_trip(connection: Connection) -> float | None:
+    assert connection.session is not None
+    return connection.session.round_trip
+
+
+def test_round_trip_is_measured_from_the_ping_that_was_answered() -> None:
     one, other = opened(now=100.0), opened(now=100.0)
-    one.tick(110.0)
-    other.feed(memoryview(sent(one, 110.0)), 110.2)
-    answer = sent(other, 110.2)
-    assert answer == Frame(Kind.ACK, ANSWER, value=CREDIT).whole()
-    assert one.round_trip is None
-    one.feed(memoryview(answer), 110.5)
-    assert one.round_trip == pytest.approx(0.5)
-    feed(one, Frame(Kind.ACK, ANSWER, value=CREDIT), now=200.0)  # nobody asked
-    assert one.round_trip == pytest.approx(0.5)
+    assert round_trip(one) is None
+    first, second, third = ping(one, 110.0), ping(one, 120.0), ping(one, 130.0)
+    other.feed(first, 121.0)
+    one.feed(memoryview(sent(other, 121.0)), 132.0)
+    assert round_trip(one) == pytest.approx(22.0)
+    other.feed(second, 132.5)
+    other.feed(third, 132.5)
+    one.feed(memoryview(sent(other, 132.5)), 133.0)
+    assert round_trip(one) == pytest.approx(3.0)
+
+
+def test_round_trip_is_measured_by_a_ping_that_says_leaving() -> None:
+    one, other = opened(OPTIONS, 100.0, message(2**20 + 1)), opened(now=100.0)
+    assert one.session is not None
+    one.session.close()
+    one.close()
+    data = sent(one, 104.0)
+    assert data[1] == LEAVING
+    assert kinds(data) == [Kind.PING]
+    other.feed(memoryview(data), 104.25)
+    one.feed(memoryview(sent(other, 104.25)), 104.5)
+    assert round_trip(one) == pytest.approx(0.5)
+
+
+def test_last_round_trip_outlives_its_link() -> None:
+    one, other = opened(now=100.0), opened(now=100.0)
+    other.feed(ping(one, 110.0), 110.2)
+    one.feed(memoryview(sent(other, 110.2)), 110.5)
+    one.detach()
+    assert round_trip(one) == pytest.approx(0.5)
+
+
+def test_answer_to_a_ping_of_the_future_is_not_measured() -> None:
+    one = opened(now=100.0)
+    feed(one, Frame(Kind.PING, ANSWER, number=50_000_000_001), now=150.0)
+    assert round_trip(one) is None
+    feed(one, Frame(Kind.PING, ANSWER, number=2**64 - 1), now=150.0)
+    assert round_trip(one) is None
 
 
 # Greeting.
@@ -632,7 +697,7 @@ def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() ->
 @pytest.mark.parametrize(
     ("frame", "kind"),
     [
-        (VALID[Kind.PING].whole(), Kind.ACK),
+        (VALID[Kind.PING].whole(), Kind.PING),
         (Frame(Kind.DROP, number=3, value=7).whole(), Kind.ACK),
         (whole(3, 5000)[:500], None),
     ],
@@ -774,7 +839,7 @@ def test_who_has_said_fin_still_acknowledges() -> None:
     feed(server, VALID[Kind.ACK])
     assert kinds(sent(server)) == [Kind.FIN]
     feed(server, VALID[Kind.MSG], VALID[Kind.PING])
-    assert kinds(sent(server)) == [Kind.ACK]
+    assert kinds(sent(server)) == [Kind.PING, Kind.ACK]
     (event,) = feed(server, VALID[Kind.FIN])
     assert isinstance(event, Finished)
     assert event.over

@@ -121,6 +121,30 @@ def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
     assert left.result(LIMIT) == 0
 
 
+def test_close_while_away_tells_the_peer_of_a_cancelled_message_that_had_begun(
+    communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
+) -> None:
+    gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+    server = communicators.server(events=EventOptions(fin=gone.put))
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, linger=LONG)
+    introduce(server, client)
+    proxy.refusing = True
+    proxy.cut_after(MIB)
+    future, peer = client.put(bytes(64 * MIB)), only(client)
+    while peer.loop.ask(lambda: peer.link is not None):
+        pass
+    assert future.cancel()
+    left = pool.submit(client.close)
+    closes(client)
+    while not server.statistics()[client.id].arriving:
+        pass
+    proxy.refusing = False
+    assert left.result(LIMIT) == 0
+    assert gone.get(timeout=LIMIT) == client.id, "not after the server's session_timeout"
+    assert server.statistics() == {}
+
+
 def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
     communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
