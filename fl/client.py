@@ -11,7 +11,7 @@ from typing import Any
 import netq
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate
-from fl.messages import MESSAGES, Failure, Job, Offer, Permit, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Job, Offer, Permit, Reply, Report, Task, Update
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, specs_of
 from netq.validate import expect
@@ -65,11 +65,11 @@ class Client:
                 server.answer(task.job, self._do(task), task.unasked)
                 del task  # its memory, before that of the next comes
 
-    def _do(self, task: Task) -> Update | Report | Failure:
+    def _do(self, task: Task) -> Update | Report | str:
         purpose, number = task.job.purpose, task.job.round
         function = self._does[purpose]
         if function is None:
-            return Failure(f"this client has no function to {purpose}")
+            return f"this client has no function to {purpose}"
         expected = Update if purpose == "train" else Report
         try:
             pack, like = self._packing.of(task), specs_of(task.model)
@@ -80,11 +80,11 @@ class Client:
             if isinstance(content, Update):
                 _doubt(number, content.model, like)
             if pack is not None and isinstance(content, Update):
-                content = replace(content, model=pack(content.model, start))
+                content = content.with_model(pack(content.model, start))
         except Exception as error:  # the user's code: its failure is an answer
             known = isinstance(error, InvalidUpdate)  # which says what is wrong without a traceback
             log.error("round %d: %s failed: %s", number, purpose, str(error), exc_info=not known)
-            return Failure(f"{type(error).__name__}: {error}")
+            return f"{type(error).__name__}: {error}"
         return content
 
 
@@ -152,7 +152,7 @@ class _Server:
             else:
                 log.error("the server sent a %s where a Task was expected; it is left out", type(message).__name__)
 
-    def answer(self, job: Job, content: Update | Report | Failure, unasked: int) -> None:
+    def answer(self, job: Job, content: Update | Report | str, unasked: int) -> None:
         """Send the answer to a task; or, if it is large, offer it, and keep it until there is a permit."""
         size = content.nbytes if isinstance(content, Update) else 0
         if size > unasked:
@@ -167,17 +167,17 @@ class _Server:
             self._put(reply)
 
     def _put(self, reply: Reply) -> None:
-        """Put it; or, if it cannot travel, a Failure that says so."""
+        """Send a reply. If it cannot be sent, send the reason instead."""
 
         def check(delivery: Future[None]) -> None:
             if isinstance(error := delivery.exception(), netq.MessageTooLarge):
-                self._queue.put(Reply(job, Failure(f"its answer cannot be sent: {error}")))
+                self._queue.put(Reply(job, f"its answer cannot be sent: {error}"))
 
         job = reply.job  # not the reply: `check` lives as long as the delivery, and it is large
         try:
             delivery = self._queue.put(reply)
         except Exception as error:  # the user's content: pickling it may raise anything
             log.exception("an answer cannot be pickled")
-            self._queue.put(Reply(job, Failure(f"its answer cannot be pickled: {type(error).__name__}: {error}")))
+            self._queue.put(Reply(job, f"its answer cannot be pickled: {type(error).__name__}: {error}"))
         else:
             delivery.add_done_callback(check)

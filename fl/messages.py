@@ -1,13 +1,20 @@
-"""What server and clients say to each other. Validated frozen data that checks itself when it is made.
+"""Messages between the server and its clients. Frozen data; each message checks its fields when it is made.
 
     server ──Task──► client        train, or evaluate, this model
-    server ◄─Offer── client        the answer is ready, and larger than may be sent unasked
-    server ─Permit─► client        there is room for it
-    server ◄─Reply── client        Update (of train) | Report (of evaluate) | Failure
+    server ◄─Offer── client        the reply is ready, and too large to send without a permit
+    server ─Permit─► client        there is room for the reply
+    server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
 
-They are pickled with an allow-list that holds these classes, and tensors by persistent id
-(fl/tensors/serialization.py). Each is rebuilt by its constructor, checks included, and in no other way; nothing else
-can be named.
+A message travels as a tuple of plain values, arrays and tensors:
+
+    ("Task", job, model, config, unasked, deltas, compression)        job: (run, round, purpose)
+    ("Offer", job, size)
+    ("Permit", job)
+    ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
+                                            ("Report", num_examples, metrics), or a text: the reason of a failure
+
+In the model of an Update, a tuple holds the fields of a Packed. The pickle names no class of fl, so a peer can neither
+call one nor change one. `build` makes the objects from the tuple, and their constructors check every field.
 """
 
 from __future__ import annotations
@@ -15,30 +22,37 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from copy import copy
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, get_args
 
-from fl.compression.packed import Packed, Unpacked
+from fl.compression.packed import Packed
+from fl.tensors.checks import expect
 from fl.tensors.serialization import serialization
 from fl.tensors.spec import Model, nbytes, plain
-from fl.tensors.validated import Validated, expect
+from netq.errors import Unreadable
+from netq.options import SerializationOptions
 from netq.text import printable
+from netq.utils.stream import Stream
 from netq.validate import is_whole
 
 Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
 
-_LARGEST = 2**63 - 1  # of a number in a message
+_MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
+_MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
+_MAX_METRICS = 1000  # in one message
+_MAX_NAME = 100  # characters of a metric's name
 
 
 @dataclass(frozen=True)
-class Update(Validated):
+class Update:
     """A trained model. `metrics` are averages over the `num_examples` it was trained on. Raises InvalidUpdate.
 
     `extra`: further arrays or tensors by name, which some strategies want (fl.ControlVariate).
     """
 
-    model: dict[str, Any]  # to a strategy it is any Mapping: its tensors may be unpacked when they are asked for
+    model: dict[str, Any]  # a strategy gets a Mapping, which may unpack each tensor on access
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -48,18 +62,23 @@ class Update(Validated):
         """Bytes of its arrays and tensors."""
         return nbytes(self.model) + nbytes(self.extra)
 
+    def with_model(self, model: Mapping[str, Any]) -> Update:
+        """Return this update with another model. The other fields are not checked again."""
+        other = copy(self)
+        object.__setattr__(other, "model", model)
+        return other
+
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
             value = getattr(self, name)
-            expect(isinstance(value, (dict, Unpacked)), name, value, "a dict of arrays or tensors by name")
-            if isinstance(value, dict):  # a state_dict is of a class that is not allowed
-                object.__setattr__(self, name, plain(value))
+            expect(isinstance(value, dict), name, value, "a dict of arrays or tensors by name")
+            object.__setattr__(self, name, plain(value))  # a state_dict is an OrderedDict, which is not sent
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
 
 
 @dataclass(frozen=True)
-class Report(Validated):
+class Report:
     """How a model does. `metrics` are averages over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
@@ -71,18 +90,7 @@ class Report(Validated):
 
 
 @dataclass(frozen=True)
-class Failure(Validated):
-    """A client could not do its task, and why."""
-
-    reason: str
-
-    def __post_init__(self) -> None:
-        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
-        object.__setattr__(self, "reason", printable(self.reason))
-
-
-@dataclass(frozen=True)
-class Job(Validated):
+class Job:
     """Which task is meant. `run` is the server's own number: one that is started again has another."""
 
     run: int
@@ -97,85 +105,154 @@ class Job(Validated):
 
 
 @dataclass(frozen=True)
-class Task(Validated):
-    """Something to do for a client. An answer of more than `unasked` bytes is to be offered first.
+class Task:
+    """Asks a client to train or to evaluate a model.
 
-    `deltas`: the answer is to be the difference from this model (fl.tensors.model.difference). `compression`: how its
-    tensors are to be packed, as fl.Compression says it; then it is a difference anyway.
+    unasked:     bytes that the reply may have without an Offer and a Permit.
+    deltas:      whether the update is to be the difference from this model (fl.tensors.model.difference).
+    compression: how the update's tensors are to be packed, as the text of an fl.Compression. A packed tensor is always
+                 a difference.
     """
 
     job: Job
     model: Model
     config: Mapping[str, Any]
-    unasked: int = _LARGEST
+    unasked: int = _MAX_NUMBER
     deltas: bool = False
     compression: str = "none"
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.job, Job), "job", self.job, "a Job")
+        _check_job(self.job)
         _check_number("unasked", self.unasked)
 
 
 @dataclass(frozen=True)
-class Offer(Validated):
-    """The answer to a task is ready, of so many bytes; it is sent when there is a Permit."""
+class Offer:
+    """Announces the size of a reply. The client sends the reply when it has a Permit."""
 
     job: Job
-    size: int
+    size: int  # bytes
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.job, Job), "job", self.job, "a Job")
+        _check_job(self.job)
         _check_number("size", self.size)
 
 
 @dataclass(frozen=True)
-class Permit(Validated):
-    """The answer to a task may be sent."""
+class Permit:
+    """Allows a client to send the reply that it has offered."""
 
     job: Job
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.job, Job), "job", self.job, "a Job")
+        _check_job(self.job)
 
 
 @dataclass(frozen=True)
-class Reply(Validated):
-    """The answer to a task."""
+class Reply:
+    """The result of a task. A text is the reason why the client could not do the task."""
 
     job: Job
-    content: Update | Report | Failure
+    content: Update | Report | str
 
     def __post_init__(self) -> None:
-        expect(isinstance(self.job, Job), "job", self.job, "a Job")
-        expect(isinstance(self.content, (Update, Report, Failure)), "content", self.content, "an Update or Report")
+        _check_job(self.job)
+        expect(isinstance(self.content, (Update, Report, str)), "content", self.content, "an Update or Report")
+        if isinstance(self.content, str):
+            object.__setattr__(self, "content", printable(self.content))
 
 
-_KINDS = (Job, Task, Offer, Permit, Reply, Update, Packed, Report, Failure)
-MESSAGES = serialization(*(f"{kind.__module__}.{kind.__qualname__}" for kind in _KINDS))
+Message: TypeAlias = Task | Offer | Permit | Reply
+
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply)}
+_CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
+_PLAIN = serialization()
 
 
-_METRICS = 1000  # in one message
-_NAME = 100  # characters of a metric's name
-_MOST = 2**53  # examples: what a float counts
+def build(values: Any) -> Message:
+    """Make a message from the plain values of a peer. Raises Unreadable unless they describe a valid message."""
+    try:
+        kind, (job, *others) = _split("a message", values, _MESSAGES)
+        if kind is Reply:
+            others = [_build_content(value) for value in others]
+        message: Message = kind(Job(*job), *others)
+        return message
+    except Exception as error:  # values that a peer chose may raise anything
+        raise Unreadable(f"a message is not valid: {error}") from error
+
+
+def _build_content(values: Any) -> Any:
+    if type(values) is str:
+        return values
+    kind, (first, *others) = _split("content", values, _CONTENTS)
+    if kind is Update and type(first) is dict:  # the model
+        first = {name: Packed(*tensor) if type(tensor) is tuple else tensor for name, tensor in first.items()}
+    return kind(first, *others)
+
+
+def _split(name: str, values: Any, kinds: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """Return the class that the first value names, and the values of its fields."""
+    right = type(values) is tuple and len(values) > 1 and type(values[0]) is str and values[0] in kinds
+    expect(right, name, values, f"a tuple that begins with {' or '.join(kinds)}")
+    return kinds[values[0]], values[1:]
+
+
+def _plain_message(message: Any) -> Any:
+    """Return the plain values of a message, which `build` reads. Returns any other object unchanged."""
+    for name, kind in _MESSAGES.items():
+        if isinstance(message, kind):
+            job, *others = _values(kind, message)
+            return name, _values(Job, job), *map(_plain_content, others)
+    return message
+
+
+def _plain_content(content: Any) -> Any:
+    if isinstance(content, Report):
+        return "Report", *_values(Report, content)
+    if isinstance(content, Update):
+        model, *others = _values(Update, content)
+        packed = {name: _values(Packed, each) if isinstance(each, Packed) else each for name, each in model.items()}
+        return "Update", packed, *others
+    return content
+
+
+def _values(kind: type, of: Any) -> tuple[Any, ...]:
+    return tuple([getattr(of, each.name) for each in fields(kind)])
+
+
+def _dump(message: Any) -> Stream:
+    stream: Stream = _PLAIN.dump(_plain_message(message))
+    return stream
+
+
+def _load(stream: Stream) -> Message:
+    return build(_PLAIN.load(stream))
+
+
+MESSAGES = SerializationOptions(load=_load, dump=_dump)
+
+
+def _check_job(job: object) -> None:
+    expect(isinstance(job, Job), "job", job, "a Job")
 
 
 def _check_number(name: str, value: object) -> None:
-    expect(is_whole(value, 0, _LARGEST), name, value, "a whole number below 2**63")
+    expect(is_whole(value, 0, _MAX_NUMBER), name, value, "a whole number below 2**63")
 
 
 def _checked_examples(number: Any) -> int:
     whole = isinstance(number, numbers.Integral) and not isinstance(number, bool)
-    expect(whole and 0 < number <= _MOST, "num_examples", number, "a whole number above 0, and 2**53 at most")
+    expect(whole and 0 < number <= _MAX_EXAMPLES, "num_examples", number, "a whole number above 0, and 2**53 at most")
     return int(number)
 
 
 def _checked_metrics(metrics: object) -> dict[str, float]:
-    right = isinstance(metrics, Mapping) and len(metrics) <= _METRICS
-    expect(right, "metrics", metrics, f"a mapping of at most {_METRICS} names to numbers")
+    right = isinstance(metrics, Mapping) and len(metrics) <= _MAX_METRICS
+    expect(right, "metrics", metrics, f"a mapping of at most {_MAX_METRICS} names to numbers")
     checked = {}
     for name, value in metrics.items():  # type: ignore[attr-defined]
-        right = isinstance(name, str) and name.isprintable() and len(name) <= _NAME
-        expect(right, "a name in metrics", name, f"a printable text of at most {_NAME} characters")
+        right = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_NAME
+        expect(right, "a name in metrics", name, f"a printable text of at most {_MAX_NAME} characters")
         try:
             checked[name] = float(value)
         except (TypeError, ValueError, OverflowError):

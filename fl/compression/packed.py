@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from fl.compression import quantize, sparse
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import sources
+from fl.tensors.checks import expect
 from fl.tensors.spec import Model, specs_of
-from fl.tensors.validated import Validated, expect
 from netq.validate import is_whole
 
 DTYPES = ("float16", "float32", "float64")  # of tensors that are packed; others travel as they are
@@ -34,7 +34,7 @@ _MAX_SIZE = 2**48  # elements
 
 
 @dataclass(frozen=True, eq=False)
-class Packed(Validated):
+class Packed:
     """How a tensor has changed. Raises InvalidUpdate.
 
     dtype, shape: the tensor's.

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fl.errors import CheckpointError
+from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
-from fl.tensors.validated import unserializable
 from netq.buffers import Buffer
 from netq.errors import Unreadable
 from netq.protocol.memory import Memory

@@ -9,8 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
@@ -158,8 +157,8 @@ class UpdateCollector:
                 FailureKind.STALE, f"it is {staleness} rounds late, and the strategy wants no late ones"
             )
         try:
-            whole: Any = Unpacked(update.model, model, deltas=self._strategy.deltas)
-            self._strategy.fold(model, replace(update, model=whole), staleness)
+            whole = Unpacked(update.model, model, deltas=self._strategy.deltas)
+            self._strategy.fold(model, update.with_model(whole), staleness)
         except InvalidUpdate as error:
             return ClientFailure(FailureKind.INVALID, str(error))
         except OSError:  # a disk's, not the client's: to go on without those who come last would bend the model

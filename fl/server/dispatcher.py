@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import Failure, Job, Offer, Permit, Purpose, Reply, Report, Task, Update
+from fl.messages import Job, Offer, Permit, Purpose, Reply, Report, Task, Update
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission
 
@@ -215,12 +215,12 @@ class TaskDispatcher:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
         return True
 
-    def _answered(self, peer: uuid.UUID, job: Job, content: Update | Report | Failure) -> None:
+    def _answered(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> None:
         asked = self._asked.get(peer)
         if asked is None or job != asked.job:
             self._out_of_place(peer, job)
-        elif isinstance(content, Failure):
-            self._refuse(peer, FailureKind.FAILED, content.reason)
+        elif isinstance(content, str):
+            self._refuse(peer, FailureKind.FAILED, content)
         elif not isinstance(content, _CONTENT[job.purpose]):
             expected = _CONTENT[job.purpose].__name__
             self._refuse(peer, FailureKind.INVALID, f"it answered with {type(content).__name__}; expected {expected}")

@@ -11,9 +11,9 @@ from typing import Any
 import netq
 from fl.callbacks.base import Callback
 from fl.strategies.base import Strategy
+from fl.tensors.checks import unserializable
 from fl.tensors.model import check
 from fl.tensors.spec import Model
-from fl.tensors.validated import unserializable
 from netq.validate import expect, flag, is_number, is_whole
 
 

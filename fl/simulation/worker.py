@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import netq
 from fl.client import Client
-from fl.messages import Failure, Report, Task, Update
+from fl.messages import Report, Task, Update
 
 Share = Mapping[int, Client]  # the clients of one process, by partition
 
@@ -126,7 +126,7 @@ class _SimulatedClient(Client):
         self._parent = parent
         self._start = start
 
-    def _do(self, task: Task) -> Update | Report | Failure:
+    def _do(self, task: Task) -> Update | Report | str:
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._parent.training:
             content = self._client._do(replace(task, config=config))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import fl
 import netq
-from fl.messages import Reply, Task, Update
+from fl.messages import MESSAGES, Offer, Reply, Task, Update
 from fl.tensors import serialization
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -94,13 +94,16 @@ class Federation:
 
 
 def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[Any]]) -> None:
-    anything = PickleSerializer(None, serialization.dump, serialization.load)
+    anything = PickleSerializer(None, serialization.dump)
 
     def dump(message: Any) -> Stream:
+        if isinstance(message, (Task, Offer, Reply)):
+            stream: Stream = MESSAGES.dump(message)
+            return stream
         return Stream([message]) if isinstance(message, bytes) else anything.dump(message)
 
     options = netq.CommunicatorOptions(
-        options.id, options.netloc, options.connection, netq.SerializationOptions(anything.load, dump)
+        options.id, options.netloc, options.connection, netq.SerializationOptions(MESSAGES.load, dump)
     )
     with netq.new(purpose=netq.Purpose.CLIENT, options=options) as server:
         while True:

@@ -1,0 +1,50 @@
+"""Checks of values that travel or are stored: of the fields of a message, and of what a user gives a server to send."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from fl.errors import InvalidUpdate
+from fl.tensors import serialization
+
+
+def unserializable(values: Mapping[str, Any]) -> str:
+    """Return an error message for the first value that cannot be serialised, or an empty string.
+
+    Python's own constants and containers, arrays and tensors can be serialised. Objects that pickle stores by the name
+    of a class or function cannot: the receiver loads no names.
+    """
+    for name, value in values.items():
+        try:
+            _Checker(io.BytesIO(), 5).dump(value)
+        except Exception as error:  # pickling a user's value may raise anything
+            return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
+    return ""
+
+
+class _Checker(pickle.Pickler):
+    """Visits a value as pickling does, without writing the data of arrays."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        return None if serialization.dump(obj) is None else True
+
+    def reducer_override(self, obj: Any) -> Any:
+        kind = type(obj)
+        raise TypeError(f"has a {kind.__module__}.{kind.__qualname__} in it")
+
+
+def expect(right: bool, name: str, value: object, expected: str) -> None:
+    """Raise InvalidUpdate unless the value of a field is right. The error shows the value, shortened."""
+    if not right:
+        raise InvalidUpdate(f"{name}: {type(value).__name__} {_shown(value)}; expected {expected}")
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an int with more digits than Python converts to text
+        return "out of all bounds"
