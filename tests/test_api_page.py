@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import netq
 from netq.testing.proxy import Proxy
+from tests.pages import Page
 
-PAGE = (Path(__file__).parents[1] / "docs" / "reference" / "api.md").read_text()
+API = Page("docs/reference/api.md")
+PAGE = API.text
 ROWS = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, re.MULTILINE))
 
 
@@ -52,7 +53,7 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
 
 
 def test_every_name_of_the_proxy_is_there() -> None:
-    section = PAGE.split("## Testing")[1]
+    section = API.section("Testing").text
     with Proxy(netq.NetworkLocation()) as proxy:
         for name in re.findall(r"`(\w+)(?:\(\))?`", section.split("proxy")[-1]):
             assert hasattr(proxy, name), name

@@ -3,56 +3,26 @@
 from __future__ import annotations
 
 import re
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
-BLOCKS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", README, re.DOTALL))
+from tests.pages import ROOT, Page, Scripts
 
-# The port that the examples use by default may be taken on this machine: here they get another.
-PROLOGUE = """
-import netq.options
-netq.options.NetworkLocation.__new__.__defaults__ = ("127.0.0.1", {port})
-"""
-
-
-class Scripts:
-    """Runs README's blocks as processes."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder = folder
-        self._stack = stack
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-
-    def start(self, name: str) -> subprocess.Popen[str]:
-        path = self._folder / name
-        path.write_text(PROLOGUE.format(port=self._port) + BLOCKS[name])
-        process = subprocess.Popen(
-            [sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        self._stack.enter_context(process)
-        self._stack.callback(process.kill)
-        return process
+README = Page("README.md")
 
 
 @pytest.fixture
 def scripts(tmp_path: Path) -> Iterator[Scripts]:
-    with ExitStack() as stack:
-        yield Scripts(tmp_path, stack)
+    with Scripts(README, tmp_path) as started:
+        yield started
 
 
 def test_all_blocks_of_code_are_run() -> None:
     queues = {"server.py", "client.py", "awaiting_server.py", "awaiting_client.py"}
-    assert set(BLOCKS) == queues | {"aggregator.py", "device.py"}
-    assert README.count("```python") == len(BLOCKS)
+    assert set(README.scripts()) == queues | {"aggregator.py", "device.py"}
+    assert len(README.blocks("python")) == len(README.scripts())
 
 
 @pytest.mark.slow
@@ -79,5 +49,5 @@ def test_two_devices_and_an_aggregator_learn(scripts: Scripts) -> None:
 
 def test_the_make_targets_that_the_pages_name_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for page in (README, (ROOT / "CONTRIBUTING.md").read_text()):
+    for page in (README.text, (ROOT / "CONTRIBUTING.md").read_text()):
         assert set(re.findall(r"^make ([a-z]+)", page, re.MULTILINE)) <= targets

@@ -18,6 +18,7 @@ import edge
 from edge.config import KEYS
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol
+from tests.pages import Page
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
 ID = uuid.UUID("7a9c1f0e-52a4-4c1b-9d55-0a4f6a1d2b3c")
@@ -244,8 +245,7 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
 
 
 def test_the_page_of_the_agent_names_just_the_keys_that_there_are() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "edge.md").read_text()
-    example = page.split("```toml")[1].split("```")[0]
+    (example,) = Page("docs/reference/edge.md").blocks("toml")
     assert "mqtt" not in tomllib.loads(example)
     tables = tomllib.loads(re.sub(r"^# ", "", example, flags=re.MULTILINE))
     assert set(tables) == set(KEYS)

@@ -9,7 +9,6 @@ import inspect
 import pkgutil
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ import netq
 from fl.strategies.robust import Spooled
 from netq.errors import NetqError
 from netq.utils.stream import Stream
+from tests.pages import Page
 
-DOCS = Path(__file__).parents[2] / "docs" / "reference"
-PAGE, STRATEGIES = [(DOCS / name).read_text() for name in ("fl.md", "strategies.md")]
-SECTIONS = {text.partition("\n")[0]: text for text in PAGE.split("\n## ")}
+FL, ALL_STRATEGIES = Page("docs/reference/fl.md"), Page("docs/reference/strategies.md")
+PAGE, STRATEGIES = FL.text, ALL_STRATEGIES.text
 
 STRATEGY = [
     kind
@@ -55,10 +54,9 @@ def call(name: str, options: dict[str, Any]) -> str:
     return f"{name}({', '.join(words)})"
 
 
-def table(section: str, head: str) -> dict[str, str]:
-    """The second column by the first, of the table of a section that begins with this line."""
-    rows = SECTIONS[section].split(f"| {head} |", 1)[1].split("\n\n")[0]
-    return dict(re.findall(r"^\| `(.*?)`.*? \| (.*?) \|", rows, re.MULTILINE))
+def table(section: str, *head: str) -> dict[str, str]:
+    """The second column by the name in the first, of the table of a section whose head begins with these cells."""
+    return {row[0].split("`")[1]: row[1] for row in FL.section(section).rows(*head)}
 
 
 def test_every_name_is_there() -> None:
@@ -73,10 +71,10 @@ def test_every_name_that_the_page_takes_from_fl_is_there() -> None:
 @pytest.mark.parametrize(
     ("section", "head", "function"),
     [
-        ("The server", "argument | default |", fl.Server),
-        ("The client", "argument | default |", fl.Client),
-        ("Strategies", "option | default |", fl.Strategy.__init__),
-        ("A federation on one machine", "argument | default |", fl.simulate),
+        ("The server", "argument", fl.Server),
+        ("The client", "argument", fl.Client),
+        ("Strategies", "option", fl.Strategy.__init__),
+        ("A federation on one machine", "argument", fl.simulate),
     ],
 )
 def test_every_argument_is_there_with_its_default(section: str, head: str, function: Callable[..., Any]) -> None:
@@ -130,9 +128,7 @@ def test_of_a_server_there_is_all_that_is_public() -> None:
     methods = [name for name, value in vars(fl.Server).items() if inspect.isfunction(value) and name[0] != "_"]
     properties = [name for name, value in vars(fl.Server).items() if isinstance(value, property)]
     expected = {call(name, own(getattr(fl.Server, name))) for name in methods} | {*properties, "model", "number"}
-    assert (
-        set(re.findall(r"^\| `(.*?)` \|", SECTIONS["The server"].split("| of a server |")[1], re.MULTILINE)) == expected
-    )
+    assert set(table("The server", "of a server")) == expected
 
 
 @pytest.mark.parametrize("kind", [fl.Update, fl.Report])
@@ -146,22 +142,21 @@ def test_what_a_client_returns_is_there_with_its_fields(kind: Any) -> None:
 
 
 def test_a_report_a_refusal_and_a_state_have_what_the_page_says() -> None:
-    rows = SECTIONS["What a round comes to"].split("| of a `RoundReport` |")[1].split("\n\n")[0]
-    columns = "".join(re.findall(r"^\|(.*?)\|", rows, re.MULTILINE))
-    assert re.findall(r"`(\w+)`", columns) == [each.name for each in dataclasses.fields(fl.RoundReport)]
+    names = [row[0] for row in FL.section("What a round comes to").rows("of a `RoundReport`")]
+    assert re.findall(r"`(\w+)`", "".join(names)) == [each.name for each in dataclasses.fields(fl.RoundReport)]
     assert f"`{call('ClientFailure', parameters(fl.ClientFailure))}`" in PAGE
-    assert [state.name for state in fl.ClientState if state.name not in SECTIONS["Callbacks"]] == []
+    assert [state.name for state in fl.ClientState if state.name not in FL.section("Callbacks").text] == []
 
 
 def test_every_reason_is_there_in_its_own_words() -> None:
-    rows = table("What a round comes to", "`FailureKind` | kept an update out")
+    rows = table("What a round comes to", "`FailureKind`", "kept an update out")
     assert list(rows) == [why.name for why in fl.FailureKind]
     for why in fl.FailureKind:
         assert rows[why.name].startswith(why.value)
 
 
 def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
-    rows = re.findall(r"^\| ([A-Z]\w+)(?: \((\w+)\))? \|", SECTIONS["Errors"], re.MULTILINE)
+    rows = re.findall(r"^\| ([A-Z]\w+)(?: \((\w+)\))? \|", FL.section("Errors").text, re.MULTILINE)
     ours = {name: base for name, base in rows if hasattr(fl, name)}
     errors = {
         name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, Exception)
@@ -177,7 +172,7 @@ def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
 def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
     common = {*parameters(fl.Strategy.__init__), *parameters(Spooled.__init__)}
     mine = {name: value for name, value in parameters(kind).items() if name not in common}
-    block = STRATEGIES.split("```\n")[1].splitlines()
+    block = ALL_STRATEGIES.blocks("")[0].splitlines()
     assert any(re.split(r"(?<=\)) {2,}", line)[0] == call(kind.__name__, mine) for line in block)
     assert len([line for line in block if line[0] != " "]) == len(STRATEGY)
 
@@ -198,7 +193,7 @@ def test_fedprox_tells_its_clients_what_the_page_says() -> None:
     "value", [None, True, 1, 2**100, 1.5, "a", b"a", bytearray(b"a"), (1,), [1], {"a": 1}, {1}, frozenset({1})]
 )
 def test_what_the_page_calls_plain_is_sent_and_comes_back(value: Any) -> None:
-    assert f" {type(value).__name__}".removesuffix("Type").lower() in SECTIONS["What may be sent"].lower()
+    assert f" {type(value).__name__}".removesuffix("Type").lower() in FL.section("What may be sent").text.lower()
     assert passed(value) == value
 
 

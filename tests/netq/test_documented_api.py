@@ -23,7 +23,7 @@ import pytest
 
 import netq as nq
 from netq.testing.fixtures import LIMIT
-from tests.test_readme import PROLOGUE
+from tests.pages import PROLOGUE, Page
 
 ROOT = Path(__file__).parents[2]
 SIGNATURES: dict[str, dict[str, Any]] = {  # parameters in the documented order, with their defaults; ... is a new one
@@ -204,6 +204,6 @@ def test_the_example(tmp_path: Path, free_port: int) -> None:
 
 
 def test_the_page_names_what_departs() -> None:
-    page = (ROOT / "docs" / "how-to" / "net-queue.md").read_text()
+    page = Page("docs/how-to/net-queue.md").text
     for name in ("transport_size", "queue_size", "message_size", "put_merge", "get_merge", "workers", "close", "get"):
         assert re.search(rf"^\| .*`{name}\b", page, re.MULTILINE), f"{name} has no row"

@@ -17,12 +17,12 @@ from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
 from tests.fl.federation import Federation as Running
+from tests.pages import Page
 
 SERVER = '[server]\nhost = "127.0.0.1"\nport = 0\nrounds = 2\n'
 MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
 LEAST = SERVER + MODEL
-PAGE = (Path(__file__).parents[3] / "docs" / "how-to" / "aggregator.md").read_text()
-EXAMPLE = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0]
+EXAMPLE = Page("docs/how-to/aggregator.md").blocks("toml")[0]
 OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from fl.errors import SimulationError
 from fl.messages import Report, Update
 from fl.simulation.simulate import Result, simulate
 from tests.fl.federation import SOON, adds, gives, zeros
+from tests.pages import Page
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {"processes": 2, "deadline": 3 * SOON}
@@ -361,7 +361,7 @@ def test_options_that_make_no_simulation_are_refused(settings: dict[str, Any], w
 
 
 def test_the_code_of_the_page_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "how-to" / "simulation.md").read_text(), re.DOTALL)
+    (code,) = Page("docs/how-to/simulation.md").blocks("python")
     names: dict[str, Any] = {}
     exec(code, names)
     assert [len(report.clients) for report in names["result"].reports] == [4] * 20

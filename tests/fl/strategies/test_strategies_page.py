@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ import pytest
 
 import fl
 from tests.fl.federation import A, B, C, Federation, filled, gives
+from tests.pages import Page
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "strategies.md").read_text()
-PROX, SCAFFOLD, OWN = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+PAGE = Page("docs/reference/strategies.md")
+PROX, SCAFFOLD, OWN = PAGE.blocks("python")
 
 
 def test_the_strategies_of_the_table_are_those_that_there_are() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
+    named = set(re.findall(r"`([A-Z]\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.text, re.MULTILINE))))
     there = {name for name in fl.__all__ if isinstance(getattr(fl, name), type) and _is_strategy(getattr(fl, name))}
     assert named == there
 

@@ -15,19 +15,18 @@ from netq.bench.percentiles import spread
 from netq.bench.report import SHOWN
 from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
+from tests.pages import Page
 from tests.servers.mosquitto import Mosquitto
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "bench.md").read_text()
-LINES = re.findall(r"^python -m netq bench ([^#\n]*)", PAGE, re.MULTILINE)
+PAGE = Page("docs/reference/bench.md")
+LINES = re.findall(r"^python -m netq bench ([^#\n]*)", PAGE.text, re.MULTILINE)
 CLIENTS = ("iops", "latency", "throughput", "load")
 GROUPS = {"all": ("server", *CLIENTS), "clients": CLIENTS}
 
 
 def rows(title: str) -> Iterator[list[str]]:
-    """The rows of the first table under a title; a cell's | is written \\|."""
-    table = PAGE.partition(f"\n## {title}\n")[2].partition("|---|")[2].partition("\n\n")[0]
-    for line in table.splitlines()[1:]:
-        yield [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    """The rows of the first table under a title."""
+    yield from PAGE.section(title).tables()[0][1:]
 
 
 def options() -> Iterator[tuple[str, argparse.Action]]:

@@ -14,15 +14,16 @@ import netq
 from netq import MqttOptions, Protocol, Purpose
 from netq.testing.fixtures import LIMIT
 from tests.netq.mqtt.conftest import NewBroker
+from tests.pages import Page
 from tests.servers.mosquitto import Mosquitto
 
-PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "mqtt.md"
+PAGE = Page("docs/how-to/mqtt.md")
 PASSWORD = "secret"
 
 
 def access_list() -> str:
     """The block of the page that begins with a user."""
-    return next(block for block in PAGE.read_text(encoding="utf-8").split("```\n") if block.startswith("user "))
+    return next(block for block in PAGE.blocks() if block.startswith("user "))
 
 
 def federation(new_broker: NewBroker, folder: Path, without: str = "-") -> Mosquitto:

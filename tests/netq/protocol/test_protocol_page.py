@@ -6,7 +6,6 @@ import pickle
 import re
 import struct
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +21,9 @@ from netq.protocol.session import Session
 from netq.protocol.wire import Code, Cursor, Frame, Greeting, Kind
 from netq.utils.stream import PickleSerializer, Stream
 from tests.netq.parsing import Parser
+from tests.pages import Page
 
-PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "protocol.md").read_text(encoding="utf-8")
+PAGE = Page("docs/reference/protocol.md")
 CLIENT = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 SERVER = uuid.UUID("ffeeddcc-bbaa-9988-7766-554433221100")
 TOKEN = b"sixteen byte key"
@@ -50,24 +50,7 @@ NAMES = {
 
 
 def blocks() -> list[tuple[str, bytes]]:
-    found = re.findall(r"^```hex ([\w ]+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-    return [(name, bytes.fromhex(re.sub(r"#.*", "", text))) for name, text in found]
-
-
-def table(*head: str) -> list[list[str]]:
-    """The rows of the one table of the page whose head begins with these words."""
-    lines = PAGE.splitlines()
-    (start,) = [n for n, line in enumerate(lines) if cells(line)[: len(head)] == list(head)]
-    rows = []
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            break
-        rows.append(cells(line))
-    return rows
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    return [(name, bytes.fromhex(re.sub(r"#.*", "", text))) for name, text in PAGE.named_blocks("hex")]
 
 
 def test_the_page_has_an_example_of_each_frame_and_no_other_blocks() -> None:
@@ -107,8 +90,7 @@ def test_the_complete_exchange_is_what_two_connections_say() -> None:
 
 
 def test_the_header_and_the_bodies_lie_as_the_tables_say() -> None:
-    layouts = re.findall(r"^\| offset \| size \| field \| \|\n\|[-|]+\n(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
-    header, greeting, cursor = [[cells(line) for line in rows.splitlines()] for rows in layouts]
+    header, greeting, cursor = [rows[1:] for rows in PAGE.tables("offset", "size", "field", "")]
     assert ends(header) == wire.HEADER_SIZE
     assert ends(greeting[:-1]) == int(greeting[-1][0]) == wire.GREETING_SIZE
     assert ends(cursor) == int(greeting[-1][1].removesuffix(" each"))
@@ -124,7 +106,7 @@ def ends(rows: list[list[str]]) -> int:
 
 
 def test_the_kinds_and_their_flags() -> None:
-    rows = table("kind", "frame", "flags")
+    rows = PAGE.rows("kind", "frame", "flags")
     kinds = {kind: [row for row in rows if int(row[0]) == kind] for kind in Kind}
     assert sum(map(len, kinds.values())) == len(rows)
     for kind, of_kind in kinds.items():
@@ -135,19 +117,19 @@ def test_the_kinds_and_their_flags() -> None:
 
 
 def test_the_codes_of_fin() -> None:
-    assert [(int(row[0]), row[1]) for row in table("code", "name")] == [(code.value, code.name) for code in Code]
+    assert [(int(row[0]), row[1]) for row in PAGE.rows("code", "name")] == [(code.value, code.name) for code in Code]
 
 
 def test_the_legality_table() -> None:
-    rows = table("state", "entered when")
+    ((head, *rows),) = PAGE.tables("state", "entered when")
     kinds = [kind.name for kind in Kind]
-    assert cells(next(line for line in PAGE.splitlines() if line.startswith("| state |")))[2:] == kinds
+    assert head[2:] == kinds
     page = {State[row[0]]: {Kind[k] for k, cell in zip(kinds, row[2:], strict=True) if cell == "yes"} for row in rows}
     assert page == LEGAL
 
 
 def test_the_limits() -> None:
-    assert {name: int(value) for name, value in table("limit", "value")} == {
+    assert {name: int(value) for name, value in PAGE.rows("limit", "value")} == {
         "version": wire.VERSION,
         "bytes of a header": wire.HEADER_SIZE,
         "lanes": wire.LANES,
@@ -162,7 +144,7 @@ def test_the_limits() -> None:
 
 
 def test_the_example_of_the_window() -> None:
-    rows = table("what happens", "message")
+    rows = PAGE.rows("what happens", "message")
     sender, receiver = Sender(0, 1000), Receiver(0, 1000, Memory(), merge=True)
     messages = [Outgoing(Stream([bytes(size)])) for size in (500, 300, 10)]
     for message in messages:
