@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from fl.messages import Update
 from fl.tensors import spec
 
 TURNS = 15
+CLIENT = uuid.UUID(int=1)
 
 
 class Speed(NamedTuple):
@@ -75,8 +77,8 @@ def _round(strategy: fl.Strategy, model: Any, update: Any) -> tuple[int, Callabl
     strategy.begin(model)
 
     def fold_and_finish() -> None:
-        strategy.fold(model, Update(update, 1))
-        strategy.finish(model)
+        strategy.fold(model, Update(update, 1), client=CLIENT)
+        strategy.finish(model, number=1)
 
     return spec.nbytes(model), fold_and_finish
 

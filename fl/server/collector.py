@@ -139,7 +139,7 @@ class UpdateCollector:
         staleness, size = round.task.job.round - job.round, 0
         if isinstance(content, Update):
             size = nbytes(content.model)
-            content = self._fold(round.task.model, content, staleness) or content
+            content = self._fold(round.task.model, content, peer, staleness) or content
         if isinstance(content, ClientFailure):
             self._fail(round.answers, peer, content)
             return
@@ -150,7 +150,7 @@ class UpdateCollector:
         if answers.fail(peer, refusal):
             self._callbacks.client_is(peer, ClientState.FAILED)
 
-    def _fold(self, model: Model, update: Update, staleness: int) -> ClientFailure | None:
+    def _fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> ClientFailure | None:
         """Fold an update; or return why not."""
         if staleness and self._strategy.staleness is None:
             return ClientFailure(
@@ -158,7 +158,7 @@ class UpdateCollector:
             )
         try:
             whole = Unpacked(update.model, model, deltas=self._strategy.deltas)
-            self._strategy.fold(model, update.with_model(whole), staleness)
+            self._strategy.fold(model, update.with_model(whole), client=client, staleness=staleness)
         except InvalidUpdate as error:
             return ClientFailure(FailureKind.INVALID, str(error))
         except OSError:  # a disk's, not the client's: to go on without those who come last would bend the model

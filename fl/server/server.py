@@ -203,7 +203,7 @@ class Server:
     def _finish(self) -> str:
         """Take the next model; or return why there is none."""
         try:
-            model = self._strategy.finish(self.model)
+            model = self._strategy.finish(self.model, number=self.number)
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
         except OSError:  # a disk's

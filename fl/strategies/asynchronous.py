@@ -7,6 +7,7 @@ updates that made it.
 from __future__ import annotations
 
 import math
+import uuid
 from typing import Any
 
 from fl.aggregation.mean import WeightedMean
@@ -36,12 +37,12 @@ class FedAsync(Strategy):
         """Make the memory of an update."""
         self._mean = WeightedMean(model)
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Take the update."""
         self._mean.fold(update.model, 1.0)
         self._factor = self._mixing * self.discount(staleness)
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the model moved towards the update."""
         return self._mean.finish_towards(model, self._factor)
 
@@ -74,11 +75,11 @@ class FedBuff(Strategy):
             names = ", ".join(sorted(missing))
             raise InvalidUpdate(f"FedBuff adds changes, and has none of {names}; expected float16, float32 or float64")
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Add to the mean change."""
         self._mean.fold(update.model, self.discount(staleness))
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the model with the mean change added; stale changes count for less, in the sum too."""
         self._mean.require()
         factor = self._rate * self._mean.weight / self._mean.count

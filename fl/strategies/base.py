@@ -88,15 +88,21 @@ class Strategy(abc.ABC):
         """Learn what models look like, before the first round; raises InvalidUpdate if it can do nothing with them."""
 
     @abc.abstractmethod
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
-        """Take in an update of `model`, which may be `staleness` rounds late. It is the server's again afterwards.
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
+        """Fold in one update of `model`. The arrays belong to the server again when this returns.
 
-        Raises InvalidUpdate, and has changed nothing then.
+        client:    the id of the client that sent the update.
+        staleness: the age of the update in rounds; 0 in time.
+
+        Raises InvalidUpdate to refuse the update; then nothing has changed.
         """
 
     @abc.abstractmethod
-    def finish(self, model: Model) -> Model:
-        """Return the model that follows `model`, of the updates folded since the last call."""
+    def finish(self, model: Model, *, number: int) -> Model:
+        """Return the model of the next round: `model`, changed by the updates folded since the last call.
+
+        number: the round that ends; `select` and `config` had the same number.
+        """
 
     @abc.abstractmethod
     def abandon(self) -> None:

@@ -7,6 +7,7 @@ Each folds updates as they arrive, in one model's worth of memory, however many 
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,11 +35,11 @@ class FedAvg(Strategy):
         """Make the mean's memory."""
         self._mean = WeightedMean(model)
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Add to the mean, in place."""
         self._mean.fold(update.model, update.num_examples * self.discount(staleness))
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean, or what the optimizer makes of it."""
         if self._optimizer is not None:
             for block in self._mean.blocks(model):

@@ -42,7 +42,7 @@ class QFedAvg(Strategy):
         self._mean = WeightedMean(model)
         self._normaliser = 0.0
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Add to the mean with a weight of loss ** q, and to the sum that bounds the step."""
         loss, discount = max(_metric(update, self._loss, 0.0), _SMALLEST), self.discount(staleness)
         weight = loss**self._q
@@ -55,7 +55,7 @@ class QFedAvg(Strategy):
         self._mean.fold(update.model, weight * discount)
         self._normaliser += more
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the model moved towards the mean, by as much as the losses allow."""
         self._mean.require()
         factor = self._smoothness * self._mean.weight / self._normaliser
@@ -85,14 +85,14 @@ class FedNova(Strategy):
         self._mean = WeightedMean(model)
         self._examples = self._work = 0.0
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Add to the mean of changes by step."""
         steps, examples = _metric(update, self._steps, 1.0), update.num_examples * self.discount(staleness)
         self._mean.fold(update.model, examples / steps)
         self._examples += examples
         self._work += examples * steps
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the model moved by the mean change by step, times the mean number of steps."""
         self._mean.require()
         factor = self._work / self._examples * self._mean.weight / self._examples
@@ -133,7 +133,7 @@ class Scaffold(Strategy):
         """Return what the clients are told, with the server's control variate."""
         return {**super().config(number), "control": self._control}
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Add to the means of the models and of the variates' changes."""
         try:
             check(update.extra, like=self._control)
@@ -143,7 +143,7 @@ class Scaffold(Strategy):
         self._mean.fold(update.model, self.discount(staleness))
         self._changes.fold(update.extra, self.discount(staleness))
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the next model, and change the control variate."""
         share = self._changes.count / max(self._clients, self._changes.count)
         for block in self._changes.blocks(self._control):

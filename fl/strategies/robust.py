@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import os
+import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class Spooled(Strategy):
         """Make the memory of the result, and see to the folder; raises SpoolError if it cannot be written to."""
         self._spool, self._result = UpdateStore(model, self._folder), Accumulator(model)
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Put the update on disk. Raises SpoolError, too, and has changed nothing then, if there is no room for it."""
         self._spool.add(update.model)
 
@@ -71,7 +72,7 @@ class FedMedian(Spooled):
     more. Whole numbers are the rounded median, bools what more than half say.
     """
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the median."""
         self._need(1, "for a median")
         return self._reduced(median)
@@ -90,7 +91,7 @@ class FedTrimmedAvg(Spooled):
         super().__init__(**options)
         self._beta = within("beta", beta, 0, 0.5, low_too=True)
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the trimmed mean."""
         self._need(1, "for a mean")
         count = len(self._spool)
@@ -111,7 +112,7 @@ class Neighbourly(Spooled):
         """2f + 3, and f + keep."""
         return max(2 * self._byzantine + 3, (self._keep or 0) + self._byzantine)
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean of the best."""
         self._need(2 * self._byzantine + 3, f"2f + 3, with f = {self._byzantine} byzantine")
         keep = len(self._spool) - self._byzantine if self._keep is None else self._keep
@@ -160,7 +161,7 @@ class Bulyan(Spooled):
         """4f + 3."""
         return 4 * self._byzantine + 3
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean around the median of those that are chosen."""
         self._need(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
         count, distances = len(self._spool), squared_distances(self._spool)
@@ -191,13 +192,13 @@ class GeometricMedian(Spooled):
         super().begin(model)
         self._weights: list[float] = []
 
-    def fold(self, model: Model, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Put the update on disk, and remember its number of examples."""
         weight = checked_weight(update.num_examples)
-        super().fold(model, update, staleness)
+        super().fold(model, update, client=client, staleness=staleness)
         self._weights.append(weight)
 
-    def finish(self, model: Model) -> Model:
+    def finish(self, model: Model, *, number: int) -> Model:
         """Return the point after the last iteration."""
         self._need(1, "for a median")
         weights, point = np.array(self._weights) / max(self._weights), median

@@ -223,12 +223,12 @@ class Mortal(fl.FedAdam):
         die("selected")
         return super().config(number)
 
-    def fold(self, model, update, staleness=0):
-        super().fold(model, update, staleness)
+    def fold(self, model, update, *, client, staleness):
+        super().fold(model, update, client=client, staleness=staleness)
         die("folding")
 
-    def finish(self, model):
-        result = super().finish(model)
+    def finish(self, model, *, number):
+        result = super().finish(model, number=number)
         die("finished")
         return result
 

@@ -507,12 +507,12 @@ class Once(fl.FedAvg):
 
     failed = False
 
-    def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         if not self.failed:
             self.failed = True
             raise OSError(28, "No space left on device")
         assert staleness == 0
-        super().fold(model, update, staleness)
+        super().fold(model, update, client=client, staleness=staleness)
 
 
 def test_a_round_that_was_broken_off_leaves_nobody_busy() -> None:
@@ -572,8 +572,8 @@ def test_an_evaluation_between_asynchronous_models_mixes_nothing_up() -> None:
 
 def test_a_model_that_is_no_longer_finite_is_not_taken() -> None:
     class Explodes(fl.FedAvg):
-        def finish(self, model: Any) -> Any:
-            result: Any = super().finish(model)
+        def finish(self, model: Any, *, number: int) -> Any:
+            result: Any = super().finish(model, number=number)
             return {name: array * np.float32(np.inf) for name, array in result.items()}
 
     with Federation(strategy=Explodes()) as federation:
@@ -590,11 +590,11 @@ def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) 
     """Else no model of the next rounds would be finite."""
     finish, update = type(strategy).finish, Update(filled(1), 1, extra=filled(1))
 
-    def explodes(model: Any) -> Any:
+    def explodes(model: Any, *, number: int) -> Any:
         for array in strategy.state().get("velocity", strategy.state().get("first", strategy.state())).values():
             (array["w"] if isinstance(array, dict) else array)[:] = np.inf
         with np.errstate(all="ignore"):
-            return {name: array * np.float32(np.inf) for name, array in finish(strategy, model).items()}
+            return {name: array * np.float32(np.inf) for name, array in finish(strategy, model, number=number).items()}
 
     with Federation(strategy=strategy, min_clients=1) as federation:
         federation.join(A, lambda model, config: update)
@@ -608,8 +608,8 @@ def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) 
 
 def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(fl.FedAvg):
-        def finish(self, model: Any) -> Any:
-            result = super().finish(model)
+        def finish(self, model: Any, *, number: int) -> Any:
+            result = super().finish(model, number=number)
             if result["w"][0] == 3:
                 raise ZeroDivisionError("by zero")
             return result
@@ -627,7 +627,7 @@ def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCa
 
 def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(fl.FedAvg):
-        def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+        def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
             raise ZeroDivisionError("by zero")
 
     with Federation(strategy=Fails()) as federation:

@@ -528,10 +528,10 @@ class FailsOnce(fl.FedAvg):
         super().__init__()
         self._errors = [error]
 
-    def finish(self, model: Any) -> Any:
+    def finish(self, model: Any, *, number: int) -> Any:
         if self._errors:
             raise self._errors.pop()
-        return super().finish(model)
+        return super().finish(model, number=number)
 
 
 @pytest.mark.parametrize(("error", "raised"), [(LookupError("a bug"), False), (OSError("full"), True)])
@@ -915,10 +915,10 @@ def test_a_round_with_too_few_good_updates_leaves_the_model() -> None:
 
 def test_an_error_of_the_strategy_costs_the_update_that_it_raised_for() -> None:
     class Stumbles(fl.FedAvg):
-        def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+        def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
             if update.num_examples == 13:
                 raise ZeroDivisionError("a bug of the user's")
-            super().fold(model, update, staleness)
+            super().fold(model, update, client=client, staleness=staleness)
 
     with Federation(strategy=Stumbles()) as federation:
         federation.join(A, gives(2))

@@ -61,9 +61,9 @@ class Order(fl.FedAvg):
         super().__init__(**options)
         self.folded: list[int] = []
 
-    def fold(self, model: Any, update: Update, staleness: int = 0) -> None:
+    def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         self.folded.append(update.num_examples - 1)
-        super().fold(model, update, staleness)
+        super().fold(model, update, client=client, staleness=staleness)
 
 
 # What it comes to

@@ -13,6 +13,7 @@ from fl.messages import Update
 from fl.strategies.asynchronous import FedAsync, FedBuff
 from fl.strategies.base import hinge, polynomial
 from fl.tensors.model import copied, difference
+from tests.fl.federation import A
 
 START: dict[str, Any] = {
     "w": np.array([1.0, -2.0], np.float32),
@@ -38,11 +39,11 @@ def delta(by: float, steps: int = 0) -> dict[str, Any]:
 def test_fedasync_mixes_each_update_in_by_its_staleness() -> None:
     strategy = FedAsync(0.5, polynomial(1.0))
     strategy.begin(START)
-    strategy.fold(START, Update(moved(8), 100))
-    first: Any = strategy.finish(START)
+    strategy.fold(START, Update(moved(8), 100), client=A)
+    first: Any = strategy.finish(START, number=1)
     assert first["w"].tolist() == [5, 2]
-    strategy.fold(first, Update(moved(8), 1), staleness=3)
-    second: Any = strategy.finish(first)
+    strategy.fold(first, Update(moved(8), 1), staleness=3, client=A)
+    second: Any = strategy.finish(first, number=1)
     assert second["w"].tolist() == [5 + 0.125 * 4, 2 + 0.125 * 4]
     assert strategy.buffer == 1
 
@@ -77,8 +78,8 @@ def test_fedbuff_adds_the_mean_change(rate: float) -> None:
     strategy.begin(START)
     now = moved(100, 5)
     for by, staleness, steps in ((6.0, 0, 1), (-3.0, 0, 2), (12.0, 3, 6)):
-        strategy.fold(now, Update(delta(by, steps), 7), staleness)
-    result: Any = strategy.finish(now)
+        strategy.fold(now, Update(delta(by, steps), 7), staleness=staleness, client=A)
+    result: Any = strategy.finish(now, number=1)
     change = rate / 3 * (6 - 3 + 0.5 * 12)
     np.testing.assert_allclose(result["w"], now["w"] + change, rtol=1e-6)
     assert result["n"] == 10 + round((1 + 2 + 0.5 * 6) / 2.5)  # whole numbers are means
@@ -89,19 +90,19 @@ def test_fedbuff_adds_the_mean_change(rate: float) -> None:
 def test_an_abandoned_buffer_leaves_no_trace() -> None:
     strategy = FedBuff(size=2, staleness=hinge())
     strategy.begin(START)
-    strategy.fold(START, Update(delta(99), 1))
+    strategy.fold(START, Update(delta(99), 1), client=A)
     strategy.abandon()
-    strategy.fold(START, Update(delta(2), 1))
-    assert strategy.finish(START)["w"].tolist() == [3, 0]
+    strategy.fold(START, Update(delta(2), 1), client=A)
+    assert strategy.finish(START, number=1)["w"].tolist() == [3, 0]
 
 
 def test_a_bad_change_is_refused() -> None:
     strategy = FedBuff(size=2)
     strategy.begin(START)
     with pytest.raises(InvalidUpdate, match="'w' holds NaN"):
-        strategy.fold(START, Update(delta(float("nan")), 1))
-    strategy.fold(START, Update(delta(2), 1))
-    assert strategy.finish(START)["w"].tolist() == [3, 0]
+        strategy.fold(START, Update(delta(float("nan")), 1), client=A)
+    strategy.fold(START, Update(delta(2), 1), client=A)
+    assert strategy.finish(START, number=1)["w"].tolist() == [3, 0]
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +14,7 @@ from fl.strategies.asynchronous import FedBuff
 from fl.strategies.base import hinge, polynomial
 from fl.strategies.fedavg import FedAdam, FedAvg, FedProx
 from fl.strategies.robust import Krum
+from tests.fl.federation import A, B, Federation, gives
 
 IDS = [uuid.UUID(int=n) for n in range(1, 21)]
 
@@ -60,6 +61,27 @@ def test_more_are_asked_than_needed(fraction: float, oversample: float, asked: i
     strategy = FedAvg(fraction=fraction, oversample=oversample)
     assert len(strategy.select(1, IDS)) == asked
     assert strategy.enough(len(IDS)) == enough
+
+
+def test_fold_gets_the_client_and_finish_the_round() -> None:
+    class Records(FedAvg):
+        calls: ClassVar[list[Any]] = []
+
+        def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
+            self.calls.append((client, update.num_examples))
+            super().fold(model, update, client=client, staleness=staleness)
+
+        def finish(self, model: Any, *, number: int) -> Any:
+            self.calls.append(number)
+            return super().finish(model, number=number)
+
+    with Federation(strategy=Records()) as federation:
+        federation.join(A, gives(2, 5))
+        federation.join(B, gives(4, 7))
+        federation.round(2)
+        federation.round(2)
+    assert set(Records.calls[:2]) == set(Records.calls[3:5]) == {(A, 5), (B, 7)}
+    assert Records.calls[2::3] == [1, 2]
 
 
 def test_what_late_updates_weigh() -> None:

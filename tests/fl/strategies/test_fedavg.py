@@ -17,6 +17,7 @@ from fl.messages import Update
 from fl.strategies.base import Strategy, polynomial
 from fl.strategies.fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
 from fl.strategies.server_optimizers import Momentum
+from tests.fl.federation import A
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -48,8 +49,8 @@ def begun(strategy: Strategy, start: Mapping[str, Any]) -> Strategy:
 
 def folded(strategy: Strategy, start: Mapping[str, Any], updates: list[Update]) -> Any:
     for each in updates:
-        strategy.fold(start, each)
-    return strategy.finish(start)
+        strategy.fold(start, each, client=A)
+    return strategy.finish(start, number=1)
 
 
 def assert_close(left: Mapping[str, Any], right: Mapping[str, Any], tolerance: float) -> None:
@@ -87,7 +88,7 @@ def test_a_round_knows_nothing_of_the_round_before() -> None:
 def test_an_abandoned_round_leaves_no_trace() -> None:
     strategy = begun(FedAvg(), model())
     strategy.abandon()
-    strategy.fold(model(), update(1))
+    strategy.fold(model(), update(1), client=A)
     strategy.abandon()
     assert_close(folded(strategy, model(), [update(2)]), update(2).model, 0)
 
@@ -95,27 +96,27 @@ def test_an_abandoned_round_leaves_no_trace() -> None:
 def test_a_refused_update_leaves_no_trace() -> None:
     strategy, bad = begun(FedAvg(), model()), model(3)
     bad["bias"][-1] = np.nan  # the last that is looked at, but for one
-    strategy.fold(model(), update(1))
+    strategy.fold(model(), update(1), client=A)
     with pytest.raises(InvalidUpdate, match="'bias' holds NaN"):
-        strategy.fold(model(), Update(bad, 10))
-    strategy.fold(model(), update(2))
-    assert_close(strategy.finish(model()), mean([update(1), update(2)]), 1e-6)
+        strategy.fold(model(), Update(bad, 10), client=A)
+    strategy.fold(model(), update(2), client=A)
+    assert_close(strategy.finish(model(), number=1), mean([update(1), update(2)]), 1e-6)
 
 
 def test_an_update_is_the_callers_again() -> None:
     strategy, first = begun(FedAvg(), model()), update(1)
-    strategy.fold(model(), first)
+    strategy.fold(model(), first, client=A)
     for array in first.model.values():
         array[...] = 99
-    assert_close(strategy.finish(model()), update(1).model, 0)
+    assert_close(strategy.finish(model(), number=1), update(1).model, 0)
 
 
 def test_torch_stays_torch_whoever_trains() -> None:
     start = {"w": torch.zeros(3), "n": torch.tensor(0), "h": torch.zeros(2, dtype=torch.bfloat16)}
     strategy = begun(FedAvg(), start)
-    strategy.fold(start, Update({"w": torch.ones(3), "n": torch.tensor(4), "h": start["h"] + 1}, 1))
-    strategy.fold(start, Update({"w": np.full(3, 3, np.float32), "n": np.array(8), "h": start["h"] + 3}, 1))
-    result: Any = strategy.finish(start)
+    strategy.fold(start, Update({"w": torch.ones(3), "n": torch.tensor(4), "h": start["h"] + 1}, 1), client=A)
+    strategy.fold(start, Update({"w": np.full(3, 3, np.float32), "n": np.array(8), "h": start["h"] + 3}, 1), client=A)
+    result: Any = strategy.finish(start, number=1)
     assert torch.equal(result["w"], torch.full((3,), 2.0))
     assert torch.equal(result["n"], torch.tensor(6))
     assert torch.equal(result["h"], torch.full((2,), 2.0, dtype=torch.bfloat16))
@@ -123,9 +124,9 @@ def test_torch_stays_torch_whoever_trains() -> None:
 
 def test_a_late_update_weighs_less() -> None:
     strategy = begun(FedAvg(staleness=polynomial(1)), model())
-    strategy.fold(model(), Update(model(1), 10))
-    strategy.fold(model(), Update(model(2), 40), staleness=3)
-    assert_close(strategy.finish(model()), mean([Update(model(1), 10), Update(model(2), 10)]), 1e-6)
+    strategy.fold(model(), Update(model(1), 10), client=A)
+    strategy.fold(model(), Update(model(2), 40), staleness=3, client=A)
+    assert_close(strategy.finish(model(), number=1), mean([Update(model(1), 10), Update(model(2), 10)]), 1e-6)
 
 
 def test_fedprox_is_fedavg_and_tells_its_mu() -> None:
@@ -202,8 +203,8 @@ def test_an_optimizer_goes_on_from_its_state(make: Callable[[], FedAvg]) -> None
 def test_the_least_and_the_most_adaptivity_are_numbers_of_float32(adaptivity: float) -> None:
     start = {"w": np.zeros(3, np.float32)}
     strategy = begun(FedAdam(adaptivity=adaptivity), start)
-    strategy.fold(start, Update({"w": np.array([0, 1, -1], np.float32)}, 1))
-    result = np.asarray(strategy.finish(start)["w"])
+    strategy.fold(start, Update({"w": np.array([0, 1, -1], np.float32)}, 1), client=A)
+    result = np.asarray(strategy.finish(start, number=1)["w"])
     assert np.sign(result).tolist() == [0, 1, -1]
     assert np.isfinite(result).all()
 
@@ -220,7 +221,7 @@ def test_what_an_optimizer_kept_is_not_dropped_without_a_word() -> None:
 @pytest.mark.parametrize("make", [make for make, _ in OPTIMIZERS.values()], ids=OPTIMIZERS)
 def test_an_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> None:
     one, other = begun(make(), model()), begun(make(), model())
-    one.fold(model(), update(9))
+    one.fold(model(), update(9), client=A)
     one.abandon()
     results = [folded(strategy, model(), [update(1), update(2)]) for strategy in (one, other)]
     assert_close(results[0], results[1], 0)

@@ -17,6 +17,7 @@ from fl.strategies.base import Strategy
 from fl.strategies.client_side import ControlVariate
 from fl.strategies.heterogeneous import FedNova, QFedAvg, Scaffold
 from fl.tensors.model import copied
+from tests.fl.federation import A
 
 Arrays = dict[str, NDArray[Any]]
 IDS = [uuid.UUID(int=n) for n in range(1, 9)]
@@ -37,8 +38,8 @@ def wide(arrays: Mapping[str, Any]) -> Arrays:
 
 def folded(strategy: Strategy, start: Mapping[str, Any], updates: list[Update]) -> Any:
     for update in updates:
-        strategy.fold(start, update)
-    return strategy.finish(start)
+        strategy.fold(start, update, client=A)
+    return strategy.finish(start, number=1)
 
 
 def assert_close(left: Mapping[str, Any], right: Mapping[str, Any], tolerance: float = 1e-5) -> None:
@@ -105,10 +106,12 @@ def test_who_does_worse_pulls_more_and_more_with_q() -> None:
 def test_qfedavg_wants_the_loss_of_every_client(metrics: dict[str, float], wrong: str) -> None:
     strategy = QFedAvg()
     strategy.begin(model())
-    strategy.fold(model(), Update(model(1), 1, {"loss": 0.0}))  # a perfect model is none to refuse
+    strategy.fold(model(), Update(model(1), 1, {"loss": 0.0}), client=A)  # a perfect model is none to refuse
     with pytest.raises(InvalidUpdate, match=f"{wrong}; expected a number of 0 or more from every client"):
-        strategy.fold(model(), Update(model(2), 1, metrics))
-    assert_close(strategy.finish(model()), q_fed_avg(model(), [Update(model(1), 1, {"loss": 1e-10})], 0.1, 0.1))
+        strategy.fold(model(), Update(model(2), 1, metrics), client=A)
+    assert_close(
+        strategy.finish(model(), number=1), q_fed_avg(model(), [Update(model(1), 1, {"loss": 1e-10})], 0.1, 0.1)
+    )
 
 
 # FedNova
@@ -146,7 +149,7 @@ def test_fednova_wants_the_steps_of_every_client() -> None:
     strategy = FedNova()
     strategy.begin(model())
     with pytest.raises(InvalidUpdate, match=r"metrics\['steps'\] is 0; expected a number of 1 or more"):
-        strategy.fold(model(), Update(model(2), 1, {"steps": 0.0}))
+        strategy.fold(model(), Update(model(2), 1, {"steps": 0.0}), client=A)
 
 
 @pytest.mark.parametrize("make", [QFedAvg, FedNova])
@@ -155,7 +158,7 @@ def test_an_abandoned_round_leaves_no_trace(make: type[Strategy]) -> None:
     metrics = {"loss": 2.0, "steps": 3.0}
     for strategy in (one, other):
         strategy.begin(model())
-    one.fold(model(), Update(model(5), 9, metrics))
+    one.fold(model(), Update(model(5), 9, metrics), client=A)
     one.abandon()
     results = [
         folded(each, model(), [Update(model(1), 1, metrics), Update(model(2), 1, metrics)]) for each in (one, other)
@@ -187,8 +190,8 @@ def rounds(strategy: Strategy, count: int) -> NDArray[Any]:
                 gradient = bend * (local["w"] - center)
                 local["w"] -= RATE * (gradient + (control.correction("w") if "control" in config else 0))
             extra = control.finish(local, STEPS, RATE) if "control" in config else {}
-            strategy.fold(current, Update(local, 1, {"steps": float(STEPS)}, extra))
-        current = strategy.finish(current)
+            strategy.fold(current, Update(local, 1, {"steps": float(STEPS)}, extra), client=A)
+        current = strategy.finish(current, number=1)
     result: NDArray[Any] = current["w"]
     return result
 
@@ -225,7 +228,7 @@ def test_a_bad_variate_is_refused_with_its_update(extra: Arrays, match: str) -> 
     strategy = Scaffold()
     strategy.begin(model())
     with pytest.raises(InvalidUpdate, match=match):
-        strategy.fold(model(), Update(model(1), 1, {}, extra))
+        strategy.fold(model(), Update(model(1), 1, {}, extra), client=A)
     good = {name: np.zeros_like(array) for name, array in model().items() if name != "steps"}
     assert_close(folded(strategy, model(), [Update(model(2), 1, {}, good)]), model(2))
 

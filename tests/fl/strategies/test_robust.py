@@ -24,6 +24,7 @@ from fl.messages import Update
 from fl.strategies.base import polynomial
 from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, Spooled
 from netq.errors import NetqError
+from tests.fl.federation import A
 
 ALL: list[Callable[..., Spooled]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
@@ -56,8 +57,8 @@ def run(strategy: Spooled, each: Sequence[Update], start: dict[str, Any]) -> dic
     """A round of a strategy that has begun."""
     try:
         for update in each:
-            strategy.fold(start, update)
-        return dict(strategy.finish(start))
+            strategy.fold(start, update, client=A)
+        return dict(strategy.finish(start, number=1))
     except BaseException:
         strategy.abandon()
         raise
@@ -399,7 +400,7 @@ def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., Spooled]) -> Non
     strategy = begun(kind(), start)
     strategy.abandon()
     for update in each[:7]:
-        strategy.fold(start, update)
+        strategy.fold(start, update, client=A)
     strategy.abandon()
     result = run(strategy, each[7:], start)
     alone = run(begun(kind(), start), each[7:], start)
@@ -412,7 +413,7 @@ def test_a_refused_update_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
     bad["scale"] = np.array(np.nan, np.float16)
     strategy = begun(kind(), start)
     with pytest.raises(InvalidUpdate, match="'scale' holds NaN"):
-        strategy.fold(start, Update(bad, 10**6))
+        strategy.fold(start, Update(bad, 10**6), client=A)
     result, alone = run(strategy, each, start), run(begun(kind(), start), each, start)
     assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
 
@@ -422,7 +423,7 @@ def test_an_update_that_comes_late_counts_as_any_other(kind: Callable[..., Spool
     start, each = model(0), updates(7)
     strategy = begun(kind(staleness=polynomial()), start)
     for late, update in enumerate(each):
-        strategy.fold(start, update, late)
+        strategy.fold(start, update, staleness=late, client=A)
     result, alone = run(strategy, [], start), run(begun(kind(), start), each, start)
     assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
 
@@ -456,9 +457,9 @@ def test_too_few_updates_are_said_and_kept(strategy: Spooled, needed: int, match
     start, each = model(0), updates(needed)
     begun(strategy, start)
     for update in each[:-1]:
-        strategy.fold(start, update)
+        strategy.fold(start, update, client=A)
     with pytest.raises(TooFewUpdates, match=f"{needed - 1} updates came; {match}") as caught:
-        strategy.finish(start)
+        strategy.finish(start, number=1)
     assert isinstance(caught.value, NetqError)
     assert not isinstance(caught.value, InvalidUpdate)  # no client is to blame
     assert run(strategy, each[-1:], start).keys() == start.keys()
