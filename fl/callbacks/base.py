@@ -1,7 +1,7 @@
-"""What a server tells of its rounds while they run, to whoever wants to show or keep it.
+"""The callbacks of a server, and the calls that it makes to them.
 
-Made by users, and by fl/callbacks/progress.py and others of its kind; called by the server's thread, which waits for
-them. An error of theirs is logged, and changes nothing.
+Made by users; called by the server's thread, which waits for each of them. A callback that raises is logged, and
+changes nothing in the round.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ log = logging.getLogger("netq.fl")
 class ClientState(enum.Enum):
     """What a client is doing, as far as the server knows."""
 
-    TRAINING = "training"  # it was asked to train, or to evaluate
-    WAITING = "waiting"  # its update is ready, and there is no room for it yet
-    SENDING = "sending"  # it may send
-    DONE = "done"  # its answer is here
-    FAILED = "failed"  # there is none, or it is refused
+    TRAINING = "training"  # it has a task: to train, or to evaluate
+    WAITING = "waiting"  # its update is ready, and the server has no room for it yet
+    SENDING = "sending"  # the server has admitted its update
+    DONE = "done"  # its answer has arrived
+    FAILED = "failed"  # it will not answer, or its answer was refused
 
 
 class Callback:
-    """Is told how rounds go. Subclass it, and write what you want to know of."""
+    """Receives the progress of rounds. Subclass it, and override the methods that you need."""
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """These clients are connected; some of them will be asked."""
+        """Round `number` begins; these clients are connected, and some of them will get a task."""
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
         """A client's state has changed; `size`: bytes of its update's tensors, 0 while they are not known."""
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """The round has ended, and this is the model now; it is not to be changed."""
+        """The round has ended with this report and this model. Do not change the model."""
 
 
 class Callbacks:
-    """All of a server's callbacks."""
+    """All callbacks of one server."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Tell them all."""
+        """Call `round_begins` of each."""
         for callback in self._callbacks:
-            _tell(callback.round_begins, number, clients)
+            _call(callback.round_begins, number, clients)
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int = 0) -> None:
-        """Tell them all."""
+        """Call `client_is` of each."""
         for callback in self._callbacks:
-            _tell(callback.client_is, client, state, size)
+            _call(callback.client_is, client, state, size)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Tell them all."""
+        """Call `round_ends` of each."""
         for callback in self._callbacks:
-            _tell(callback.round_ends, report, model)
+            _call(callback.round_ends, report, model)
 
 
-def _tell(function: Callable[..., None], *facts: Any) -> None:
+def _call(function: Callable[..., None], *arguments: Any) -> None:
     try:
-        function(*facts)
-    except Exception:  # the user's code; the round has nothing to do with it
+        function(*arguments)
+    except Exception:  # an error of the user's code must not end the round
         log.exception("%s failed", getattr(function, "__qualname__", function))

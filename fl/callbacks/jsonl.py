@@ -1,8 +1,7 @@
-"""What is kept of each round: in plain values (`record`), as numbers by name (`scalars`), in a file (`JsonLines`).
+"""Round reports as plain values (`record`), as numbers by name (`scalars`), and in a file (`JsonLines`).
 
-Made by users and by fl/__main__.py; called by the server's thread after each round (see fl/callbacks/base.py). Beside
-it, fl/callbacks/tensorboard.py, fl/callbacks/mlflow.py and fl/callbacks/prometheus.py keep the same numbers elsewhere.
-Never sees an update.
+Made by users and by fl/__main__.py; called by the server's thread after each round (fl/callbacks/base.py). The
+callbacks for TensorBoard, MLflow and Prometheus write the same numbers to other places. Never sees an update.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
 
-MEASURED = "server_"  # before the names of what `Measured` finds
+MEASURED = "server_"  # prefix of the names that `Measured` adds
 
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
 
 def record(report: RoundReport) -> dict[str, Any]:
-    """Return a report in plain values; a number that is not finite is None, as JSON has none."""
+    """Return a report as plain values. NaN and infinity become None: JSON has neither."""
     return {
         "round": report.number,
         "clients": [str(peer) for peer in report.clients],
@@ -46,7 +45,7 @@ def record(report: RoundReport) -> dict[str, Any]:
 
 
 def scalars(report: RoundReport) -> dict[str, float]:
-    """Return the numbers of a report by name, as in "evaluation/accuracy"; failures of each kind, those of 0 too."""
+    """Return the numbers of a report by name, as in "evaluation/accuracy". Failures are counted by kind, 0 included."""
     kinds = [refusal.why for refusal in report.failures.values()]
     return {
         **{f"metrics/{name}": value for name, value in report.metrics.items()},
@@ -60,10 +59,10 @@ def scalars(report: RoundReport) -> dict[str, float]:
 
 
 class Measured(Callback):
-    """Tells other callbacks of rounds, with what `measure(model)` finds added to the report's evaluation.
+    """Adds the result of `measure(model)` to the report's evaluation, then calls other callbacks with it.
 
-    Its names get the prefix `server_`: the clients' evaluation may have the same ones. The server waits while it
-    measures. Where it raises, or returns something else, that is logged, and the others are told without it.
+    The names get the prefix `server_`, because the clients' evaluation may use the same names. The server waits for
+    `measure`. If it raises, or returns no dict of numbers, the error is logged and the report stays as it is.
     """
 
     def __init__(self, measure: Measure, callbacks: Iterable[Callback]) -> None:
@@ -71,39 +70,39 @@ class Measured(Callback):
         self._callbacks = Callbacks(callbacks)
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Tell the others."""
+        """Pass it on."""
         self._callbacks.round_begins(number, clients)
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
-        """Tell the others."""
+        """Pass it on."""
         self._callbacks.client_is(client, state, size)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Measure, and tell the others."""
-        found = {f"{MEASURED}{name}": value for name, value in self._measured(model).items()}
-        self._callbacks.round_ends(replace(report, evaluation={**report.evaluation, **found}), model)
+        """Measure, and pass the report on with the result."""
+        measured = {f"{MEASURED}{name}": value for name, value in self._results(model).items()}
+        self._callbacks.round_ends(replace(report, evaluation={**report.evaluation, **measured}), model)
 
-    def _measured(self, model: Model) -> dict[str, float]:
+    def _results(self, model: Model) -> dict[str, float]:
         try:
-            found = self._measure(model)
-        except Exception as error:  # the user's code; the round has nothing to do with it
-            return self._nothing(f"raised {type(error).__name__}: {error}", error)
+            results = self._measure(model)
+        except Exception as error:  # an error of the user's code must not end the round
+            return self._log_error(f"raised {type(error).__name__}: {error}", error)
         try:
-            return {name: float(value) for name, value in found.items()}
-        except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # the last is torch's
-            return self._nothing(f"returned {_kinds(found)}; expected a dict of numbers by name", error)
+            return {name: float(value) for name, value in results.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
+            return self._log_error(f"returned {_types(results)}; expected a dict of numbers by name", error)
 
-    def _nothing(self, why: str, error: Exception) -> dict[str, float]:
-        log.error("%s %s", name_of(self._measure), why)
+    def _log_error(self, what: str, error: Exception) -> dict[str, float]:
+        log.error("%s %s", name_of(self._measure), what)
         log.debug("where it happened", exc_info=error)
         return {}
 
 
 class JsonLines(Callback):
-    """Appends a JSON object to a file after each round: what `record` has, and `time`, in seconds since 1970.
+    """Appends a JSON object to a file after each round: the values of `record`, and `time` in seconds since 1970.
 
-    The file is open only meanwhile, so it may be moved away between two rounds. Raises OSError, if it cannot be
-    written to, at once.
+    The file is open only while a line is written, so it may be moved between two rounds. The constructor raises OSError
+    if the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -112,7 +111,7 @@ class JsonLines(Callback):
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
-                    file.write(b"\n")  # the last line was cut off: it is not to spoil the next
+                    file.write(b"\n")  # the last line is incomplete (power loss): keep it apart from the next one
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Append a line."""
@@ -122,59 +121,59 @@ class JsonLines(Callback):
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Return the rounds of a file of JsonLines, each as `record` has it; raises OSError.
+    """Return the rounds of a file of JsonLines, each as `record` returns it.
 
-    A server that was started again may repeat rounds, and begins at 1 where it has no checkpoint: a round is in the
-    place of those of its number and above that stand before it. A line that is none of ours is left out, with a
-    warning: a loss of power may have cut one off. Raises ValueError, if there are lines, and none is ours.
+    A restarted server may repeat rounds, and begins at 1 without a checkpoint: a round replaces earlier lines of its
+    number and above. Other lines are left out with a warning: a power loss may have cut one. Raises OSError if the file
+    cannot be read, ValueError if no line is a round.
     """
     rounds: list[dict[str, Any]] = []
-    others: list[int] = []
+    skipped: list[int] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
-        found = _parsed(line)
-        if found is None:
-            others.append(number)
+        round = _parsed(line)
+        if round is None:
+            skipped.append(number)
             continue
-        while rounds and rounds[-1]["round"] >= found["round"]:
+        while rounds and rounds[-1]["round"] >= round["round"]:
             rounds.pop()
-        rounds.append(found)
-    if others and not rounds:
+        rounds.append(round)
+    if skipped and not rounds:
         raise ValueError(
             f"{path}: no line of it is a round; give a file that fl.JsonLines has written ([callbacks] json)"
         )
-    if others:
-        log.warning("%s: no round in line %s; left out", path, reprlib.repr(others)[1:-1])
+    if skipped:
+        log.warning("%s: no round in line %s; left out", path, reprlib.repr(skipped)[1:-1])
     return rounds
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        values = json.loads(line)
     except ValueError:
         return None
-    match found:
+    match values:
         case {"round": int(), "metrics": dict(), "evaluation": dict(), "bytes_in": int(), "bytes_out": int()}:
-            return dict(found)
+            return dict(values)
         case _:
             return None
 
 
 def missing(what: str, needs: str, packages: str, error: ImportError) -> ImportError:
-    """Return the error of a callback that needs more than is installed."""
+    """Return the error of a callback that needs a library that is not installed."""
     return ImportError(f"{what} needs {needs} ({error}): pip install {packages}", name=error.name)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return "module:function", as it is for a sentence."""
+    """Return "module:function", for a message."""
     name = getattr(function, "__qualname__", type(function).__name__)
     return f"{getattr(function, '__module__', type(function).__module__)}:{name}"
 
 
-def _kinds(found: object) -> str:
-    """Return what it is that is no dict of numbers; of a dict, each value's type."""
-    if not isinstance(found, Mapping):
-        return type(found).__name__
-    return "{" + ", ".join(f"{name!r}: {type(value).__name__}" for name, value in found.items()) + "}"
+def _types(results: object) -> str:
+    """Return the type's name; of a mapping, the type of each value by name."""
+    if not isinstance(results, Mapping):
+        return type(results).__name__
+    return "{" + ", ".join(f"{name!r}: {type(value).__name__}" for name, value in results.items()) + "}"
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:

@@ -1,7 +1,8 @@
-"""A callback for MLflow. Called by the server's thread; one of its own sends, as MLflow's server may be far away.
+"""A callback for MLflow. A thread of its own sends, because MLflow's server may be slow or unreachable.
 
-Needs mlflow, and imports it when made. How often and how long a call is tried is said by the environment's
-MLFLOW_HTTP_REQUEST_MAX_RETRIES and MLFLOW_HTTP_REQUEST_TIMEOUT, which MLflow's client reads.
+Imports mlflow when it is made. MLflow's client reads the number of retries and the timeout of a call from the
+environment: MLFLOW_HTTP_REQUEST_MAX_RETRIES and MLFLOW_HTTP_REQUEST_TIMEOUT. It can log asynchronously by itself, but
+drops a batch that failed; docs/explanation/design.md, "Libraries taken and not taken".
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from netq.errors import AddressError
 
 log = logging.getLogger("netq.fl")
 
-_LINGER = 10.0  # seconds that `close` waits for what has not gone yet
-_LATER = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")  # MLflow's client says so of no answer
+_CLOSE_TIMEOUT = 10.0  # seconds that `close` waits for calls that are not sent yet
+# Errors after which a call is tried again. INTERNAL_ERROR is what MLflow's client reports when there is no answer.
+_RETRY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
 
 
 class MLflow(Callback):
     """Logs the scalars of each round to an MLflow server, as one run. A context manager.
 
-    uri: of the server, as in "http://mlflow.local:5000". Raises netq.AddressError, if it does not answer. Later it may
-    be slow, or away: that does not hold the federation up, and is logged once. The rounds are kept for it meanwhile,
-    and tried again with the next; `close` waits 10 s for them, and logs how many did not go.
+    uri: address of the server, as in "http://mlflow.local:5000". Raises netq.AddressError if it does not answer at the
+    start. Later it may be slow or unreachable: rounds continue, the outage is logged once, and the metrics are kept and
+    sent with the next round. `close` waits 10 s for them, and logs how many were not sent.
     """
 
     def __init__(self, uri: str, experiment: str = "federation") -> None:
@@ -45,31 +47,31 @@ class MLflow(Callback):
         self._uri, self._metric, self._error = uri, Metric, MlflowException
         self._client: Any = MlflowClient(tracking_uri=uri)
         try:
-            self._run = self._begun(experiment)
+            self._run = self._begin(experiment)
         except MlflowException as error:
             why_not = f"MLflow does not answer at {uri} ({_reason(error)}); start its server, or correct the address"
             raise AddressError(why_not) from error
-        self._waiting: deque[Callable[[], Any]] = deque()  # calls that have not gone, in their order
-        self._news, self._closing, self._failing = threading.Event(), False, False
-        self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)  # a process may end without it
+        self._pending: deque[Callable[[], Any]] = deque()  # calls that have not succeeded yet, in order
+        self._wake, self._closing, self._failing = threading.Event(), False, False
+        self._thread = threading.Thread(target=self._send, name="mlflow", daemon=True)  # does not delay process exit
         self._thread.start()
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Have them logged."""
+        """Queue the round's numbers."""
         now = int(time.time() * 1000)
         metrics = [self._metric(name, value, now, report.number) for name, value in scalars(report).items()]
-        self._waiting.append(functools.partial(self._client.log_batch, self._run, metrics=metrics))
-        self._news.set()
+        self._pending.append(functools.partial(self._client.log_batch, self._run, metrics=metrics))
+        self._wake.set()
 
     def close(self, status: str = "FINISHED") -> None:
-        """End the run when all is logged; wait 10 s for that at most."""
+        """End the run after all is logged; wait 10 s at most."""
         if self._closing:
             return
-        self._waiting.append(functools.partial(self._client.set_terminated, self._run, status))
+        self._pending.append(functools.partial(self._client.set_terminated, self._run, status))
         self._closing = True
-        self._news.set()
-        self._thread.join(_LINGER)
-        if left := len(self._waiting):
+        self._wake.set()
+        self._thread.join(_CLOSE_TIMEOUT)
+        if left := len(self._pending):
             log.warning("MLflow at %s has not got the end of the run, and %d of its rounds", self._uri, left - 1)
 
     def __enter__(self) -> Self:
@@ -78,28 +80,28 @@ class MLflow(Callback):
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close("FINISHED" if kind is None else "FAILED" if issubclass(kind, Exception) else "KILLED")
 
-    def _begun(self, experiment: str) -> str:
+    def _begin(self, experiment: str) -> str:
         """Begin a run, and return its id."""
         found = self._client.get_experiment_by_name(experiment)
         id = self._client.create_experiment(experiment) if found is None else found.experiment_id
         return str(self._client.create_run(id).info.run_id)
 
     def _send(self) -> None:
-        """Make the calls; after one that failed, when there is another: in the thread."""
+        """Make the calls, in the thread. A call that failed is tried again when the next one is queued."""
         closing = False
         while not closing:
-            self._news.wait()
-            self._news.clear()
-            closing = self._closing  # read before the calls, of which there are then no more
-            while self._waiting and self._is_done(self._waiting[0]):
-                self._waiting.popleft()
+            self._wake.wait()
+            self._wake.clear()
+            closing = self._closing  # read first: if it is set, no further call is queued
+            while self._pending and self._try(self._pending[0]):
+                self._pending.popleft()
 
-    def _is_done(self, call: Callable[[], Any]) -> bool:
-        """Make a call; return whether it need not be made again."""
+    def _try(self, call: Callable[[], Any]) -> bool:
+        """Make a call; return False if it must be tried again."""
         try:
             call()
         except self._error as error:
-            again = error.error_code in _LATER
+            again = error.error_code in _RETRY
             if not self._failing:
                 what = "does not answer" if again else "refuses a call"
                 meanwhile = "and are kept for it" if again else "and this is not logged there"
@@ -113,7 +115,7 @@ class MLflow(Callback):
 
 
 def _reason(error: BaseException) -> str:
-    """Return what is at the bottom of MLflow's errors, of requests's, and of urllib3's, in a line."""
+    """Return the innermost cause in one line: MLflow wraps errors of requests, which wraps those of urllib3."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" …")

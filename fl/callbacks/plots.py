@@ -1,7 +1,7 @@
-"""Pictures of runs: a metric and the bytes of the messages, by round; one run, or several to compare.
+"""Plots of one run or several: a metric and the bytes of messages, by round.
 
-Called by users and by `python -m fl plot`. Reads reports, or what fl.JsonLines has written; needs matplotlib, and
-imports it when it draws, which it does without a display.
+Called by users and by `fl plot`. Reads reports, or files of fl.JsonLines. Imports matplotlib when it draws; needs no
+display.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Run: TypeAlias = "str | os.PathLike[str] | Iterable[RoundReport]"
-_Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # as fl.callbacks.jsonl.record has them
+_Rounds: TypeAlias = Sequence[Mapping[str, Any]]  # each as fl.callbacks.jsonl.record returns it
 
 
 def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.PathLike[str] | None = None) -> Figure:
     """Draw a metric and the bytes by round, and return the figure.
 
-    runs:   by the name that each has in the legend: a file of fl.JsonLines, or reports.
-    metric: of the evaluation or, where that has none of this name, of training; None: the first that there is.
-    out:    a file to save it in, by its suffix as PNG, SVG or PDF; its folder is there.
+    runs:   files of fl.JsonLines, or reports, by the name of the run in the legend.
+    metric: a name of the evaluation or, if that does not have it, of training. None: the first name found.
+    out:    a file to write, as PNG, SVG or PDF by its suffix; its folder must exist.
 
-    Raises ValueError if no round has the metric or a file no round, OSError for one that cannot be read or written.
+    Raises ValueError if no round has the metric or a file has no round; OSError if a file cannot be read or written.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("fl.callbacks.plots", "matplotlib", "matplotlib", error) from error
-    found = {name: _rounds_of(run) for name, run in runs.items()}
-    name = _metric(found, metric)
+    rounds_of = {name: _rounds_of(run) for name, run in runs.items()}
+    name = _metric(rounds_of, metric)
     figure = Figure(figsize=(7, 6), layout="constrained")
-    FigureCanvasAgg(figure)  # draws without a display, whatever MPLBACKEND says
+    FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))
-    _draw_metric(upper, found, name)
-    _draw_bytes(lower, found)
+    _draw_metric(upper, rounds_of, name)
+    _draw_bytes(lower, rounds_of)
     if out is not None:
         figure.savefig(out, dpi=120)
     return figure
@@ -69,7 +69,7 @@ def _metric(runs: Mapping[str, _Rounds], name: str | None) -> str:
 
 
 def _value(round: Mapping[str, Any], name: str) -> float:
-    """Return a metric's value; NaN, which is not drawn, where a round has none."""
+    """Return a metric's value; NaN, which is not drawn, if the round does not have it."""
     value = round["evaluation"].get(name, round["metrics"].get(name))
     return math.nan if value is None else value
 

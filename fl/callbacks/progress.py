@@ -1,8 +1,8 @@
-"""How far a round is, on a terminal: who is training, waiting, sending, done or failed, and with how many bytes.
+"""Progress of a round on a terminal: how many clients are in each state, and the bytes of their updates.
 
-Made by users and by fl/__main__.py; called by the server's thread, which only notes what it is told: a thread of
-rich's draws, a few times a second. Where stderr is no terminal there is a line a round, and no drawing. Where nobody
-reads stderr any more there is nothing, and the rounds go on.
+Made by users and by fl/__main__.py. The server's thread only records states; a thread of rich draws a few times a
+second. If stderr is not a terminal, there is one line a round and no drawing. If the reader of stderr goes away, output
+stops and the rounds continue.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fl.tensors.spec import Model
 if TYPE_CHECKING:
     from rich.console import Console, Group
 
-_PER_SECOND = 4.0  # drawings, at most
-_BAR = 20  # columns of all clients
-_NAMED = 8  # clients of a state that are named, if the line is long enough
+_REFRESH_RATE = 4.0  # drawings per second, at most
+_BAR = 20  # columns of a bar that stands for all clients
+_NAMED = 8  # ids shown for each state; the terminal cuts a line that is too long
 _COLOURS = {
     ClientState.TRAINING: "cyan",
     ClientState.WAITING: "yellow",
@@ -35,10 +35,10 @@ _COLOURS = {
 
 
 class Progress(Callback):
-    """Shows how a round goes, a line for each state of clients, as many as they are. A context manager.
+    """Shows the progress of a round: one line for each client state. A context manager.
 
-    console: where to; stderr. One of your own does what it does when its reader goes away: rich's ends the process.
-    Without the `with` statement it shows the line a round only.
+    console: default stderr. If the reader of a console of your own goes away, rich's default ends the process.
+    Outside a `with` statement only the line for each round is shown.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -48,16 +48,16 @@ class Progress(Callback):
             self._console = console or _stderr()
         except ImportError as error:
             raise missing("fl.Progress", "rich", "rich", error) from error
-        self._lock = threading.Lock()  # of the rest, which the drawing thread reads
+        self._lock = threading.Lock()  # guards the fields below, which the drawing thread reads
         self._clients: dict[uuid.UUID, tuple[ClientState, int]] = {}
         self._title = "waiting for clients"
         self._begin = time.monotonic()
         self._live: Any = Live(
-            console=self._console, get_renderable=self._draw, refresh_per_second=_PER_SECOND, transient=True
+            console=self._console, get_renderable=self._draw, refresh_per_second=_REFRESH_RATE, transient=True
         )
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
-        """Forget who is done; who is still at work on an older round is so in this one."""
+        """Remove clients that are done. A client that still works on an older round keeps its state."""
         with self._lock:
             self._clients = {
                 peer: (state, size)
@@ -68,12 +68,12 @@ class Progress(Callback):
             self._begin = time.monotonic()
 
     def client_is(self, client: uuid.UUID, state: ClientState, size: int) -> None:
-        """Note it."""
+        """Record it."""
         with self._lock:
             self._clients[client] = state, size
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Write the report's line, above what is drawn."""
+        """Print the report's line above the drawing."""
         with self._lock:
             self._title = f"round {report.number} has ended; waiting for clients"
             self._begin = time.monotonic()
@@ -85,11 +85,11 @@ class Progress(Callback):
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # of a terminal that has gone, there is nothing to tidy up
+        with suppress(OSError):  # the terminal is gone
             self._live.stop()
 
     def _draw(self) -> Group:
-        """Return what there is to see: in the drawing thread."""
+        """Return the lines to show. Runs in the drawing thread."""
         from rich.console import Group
         from rich.text import Text
 
@@ -103,7 +103,7 @@ class Progress(Callback):
 
 
 def _stderr() -> Console:
-    """Return a console that falls silent when its reader goes away, as that of `… 2>&1 | head` does."""
+    """Return a console that becomes quiet when its reader goes away, as in `… 2>&1 | head`."""
     from rich.console import Console
 
     class Stderr(Console):
@@ -114,9 +114,9 @@ def _stderr() -> Console:
 
 
 def _line(state: ClientState, clients: dict[uuid.UUID, tuple[ClientState, int]]) -> str:
-    """Return a state's name, its clients' number, a bar of them, their bytes, and the ids of some."""
+    """Return the line of one state: its name, the number of its clients, a bar, their bytes, and some of their ids."""
     sizes = {peer: size for peer, (theirs, size) in clients.items() if theirs is state}
-    bar = "█" * -(-_BAR * len(sizes) // max(1, len(clients)))  # rounded up: one of 400 is to be seen too
+    bar = "█" * -(-_BAR * len(sizes) // max(1, len(clients)))  # rounded up: one of 400 clients is visible
     nbytes = sum(sizes.values())
     size = f"{nbytes / 1e6:.2f} MB" if nbytes else ""
     ids = " ".join([str(peer)[:8] for peer in list(sizes)[:_NAMED]]) + (" …" if len(sizes) > _NAMED else "")

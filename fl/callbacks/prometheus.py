@@ -1,6 +1,6 @@
-"""A callback for Prometheus. Called by the server's thread; a thread of its own serves what it has been told.
+"""A callback for Prometheus: a thread of prometheus_client serves the numbers that the server's thread sets.
 
-Needs prometheus_client, and imports it when made.
+Imports prometheus_client when it is made.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("netq.fl")
 
-_SERIES = 100  # of a gauge: clients choose the names of their metrics, and Prometheus keeps each for ever
+_MAX_NAMES = 100  # time series of one gauge: clients choose the names of metrics, and Prometheus keeps each for ever
 
 
 class Prometheus(Callback):
     """Serves the numbers of the last round over HTTP, for Prometheus to fetch. A context manager.
 
-    port: 0 lets the system choose one, see `port`. Raises netq.AddressError. Whoever reaches it may read it: `host` is
-    this machine unless you say otherwise. The registry is its own. Of the metrics, and of the evaluation, it has 100
-    names at most: those of the round before first, then what the server measures, then by the alphabet.
+    port: 0 lets the system choose a free one; the property `port` returns it.
+    host: the address to listen on. There is no authentication, so the default is this machine only.
+
+    Uses a registry of its own. Metrics and evaluation have 100 names each at most: names of the previous round first,
+    then names that the server measures, then in alphabetical order. Raises netq.AddressError.
     """
 
     def __init__(self, port: int = 9100, host: str = "127.0.0.1") -> None:
@@ -43,13 +45,13 @@ class Prometheus(Callback):
             "clients": gauge("fl_clients", "Clients whose updates are in the model.", registry=registry),
             "seconds": gauge("fl_round_seconds", "Seconds that the last round took.", registry=registry),
         }
-        self._metrics = _Named(gauge, "fl_metrics", "Of training, by number of examples.", registry)
-        self._evaluation = _Named(gauge, "fl_evaluation", "Of the new model.", registry)
+        self._metrics = _GaugeByName(gauge, "fl_metrics", "Of training, by number of examples.", registry)
+        self._evaluation = _GaugeByName(gauge, "fl_evaluation", "Of the new model.", registry)
         self._failures = counter("fl_failures", "Who was asked and is not in the model.", ["why"], registry=registry)
         self._received = counter("fl_bytes_in", "Bytes of messages from clients.", registry=registry)
         self._sent = counter("fl_bytes_out", "Bytes of messages to clients.", registry=registry)
         for why in FailureKind:
-            self._failures.labels(why.name.lower())  # 0 until there is one
+            self._failures.labels(why.name.lower())  # begins at 0
         try:
             self._server, self._thread = prometheus.start_http_server(port, host, registry)
         except OSError as error:
@@ -58,11 +60,11 @@ class Prometheus(Callback):
 
     @property
     def port(self) -> int:
-        """Where it is served."""
+        """The port that it listens on."""
         return int(self._server.server_port)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Set them."""
+        """Set the numbers of this round."""
         for name, value in {"number": report.number, "clients": len(report.clients), "seconds": report.seconds}.items():
             self._numbers[name].set(value)
         self._metrics.set(report.metrics)
@@ -73,7 +75,7 @@ class Prometheus(Callback):
         self._sent.inc(report.bytes_out)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -85,26 +87,26 @@ class Prometheus(Callback):
         self.close()
 
 
-class _Named:
-    """A gauge with the last round's numbers by name, and no older ones."""
+class _GaugeByName:
+    """A gauge with one time series for each name of the last round; names of older rounds are removed."""
 
     def __init__(self, gauge: type[Gauge], name: str, what: str, registry: CollectorRegistry) -> None:
         self._name = name
         self._gauge = gauge(name, what, ["name"], registry=registry)
-        self._names: set[str] = set()  # that are served
-        self._said = False
+        self._names: set[str] = set()  # the names that are served now
+        self._warned = False
 
     def set(self, values: Mapping[str, float]) -> None:
-        """Serve these; and of those that are not among them, nothing any more."""
-        names = set(sorted(values, key=self._rank)[:_SERIES])
+        """Serve these values, and no others."""
+        names = set(sorted(values, key=self._rank)[:_MAX_NAMES])
         for name in names:
             self._gauge.labels(name).set(values[name])
         for name in self._names - names:
             self._gauge.remove(name)
         self._names = names
-        if len(values) > _SERIES and not self._said:
-            self._said = True
-            log.warning("%s has %d names; Prometheus gets %d (said once)", self._name, len(values), _SERIES)
+        if len(values) > _MAX_NAMES and not self._warned:
+            self._warned = True
+            log.warning("%s has %d names; Prometheus gets %d (said once)", self._name, len(values), _MAX_NAMES)
 
     def _rank(self, name: str) -> tuple[bool, bool, str]:
         return name not in self._names, not name.startswith(MEASURED), name

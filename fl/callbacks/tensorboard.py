@@ -22,7 +22,7 @@ class TensorBoard(Callback):
         self._writer: Any = SummaryWriter(os.fspath(folder))
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Write them."""
+        """Write the round's numbers."""
         for name, value in scalars(report).items():
             self._writer.add_scalar(name, value, report.number)
         self._writer.flush()
