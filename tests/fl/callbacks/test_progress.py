@@ -130,7 +130,7 @@ def test_whoever_reads_it_may_go_away(monkeypatch: pytest.MonkeyPatch, terminal:
 
 
 def test_a_terminal_may_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.callbacks.progress._PER_SECOND", 1e-6)  # it is not drawn meanwhile
+    monkeypatch.setattr("fl.callbacks.progress._REFRESH_RATE", 1e-6)  # it is not drawn meanwhile
     before, terminal = sys.stderr, Gone()
     with Progress(rich.Console(file=terminal, force_terminal=True)):
         terminal.error = OSError(errno.EIO, "Input/output error")
