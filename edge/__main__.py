@@ -23,7 +23,7 @@ from types import FrameType
 
 from edge.config import Config
 from edge.runtime import run
-from fl.config.toml import in_the_files_words
+from fl.config.toml import in_file_terms
 from netq.errors import InvalidOption, SecurityError
 
 log = logging.getLogger("edge")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _serve(config, take_part)
     except (InvalidOption, SecurityError) as error:  # what only a transport can tell: a certificate that is none, …
-        wrong = InvalidOption(f"{options.config}: {in_the_files_words(error)}")
+        wrong = InvalidOption(f"{options.config}: {in_file_terms(error)}")
         wrong.__cause__ = error
         return _fail(wrong, 2)
     except KeyboardInterrupt:

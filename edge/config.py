@@ -1,21 +1,19 @@
-"""The TOML file of a device: what it may say, and what that comes to.
+"""The TOML file of a device: its tables and keys, and the objects that they describe.
 
-Owns the names of its tables and keys; fl/config/toml.py reads them. Called by edge/__main__.py, by edge/flower.py, and
-by scripts before `edge.run`. Opens no connection and starts nothing; but it imports the modules that `train` and
-`evaluate` name.
+fl/config/toml.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
+Opens no connection and starts nothing; it imports the modules that `train` and `evaluate` name.
 
-[server]      host, port         where the server listens; both are needed
-              protocol           what carries the bytes; default "tcp"
+[server]      host, port         address of the server. Required
+              protocol           transport; default "tcp"
 [client]      id                 this device's UUID; default: a new one each time the file is loaded
               train, evaluate    "module:function", as in "farm.training:train"
-              compression        how updates are packed on this device's link, as in "int8, zstd=3"; default: as the
-                                 server says
-[security]    certificate        PEM file of the certificates it trusts, seen from this file; default: the system's.
-                                 The table turns TLS on, even an empty one
+              compression        compression of this device's updates, as in "int8, zstd=3"; default: the server's choice
+[security]    certificate        path of a PEM file with the trusted certificates, relative to this file; default: the
+                                 system's. The table turns TLS on, even if it is empty
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
-[settings]    anything; added to the config that train and evaluate get. Where the server names the same key,
-              the device's value holds
+[settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
+              sends
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 Train: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Update]"
 Evaluate: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Report]"
 
-FILE = "the device's TOML file"  # what it is to whoever writes it
+FILE = "the device's TOML file"  # its description in errors
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression"),
@@ -55,7 +53,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What a device is told: where the server is, who the device is, what it does with a model."""
+    """The configuration of a device."""
 
     netloc: NetworkLocation
     protocol: Protocol = Protocol.TCP
@@ -72,13 +70,13 @@ class Config:
     def load(cls, path: str | Path) -> Config:
         """Read a TOML file, and import the functions that it names.
 
-        Raises InvalidOption, which names file and key, what was expected and what to do.
+        Raises InvalidOption, which names the file and the key, what was expected and what to do.
         """
         file = File(Path(path), FILE)
         if "flower" in file.tables:
             raise file.wrong("[flower]: is a Flower app's table; start it with --flower module:app, or leave it out")
         file.check_names(KEYS)
-        return told(
+        return from_file(
             file,
             train=_function(file, "train"),
             evaluate=_function(file, "evaluate"),
@@ -87,14 +85,14 @@ class Config:
         )
 
     def options(self) -> CommunicatorOptions:
-        """Return what a communicator is told of all this."""
+        """Return the options of the device's communicator."""
         return CommunicatorOptions(
             id=self.id, netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
         )
 
 
-def told(file: File, **more: Any) -> Config:
-    """Return what each device is told, whatever it runs; `more`: what this one is told beside."""
+def from_file(file: File, **fields: Any) -> Config:
+    """Return a configuration with the tables that every kind of device has; `fields`: the fields of this kind."""
     protocol = file.choice("server", "protocol", Protocol.TCP)
     return Config(
         netloc=_netloc(file),
@@ -103,7 +101,7 @@ def told(file: File, **more: Any) -> Config:
         security=file.security(),
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
-        **more,
+        **fields,
     )
 
 

@@ -1,9 +1,9 @@
 """A device that runs a Flower ClientApp: `python -m edge --flower module:app CLIENT.toml`.
 
-The file is that of edge/config.py, without what is a ClientApp's own affair (client.train, client.evaluate,
-[settings]), and with one more table:
+The file is that of edge/config.py, without the keys that a ClientApp replaces (client.train, client.evaluate,
+client.compression, [settings]), and with one more table:
 
-[flower]      anything of a node's config, as in partition-id = 0; found by the app in context.node_config
+[flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
 
 Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fl.flower
-from edge.config import FILE, KEYS, Config, told
+from edge.config import FILE, KEYS, Config, from_file
 from fl.config.toml import File
 from fl.flower.apps import is_client_app
 from netq.errors import InvalidOption
@@ -26,7 +26,7 @@ from netq.validate import expect
 
 @dataclass(frozen=True)
 class Device:
-    """A node, and where its server is: `config.settings` are the node's config."""
+    """A Flower node and its configuration; `config.settings` is the node's config."""
 
     app: fl.flower.ClientApp
     config: Config
@@ -36,16 +36,16 @@ class Device:
         """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where."""
         file = File(Path(path), FILE)
         file.check_names({**KEYS, "flower": None})
-        config = told(file, settings=_node_config(file))
+        config = from_file(file, settings=_node_config(file))
         return cls(_import(app), config)
 
     def run(self) -> None:
-        """Take part until the server has ended the run. Raises what fl.flower.Node.run raises."""
+        """Take part in runs until the server ends them. Raises what fl.flower.Node.run raises."""
         fl.flower.Node(self.app, self.config.settings).run(self.config.options(), self.config.protocol)
 
 
 def _node_config(file: File) -> dict[str, Any]:
-    """Return what [flower] says, after a look at what --flower has no use for."""
+    """Return the table [flower], after refusing keys that have no meaning with --flower."""
     for key in ("train", "evaluate"):
         if key in file.table("client"):
             raise file.wrong(f"client.{key}: is not for --flower, whose app trains and evaluates; leave it out")
@@ -60,13 +60,13 @@ def _node_config(file: File) -> dict[str, Any]:
 
 
 def _import(name: str) -> fl.flower.ClientApp:
-    """The app that `--flower` names; raises InvalidOption."""
+    """Return the app that `--flower` names. Raises InvalidOption."""
     expected = '"module:app", as in "farm.client_app:app"'
     module, _, attribute = name.partition(":")
     expect(bool(module.strip() and attribute.strip()), "--flower", name, expected)
     try:
         app: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except Exception as error:  # a module runs code of its own, which may raise anything
+    except Exception as error:  # the code of the module may raise anything
         reason = f"{type(error).__name__}: {error}"
         raise InvalidOption(
             f"--flower: {name!r}; expected {expected}, and this gives {reason}: correct the name, or set PYTHONPATH to "

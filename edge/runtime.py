@@ -1,7 +1,7 @@
-"""One device's part in a federation, from the first connection to the server's goodbye.
+"""Runs one device, from its first connection until the server ends the federation.
 
-Joins a device's settings to each task's config and leaves the rest to fl.Client. Called by edge/__main__.py
-and by scripts of one's own. Sets up no logging and handles no signals: those belong to the process.
+Adds the device's settings to the config of each task; fl.Client does the rest. Called by edge/__main__.py and by
+users' scripts. Sets up no logging and handles no signals: those belong to the process.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from edge.config import Config, Evaluate, Train
 
 
 def run(train: Train, config: Config, evaluate: Evaluate | None = None) -> None:
-    """Take part in the federation that `config` names, until its server has ended it.
+    """Take part in the federation that `config` names, until its server ends it.
 
-    An absent server is waited for. `train` and `evaluate` get the server's task config with the device's own
-    settings in it; where both name a key, the device's value holds, because the device knows better what it is.
-    Raises what fl.Client.run raises.
+    Waits for a server that is not reachable yet. `train` and `evaluate` get the config that the server sends, with the
+    device's settings added; a setting of the device overrides the server's. Raises what fl.Client.run raises.
     """
 
     def merged(task: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""The TOML file of an aggregator: what it may say, and what that comes to.
+"""The TOML file of an aggregator: its tables and keys, and the objects that they describe.
 
-Owns the names of its tables and keys; fl/config/toml.py reads them. Called by fl/__main__.py, and by scripts. Loading
-opens no connection and starts nothing, but it imports the modules that the file names. Paths are seen from the file.
-docs/how-to/aggregator.md has a whole one; fl.Server says what the keys of [server] are.
+fl/config/toml.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
+nothing; it imports the modules that the file names. Paths are relative to the folder of the file.
+docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of [server].
 
-[server]      host, port         where to listen; with "mqtt", the broker; both are needed
-              rounds             how many; needed. Those that a checkpoint has count
+[server]      host, port         the address to listen on; with "mqtt", the broker's. Required
+              rounds             number of rounds, those of a resumed checkpoint included. Required
               protocol, min_clients, deadline, grace, evaluate, memory_limit, checkpoint
-[model]       initial            "module:function", which returns the first model; needed
-              measure            "module:function", called with each new model; returns metrics by name
-              save               an .npz file for the last model
-[strategy]    name               of a class of fl, or "module:Class"; default "FedAvg"; and that class's own options:
-                                 see fl/config/strategy.py
-[security]    key, certificate   PEM files. The table turns TLS on
+[model]       initial            "module:function" that returns the first model. Required
+              measure            "module:function" that is called with each new model and returns metrics by name
+              save               path of the last model, an .npz file
+[strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
+                                 that class: see fl/config/strategy.py
+[security]    key, certificate   paths of PEM files. The table turns TLS on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
@@ -31,7 +31,7 @@ from typing import Any
 import fl
 from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
-from fl.config.toml import File, in_the_files_words
+from fl.config.toml import File, in_file_terms
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
 from fl.tensors.model import check
@@ -45,18 +45,18 @@ from netq.options import (
     SecurityOptions,
 )
 
-_SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # as fl.Server has them
+_SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # arguments of fl.Server
 
 
 @dataclass(frozen=True)
 class CallbackOptions:
-    """How the rounds are to be seen.
+    """Which callbacks the server gets.
 
-    progress:    whether on the terminal, as they go; else a line a round is logged.
-    json:        a file, see fl.JsonLines.
-    tensorboard: a folder, see fl.TensorBoard.
-    prometheus:  a port of this machine only, or "host:port", see fl.Prometheus.
-    mlflow:      the address of its server, see fl.MLflow.
+    progress:    True: progress on the terminal; False: one log line a round.
+    json:        path of a file for fl.JsonLines.
+    tensorboard: path of a folder for fl.TensorBoard.
+    prometheus:  host and port for fl.Prometheus.
+    mlflow:      address of a server for fl.MLflow.
     """
 
     progress: bool = False
@@ -69,7 +69,7 @@ class CallbackOptions:
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "rounds", "protocol", *_SETTINGS, "checkpoint"),
     "model": ("initial", "measure", "save"),
-    "strategy": None,  # the class says
+    "strategy": None,  # the options of the class
     "security": ("key", "certificate"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
@@ -79,7 +79,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Config:
-    """What an aggregator is told: where it listens, what is learned, and how, and who sees it."""
+    """The configuration of an aggregator."""
 
     path: Path
     netloc: NetworkLocation
@@ -98,9 +98,9 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
-        """Read a TOML file, and import what it names.
+        """Read a TOML file, and import the modules that it names.
 
-        Raises InvalidOption, which names file and key, what was expected and what to do.
+        Raises InvalidOption, which names the file and the key, what was expected and what to do.
         """
         file = File(Path(path), "the aggregator's TOML file")
         file.check_names(KEYS)
@@ -112,9 +112,9 @@ class Config:
             initial=_called_with(file, "initial"),
             protocol=protocol,
             settings=_settings(file),
-            checkpoint=file.place("server", "checkpoint", beside=".previous"),
+            checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
-            save=file.place("model", "save", beside=".new"),
+            save=file.output("model", "save", suffix=".new"),
             strategy=strategy.strategy(file),
             security=file.security(),
             mqtt=file.mqtt(protocol),
@@ -123,9 +123,9 @@ class Config:
         )
 
     def server(self, callbacks: Iterable[fl.Callback] = ()) -> fl.Server:
-        """Return the server, which listens: one that goes on from the checkpoint, if that is there.
+        """Return a listening server. It resumes from the checkpoint if that exists.
 
-        Raises InvalidOption as `load` does, for certificates too; CheckpointError; AddressError.
+        Raises InvalidOption as `load` does, also for certificates; CheckpointError; AddressError.
         """
         options = CommunicatorOptions(
             netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
@@ -140,18 +140,18 @@ class Config:
         if self.checkpoint is not None and is_there(self.checkpoint):
             make = partial(fl.Server.resume, self.checkpoint)
         else:
-            make = partial(fl.Server, self._first())
+            make = partial(fl.Server, self._initial_model())
         try:
             return make(options, **settings)
         except (InvalidOption, SecurityError) as error:
-            raise InvalidOption(f"{self.path}: {in_the_files_words(error)}") from error
+            raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
 
-    def _first(self) -> Mapping[str, Any]:
+    def _initial_model(self) -> Mapping[str, Any]:
         try:
             model = self.initial()
-        except Exception as error:  # the user's code, which may raise anything
-            said = f"{name_of(self.initial)} raised {type(error).__name__}: {error}"
-            raise InvalidOption(f"{self.path}: model.initial: {said}; --verbose shows the traceback") from error
+        except Exception as error:  # the user's code may raise anything
+            what = f"{name_of(self.initial)} raised {type(error).__name__}: {error}"
+            raise InvalidOption(f"{self.path}: model.initial: {what}; --verbose shows the traceback") from error
         if not isinstance(model, Mapping):
             kind = type(model).__name__
             raise InvalidOption(f"{self.path}: model.initial: returned a {kind}; expected a dict of arrays by name")
@@ -169,20 +169,20 @@ def _netloc(file: File) -> NetworkLocation:
 
 
 def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
-    """Return a function of [model], which can be called so."""
+    """Return a function of [model] that accepts these arguments."""
     function = file.function("model", key, f"farm.model:{key}")
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         form = f"{key}({', '.join(arguments)})"
         raise file.wrong(f"model.{key}: {error}; expected a function that can be called as {form}") from None
-    except ValueError:  # one of C that does not say what it takes
+    except ValueError:  # a function written in C without a signature
         pass
     return function
 
 
 def _settings(file: File) -> dict[str, Any]:
-    """Return what fl.Server is told as it is; it checks the numbers itself."""
+    """Return arguments of fl.Server that are passed on unchanged. It checks their ranges itself."""
     readers: dict[str, Callable[[str, str], Any]] = {
         "min_clients": partial(file.whole, expected="a whole number"),
         "deadline": partial(file.seconds, expected="seconds, as in 600.0"),
@@ -196,8 +196,8 @@ def _settings(file: File) -> dict[str, Any]:
 def _callbacks(file: File) -> CallbackOptions:
     table = file.table("callbacks")
     progress = "progress" in table and file.boolean("callbacks", "progress")
-    tensorboard = file.place("callbacks", "tensorboard", folder=True)
-    return CallbackOptions(progress, file.place("callbacks", "json"), tensorboard, _prometheus(file), _mlflow(file))
+    tensorboard = file.output("callbacks", "tensorboard", folder=True)
+    return CallbackOptions(progress, file.output("callbacks", "json"), tensorboard, _prometheus(file), _mlflow(file))
 
 
 def _prometheus(file: File) -> tuple[str, int] | None:

@@ -1,8 +1,8 @@
-"""A TOML file that a person has written: read one value at a time, with a clear sentence for whatever is wrong in it.
+"""Typed access to a TOML file, with a clear error for each wrong value.
 
-Called by fl/config/server.py and edge/config.py, which own the names of their tables and keys. Every error is
-InvalidOption, in the file's own words: file and key, what it says, what was expected, what to do. Paths are seen from
-the file's folder. Opens no connection and leaves nothing written; but `function` imports the module that a value names.
+Called by fl/config/server.py and edge/config.py, which own the names of their tables and keys. Every error is an
+InvalidOption that names the file and the key, the value, what was expected, and what to do. Paths are relative to the
+folder of the file. Opens no connection and writes nothing; `function` imports the module that a value names.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from netq.validate import is_whole
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)
 
-_OURS = {  # how option classes and transports begin what they say, and how a file says it
+# How errors of option classes and transports begin, and the same in terms of the file.
+_TERMS = {
     "CommunicatorOptions.netloc": "[server]",
     "CommunicatorOptions.security": "[security]",
     "ConnectionOptions.": "connection.",
@@ -38,10 +39,10 @@ _OURS = {  # how option classes and transports begin what they say, and how a fi
 
 
 class File:
-    """A parsed file. `what`: what it is to its reader, as in "the device's TOML file".
+    """A parsed file. `what` describes it in errors, as in "the device's TOML file".
 
-    Whatever reads a value by table and key wants it to be there, unless it says otherwise; `expected` says what the
-    value must be, for the error.
+    Methods that read a value raise InvalidOption if it is missing, unless their docstring says otherwise. `expected`
+    describes a right value, for the error.
     """
 
     def __init__(self, path: Path, what: str) -> None:
@@ -61,7 +62,7 @@ class File:
             raise self.wrong(f"not TOML: {error}; correct it there") from None
 
     def check_names(self, known: Mapping[str, Collection[str] | None]) -> None:
-        """Refuse tables and keys that do not exist; None: the table may have any key."""
+        """Refuse unknown tables and keys. `known`: the keys by table; None: any key."""
         for name, table in self.tables.items():
             if name not in known:
                 raise self.wrong(f"[{name}]: no such table; {did_you_mean(name, known, '[{}]')}")
@@ -73,12 +74,12 @@ class File:
                     raise self.wrong(f"{name}.{key}: no such key; {did_you_mean(key, keys, name + '.{}')}")
 
     def table(self, name: str) -> dict[str, Any]:
-        """Return a table; empty, if it is not there."""
+        """Return a table; an empty one if the file does not have it."""
         table: dict[str, Any] = self.tables.get(name, {})
         return table
 
     def text(self, table: str, key: str, expected: str) -> str:
-        """Return a text, of one character at least."""
+        """Return a text that is not empty."""
         return str(self._read(table, key, lambda text: isinstance(text, str) and text != "", expected))
 
     def whole(self, table: str, key: str, expected: str, least: float = -math.inf, most: float = math.inf) -> int:
@@ -95,16 +96,16 @@ class File:
         return bool(self._read(table, key, lambda value: isinstance(value, bool), "true or false"))
 
     def choice(self, table: str, key: str, default: Choice) -> Choice:
-        """Return what the file names of an enum whose values are texts; `default`, if it names nothing."""
+        """Return a member of an enum whose values are texts; `default` if the key is missing."""
         names = [each.value for each in type(default)]
         name = self.table(table).get(key, default.value)
         self.check(f"{table}.{key}", name, name in names, " or ".join(f'"{name}"' for name in names))
         return type(default)(name)
 
-    def place(self, table: str, key: str, *, folder: bool = False, beside: str = "") -> Path | None:
-        """Return the path of a file that may be written, or of a folder, if this names one; where it lies is there.
+    def output(self, table: str, key: str, *, folder: bool = False, suffix: str = "") -> Path | None:
+        """Return the path of a file or folder to write; None if the key is missing. Its parent folder must exist.
 
-        `beside`: what the longest name of the files ends with that are written beside it, and then renamed.
+        `suffix`: the longest suffix of the temporary files that are written next to it and then renamed.
         """
         if key not in self.table(table):
             return None
@@ -113,47 +114,47 @@ class File:
             raise self.wrong(f"{table}.{key}: {str(path)!r}; there is no folder {str(path.parent)!r}: make it")
         expected = "a folder, and there is a file of this name" if folder else "a file, and this is a folder"
         self.check(f"{table}.{key}", str(path), os.path.isdir(path) == folder or not os.path.exists(path), expected)
-        name = "a name that may be written to" + (", and so may be others beside it" if beside else "")
-        self.check(f"{table}.{key}", str(path), _may_write(path, beside), name)
+        name = "a name that may be written to" + (", and so may be others beside it" if suffix else "")
+        self.check(f"{table}.{key}", str(path), _may_write(path, suffix), name)
         return path
 
     def folder(self, table: str, key: str) -> Path:
-        """Return the path of a folder that is there, and may be written to."""
+        """Return the path of a folder that exists and is writable."""
         path = self.path.parent / self.text(table, key, "a path, seen from the folder of this file")
         expected = "a folder that is there and that this user may write to"
         self.check(f"{table}.{key}", str(path), _may_write_in(path), expected)
         return path
 
     def pem(self, table: str, key: str) -> Path:
-        """Return the path of a PEM file that is there; nobody has looked into it yet."""
+        """Return the path of an existing PEM file. Its content is not checked here."""
         expected = "the path of a PEM file that is there, seen from the folder of this file"
         folder = self.path.parent
         name = self._read(table, key, lambda name: isinstance(name, str) and (folder / name).is_file(), expected)
         return folder / str(name)
 
     def security(self) -> SecurityOptions | None:
-        """Return what [security] says of TLS, by PEM files; None without the table, which turns TLS on."""
+        """Return the options of [security]. The table turns TLS on: without it, None."""
         if "security" not in self.tables:
             return None
         files = {key: self.pem("security", key) for key in self.table("security")}
         return self.options("security", SecurityOptions, files)
 
     def mqtt(self, protocol: Protocol) -> MqttOptions:
-        """Return what [mqtt] says of the broker, which only that protocol has."""
+        """Return the options of [mqtt]. Refuses the table for other protocols."""
         if "mqtt" in self.tables and protocol is not Protocol.MQTT:
             hint = 'say protocol = "mqtt", or leave the table out'
             raise self.wrong(f'[mqtt]: server.protocol is "{protocol.value}"; {hint}')
         return self.options("mqtt", MqttOptions, self.table("mqtt"))
 
     def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
-        """Return option classes, which check themselves; their errors say Class.option where this says table.key."""
+        """Return an options object. Its errors name Class.option; raise them with table.key instead."""
         try:
             return kind(**values)
         except InvalidOption as error:
             raise self.wrong(f"{table}.{str(error).partition('.')[2]}") from None
 
     def function(self, table: str, key: str, example: str) -> Callable[..., Any]:
-        """Return what "module:function" names, which can be called; `example` is such a name, for the error."""
+        """Return the callable that a value "module:function" names; `example` is such a name, for the error."""
         where, name = f"{table}.{key}", self.table(table).get(key)
         right = isinstance(name, str) and all(part.strip() for part in name.partition(":"))
         self.check(where, name, right, f'"module:function", as in "{example}"')
@@ -169,7 +170,7 @@ class File:
     def _import(self, where: str, name: str, module: str) -> Any:
         try:
             return importlib.import_module(module)
-        except Exception as error:  # a module runs code of its own, which may raise anything
+        except Exception as error:  # the code of the module may raise anything
             reason = f"{type(error).__name__}: {error}"
             raise self.wrong(
                 f"{where}: {name!r}; expected a module that can be imported from here, but {module} gives {reason}: "
@@ -182,24 +183,24 @@ class File:
         return value
 
     def check(self, where: str, value: object, right: bool, expected: str) -> None:
-        """Refuse a value that is not right, or is missing."""
+        """Raise InvalidOption unless the value is right. None means that it is missing."""
         if not right:
             raise self.wrong(f"{where}: {'missing' if value is None else repr(value)}; expected {expected}")
 
     def wrong(self, what: str) -> InvalidOption:
-        """Return the error that says what is wrong with this file."""
+        """Return the InvalidOption that names this file and what is wrong."""
         return InvalidOption(f"{self.path}: {what}")
 
 
-def _may_write(path: Path, beside: str) -> bool:
-    """Whether a file or folder may be made here or written to; one with others `beside` it is made anew."""
+def _may_write(path: Path, suffix: str) -> bool:
+    """Whether a file or folder can be created or written here. With a suffix, it is always a new file."""
     try:
-        os.lstat(f"{path}{beside}")
+        os.lstat(f"{path}{suffix}")
     except FileNotFoundError:
         pass
     except (OSError, ValueError):  # a name that is too long, or has a null byte
         return False
-    if beside:
+    if suffix:
         path = Path(os.path.realpath(path))
         return (path.is_file() or not path.exists()) and _may_write_in(path.parent)
     if path.exists() and not path.is_dir():
@@ -208,7 +209,7 @@ def _may_write(path: Path, beside: str) -> bool:
 
 
 def _may_write_in(folder: Path) -> bool:
-    """Whether a file can be made there. It is tried: to root, /proc too says that it can be written to."""
+    """Whether a file can be created there. Found out by trying: for root, os.access says yes even of /proc."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -216,15 +217,15 @@ def _may_write_in(folder: Path) -> bool:
         return False
 
 
-def in_the_files_words(error: Exception) -> str:
-    """Return what option classes and transports say, which is Class.option, as a file says it: table.key."""
+def in_file_terms(error: Exception) -> str:
+    """Return the text of an error of option classes and transports with table.key in place of Class.option."""
     text = str(error)
-    theirs = next((each for each in _OURS if text.startswith(each)), "")
-    return _OURS.get(theirs, "") + text.removeprefix(theirs)
+    prefix = next((each for each in _TERMS if text.startswith(each)), "")
+    return _TERMS.get(prefix, "") + text.removeprefix(prefix)
 
 
 def _no_function(module: Any, name: str) -> str:
     near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
-    file = getattr(module, "__file__", None) or module.__name__  # a folder without __init__.py has none
+    file = getattr(module, "__file__", None) or module.__name__  # a namespace package has none
     hint = f"did you mean {near[0]}?" if near else f"define it in {file}"
     return f"expected a function of that name, but {module.__name__} has no {name}: {hint}"

@@ -206,7 +206,7 @@ def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, l
         ("", 'certificate = "device.toml"\n', "security.certificate: "),
     ],
 )
-def test_what_only_a_transport_can_tell_is_said_in_the_files_words_too(
+def test_what_only_a_transport_can_tell_is_said_in_file_terms_too(
     tmp_path: Path, protocol: str, certificate: str, said: str
 ) -> None:
     path = write(tmp_path, f'{SERVER}{protocol}[client]\ntrain = "builtins:dict"\n[security]\n{certificate}')

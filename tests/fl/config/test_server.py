@@ -327,7 +327,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (f"{SERVER}protocol = 'shm'\n{MODEL}[security]\n", "[security]: shared memory takes none"),
     ],
 )
-def test_what_only_the_server_can_tell_is_said_in_the_files_words(tmp_path: Path, text: str, said: str) -> None:
+def test_what_only_the_server_can_tell_is_said_in_file_terms(tmp_path: Path, text: str, said: str) -> None:
     config = load(tmp_path, text)
     with pytest.raises(InvalidOption) as caught:
         config.server()

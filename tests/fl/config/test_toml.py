@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fl.config.toml import File, in_the_files_words
+from fl.config.toml import File, in_file_terms
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, Protocol, SecurityOptions
 from netq.text import did_you_mean
@@ -69,10 +69,10 @@ def file(tmp_path: Path) -> File:
         (lambda file: file.boolean("gate", "shut"), False),
         (lambda file: file.choice("gate", "colour", Colour.RED), Colour.BLUE),
         (lambda file: file.choice("fence", "colour", Colour.RED), Colour.RED),
-        (lambda file: file.place("gate", "log"), Path("gate.log")),
-        (lambda file: file.place("gate", "nothing"), None),
-        (lambda file: file.place("gate", "log", folder=True), Path("gate.log")),
-        (lambda file: file.place("gate", "here", folder=True), Path()),
+        (lambda file: file.output("gate", "log"), Path("gate.log")),
+        (lambda file: file.output("gate", "nothing"), None),
+        (lambda file: file.output("gate", "log", folder=True), Path("gate.log")),
+        (lambda file: file.output("gate", "here", folder=True), Path()),
         (lambda file: file.folder("gate", "here"), Path()),
         (lambda file: file.mqtt(Protocol.MQTT).prefix, "farm"),
         (lambda file: file.pem("gate", "key"), Path("key.pem")),
@@ -97,13 +97,13 @@ def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any)
         (lambda file: file.seconds("gate", "shut", "seconds"), "gate.shut: False; expected seconds"),
         (lambda file: file.boolean("gate", "width"), "gate.width: 3; expected true or false"),
         (lambda file: file.choice("gate", "name", Colour.RED), 'gate.name: \'north\'; expected "red" or "blue"'),
-        (lambda file: file.place("gate", "far"), "gate.far: "),
-        (lambda file: file.place("gate", "here"), "gate.here: "),
-        (lambda file: file.place("gate", "key", folder=True), "gate.key: "),
+        (lambda file: file.output("gate", "far"), "gate.far: "),
+        (lambda file: file.output("gate", "here"), "gate.here: "),
+        (lambda file: file.output("gate", "key", folder=True), "gate.key: "),
         (lambda file: file.folder("gate", "key"), "gate.key: "),
         (lambda file: file.folder("gate", "far"), "gate.far: "),
         (lambda file: file.mqtt(Protocol.GRPC), '[mqtt]: server.protocol is "grpc"; say protocol = "mqtt", or leave '),
-        (lambda file: file.place("gate", "width"), "gate.width: 3; expected a path, seen from the folder of this file"),
+        (lambda file: file.output("gate", "width"), "gate.width: 3; expected a path, seen from the folder of this file"),
         (lambda file: file.pem("gate", "log"), "gate.log: 'gate.log'; expected the path of a PEM file that is there"),
         (lambda file: file.function("gate", "name", "farm:open"), "gate.name: 'north'; expected "),
         (lambda file: file.function("gate", "close", "farm:open"), "gate.close: 'math.pi:sqrt'; expected a module"),
@@ -139,8 +139,8 @@ def test_a_folder_that_may_not_be_written_to_is_refused(file: File) -> None:
         ("round 3: SecurityOptions.key", "round 3: SecurityOptions.key"),
     ],
 )
-def test_what_options_say_of_themselves_is_put_in_the_files_words(said: str, ours: str) -> None:
-    assert in_the_files_words(InvalidOption(said)) == ours
+def test_what_options_say_of_themselves_is_put_in_file_terms(said: str, ours: str) -> None:
+    assert in_file_terms(InvalidOption(said)) == ours
 
 
 def test_a_table_of_which_anything_may_be_said_has_any_key(file: File) -> None:
