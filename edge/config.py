@@ -7,7 +7,7 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
               protocol           transport; default "tcp"
 [client]      id                 this device's UUID; default: a new one each time the file is loaded
               train, evaluate    "module:function", as in "farm.training:train"
-              compression        compression of this device's updates, as in "int8, zstd=3"; default: the server's choice
+              compression        compression of this device's updates, as in "int8, zstd=3"; default: the server's
 [security]    certificate        path of a PEM file with the trusted certificates, relative to this file; default: the
                                  system's. The table turns TLS on, even if it is empty
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only

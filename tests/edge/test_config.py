@@ -36,7 +36,7 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
+def test_full_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "trusted.pem").write_text("PEM")
     path = write(
         tmp_path,
@@ -80,25 +80,25 @@ def test_a_full_file_gives_all_that_it_says(tmp_path: Path) -> None:
     assert options.security.certificate == tmp_path / "trusted.pem"
 
 
-def test_the_least_file_needs_only_the_server(tmp_path: Path) -> None:
+def test_minimal_file_has_a_server(tmp_path: Path) -> None:
     config = edge.Config.load(write(tmp_path, SERVER))
     assert (config.train, config.evaluate, config.compression, config.settings) == (None, None, None, {})
     assert config.options().security is None
     assert config.options().connection == ConnectionOptions()
 
 
-def test_without_an_id_each_device_is_another(tmp_path: Path) -> None:
+def test_default_id_is_new_each_time(tmp_path: Path) -> None:
     path = write(tmp_path, SERVER)
     assert edge.Config.load(path).id != edge.Config.load(path).id
 
 
-def test_an_empty_security_table_trusts_the_systems_certificates(tmp_path: Path) -> None:
+def test_empty_security_table_trusts_system_certificates(tmp_path: Path) -> None:
     security = edge.Config.load(write(tmp_path, SERVER + "[security]\n")).options().security
     assert security is not None
     assert security.certificate is None
 
 
-def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
+def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
     lines = [f"{key} = {str(getattr(ConnectionOptions(), key)).lower()}" for key in KEYS["connection"] or ()]
     config = edge.Config.load(write(tmp_path, SERVER + "[connection]\n" + "\n".join(lines)))
     assert len(lines) > 5
@@ -146,9 +146,7 @@ def test_every_connection_option_may_be_set(tmp_path: Path) -> None:
         (SERVER + "[connection]\nheartbeet = 1\n", "connection.heartbeet", "did you mean connection.heartbeat?"),
     ],
 )
-def test_a_mistake_is_named_with_file_and_key_and_what_was_expected(
-    tmp_path: Path, text: str, key: str, expectation: str
-) -> None:
+def test_wrong_values_are_named_with_file_and_key(tmp_path: Path, text: str, key: str, expectation: str) -> None:
     path = write(tmp_path, text)
     message = refusal(path)
     assert message.startswith(f"{path}: ")
@@ -157,22 +155,22 @@ def test_a_mistake_is_named_with_file_and_key_and_what_was_expected(
     assert "\n" not in message
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     assert refusal(path) == f"{path}: no such file; give the path of the device's TOML file"
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read")
 
 
-def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+def test_wrong_encoding_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
     path.write_bytes(b'[server]\nhost = "\xe9"\n')
     assert refusal(path) == f"{path}: not UTF-8 at byte 17; save it as UTF-8 text"
 
 
-def test_a_module_that_fails_as_it_is_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_training.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
     message = refusal(write(tmp_path, SERVER + '[client]\ntrain = "broken_training:train"\n'))

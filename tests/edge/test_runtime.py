@@ -50,7 +50,7 @@ def config(netloc: netq.NetworkLocation, **settings: Any) -> edge.Config:
     return edge.Config(netloc, id=ID, connection=CONNECTION, settings=settings)
 
 
-def test_a_device_takes_part_under_its_id_until_the_server_ends() -> None:
+def test_device_takes_part_under_its_id() -> None:
     with server(evaluate=True) as aggregator, running(edge.run, train, config(aggregator.netloc, step=2), evaluate):
         reports = list(aggregator.rounds(3))
         assert [report.clients for report in reports] == [(ID,)] * 3
@@ -60,7 +60,7 @@ def test_a_device_takes_part_under_its_id_until_the_server_ends() -> None:
         aggregator.close()
 
 
-def test_the_devices_settings_join_the_task_and_win() -> None:
+def test_device_settings_override_the_server_config() -> None:
     told: list[Mapping[str, Any]] = []
 
     def listens(model: Any, task: Mapping[str, Any]) -> fl.Update:
@@ -80,7 +80,7 @@ def test_the_devices_settings_join_the_task_and_win() -> None:
     assert device.settings == {"batch": 8, "field": {"name": "north"}}
 
 
-def test_settings_are_not_spoiled_from_round_to_round() -> None:
+def test_settings_are_copied_for_each_round() -> None:
     def spoils(model: Any, task: Any) -> fl.Update:
         assert "mine" not in task
         task["mine"] = True
@@ -91,14 +91,14 @@ def test_settings_are_not_spoiled_from_round_to_round() -> None:
         aggregator.close()
 
 
-def test_a_device_without_evaluate_trains_all_the_same() -> None:
+def test_device_without_evaluate_trains() -> None:
     with server(evaluate=True) as aggregator, running(edge.run, train, config(aggregator.netloc, step=1)):
         report = aggregator.round()
         assert (report.clients, report.failures, report.evaluation) == ((ID,), {}, {})
         aggregator.close()
 
 
-def test_a_device_that_fails_is_reported_and_goes_on() -> None:
+def test_failing_device_is_reported_and_continues() -> None:
     def stumbles(model: Any, task: Mapping[str, Any]) -> fl.Update:
         if task["round"] == 1:
             raise OSError("the sensor does not answer")
@@ -111,7 +111,7 @@ def test_a_device_that_fails_is_reported_and_goes_on() -> None:
         aggregator.close()
 
 
-def test_a_file_is_all_a_device_needs(tmp_path: Path) -> None:
+def test_config_file_is_enough_for_a_device(tmp_path: Path) -> None:
     with server() as aggregator:
         path = tmp_path / "device.toml"
         path.write_text(f"""
@@ -129,7 +129,7 @@ def test_a_file_is_all_a_device_needs(tmp_path: Path) -> None:
             aggregator.close()
 
 
-def test_a_certificate_that_is_none_ends_the_run(tmp_path: Path) -> None:
+def test_wrong_certificate_ends_the_run(tmp_path: Path) -> None:
     path = tmp_path / "trusted.pem"
     path.write_text("not PEM")
     device = edge.Config(netq.NetworkLocation("127.0.0.1", 9), security=netq.SecurityOptions(certificate=path))

@@ -26,9 +26,7 @@ CONFIG: dict[str, Any] = {"seed": 0, "partition": 1, "partitions": 4, "round": 1
     partitions=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )
-def test_a_split_deals_out_each_example_once_and_leaves_nobody_empty(
-    labels: list[int], partitions: int, seed: int
-) -> None:
+def test_split_assigns_each_example_once(labels: list[int], partitions: int, seed: int) -> None:
     parts = data.split(np.array(labels), partitions, seed)
     assert len(parts) == partitions
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
@@ -40,7 +38,7 @@ def test_more_partitions_than_examples_are_refused() -> None:
         data.split(np.array([0, 1]), 3, seed=0)
 
 
-def test_clients_and_server_share_no_example_and_miss_none() -> None:
+def test_clients_and_server_partition_the_examples() -> None:
     training, held_out = data.load()
     parts = [data.partition(CONFIG | {"partition": number}) for number in range(4)]
     assert sum(len(part.labels) for part in parts) == len(training.labels)
@@ -50,13 +48,13 @@ def test_clients_and_server_share_no_example_and_miss_none() -> None:
     assert seen.isdisjoint(image.tobytes() for image in held_out.images)
 
 
-def test_the_clients_differ_in_what_they_see() -> None:
+def test_clients_see_different_examples() -> None:
     labels = data.load()[0].labels
     counts = np.array([np.bincount(labels[part], minlength=10) for part in data.split(labels, 4, seed=0)])
     assert (counts.max(axis=0) > 2 * counts.mean(axis=0)).sum() >= 3
 
 
-def test_the_batches_of_a_round_show_each_example_once_an_epoch() -> None:
+def test_each_epoch_has_each_example_once() -> None:
     examples = data.partition(CONFIG)
     images = np.concatenate([batch.images for batch in data.batches(examples, CONFIG)])
     assert len(images) == data.EPOCHS * len(examples.labels)
@@ -131,12 +129,12 @@ def test_the_mean_is_weighted_by_examples() -> None:
     assert result["weight"].tolist() == [[4, 4], [4, 4]]
 
 
-def test_models_of_different_layers_have_no_difference() -> None:
+def test_models_with_different_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="different layers"):
         largest_difference({"a": np.zeros(1)}, {"b": np.zeros(1)})
 
 
-def test_numpy_and_torch_train_alike() -> None:
+def test_numpy_and_torch_give_the_same_model() -> None:
     import torch
 
     weights = model.initial(0)
@@ -145,7 +143,7 @@ def test_numpy_and_torch_train_alike() -> None:
     assert model.measure(weights, data.held_out()) == pytest.approx(torch_model.measure(tensors, data.held_out()))
 
 
-def test_torch_training_leaves_the_servers_tensors_as_they_were() -> None:
+def test_torch_training_does_not_change_the_servers_tensors() -> None:
     tensors = torch_model.initial(0)
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     update = torch_model.train(tensors, CONFIG)
@@ -172,7 +170,7 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.usefixtures("fonts")
-def test_a_picture_is_drawn_into_a_folder_that_is_made(tmp_path: Path) -> None:
+def test_plot_creates_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "accuracy.png"
     plot.accuracy_by_round([0.3, 0.8, 0.95], path)
     assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -181,7 +179,7 @@ def test_a_picture_is_drawn_into_a_folder_that_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ["examples.digits", "examples.digits_torch"])
-def test_the_demo_runs_as_processes_and_comes_to_the_reference(tmp_path: Path, example: str) -> None:
+def test_demo_equals_the_reference(tmp_path: Path, example: str) -> None:
     command = ["-m", example, "--rounds", "3", "--clients", "2", "--out", str(tmp_path / "accuracy.png")]
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")

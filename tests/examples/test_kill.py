@@ -126,7 +126,7 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
 
 
 @pytest.mark.slow
-def test_the_run_finishes_without_a_client_that_is_killed(federation: Federation) -> None:
+def test_run_finishes_without_a_killed_client(federation: Federation) -> None:
     federation.until(clients=4)
     federation.kill(2)
     first = federation.until(clients=3)
@@ -139,7 +139,7 @@ def test_the_run_finishes_without_a_client_that_is_killed(federation: Federation
 
 
 @pytest.mark.slow
-def test_a_client_that_is_killed_and_restarted_takes_part_again(federation: Federation) -> None:
+def test_restarted_client_takes_part_again(federation: Federation) -> None:
     federation.until(clients=4)
     federation.kill(2)
     federation.until(clients=3)
@@ -154,7 +154,7 @@ def test_a_client_that_is_killed_and_restarted_takes_part_again(federation: Fede
 
 @pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
-def test_the_clients_come_back_to_an_aggregator_that_is_killed_and_started_again(tmp_path: Path, secure: bool) -> None:
+def test_clients_return_to_a_restarted_aggregator(tmp_path: Path, secure: bool) -> None:
     with ExitStack() as stack:
         federation = Federation(tmp_path, stack, certificates.make(tmp_path) if secure else None)
         federation.until_training(0, federation.until(clients=4)["round"] + 1)
@@ -170,7 +170,7 @@ def test_the_clients_come_back_to_an_aggregator_that_is_killed_and_started_again
 
 
 @pytest.mark.slow
-def test_an_agent_that_is_told_to_end_in_mid_round_says_goodbye(federation: Federation) -> None:
+def test_sigterm_in_a_round_ends_the_agent_cleanly(federation: Federation) -> None:
     """The round that it was in goes on without it at once, and does not wait as for one that is lost (grace)."""
     round = federation.until(clients=4)["round"] + 1
     federation.until_training(2, round)

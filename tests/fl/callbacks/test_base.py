@@ -52,7 +52,7 @@ def fails(model: Any, config: Any) -> Any:
     raise ValueError("no data")
 
 
-def test_a_watcher_sees_who_trains_who_is_done_and_who_fails() -> None:
+def test_callback_receives_client_states() -> None:
     notes = Notes()
     with Federation(callbacks=[notes]) as federation:
         federation.join(A, gives(2))
@@ -67,7 +67,7 @@ def test_a_watcher_sees_who_trains_who_is_done_and_who_fails() -> None:
     assert notes.ended[0][1]["w"].tolist() == [3.0] * 3
 
 
-def test_a_watcher_that_raises_changes_nothing_for_the_round_and_the_others(log: LogRecorder) -> None:
+def test_raising_callback_changes_nothing(log: LogRecorder) -> None:
     notes = Notes()
     with Federation(callbacks=[Broken(), notes]) as federation:
         federation.join(A, gives(2))
@@ -82,7 +82,7 @@ def test_a_watcher_that_raises_changes_nothing_for_the_round_and_the_others(log:
         assert log.having(f"Broken.{name} failed")
 
 
-def test_what_is_measured_joins_the_evaluation_that_callbacks_see() -> None:
+def test_measured_adds_to_the_evaluation() -> None:
     notes = Notes()
     measured = Measured(lambda model: {"sum": float(model["w"].sum())}, [Broken(), notes])
     with Federation(callbacks=[measured], evaluate=True) as federation:
@@ -95,7 +95,7 @@ def test_what_is_measured_joins_the_evaluation_that_callbacks_see() -> None:
     assert notes.begun == [(1, {A, B})]
 
 
-def test_a_measure_that_raises_takes_nothing_from_the_callbacks(log: LogRecorder) -> None:
+def test_raising_measure_keeps_the_report(log: LogRecorder) -> None:
     notes = Notes()
     with Federation(
         callbacks=[Measured(lambda model: {"sum": float(model["x"].sum())}, [notes])], min_clients=1

@@ -53,7 +53,7 @@ def installed(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not installed")
 
 
-def test_a_record_has_all_of_a_report_in_plain_values() -> None:
+def test_record_has_the_whole_report() -> None:
     found = record(report())
     assert json.loads(json.dumps(found)) == found
     assert found == {
@@ -72,7 +72,7 @@ def test_a_record_has_all_of_a_report_in_plain_values() -> None:
     }
 
 
-def test_scalars_count_the_failures_of_each_kind() -> None:
+def test_scalars_count_failures_by_kind() -> None:
     found = scalars(report(failures={A: LATE, B: LATE, C: LOST}))
     assert found["failures/late"] == 2
     assert found["failures/lost"] == 1
@@ -84,7 +84,7 @@ def test_scalars_count_the_failures_of_each_kind() -> None:
     assert (found["clients"], found["seconds"], found["bytes/in"], found["bytes/out"]) == (1, 2.0, 1000, 3000)
 
 
-def test_json_lines_has_an_object_a_round_and_goes_on_in_a_file_that_is_there(tmp_path: Path) -> None:
+def test_json_lines_appends_to_an_existing_file(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     JsonLines(path).round_ends(report(1), zeros())
     JsonLines(path).round_ends(report(2), zeros())
@@ -93,7 +93,7 @@ def test_json_lines_has_an_object_a_round_and_goes_on_in_a_file_that_is_there(tm
     assert [first, second] == [record(report(1)), record(report(2))]
 
 
-def test_a_round_is_in_the_file_as_soon_as_it_has_ended(tmp_path: Path) -> None:
+def test_line_is_written_when_the_round_ends(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     with Federation(callbacks=[JsonLines(path)], min_clients=1) as federation:
         federation.join(A, gives(1, loss=0.25))
@@ -105,12 +105,12 @@ def test_a_round_is_in_the_file_as_soon_as_it_has_ended(tmp_path: Path) -> None:
     assert found == [record(report) for report in reports]
 
 
-def test_a_number_that_is_not_finite_is_none_in_the_file(tmp_path: Path) -> None:
+def test_infinite_numbers_are_written_as_null(tmp_path: Path) -> None:
     JsonLines(tmp_path / "r").round_ends(report(evaluation={"server_loss": math.nan, "sum": math.inf}), zeros())
     assert read(tmp_path / "r")[0]["evaluation"] == {"server_loss": None, "sum": None}
 
 
-def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, log: LogRecorder) -> None:
+def test_incomplete_line_does_not_damage_the_next(tmp_path: Path, log: LogRecorder) -> None:
     path = tmp_path / "rounds.jsonl"
     JsonLines(path).round_ends(report(1), zeros())
     path.write_bytes(path.read_bytes() + b'{"round": 2, "cli')
@@ -119,7 +119,7 @@ def test_a_line_that_was_cut_off_spoils_no_other(tmp_path: Path, log: LogRecorde
     assert log.having(f"{path}: no round in line 2; left out")
 
 
-def test_rounds_that_were_run_again_are_read_as_they_were_the_last_time(tmp_path: Path) -> None:
+def test_repeated_round_replaces_later_ones(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     for number, seconds in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 4.0), (3, 5.0)):
         JsonLines(path).round_ends(report(number, seconds=seconds), zeros())
@@ -129,7 +129,7 @@ def test_rounds_that_were_run_again_are_read_as_they_were_the_last_time(tmp_path
 OTHERS = ["", "7", "[]", '{"round": 1}', '{"round": "1", "metrics": {}}', "\x00\xff"]
 
 
-def test_what_is_no_round_is_left_out_with_one_warning(tmp_path: Path, log: LogRecorder) -> None:
+def test_other_lines_are_skipped_with_one_warning(tmp_path: Path, log: LogRecorder) -> None:
     path = tmp_path / "r"
     path.write_text("".join(f"{line}\n" for line in OTHERS))
     JsonLines(path).round_ends(report(1), zeros())
@@ -138,14 +138,14 @@ def test_what_is_no_round_is_left_out_with_one_warning(tmp_path: Path, log: LogR
 
 
 @pytest.mark.parametrize("line", OTHERS)
-def test_a_file_without_a_round_is_refused(tmp_path: Path, line: str, log: LogRecorder) -> None:
+def test_file_without_rounds_is_refused(tmp_path: Path, line: str, log: LogRecorder) -> None:
     (tmp_path / "r").write_text(f"{line}\n" * 30)
     with pytest.raises(ValueError, match=r"no line of it is a round; give a file that fl\.JsonLines has written"):
         read(tmp_path / "r")
     assert not log.having("no round")
 
 
-def test_a_file_to_which_nothing_was_written_yet_has_no_rounds(tmp_path: Path) -> None:
+def test_empty_file_has_no_rounds(tmp_path: Path) -> None:
     JsonLines(tmp_path / "r")
     assert read(tmp_path / "r") == []
 
@@ -166,7 +166,7 @@ def gone(model: Any) -> dict[str, float]:
     ("returned", "kinds"),
     [(5, "int"), (None, "NoneType"), ({"loss": [0.5], "f1": 1.0}, "{'loss': list, 'f1': float}")],
 )
-def test_a_measure_that_returns_no_numbers_is_said_in_a_sentence(returned: Any, kinds: str, log: LogRecorder) -> None:
+def test_measure_without_numbers_is_logged_in_one_line(returned: Any, kinds: str, log: LogRecorder) -> None:
     def measure(model: Any) -> Any:
         return returned
 
@@ -177,24 +177,24 @@ def test_a_measure_that_returns_no_numbers_is_said_in_a_sentence(returned: Any, 
     assert line == f"{name_of(measure)} returned {kinds}; expected a dict of numbers by name"
 
 
-def test_a_measure_that_raises_is_said_in_a_sentence(log: LogRecorder) -> None:
+def test_raising_measure_is_logged_in_one_line(log: LogRecorder) -> None:
     Measured(gone, []).round_ends(report(), zeros())
     assert log.having("", logging.INFO) == [f"{__name__}:gone raised ValueError: the test set is gone"]
 
 
-def test_a_function_is_named_as_the_files_name_it() -> None:
+def test_functions_are_named_as_in_config_files() -> None:
     assert name_of(gone) == f"{__name__}:gone"
     assert name_of(Scores()) == f"{__name__}:Scores"
     assert name_of(functools.partial(gone)) == "functools:partial"
 
 
-def test_a_file_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_unwritable_file_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         JsonLines(tmp_path / "nowhere" / "rounds.jsonl")
 
 
 @installed("tensorboard")
-def test_tensorboard_has_the_scalars_of_each_round(tmp_path: Path) -> None:
+def test_tensorboard_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     events_of: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with TensorBoard(tmp_path) as callback:
@@ -274,7 +274,7 @@ def _logged_until(call: str, answered: bool) -> list[str]:
 
 
 @installed("mlflow")
-def test_an_mlflow_that_is_away_is_said_once_gets_its_rounds_later_and_keeps_nobody() -> None:
+def test_mlflow_outage_is_logged_once_and_rounds_are_sent_later() -> None:
     environment = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-c", "from tests.fl.callbacks.test_jsonl import away_and_back as run; run()"]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True, timeout=60)
@@ -287,7 +287,7 @@ def test_an_mlflow_that_is_away_is_said_once_gets_its_rounds_later_and_keeps_nob
 
 
 @installed("mlflow")
-def test_mlflow_has_the_scalars_of_each_round_a_run_each_time(tmp_path: Path) -> None:
+def test_mlflow_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-c", MLFLOW, (tmp_path / "runs").as_uri()]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, timeout=60)
@@ -298,7 +298,7 @@ def test_mlflow_has_the_scalars_of_each_round_a_run_each_time(tmp_path: Path) ->
 
 
 @installed("prometheus_client")
-def test_prometheus_gets_the_last_rounds_numbers_and_sums_of_all() -> None:
+def test_prometheus_serves_last_round_and_totals() -> None:
     with Prometheus(port=0) as callback:
         callback.round_ends(report(1), zeros())
         callback.round_ends(report(2, failures={B: LATE}, evaluation={"accuracy": 0.875}), zeros())
@@ -316,7 +316,7 @@ def test_prometheus_gets_the_last_rounds_numbers_and_sums_of_all() -> None:
 
 
 @installed("prometheus_client")
-def test_prometheus_forgets_a_metric_that_a_round_does_not_have() -> None:
+def test_prometheus_removes_a_metric_that_is_missing() -> None:
     with Prometheus(port=0) as callback:
         callback.round_ends(report(1, metrics={"loss": 0.5, "f1": 1.0}), zeros())
         callback.round_ends(report(2, metrics={"loss": 0.25}, evaluation={}), zeros())
@@ -324,7 +324,7 @@ def test_prometheus_forgets_a_metric_that_a_round_does_not_have() -> None:
 
 
 @installed("prometheus_client")
-def test_prometheus_keeps_what_it_had_whatever_names_a_client_makes_up(log: LogRecorder) -> None:
+def test_prometheus_limits_names_that_clients_invent(log: LogRecorder) -> None:
     def made_up(number: int) -> dict[str, float]:
         return {f"{number} {i:03}": 1.0 for i in range(1000)}
 
@@ -346,7 +346,7 @@ def test_prometheus_keeps_what_it_had_whatever_names_a_client_makes_up(log: LogR
 
 
 @installed("prometheus_client")
-def test_two_servers_of_one_process_have_a_registry_each() -> None:
+def test_each_prometheus_callback_has_its_registry() -> None:
     with Prometheus(port=0) as one, Prometheus(port=0) as other:
         one.round_ends(report(7), zeros())
         assert "fl_round 7.0" in _fetched(one.port)
@@ -354,7 +354,7 @@ def test_two_servers_of_one_process_have_a_registry_each() -> None:
 
 
 @installed("prometheus_client")
-def test_a_port_that_is_taken_is_named() -> None:
+def test_port_in_use_is_reported() -> None:
     with Prometheus(port=0) as callback, pytest.raises(AddressError, match=f"127.0.0.1:{callback.port} .*another port"):
         Prometheus(port=callback.port)
 
@@ -378,7 +378,7 @@ def _fetched(port: int) -> list[str]:
     ],
     ids=["tensorboard", "mlflow", "prometheus"],
 )
-def test_what_is_missing_is_named_with_what_to_install(
+def test_missing_library_is_named_with_advice(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], fl.Callback], module: str, text: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -386,7 +386,7 @@ def test_what_is_missing_is_named_with_what_to_install(
         make()
 
 
-def test_to_import_the_callbacks_imports_none_of_what_they_need() -> None:
+def test_callbacks_import_their_libraries_lazily() -> None:
     code = """if True:
     import sys
     import fl.callbacks.jsonl, fl.callbacks.tensorboard, fl.callbacks.mlflow, fl.callbacks.prometheus

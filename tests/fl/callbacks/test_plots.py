@@ -46,7 +46,7 @@ def drawn(axes: Any) -> list[tuple[list[float], list[float]]]:
     return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
 
 
-def test_a_run_is_drawn_with_its_metric_and_its_bytes() -> None:
+def test_run_is_drawn_with_metric_and_bytes() -> None:
     upper, lower = plots.rounds({"run": reports(0.5, 0.75)}).axes
     assert upper.get_ylabel() == "accuracy"
     assert drawn(upper) == [([1, 2], [0.5, 0.75])]
@@ -54,7 +54,7 @@ def test_a_run_is_drawn_with_its_metric_and_its_bytes() -> None:
     assert upper.get_legend() is None
 
 
-def test_runs_are_drawn_side_by_side_from_reports_and_from_json_lines(tmp_path: Path) -> None:
+def test_reports_and_json_lines_are_drawn_together(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     for report in reports(0.25, 0.5, 0.75):
         JsonLines(path).round_ends(report, zeros())
@@ -65,7 +65,7 @@ def test_runs_are_drawn_side_by_side_from_reports_and_from_json_lines(tmp_path: 
     assert [line.get_color() for line in lower.get_lines()] == ["C0", "C0", "C1", "C1"]
 
 
-def test_a_round_without_the_metric_is_a_gap() -> None:
+def test_round_without_the_metric_is_a_gap() -> None:
     run = [*reports(0.5), *reports(0.0, 0.0, metrics={}, evaluation={})[1:]]
     ((numbers, values),) = drawn(plots.rounds({"run": run}).axes[0])
     assert numbers == [1, 2]
@@ -74,7 +74,7 @@ def test_a_round_without_the_metric_is_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("suffix", "head"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
-def test_it_is_saved_as_its_suffix_says(tmp_path: Path, suffix: str, head: bytes) -> None:
+def test_format_follows_the_suffix(tmp_path: Path, suffix: str, head: bytes) -> None:
     out = tmp_path / f"rounds.{suffix}"
     plots.rounds({"run": reports(0.5)}, out=out)
     assert out.read_bytes().startswith(head)
@@ -88,23 +88,23 @@ def test_it_is_saved_as_its_suffix_says(tmp_path: Path, suffix: str, head: bytes
         ({"a": []}, "f1", "no round of a has the metric 'f1'; there is none"),
     ],
 )
-def test_a_metric_that_is_not_there_is_said(runs: dict[str, Any], metric: str | None, text: str) -> None:
+def test_unknown_metric_is_reported(runs: dict[str, Any], metric: str | None, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         plots.rounds(runs, metric=metric)
 
 
-def test_no_folder_is_made_for_it(tmp_path: Path) -> None:
+def test_missing_folder_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         plots.rounds({"run": reports(0.5)}, out=tmp_path / "pictures" / "rounds.png")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         plots.rounds({"run": tmp_path / "none.jsonl"})
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"fl\.callbacks\.plots needs matplotlib .*: pip install matplotlib"):
         plots.rounds({"run": reports(0.5)})

@@ -31,7 +31,7 @@ def row(lines: list[str], state: fl.ClientState) -> str:
     return next(line for line in lines if line.startswith(state.value))
 
 
-def test_each_state_has_a_line_with_its_clients_and_bytes() -> None:
+def test_each_state_has_a_line() -> None:
     progress = Progress()
     progress.round_begins(7, IDS[:4])
     progress.client_is(IDS[0], fl.ClientState.TRAINING, 0)
@@ -48,7 +48,7 @@ def test_each_state_has_a_line_with_its_clients_and_bytes() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 @pytest.mark.parametrize("clients", [0, 4, 400])
-def test_it_is_six_lines_for_however_many_clients(clients: int, width: int) -> None:
+def test_number_of_lines_is_fixed(clients: int, width: int) -> None:
     progress = Progress()
     progress.round_begins(1, IDS[:clients])
     for number, peer in enumerate(IDS[:clients]):
@@ -58,7 +58,7 @@ def test_it_is_six_lines_for_however_many_clients(clients: int, width: int) -> N
     assert max(map(len, lines)) <= width
 
 
-def test_of_many_clients_some_are_named_and_one_of_400_is_seen() -> None:
+def test_line_names_some_clients_and_shows_one_of_400() -> None:
     progress = Progress()
     progress.round_begins(1, IDS)
     for peer in IDS[1:]:
@@ -71,7 +71,7 @@ def test_of_many_clients_some_are_named_and_one_of_400_is_seen() -> None:
     assert "█" in row(lines, fl.ClientState.FAILED)
 
 
-def test_the_next_round_begins_without_those_who_are_done_and_with_those_still_at_work() -> None:
+def test_next_round_keeps_clients_still_at_work() -> None:
     progress = Progress()
     progress.round_begins(1, IDS[:3])
     for peer, state in zip(IDS, [fl.ClientState.DONE, fl.ClientState.TRAINING, fl.ClientState.SENDING], strict=False):
@@ -81,7 +81,7 @@ def test_the_next_round_begins_without_those_who_are_done_and_with_those_still_a
     assert [row(lines, state).split()[1] for state in fl.ClientState] == ["1", "0", "0", "0", "0"]
 
 
-def test_where_stderr_is_no_terminal_there_is_a_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_there_is_one_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:
     with Progress() as progress:
         progress.round_begins(1, [A])
         progress.client_is(A, fl.ClientState.TRAINING, 0)
@@ -90,7 +90,7 @@ def test_where_stderr_is_no_terminal_there_is_a_line_a_round(capsys: pytest.Capt
     assert (out, err) == ("", f"{REPORT}\n")
 
 
-def test_on_a_terminal_the_reports_line_stays_and_the_drawing_goes() -> None:
+def test_report_line_stays_on_the_terminal() -> None:
     file = io.StringIO()
     with Progress(rich.Console(file=file, force_terminal=True, width=100)) as progress:
         progress.round_begins(1, [A])
@@ -114,7 +114,7 @@ class Gone(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", ["", "1"])
-def test_whoever_reads_it_may_go_away(monkeypatch: pytest.MonkeyPatch, terminal: str) -> None:
+def test_closed_reader_does_not_end_the_rounds(monkeypatch: pytest.MonkeyPatch, terminal: str) -> None:
     monkeypatch.setenv("FORCE_COLOR", terminal)
     monkeypatch.setattr(sys, "stderr", stderr := Gone())
     with Progress() as progress, Federation(callbacks=[progress], min_clients=1) as federation:
@@ -129,7 +129,7 @@ def test_whoever_reads_it_may_go_away(monkeypatch: pytest.MonkeyPatch, terminal:
     assert "round 2" not in stderr.getvalue()
 
 
-def test_a_terminal_may_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_terminal_does_not_end_the_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl.callbacks.progress._REFRESH_RATE", 1e-6)  # it is not drawn meanwhile
     before, terminal = sys.stderr, Gone()
     with Progress(rich.Console(file=terminal, force_terminal=True)):
@@ -137,7 +137,7 @@ def test_a_terminal_may_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sys.stderr is before
 
 
-def test_a_federation_is_shown() -> None:
+def test_federation_is_shown() -> None:
     file = io.StringIO()
     with (
         Progress(rich.Console(file=file, force_terminal=True, width=100)) as progress,
@@ -152,7 +152,7 @@ def test_a_federation_is_shown() -> None:
     assert str(report) in file.getvalue()
 
 
-def test_without_rich_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_rich_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     with pytest.raises(ImportError, match=r"fl\.Progress needs rich .*: pip install rich"):
         Progress()

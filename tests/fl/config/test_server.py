@@ -78,7 +78,7 @@ def refusal(folder: Path, text: str) -> str:
     [(EXAMPLE, Protocol.TCP, MqttOptions()), (OF_MQTT, Protocol.MQTT, MqttOptions("farm"))],
     ids=["as it is", "with a broker"],
 )
-def test_the_pages_example_loads(
+def test_example_of_the_page_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, protocol: Protocol, mqtt: MqttOptions
 ) -> None:
     for name in ("server.key", "server.pem"):
@@ -116,14 +116,14 @@ def test_the_pages_example_loads(
     assert config.callbacks == options
 
 
-def test_the_pages_example_has_every_table_and_key() -> None:
+def test_example_of_the_page_has_every_key() -> None:
     example = tomllib.loads(OF_MQTT)
     assert set(example) == set(KEYS)
     for table in ("server", "model", "security", "callbacks"):
         assert set(example[table]) == set(KEYS[table] or ())
 
 
-def test_the_least_file_says_where_how_often_and_what(tmp_path: Path) -> None:
+def test_minimal_file_loads(tmp_path: Path) -> None:
     config = load(tmp_path, LEAST)
     assert (config.protocol, config.settings, config.checkpoint) == (Protocol.TCP, {}, None)
     assert (config.measure, config.save, config.security) == (None, None, None)
@@ -140,7 +140,7 @@ def test_every_strategy_can_be_named(tmp_path: Path, name: str) -> None:
     assert config.strategy.enough(4) == 2
 
 
-def test_a_strategy_of_ones_own_has_its_own_options(tmp_path: Path) -> None:
+def test_own_strategy_gets_its_own_options(tmp_path: Path) -> None:
     text = f'{LEAST}[strategy]\nname = "{__name__}:Own"\nbound = 3.0\noversample = 0.5\n'
     strategy: Any = load(tmp_path, text).strategy
     assert type(strategy).__name__ == "Own"
@@ -151,12 +151,12 @@ def test_a_strategy_of_ones_own_has_its_own_options(tmp_path: Path) -> None:
     ("text", "staleness", "discount"),
     [("polynomial", 3, 0.5), ("polynomial(1)", 3, 0.25), ("hinge( 2, 1 )", 3, 0.2), ("hinge", 4, 1.0)],
 )
-def test_staleness_is_said_in_words(tmp_path: Path, text: str, staleness: int, discount: float) -> None:
+def test_staleness_is_read_from_text(tmp_path: Path, text: str, staleness: int, discount: float) -> None:
     strategy = load(tmp_path, f'{LEAST}[strategy]\nstaleness = "{text}"\n').strategy
     assert strategy.discount(staleness) == discount
 
 
-def test_a_file_is_written_again_through_a_link_and_a_device_to(tmp_path: Path) -> None:
+def test_output_may_be_a_symlink_or_a_device(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     (tmp_path / "model.npz").symlink_to("far/model.npz")
     config = load(tmp_path, f"{LEAST}save = 'model.npz'\n[callbacks]\njson = '/dev/null'\n")
@@ -165,7 +165,7 @@ def test_a_file_is_written_again_through_a_link_and_a_device_to(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aggregator.toml", "far", "model.npz"]
 
 
-def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
+def test_update_store_folder_is_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     strategy: Any = load(tmp_path, f'{LEAST}[strategy]\nname = "FedMedian"\nfolder = "spool"\n').strategy
     assert strategy._folder == tmp_path / "spool"
@@ -175,9 +175,7 @@ def test_a_spools_folder_is_seen_from_the_file(tmp_path: Path) -> None:
     ("value", "place"),
     [("9100", ("127.0.0.1", 9100)), ('"0.0.0.0:9100"', ("0.0.0.0", 9100)), ('"[::1]:0"', ("[::1]", 0))],
 )
-def test_prometheus_is_on_this_machine_unless_a_host_is_named(
-    tmp_path: Path, value: str, place: tuple[str, int]
-) -> None:
+def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, place: tuple[str, int]) -> None:
     assert load(tmp_path, f"{LEAST}[callbacks]\nprometheus = {value}\n").callbacks.prometheus == place
 
 
@@ -285,7 +283,7 @@ def test_prometheus_is_on_this_machine_unless_a_host_is_named(
         (LEAST + "[callbacks]\nmlflow = 'http://'\n", "callbacks.mlflow: 'http://'", "the address of an MLflow server"),
     ],
 )
-def test_what_is_wrong_is_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
+def test_wrong_values_are_named_with_what_was_expected(tmp_path: Path, text: str, key: str, expectation: str) -> None:
     said = refusal(tmp_path, text)
     assert key in said
     assert expectation in said
@@ -297,13 +295,13 @@ def test_zstd_without_zstandard_is_refused(tmp_path: Path, monkeypatch: pytest.M
     assert "strategy.compression: 'int8, zstd=3'; zstd needs zstandard: pip install " in said
 
 
-def test_what_raised_the_first_model_is_kept_for_the_traceback(tmp_path: Path) -> None:
+def test_error_of_initial_is_kept_as_cause(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption) as caught:
         load(tmp_path, f"{SERVER}[model]\ninitial = '{__name__}:raises'\n").server()
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"none\.toml: no such file; give the path of the aggregator's TOML file"):
         Config.load(tmp_path / "none.toml")
     with pytest.raises(InvalidOption, match="cannot be read"):
@@ -327,7 +325,7 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         (f"{SERVER}protocol = 'shm'\n{MODEL}[security]\n", "[security]: shared memory takes none"),
     ],
 )
-def test_what_only_the_server_can_tell_is_said_in_file_terms(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_of_the_server_name_the_key(tmp_path: Path, text: str, said: str) -> None:
     config = load(tmp_path, text)
     with pytest.raises(InvalidOption) as caught:
         config.server()
@@ -335,7 +333,7 @@ def test_what_only_the_server_can_tell_is_said_in_file_terms(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize("name", ["w.ckpt", "w.ckpt.previous"])
-def test_a_server_goes_on_from_the_checkpoint_or_the_one_before(tmp_path: Path, name: str) -> None:
+def test_server_resumes_from_the_checkpoint_or_its_backup(tmp_path: Path, name: str) -> None:
     with Running(checkpoint=tmp_path / "w.ckpt") as federation:
         federation.join(A, adds(2))
         federation.join(B, adds(4))
@@ -346,7 +344,7 @@ def test_a_server_goes_on_from_the_checkpoint_or_the_one_before(tmp_path: Path, 
         assert server.model["w"].tolist() == filled(3)["w"].tolist()
 
 
-def test_a_server_listens_where_the_file_says_and_knows_its_options(tmp_path: Path) -> None:
+def test_server_gets_address_and_options(tmp_path: Path) -> None:
     with load(tmp_path, f"{SERVER}min_clients = 1\n{MODEL}[connection]\nlinger = 0.1\n").server() as server:
         assert server.netloc.host == "127.0.0.1"
         assert at(server.netloc).netloc.port == server.netloc.port != 0

@@ -80,7 +80,7 @@ def file(tmp_path: Path) -> File:
         (lambda file: file.table("fence"), {}),
     ],
 )
-def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any) -> None:
+def test_values_are_read(file: File, read: Callable[[File], Any], expected: Any) -> None:
     value = read(file)
     assert (value.relative_to(file.path.parent) if isinstance(value, Path) else value) == expected
 
@@ -103,7 +103,10 @@ def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any)
         (lambda file: file.folder("gate", "key"), "gate.key: "),
         (lambda file: file.folder("gate", "far"), "gate.far: "),
         (lambda file: file.mqtt(Protocol.GRPC), '[mqtt]: server.protocol is "grpc"; say protocol = "mqtt", or leave '),
-        (lambda file: file.output("gate", "width"), "gate.width: 3; expected a path, seen from the folder of this file"),
+        (
+            lambda file: file.output("gate", "width"),
+            "gate.width: 3; expected a path, seen from the folder of this file",
+        ),
         (lambda file: file.pem("gate", "log"), "gate.log: 'gate.log'; expected the path of a PEM file that is there"),
         (lambda file: file.function("gate", "name", "farm:open"), "gate.name: 'north'; expected "),
         (lambda file: file.function("gate", "close", "farm:open"), "gate.close: 'math.pi:sqrt'; expected a module"),
@@ -115,16 +118,14 @@ def test_a_value_is_read(file: File, read: Callable[[File], Any], expected: Any)
         (lambda file: file.check_names({"gates": None}), "[gate]: no such table; did you mean [gates]?"),
     ],
 )
-def test_a_value_that_is_wrong_is_named_with_file_and_key_and_what_was_expected(
-    file: File, read: Callable[[File], Any], said: str
-) -> None:
+def test_wrong_values_are_named_with_file_and_key(file: File, read: Callable[[File], Any], said: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         read(file)
     assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written_to_is_refused(file: File) -> None:
+def test_unwritable_folder_is_refused(file: File) -> None:
     file.path.parent.chmod(0o500)
     with pytest.raises(InvalidOption, match="expected a folder that is there and that this user may write to"):
         file.folder("gate", "here")
@@ -139,36 +140,34 @@ def test_a_folder_that_may_not_be_written_to_is_refused(file: File) -> None:
         ("round 3: SecurityOptions.key", "round 3: SecurityOptions.key"),
     ],
 )
-def test_what_options_say_of_themselves_is_put_in_file_terms(said: str, ours: str) -> None:
+def test_errors_of_options_name_the_key(said: str, ours: str) -> None:
     assert in_file_terms(InvalidOption(said)) == ours
 
 
-def test_a_table_of_which_anything_may_be_said_has_any_key(file: File) -> None:
+def test_free_table_accepts_any_key(file: File) -> None:
     file.check_names({"gate": None, "security": ("key", "certificate"), "mqtt": None, "connection": ("misses",)})
 
 
-def test_the_table_of_tls_turns_it_on(file: File, tmp_path: Path) -> None:
+def test_security_table_turns_tls_on(file: File, tmp_path: Path) -> None:
     assert file.security() == SecurityOptions(key=tmp_path / "key.pem")
     assert of(tmp_path, "[security]").security() == SecurityOptions()
     assert of(tmp_path, "").security() is None
 
 
-def test_what_is_not_there_is_said_to_be_what_it_is(tmp_path: Path) -> None:
+def test_missing_file_is_described(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption) as caught:
         File(tmp_path / "no.toml", WHAT)
     assert str(caught.value) == f"{tmp_path / 'no.toml'}: no such file; give the path of {WHAT}"
 
 
-def test_a_module_of_a_folder_alone_is_named_where_it_has_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_namespace_package_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder_alone").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidOption, match="folder_alone has no train: define it in folder_alone"):
         of(tmp_path, '[gate]\nopen = "folder_alone:train"').function("gate", "open", "farm:open")
 
 
-def test_a_hint_is_the_nearest_name_or_all_of_them() -> None:
+def test_hint_is_the_nearest_name_or_all() -> None:
     assert did_you_mean("prot", ("host", "port"), "server.{}") == "did you mean server.port?"
     assert did_you_mean("banana", ("host", "port"), "[{}]") == "expected one of [host], [port]"
     assert did_you_mean("hots", ("host", "port")) == "did you mean host?"

@@ -69,7 +69,7 @@ class Order(fl.FedAvg):
 # What it comes to
 
 
-def test_functions_made_on_the_spot_are_clients_and_reports_name_them_by_number() -> None:
+def test_lambdas_are_clients_with_numbers_as_ids() -> None:
     result = simulate(zeros(), [adds(value) for value in (1, 2, 3)], 2, **SETTINGS)
     assert w(result) == [4, 4, 4]
     assert [report.number for report in result.reports] == [1, 2]
@@ -77,7 +77,7 @@ def test_functions_made_on_the_spot_are_clients_and_reports_name_them_by_number(
     assert result.measured == []
 
 
-def test_each_client_is_told_its_partition_and_how_many_there_are() -> None:
+def test_config_has_partition_and_number_of_partitions() -> None:
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         facts = [config["partition"], config["partitions"], config["seed"]]
         return Update({"w": np.array(facts, np.float32)}, 1)
@@ -85,16 +85,16 @@ def test_each_client_is_told_its_partition_and_how_many_there_are() -> None:
     assert w(simulate(zeros(), [train] * 5, 1, config={"seed": 7}, **SETTINGS)) == [2, 5, 7]
 
 
-def test_measure_sees_the_model_after_each_round() -> None:
+def test_measure_gets_the_model_after_each_round() -> None:
     result = simulate(zeros(), [adds(1)] * 2, 3, measure=lambda model: float(model["w"][0]), **SETTINGS)
     assert result.measured == [1, 2, 3]
 
 
-def test_one_client_alone_is_a_federation() -> None:
+def test_one_client_is_enough() -> None:
     assert w(simulate(zeros(), [adds(1)], 2)) == [2, 2, 2]
 
 
-def test_client_objects_evaluate_and_their_turns_are_only_of_training() -> None:
+def test_evaluation_needs_no_turn() -> None:
     def evaluate(model: Any, config: Mapping[str, Any]) -> Report:
         return Report(1, {"w": float(model["w"][0]), "partition": config["partition"]})
 
@@ -104,7 +104,7 @@ def test_client_objects_evaluate_and_their_turns_are_only_of_training() -> None:
 
 
 @pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.SHM])
-def test_the_digits_come_to_what_plain_loops_come_to(protocol: netq.Protocol) -> None:
+def test_digits_equal_the_reference_loop(protocol: netq.Protocol) -> None:
     clients = [digits.train] * 4
     result = simulate(digits.initial(0), clients, 5, config={"seed": 0}, protocol=protocol, **SETTINGS)
     assert largest_difference(result.model, reference(5, digits, 4)) < 1e-5
@@ -115,7 +115,7 @@ def test_the_digits_come_to_what_plain_loops_come_to(protocol: netq.Protocol) ->
     ("protocol", "start", "processes"),
     [(netq.Protocol.TCP, "fork", 1), (netq.Protocol.SHM, "fork", 3), (netq.Protocol.TCP, "spawn", 2)],
 )
-def test_the_model_is_the_same_to_the_last_bit_wherever_it_is_run(
+def test_model_is_bit_equal_for_any_protocol_and_start_method(
     protocol: netq.Protocol, start: Literal["fork", "spawn"], processes: int
 ) -> None:
     def run(**settings: Any) -> Result:
@@ -124,7 +124,7 @@ def test_the_model_is_the_same_to_the_last_bit_wherever_it_is_run(
     assert w(run(protocol=protocol, start=start, processes=processes)) == w(run(processes=7))
 
 
-def test_what_is_rounded_at_random_is_rounded_alike_the_next_time() -> None:
+def test_random_rounding_is_reproducible() -> None:
     def run(clients: Any, **settings: Any) -> Any:
         return w(simulate({"w": np.zeros(100, np.float32)}, clients, 3, **SETTINGS, **settings))
 
@@ -140,7 +140,7 @@ def test_what_is_rounded_at_random_is_rounded_alike_the_next_time() -> None:
     assert run(own(1)) == run(own(1)) != run(own(9))
 
 
-def test_updates_are_folded_in_the_order_in_which_their_clients_were_selected() -> None:
+def test_updates_are_folded_in_order_of_selection() -> None:
     """The first cannot answer before the last has trained."""
     gate_out, gate_in = os.pipe()
     order = [id.int for id in fl.FedAvg().select(1, [uuid.UUID(int=part) for part in range(5)])]
@@ -159,27 +159,27 @@ def test_updates_are_folded_in_the_order_in_which_their_clients_were_selected() 
     assert strategy.folded == order
 
 
-def test_a_round_that_ends_when_enough_have_answered_does_not_hold_the_others_up() -> None:
+def test_early_end_of_a_round_passes_the_turns_on() -> None:
     strategies = [Order(fraction=0.5, oversample=0.5) for _ in range(2)]
     one, other = (simulate(zeros(), [moves] * 6, 5, strategy=strategy, **SETTINGS) for strategy in strategies)
     assert [len(report.clients) for report in one.reports] == [3] * 5
     assert (w(one), strategies[0].folded) == (w(other), strategies[1].folded)
 
 
-def test_a_client_that_is_refused_passes_its_turn_on() -> None:
+def test_refused_client_passes_its_turn_on() -> None:
     clients = [adds(1), gives(np.nan), adds(1)]
     result = simulate(zeros(), clients, 3, **SETTINGS)
     assert w(result) == [3, 3, 3]
     assert [[id.int for id in report.failures] for report in result.reports] == [[1]] * 3
 
 
-def test_an_asynchronous_strategy_takes_updates_as_they_come() -> None:
+def test_asynchronous_strategy_needs_no_turns() -> None:
     result = simulate(zeros(), [adds(1)] * 4, 5, strategy=fl.FedBuff(2), **SETTINGS)
     assert len(result.reports) == 5
     assert w(result)[0] > 1
 
 
-def test_of_the_clients_of_a_process_one_trains_at_a_time() -> None:
+def test_one_client_of_a_process_trains_at_a_time() -> None:
     training = threading.Lock()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -194,7 +194,7 @@ def test_of_the_clients_of_a_process_one_trains_at_a_time() -> None:
 # What goes wrong
 
 
-def test_an_error_of_a_client_ends_it_and_comes_with_its_traceback() -> None:
+def test_client_error_ends_the_simulation_with_its_traceback() -> None:
     def fail() -> None:
         raise ValueError("no such digit")
 
@@ -204,7 +204,7 @@ def test_an_error_of_a_client_ends_it_and_comes_with_its_traceback() -> None:
     assert str(caught.value).endswith("ValueError: no such digit")
 
 
-def test_what_a_client_must_not_return_is_an_error_too() -> None:
+def test_wrong_return_type_ends_the_simulation() -> None:
     wrong: Any = lambda model, config: {}  # noqa: E731
     with pytest.raises(SimulationError, match=r"returned dict; expected fl\.Update"):
         simulate(zeros(), [adds(1), wrong], 20, **SETTINGS)
@@ -218,12 +218,12 @@ def test_what_a_client_must_not_return_is_an_error_too() -> None:
         (lambda: sys.exit("enough"), r"(?s)^client 1: Traceback.*SystemExit: enough"),
     ],
 )
-def test_the_end_of_a_process_is_the_end_of_the_simulation(end: Callable[[], Any], how: str) -> None:
+def test_death_of_a_worker_ends_the_simulation(end: Callable[[], Any], how: str) -> None:
     with pytest.raises(SimulationError, match=how):
         simulate(zeros(), [in_round(2, end)] * 4, 20, **SETTINGS)
 
 
-def test_an_error_of_measure_is_the_callers() -> None:
+def test_error_of_measure_is_raised() -> None:
     def measure(model: Any) -> float:
         raise ZeroDivisionError
 
@@ -231,12 +231,12 @@ def test_an_error_of_measure_is_the_callers() -> None:
         simulate(zeros(), [adds(1)] * 3, measure=measure, **SETTINGS)
 
 
-def test_a_model_that_no_server_takes_is_refused_and_the_processes_end() -> None:
+def test_refused_model_ends_the_workers() -> None:
     with pytest.raises(fl.InvalidUpdate):
         simulate({"w": np.array(["a"])}, [adds(1)] * 3)
 
 
-def test_an_interrupt_while_clients_train_ends_it() -> None:
+def test_ctrl_c_during_training_ends_the_simulation() -> None:
     """Ctrl-C reaches all processes of the terminal; here the first to train stands for it."""
 
     def interrupt() -> None:
@@ -271,9 +271,7 @@ def interrupt() -> None:
         (interrupt, KeyboardInterrupt, "^$"),
     ],
 )
-def test_a_process_that_a_client_has_started_does_not_hold_the_end_up(
-    end: Callable[[], Any], error: type[BaseException], why: str
-) -> None:
+def test_grandchild_does_not_delay_the_end(end: Callable[[], Any], error: type[BaseException], why: str) -> None:
     until, let_end = os.pipe()
 
     def last_words() -> None:
@@ -295,7 +293,7 @@ def starts_a_program(model: Any, config: Mapping[str, Any]) -> Update:
     os._exit(3)
 
 
-def test_nor_does_a_program_that_a_new_interpreter_has_started(tmp_path: Path) -> None:
+def test_program_started_by_a_spawned_worker_does_not_delay_the_end(tmp_path: Path) -> None:
     os.mkfifo(until := tmp_path / "until")
     with pytest.raises(SimulationError, match="ended with status 3"):
         simulate(zeros(), [starts_a_program], 1, start="spawn", config={"until": str(until)})
@@ -315,7 +313,7 @@ simulate({"w": np.zeros(3, np.float32)}, [train] * 3, processes=3)
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_the_processes_end_with_their_parent_however_it_ends(end: signal.Signals, tmp_path: Path) -> None:
+def test_workers_end_when_the_parent_is_killed(end: signal.Signals, tmp_path: Path) -> None:
     """Each of them has the script's output; it is closed when the last has ended."""
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py")]
@@ -327,12 +325,12 @@ def test_the_processes_end_with_their_parent_however_it_ends(end: signal.Signals
     assert (out, process.returncode) == ("", -end)
 
 
-def test_what_a_new_interpreter_cannot_be_given_is_refused_with_advice() -> None:
+def test_spawn_refuses_functions_that_cannot_be_pickled() -> None:
     with pytest.raises(netq.InvalidOption, match=r"clients: cannot be pickled.*start='fork'"):
         simulate(zeros(), [lambda model, config: Update(model, 1)], start="spawn")
 
 
-def test_what_a_new_interpreter_cannot_import_is_an_error_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "moves", moves, raising=False)
     monkeypatch.setattr(moves, "__module__", "__main__")
@@ -352,7 +350,7 @@ def test_what_a_new_interpreter_cannot_import_is_an_error_with_advice(monkeypatc
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),
     ],
 )
-def test_options_that_make_no_simulation_are_refused(settings: dict[str, Any], why: str) -> None:
+def test_wrong_options_are_refused(settings: dict[str, Any], why: str) -> None:
     with pytest.raises(netq.InvalidOption, match=why):
         simulate(zeros(), **{"clients": [adds(1)], **settings})
 
@@ -360,7 +358,7 @@ def test_options_that_make_no_simulation_are_refused(settings: dict[str, Any], w
 # The page
 
 
-def test_the_code_of_the_page_runs() -> None:
+def test_code_of_the_page_runs() -> None:
     (code,) = Page("docs/how-to/simulation.md").blocks("python")
     names: dict[str, Any] = {}
     exec(code, names)
