@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 import netq
 from netq.core import Message
 from netq.errors import Closed
-from netq.io.loop import Desk
+from netq.io.loop import EventLoopPoller
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
 from netq.runtime.inbox import Waiter
 from netq.runtime.peer import Statistics
@@ -182,7 +182,7 @@ class Communicator:
         self._core = netq.new(protocol, purpose, options)
         self._home = self._core._hub.home
         self._thread = threading.get_ident()
-        self._desk = Desk()
+        self._poller = EventLoopPoller()
         self._polling = False
         self._woken: deque[_Turn] = deque()  # of a `get` each, which the event loop is to let go on
 
@@ -217,7 +217,7 @@ class Communicator:
         try:
             while item is None:
                 self._core.inbox.enter(waiter)
-                if not (waiter.served or self._desk.taken):
+                if not (waiter.served or self._poller.taken):
                     self._poll()
                 await woken
                 if not waiter.served:
@@ -301,15 +301,15 @@ class Communicator:
 
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
-        if self._home.take_desk(self._desk):
+        if self._home.start_polling(self._poller):
             self._loop.add_reader(self._home.fileno(), self._ready)
-            self._loop.call_soon(self._ready)  # what has come before the desk was taken
+            self._loop.call_soon(self._ready)  # what has come before the poller was taken
 
     def _ready(self) -> None:
         """Receive what has come, and let the tasks go on that wait for it: here, not in the event loop's next turn."""
         self._polling = True
         try:
-            goes_on = self._home.poll_now(self._desk)
+            goes_on = self._home.poll_ready(self._poller)
         except BaseException:  # a signal handler's
             self._loop.call_soon(self._wake_all)
             raise
@@ -320,7 +320,7 @@ class Communicator:
         self._wake_all()
 
     def _poll_no_more(self) -> None:
-        self._desk.taken = False
+        self._poller.taken = False
         with contextlib.suppress(ValueError, OSError):  # the core's thread has ended
             self._loop.remove_reader(self._home.fileno())
         self._home.resume()

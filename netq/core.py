@@ -120,22 +120,22 @@ class Communicator:
         """Wait for the next message: polling, if nobody else waits, or in line."""
         home, inbox = self._home, self.inbox
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        seat = home.seat("get")
+        wait_lock = home.wait_lock("get")
         try:
-            with seat:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
-                item = self._poll(seat, peers, deadline)
+            with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
+                item = self._poll(wait_lock, peers, deadline)
         finally:
             if home.parked_long or inbox.lines:
-                home.polled()
+                home.stop_polling()
         if item is None and (item := self._wait_in_line(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
         return item
 
-    def _poll(self, seat: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
+    def _poll(self, wait_lock: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         """Poll for the next message, until another thread has to go on with that."""
         home, inbox = self._home, self.inbox
         item = inbox.take_now(peers) if inbox.ends else None
-        while item is None and not inbox.lines and home.poll(seat, deadline):
+        while item is None and not inbox.lines and home.poll(wait_lock, deadline):
             if inbox.arrived or inbox.sorted or inbox.ends:
                 item = inbox.take_now(peers, ahead=True)
         return item
@@ -158,7 +158,7 @@ class Communicator:
             inbox.enter(waiter)
 
         leave = functools.partial(inbox.leaving.append, waiter)  # which no signal handler can interrupt
-        self._home.sleep(come, deadline, line_up, leave, "get")
+        self._home.wait(come, deadline, line_up, leave, "get")
         inbox.let_go_of_leaving()
         return found[0] if found else None
 

@@ -21,15 +21,15 @@ from netq.runtime.link import LinkListener
 class ClientTransport:
     """A transport: each `open` is one attempt, with a channel of its own."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        security = owner.options.security
-        self.netloc = owner.options.netloc
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        security = listener.options.security
+        self.netloc = listener.options.netloc
         check(self.netloc)
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
         self._trusted = None if security is None else authorities(security, self.netloc.host)
-        self._outpost = EventLoopHandle(owner, loop)
+        self._outpost = EventLoopHandle(listener, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # in the engine
         self._attempt: asyncio.Task[None] | None = None  # that of them which has no link yet
 
@@ -45,7 +45,7 @@ class ClientTransport:
 
     def _failed(self, error: Exception) -> None:
         if not self._outpost.closed:
-            self._owner.lost(None, error)
+            self._listener.lost(None, error)
 
     # In the engine.
 
@@ -81,7 +81,7 @@ class ClientTransport:
         async with self._channel(target) as channel:
             call = channel.stream_stream(METHOD)()
             try:
-                async with asyncio.timeout(self._owner.options.connection.handshake_timeout):
+                async with asyncio.timeout(self._listener.options.connection.handshake_timeout):
                     error = await self._refusal(channel, call)
                 if error is None:
                     await self._carry(call)

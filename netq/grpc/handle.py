@@ -21,10 +21,10 @@ from netq.runtime.link import LinkListener
 class EventLoopHandle:
     """One transport's place in the engine. Raises RuntimeError in a fork of a process that has ever had one."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        check_put_merge(owner.options, "gRPC")
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        check_put_merge(listener.options, "gRPC")
         self.closed = False  # no more links
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._hold = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
@@ -50,9 +50,9 @@ class EventLoopHandle:
         if self.closed:
             self.engine.call(_tell, answer, None)
             return
-        link = Link(self._owner, self._loop, self.engine, self._owner.connect(), address)
+        link = Link(self._listener, self._loop, self.engine, self._listener.connect(), address)
         self.engine.call(_tell, answer, link)
-        self._owner.attach(link)
+        self._listener.attach(link)
 
 
 def _tell(answer: asyncio.Future[Link | None], link: Link | None) -> None:

@@ -24,13 +24,13 @@ class Link:
     inline = False
 
     def __init__(
-        self, owner: LinkListener, loop: Loop, engine: EventLoop, connection: Connection, address: str
+        self, listener: LinkListener, loop: Loop, engine: EventLoop, connection: Connection, address: str
     ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
         self.stream = Stream(engine, self._wake, address)
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._closed = False
 
@@ -90,11 +90,11 @@ class Link:
                 self._lost()
                 return
             if events := self.connection.feed(memoryview(packet), time.monotonic()):
-                self._owner.deliver(self, events)
+                self._listener.deliver(self, events)
             up.taken(len(packet))
         self._wake()
 
     def _lost(self) -> None:
         self._closed = True
         self.stream.close()
-        self._owner.lost(self, self.stream.error)
+        self._listener.lost(self, self.stream.error)

@@ -23,10 +23,10 @@ _GRACE = 0.9  # seconds for the last words of all streams
 class ServerTransport:
     """A transport: makes a link of each stream that a client opens."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        security = owner.options.security
-        self.netloc = owner.options.netloc
-        self._owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        security = listener.options.security
+        self.netloc = listener.options.netloc
+        self._listener = listener
         self._loop = loop
         self._identity = None if security is None else identity(security)
         self._outpost: EventLoopHandle | None = None
@@ -37,7 +37,7 @@ class ServerTransport:
         """Listen; raises AddressError."""
         with bind(self.netloc) as sock:  # for what the system says of the address, which grpc does not
             host, port = sock.getsockname()[0], self.netloc.port
-        self._outpost = EventLoopHandle(self._owner, self._loop)
+        self._outpost = EventLoopHandle(self._listener, self._loop)
         try:
             bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
             if not bound:
@@ -57,7 +57,7 @@ class ServerTransport:
 
     async def _start(self, address: str) -> int:
         """Return the port; 0 if the address cannot be had."""
-        server = grpc.aio.server(options=of_server(self._owner.options.connection))
+        server = grpc.aio.server(options=of_server(self._listener.options.connection))
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         try:

@@ -23,7 +23,7 @@ class Condition:
     def __init__(self) -> None:
         self._sleepers: list[queue.SimpleQueue[None]] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Let all who wait look again. Never waits."""
         for sleeper in [*self._sleepers]:  # tuple() and copy() of CPython 3.11 read beyond what is left of it meanwhile
             sleeper.put(None)

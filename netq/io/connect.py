@@ -26,7 +26,7 @@ Address = tuple[int, Any]  # family, and what connect takes
 
 
 class Connector:
-    """Each `dial` is one attempt at all the addresses that the host has; it ends in `connected` or in `failed`.
+    """Each `connect` is one attempt at all the addresses that the host has; it ends in `connected` or in `failed`.
 
     The socket given to `connected` does not block, and is the caller's. `timeout` is each address's.
     Raises InvalidOption.
@@ -50,7 +50,7 @@ class Connector:
         self._timer: Timer | None = None
         self._closed = False
 
-    def dial(self) -> None:
+    def connect(self) -> None:
         """Look the host up, then connect."""
         try:
             self._try(look_up(*self._netloc, numeric=True))

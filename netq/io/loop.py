@@ -1,10 +1,10 @@
 """One thread and one selector that own what they are told about; users' threads may stand in for it. Knows nothing of
 netq.
 
-What a loop owns belongs to whoever holds its baton. Mostly that is the loop's own thread. A user's thread takes the
-baton to send (`step`), and polls the selector itself while it waits (`poll`): a change of threads costs more than all
-else that a small message needs. Then the loop's thread parks, and goes on a millisecond after the last user has been
-seen. Nobody holds the baton while polling.
+What a loop owns belongs to the holder of its baton, which is mostly the loop's own thread. A user's thread takes the
+baton to send (`try_run`), and polls the selector itself while it waits (`poll`), because a change of threads costs more
+than all else that a small message needs. Then the loop's thread parks, and goes on a millisecond after the last user
+has been seen. No thread holds the baton while it polls.
 
     phase     the loop's thread                          the baton is
     POLLING   waits in the selector                      free, or held by a user for some microseconds
@@ -13,11 +13,11 @@ seen. Nobody holds the baton while polling.
               after a second while a user waits long
 
 A signal handler may raise in a user's thread anywhere. So it takes the baton by `with` alone, which cannot be left
-locked, and says in `at_work` whose state it works on: whoever finds that set has it mended. A handler that runs on top
-of a thread that holds the baton finds that out by `RLock._is_owned`.
+locked, and says in `working_on` whose state it works on: the loop's thread repairs what it finds there. A handler that
+runs on top of a thread that holds the baton finds that out by `RLock._is_owned`.
 
-Any thread may `start`, `stop`, `call`, `step`, `owe`, `urge`, `poll`, `sleep` and `ask`, and what its docstring
-says; all else belongs to who holds the baton. What the loop runs must not wait. An error that comes out of a
+Any thread may `start`, `stop`, `call`, `try_run`, `flush_later`, `flush_soon`, `poll`, `wait` and `ask`, and what its
+docstring says; all else belongs to who holds the baton. What the loop runs must not wait. An error that comes out of a
 function it runs is a bug in that function: the loop ends, and `crashed` is told.
 
 A fork leaves the child without the thread. There the loop closes its copies of all it watches, so that they live no
@@ -74,8 +74,8 @@ class Ring(Protocol):
         """Receive in the loop's thread, soon."""
 
 
-class Desk:
-    """What stands for an event loop that polls, as its seat for a user's thread."""
+class EventLoopPoller:
+    """What stands for an event loop that polls, as its wait_lock for a user's thread."""
 
     def __init__(self) -> None:
         self.taken = False
@@ -101,12 +101,12 @@ class Worker(Protocol):
 
     @property
     def inline(self) -> bool:
-        """Whether a user's thread may call `pay`."""
+        """Whether a user's thread may call `flush`."""
 
-    def pay(self) -> None:
+    def flush(self) -> None:
         """Send what waits."""
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """Put right what an interrupted thread has left. In the loop's thread."""
 
 
@@ -130,19 +130,19 @@ class Loop:
     ) -> None:
         self.forked = False  # this process is a child of the one whose loop it is
         self.baton = threading.RLock()
-        self.owing: dict[Worker, float] = {}  # who has something to send that waits for company, and since when
+        self.unflushed: dict[Worker, float] = {}  # who has something to send that waits for company, and since when
         self._crashed = crashed
         self._settle = settle
         self._line = line
         self._lock = threading.RLock() if lock is None else lock
         self._shared = shared
         self._phase = _WORKING
-        self.at_work: Worker | None = None  # whose state a user's thread is working on
+        self.working_on: Worker | None = None  # whose state a user's thread is working on
         self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
-        self._seats = threading.local()
-        # The seat of the user's thread that polls; while that is locked the loop's thread leaves the sockets to it.
-        # So a thread that takes its seat for another wait clears this first.
-        self._leader: threading.Lock | Desk | None = None
+        self._wait_locks = threading.local()
+        # The wait lock of the user's thread that polls. While it is locked the loop's thread leaves the sockets to that
+        # thread, so a thread that takes its wait lock for another wait clears this first.
+        self._leader: threading.Lock | EventLoopPoller | None = None
         self._polls = self._polls_seen = 0  # of users
         self._polled = False  # one of them uses the selector at this moment
         self._user_seen = -math.inf  # when a user was at work last
@@ -158,7 +158,7 @@ class Loop:
         self._resumed = False  # it should poll next, whoever else does
         # A user's thread waits for the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread
         # sets this before `with baton` and clears it as the first thing in it: to call a function for that costs more.
-        self.claimed = False
+        self.baton_wanted = False
         self._calls: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._timers = Timers()
         self._selector = new_selector()
@@ -170,7 +170,7 @@ class Loop:
         self._stop_by: float | None = None
         self._over = False  # who calls now runs it
         self._done = False
-        self._bell = Condition()  # rings then
+        self._ended_condition = Condition()  # of the same
         for end in (self._waker, self._wakee):
             end.setblocking(False)
         self.watch(self._wakee, READ, self._drain, self._drain_quickly)
@@ -195,7 +195,7 @@ class Loop:
 
     def join(self) -> None:
         """Wait until nothing is run or watched any more; not by Thread.join, which a signal handler could deadlock."""
-        self._bell.wait(lambda: self._done)
+        self._ended_condition.wait(lambda: self._done)
 
     @property
     def is_current(self) -> bool:
@@ -208,7 +208,7 @@ class Loop:
         return threading.get_ident() == self._ident
 
     @property
-    def answered_soon(self) -> bool:
+    def reply_expected(self) -> bool:
         """Whether who waits is likely to have an answer soon, and to send what is owed with it."""
         return self._waits_are_short and bool(self._line)
 
@@ -231,32 +231,32 @@ class Loop:
             self._interrupt()
             self._woken = sleep  # not before: in between a signal handler might call, and not wake it
 
-    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which may be the user's and wait, in the loop's thread and without the baton."""
         self._afterwards.append((function, args))
         if self._over:
-            self.catch_up()
+            self.run_remaining()
         elif not self.is_own:
             self.wake()
 
-    def catch_up(self) -> None:
+    def run_remaining(self) -> None:
         """Run what is to run afterwards, if the loop is over and nobody else will; not while the baton is held."""
         if self._over and self._afterwards and not _is_owned(self.baton):
             self._end_turn()
 
     # For users' threads.
 
-    def step(self, worker: Worker, function: Callable[[], object]) -> bool:
+    def try_run(self, worker: Worker, function: Callable[[], object]) -> bool:
         """Run `function()`, which works on the state of `worker`, here and now; return False if that cannot be."""
         if self._phase is _WORKING or not self._shared or _is_owned(self.baton):
             return False
         try:
             with self.baton:
-                if self.at_work is not None or self._over:
+                if self.working_on is not None or self._over:
                     return False
-                self.at_work = worker
+                self.working_on = worker
                 function()
-                self.at_work = None
+                self.working_on = None
         except BaseException as error:
             self._interrupted(error)
             raise
@@ -264,20 +264,20 @@ class Loop:
             self._settle()
         return True
 
-    def owe(self, worker: Worker) -> None:
-        """Have `worker.pay` called within a millisecond or so, by whoever comes first. In any thread."""
+    def flush_later(self, worker: Worker) -> None:
+        """Have `worker.flush` called within a millisecond or so, by whoever comes first. In any thread."""
         self._user_seen = now = time.monotonic()
-        self.owing.setdefault(worker, now)
+        self.unflushed.setdefault(worker, now)
         if self.needs_wake:
             self.wake()
 
-    def defer(self, worker: Worker) -> None:
-        """Have `worker.pay` called within a millisecond or so. In the loop's thread: it goes on polling."""
-        self.owing.setdefault(worker, time.monotonic())
+    def flush_later_from_loop(self, worker: Worker) -> None:
+        """Have `worker.flush` called within a millisecond or so. In the loop's thread: it goes on polling."""
+        self.unflushed.setdefault(worker, time.monotonic())
 
-    def urge(self, worker: Worker) -> None:
-        """Have `worker.pay` called by the loop's thread, soon. In any thread."""
-        self.owing[worker] = -math.inf
+    def flush_soon(self, worker: Worker) -> None:
+        """Have `worker.flush` called by the loop's thread, soon. In any thread."""
+        self.unflushed[worker] = -math.inf
         if self._over:
             self._run_late()
         else:
@@ -289,7 +289,7 @@ class Loop:
         self._resumed = True
         self.wake()
 
-    def sleep(
+    def wait(
         self,
         come: Callable[[], bool],
         deadline: float,
@@ -303,22 +303,22 @@ class Loop:
         """
         bed = threading.Lock()
         bed.acquire()
-        seat = self.seat(name)
-        if self._leader is seat:
+        wait_lock = self.wait_lock(name)
+        if self._leader is wait_lock:
             self._leader = None  # before it is taken again: this thread polls no more
-        with seat:
+        with wait_lock:
             try:
                 line_up(functools.partial(_release, bed))
                 return _wait_until(come, bed, deadline)
             finally:
                 leave()
 
-    def nudge(self) -> None:
+    def wake_poller(self) -> None:
         """Let a thread that polls look at what another user's thread has received."""
         if self._user_polls:
             self._interrupt()
 
-    def polled(self) -> None:
+    def stop_polling(self) -> None:
         """Let others poll: the thread that has done it goes on with other things."""
         if self._line:
             self.resume()
@@ -327,9 +327,9 @@ class Loop:
 
     def check(self, name: str) -> None:
         """Raise RuntimeError where nobody can wait: in the loop's thread, and in a handler that interrupts a wait."""
-        self.seat(name)
+        self.wait_lock(name)
 
-    def seat(self, name: str) -> threading.Lock:
+    def wait_lock(self, name: str) -> threading.Lock:
         """Return what this thread holds while it waits."""
         if threading.get_ident() == self._ident or _is_owned(self.baton) or _is_owned(self._lock):
             raise RuntimeError(
@@ -337,47 +337,47 @@ class Loop:
                 "handler that has interrupted it; let the handler set an Event, or call request_close()"
             )
         try:
-            seat: threading.Lock = self._seats.lock
+            wait_lock: threading.Lock = self._wait_locks.lock
         except AttributeError:
-            seat = self._seats.lock = threading.Lock()
-        if seat.locked():
+            wait_lock = self._wait_locks.lock = threading.Lock()
+        if wait_lock.locked():
             raise RuntimeError(
                 f"{name}(): a signal handler has interrupted this very communicator, which waits; let the handler set "
                 "an Event, or call request_close()"
             )
-        return seat
+        return wait_lock
 
-    def poll(self, seat: threading.Lock, deadline: float) -> bool:
+    def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         """Poll once, for a second at most; return False if that is for the loop's thread, or for another that does it
         already, or if it is late. What the thread waits for may have come before: it is to look once more.
 
-        The thread holds its seat, and calls `polled` when it has let it go.
+        The thread holds its wait_lock, and calls `stop_polling` when it has let it go.
         """
         seconds = LONGEST if deadline == math.inf else min(deadline - time.monotonic(), LONGEST)
         if seconds <= 0:
             return False
         try:
-            self.claimed = True
+            self.baton_wanted = True
             with self.baton:
-                self.claimed = False
-                if not self._may_lead(seat):
-                    if self._leader is seat:
+                self.baton_wanted = False
+                if not self._may_lead(wait_lock):
+                    if self._leader is wait_lock:
                         self._leader = None
                     return False
-                if self._leader is not seat:
-                    self._leader = seat
+                if self._leader is not wait_lock:
+                    self._leader = wait_lock
                     return True  # what has come before is not to be waited for: ask once more
                 self._polls += 1
-                if self.owing:
-                    self._pay()
+                if self.unflushed:
+                    self._flush_unflushed()
                 self._polled = True
             ring = self._spin() if self._rings else None
             ready = self._selector.select(seconds) if ring is None else []
             self._polled = False
             if ready or ring is not None:
-                self.claimed = True
+                self.baton_wanted = True
                 with self.baton:
-                    self.claimed = False
+                    self.baton_wanted = False
                     self._do_quickly(ready, ring)
         except BaseException as error:
             self._polled = False
@@ -387,53 +387,53 @@ class Loop:
             self._settle()
         return True
 
-    def _may_lead(self, seat: threading.Lock | Desk) -> bool:
-        """Whether the thread of this seat may poll. If not, note whether users come back soon."""
-        if self._phase is _POLLING or self._resumed or self.at_work is not None or not self._shared or self._over:
+    def _may_lead(self, wait_lock: threading.Lock | EventLoopPoller) -> bool:
+        """Whether the thread of this wait_lock may poll. If not, note whether users come back soon."""
+        if self._phase is _POLLING or self._resumed or self.working_on is not None or not self._shared or self._over:
             self._waits_are_short = time.monotonic() - self._served < TICK
             return False
         leader = self._leader
-        return leader is seat or leader is None or not leader.locked()
+        return leader is wait_lock or leader is None or not leader.locked()
 
-    # For an event loop that polls: `fileno` can be read when `poll_now` has something to do.
+    # For an event loop that polls: `fileno` can be read when `poll_ready` has something to do.
 
     def fileno(self) -> int:
         """Return the selector's own descriptor."""
         return self._selector.fileno()
 
-    def take_desk(self, desk: Desk) -> bool:
-        """Let an event loop poll; return whether it may. `desk.taken = False` and `resume` give the desk back."""
-        self.claimed = True
+    def start_polling(self, poller: EventLoopPoller) -> bool:
+        """Let an event loop poll; return whether it may. `poller.taken = False` and `resume` give the poller back."""
+        self.baton_wanted = True
         with self.baton:
-            self.claimed = False
-            desk.taken = hasattr(self._selector, "fileno") and not self._rings and self._may_lead(desk)
-            if desk.taken:
-                self._leader = desk
-        return desk.taken
+            self.baton_wanted = False
+            poller.taken = hasattr(self._selector, "fileno") and not self._rings and self._may_lead(poller)
+            if poller.taken:
+                self._leader = poller
+        return poller.taken
 
-    def poll_now(self, desk: Desk) -> bool:
-        """Do what there is to do; return False if the loop's thread goes on with that, and the desk is given back."""
+    def poll_ready(self, poller: EventLoopPoller) -> bool:
+        """Do what there is to do; return False if the loop's thread goes on with that, and the poller is given back."""
         try:
-            self.claimed = True
+            self.baton_wanted = True
             with self.baton:
-                self.claimed = False
+                self.baton_wanted = False
                 self._polls += 1
-                if self._leader is desk and not self._over:
+                if self._leader is poller and not self._over:
                     self._do_quickly(self._selector.select(0), None)
-                desk.taken = self._leader is desk and not self._over
+                poller.taken = self._leader is poller and not self._over
         except BaseException as error:
             self._interrupted(error)
             raise
         self._settle()
-        return desk.taken
+        return poller.taken
 
-    def _pay(self) -> None:
+    def _flush_unflushed(self) -> None:
         """Send what is owed; in a user's thread."""
-        for worker, since in list(self.owing.items()):
+        for worker, since in list(self.unflushed.items()):
             if since > -math.inf and worker.inline:
-                self.at_work = worker
-                worker.pay()
-                self.at_work = None
+                self.working_on = worker
+                worker.flush()
+                self.working_on = None
 
     def _spin(self) -> Ring | None:
         """Return a ring to which something comes within some microseconds; have the others tell it from then on."""
@@ -452,7 +452,7 @@ class Loop:
         self._user_seen = time.monotonic()
         if self._over:
             return
-        all_done = self.at_work is None and (ring is None or ring.receive())
+        all_done = self.working_on is None and (ring is None or ring.receive())
         for key, mask in ready if all_done else ():
             quick = self._quick.get(key.fd)
             if quick is None or mask != READ or self._watched.get(key.fd) is not key or not quick():
@@ -473,9 +473,9 @@ class Loop:
         if threading.get_ident() == self._ident:
             return function(*args)
         answer: list[Callable[[], _T]] = []
-        bell = Condition()
-        self.call(_answer, answer, bell, function, *args)
-        bell.wait(lambda: bool(answer))
+        condition = Condition()
+        self.call(_answer, answer, condition, function, *args)
+        condition.wait(lambda: bool(answer))
         return answer[0]()
 
     def at(self, when: float, function: Callable[..., object], *args: Any) -> Timer:
@@ -498,11 +498,11 @@ class Loop:
             key = self._selector.register(file, events, ready)
         self._watched[key.fd] = key
 
-    def spin(self, ring: Ring) -> None:
-        """Look into the ring too; until `spin_no_more`."""
+    def add_ring(self, ring: Ring) -> None:
+        """Look into the ring too; until `remove_ring`."""
         self._rings = (*self._rings, ring)
 
-    def spin_no_more(self, ring: Ring) -> None:
+    def remove_ring(self, ring: Ring) -> None:
         """Harmless if it is not looked into."""
         self._rings = tuple([other for other in self._rings if other is not ring])
 
@@ -545,16 +545,16 @@ class Loop:
             self._selector.close()
             self._waker.close()
             self._done = True
-            self._bell.ring()
+            self._ended_condition.notify()
 
     def _turn(self) -> None:
         ready = self._rest()
         with self.baton:
             parked, self._phase = self._phase is _PARKED, _WORKING
             worked = bool(ready or self._calls)
-            if self.at_work is not None:
-                worker, self.at_work = self.at_work, None
-                worker.mend()
+            if self.working_on is not None:
+                worker, self.working_on = self.working_on, None
+                worker.repair()
             for key, mask in ready:
                 if self._watched.get(key.fd) is key:  # not forgotten, nor replaced, in this turn
                     key.data(mask)
@@ -564,18 +564,18 @@ class Loop:
                 for _ in range(len(self._calls)):
                     function, args = self._calls.popleft()
                     function(*args)
-            if self.owing:
-                self._pay_what_is_late(time.monotonic() - TICK if parked else math.inf)
+            if self.unflushed:
+                self._flush_late(time.monotonic() - TICK if parked else math.inf)
             self._choose()
             for ring in () if self._user_polls else self._rings:
                 if ring.awake and not ring.sleep():
                     ring.go_on()
         for _ in range(_HANDOVERS):
-            if not self.claimed:
+            if not self.baton_wanted:
                 break
             self._pause.acquire(timeout=_HANDOVER)
         else:
-            self.claimed = False
+            self.baton_wanted = False
         worked |= self._end_turn()
         if worked and self._user_polls:
             self._interrupt()  # what was done may be for who polls
@@ -590,7 +590,9 @@ class Loop:
         """Decide what to do next: poll, or leave that to the users."""
         led = self._user_polls
         parked = self._shared and not self._resumed and (led or time.monotonic() - self._user_seen < TICK)
-        self.parked_long = parked and led and self._polls == self._polls_seen and not self.owing  # it may poll for long
+        self.parked_long = (
+            parked and led and self._polls == self._polls_seen and not self.unflushed
+        )  # it may poll for long
         self.needs_wake = not parked or self.parked_long
         self._polls_seen = self._polls
         self._sleeps += 1
@@ -602,7 +604,7 @@ class Loop:
         """Wait for something to do."""
         if self._phase is _POLLING:
             return self._selector.select(0.0 if self._busy else self._timeout())
-        longest = _BUSY if isinstance(self._leader, Desk) else LONGEST
+        longest = _BUSY if isinstance(self._leader, EventLoopPoller) else LONGEST
         woken = False
         while not (self._busy or self._resumed):
             timeout = self._timeout()
@@ -618,12 +620,12 @@ class Loop:
     @property
     def _busy(self) -> bool:
         """Whether there is something to do that is not to wait."""
-        return bool(self._calls) or self.at_work is not None
+        return bool(self._calls) or self.working_on is not None
 
-    def _pay_what_is_late(self, since: float) -> None:
-        for worker, when in list(self.owing.items()):
+    def _flush_late(self, since: float) -> None:
+        for worker, when in list(self.unflushed.items()):
             if when <= since:
-                worker.pay()
+                worker.flush()
 
     def _end_turn(self) -> bool:
         """Do what must not be done with the baton; return whether there was anything."""
@@ -643,12 +645,12 @@ class Loop:
         """Run what is called after the end, in whatever thread: nobody else will. It finds all ended."""
         with self.baton:
             self._run_calls()
-        self.catch_up()
+        self.run_remaining()
 
     def _run_calls(self) -> None:
-        for worker in list(self.owing):
-            self.owing.pop(worker, None)
-            self._calls.append((worker.pay, ()))
+        for worker in list(self.unflushed):
+            self.unflushed.pop(worker, None)
+            self._calls.append((worker.flush, ()))
         while self._calls:
             try:
                 function, args = self._calls.popleft()
@@ -664,8 +666,8 @@ class Loop:
         until = self._timers.next
         if self._stop_by is not None:
             until = min(until, self._stop_by)
-        if self.owing:
-            until = min(until, min(self.owing.values()) + TICK)
+        if self.unflushed:
+            until = min(until, min(self.unflushed.values()) + TICK)
         return min(max(0.0, until - time.monotonic()), _LONGEST) if until < math.inf else None
 
     def _stop(self, within: float) -> None:
@@ -696,13 +698,13 @@ def give_way() -> None:
     _yield()
 
 
-def _answer(answer: list[Callable[[], _T]], bell: Condition, function: Callable[..., _T], *args: Any) -> None:
+def _answer(answer: list[Callable[[], _T]], condition: Condition, function: Callable[..., _T], *args: Any) -> None:
     try:
         result = function(*args)
         answer.append(lambda: result)
     except Exception as error:
         answer.append(functools.partial(_raise, error))
-    bell.ring()
+    condition.notify()
 
 
 def _raise(error: Exception) -> NoReturn:

@@ -1,30 +1,33 @@
-"""How much a link receives at once, one for a link. Pure.
+"""The adaptive receive size of a link, as in Netty's AdaptiveRecvByteBufAllocator. Pure.
 
-It takes what it can deal with soon, because all the other links of its loop wait: up to a megabyte of a large array,
-and much less of frames without a body, of which each byte may cost a thousand times as much.
+A read is as large as the link can process soon, because all other links of its loop wait meanwhile. That is up to a
+megabyte of a large array, and much less of frames without a body, where each byte may cost a thousand times as much.
 """
 
 from __future__ import annotations
 
-PIECE = 0.001  # seconds of the processor for what is received at once
-TURN = 0.004  # and those until the others have their turn, if it is large pieces that so little time suffices for
-LITTLE, BEGIN, MUCH = 4 * 1024, 32 * 1024, 1088 * 1024  # bytes received at once
+READ_BUDGET = 0.001  # seconds of processor time for one read and its processing
+TURN_BUDGET = 0.004  # seconds of processor time for all reads of a turn, while the reads are large and cheap
+MIN_READ, INITIAL_READ, MAX_READ = 4 * 1024, 32 * 1024, 1088 * 1024  # bytes of one read
 
 
 class ReceiveSize:
-    """`most` bytes may be received at once, and again and again for `turn` seconds of the processor."""
+    """Adapts the size of the next read to what the last one cost."""
 
     def __init__(self) -> None:
-        self.most = BEGIN
+        self.size = INITIAL_READ  # bytes of the next read, at most
 
     @property
-    def turn(self) -> float:
-        """Short for one whose bytes cost much: the others have fewer such, and wait for a word of theirs."""
-        return PIECE if self.most < BEGIN else TURN
+    def turn_budget(self) -> float:
+        """Return the processor time of one turn, in seconds.
 
-    def took(self, count: int, seconds: float) -> None:
-        """Count what was received at once, and what it cost to deal with it."""
-        if seconds > PIECE:
-            self.most = max(LITTLE, min(count, self.most) // 2)
-        elif seconds < PIECE / 2 and count >= self.most:
-            self.most = min(2 * self.most, MUCH)
+        It is short for a link whose bytes cost much, because the other links wait for it.
+        """
+        return READ_BUDGET if self.size < INITIAL_READ else TURN_BUDGET
+
+    def record(self, count: int, seconds: float) -> None:
+        """Adapt to a read of `count` bytes that took `seconds` of processor time to process."""
+        if seconds > READ_BUDGET:
+            self.size = max(MIN_READ, min(count, self.size) // 2)
+        elif seconds < READ_BUDGET / 2 and count >= self.size:
+            self.size = min(2 * self.size, MAX_READ)

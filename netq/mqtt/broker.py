@@ -69,7 +69,7 @@ class Broker:
         self._exchange = exchange
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
-        self._dialer = Connector(loop, options.netloc, self._timeout, self._dialed, self.fail)
+        self._connector = Connector(loop, options.netloc, self._timeout, self._dialed, self.fail)
         self.connected = False  # the broker has accepted us
         self._parting = False  # what is left to say may have to wait for the socket
         self._id = ""
@@ -89,11 +89,11 @@ class Broker:
     def open(self, id: str, will: tuple[str, bytes] | None = None) -> None:
         """Connect as `id`; the broker publishes the will, topic and payload, if we are gone without a word."""
         self._id, self._will = id, will
-        self._dialer.dial()
+        self._connector.connect()
 
     def close(self) -> None:
         """Say goodbye, so that the will is not published; `down` is not called any more."""
-        self._dialer.close()
+        self._connector.close()
         if self._client is not None and self.connected:
             self.connected, self._parting = False, True
             self._client.disconnect()

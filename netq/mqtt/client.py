@@ -28,13 +28,13 @@ _SILENCE = 1.0  # seconds after which the log is told that no server answers
 class ClientTransport:
     """A transport: each `open` lasts until a server has answered, or the broker is lost."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc = owner.options.netloc
-        self._owner = owner
-        self._options = owner.options
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc = listener.options.netloc
+        self._listener = listener
+        self._options = listener.options
         self._loop = loop
         self._id = new_id()
-        self._exchange = Multiplexer(owner, loop, self, is_server=False)
+        self._exchange = Multiplexer(listener, loop, self, is_server=False)
         self._subscribed = False
         self._knocking: Channel | None = None  # until it is answered
         self._linked: Channel | None = None
@@ -70,7 +70,7 @@ class ClientTransport:
         self._subscribed = False
         self._knocking = None
         if not linked:
-            self._owner.lost(None, error)
+            self._listener.lost(None, error)
 
     def hello(self, hello: packet.Hello) -> None:
         """Knock again at once, or find the link's server gone."""
@@ -89,7 +89,7 @@ class ClientTransport:
                 self._welcome(port, came)
             elif came.kind is Kind.RESET:
                 self._stop_knocking()
-                self._owner.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(came)}"))
+                self._listener.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(came)}"))
         elif came.kind is not Kind.WELCOME:  # which may come twice
             self._exchange.packet_came(way, came)
 

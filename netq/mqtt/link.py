@@ -28,16 +28,16 @@ class Link:
     inline = False
 
     def __init__(
-        self, owner: LinkListener, port: Channel, home: Loop, connection: Connection, address: str, size: int
+        self, listener: LinkListener, port: Channel, home: Loop, connection: Connection, address: str, size: int
     ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
-        self._owner = owner
+        self._listener = listener
         self._port = port
         self._home = self._loop = home
         self._size = size
-        self._grid = min(size, owner.options.connection.transport_size)
+        self._grid = min(size, listener.options.connection.transport_size)
         self._stock = 0
         self._over = False
         port.link = self
@@ -69,8 +69,8 @@ class Link:
         """Go on in another loop; the port stays."""
         self._loop = loop
 
-    def listener(self, size: int) -> uuid.UUID | None:
-        """Who takes blocks of this size here; None: the greetings are not over, or the peer's packets are smaller."""
+    def broadcast_peer(self, size: int) -> uuid.UUID | None:
+        """Return the peer if it takes blocks of this size; None before the handshake, or if its packets are smaller."""
         session = self.connection.session
         able = self.connection.open and self._size == size
         return session.peer if session is not None and able else None
@@ -86,7 +86,7 @@ class Link:
     def feed(self, data: memoryview) -> None:
         """Take bytes of the session."""
         if not self._over and (events := self.connection.feed(data, time.monotonic())):
-            self._owner.deliver(self, events)
+            self._listener.deliver(self, events)
         self._in(self._home, self._port.used)
         self.flush()
 
@@ -99,7 +99,7 @@ class Link:
         """No byte passes any more."""
         if not self._over:
             self._over = True
-            self._owner.lost(self, error)
+            self._listener.lost(self, error)
 
     def _take(self) -> bool:
         pieces = self.connection.pieces(min(self._size, self._port.pace.size), time.monotonic())

@@ -59,22 +59,22 @@ class MultiplexerListener(Protocol):
 class Multiplexer:
     """The connection to the broker, and the ports of one communicator, by the way that leads to us."""
 
-    def __init__(self, owner: LinkListener, loop: Loop, host: MultiplexerListener, *, is_server: bool) -> None:
-        check_put_merge(owner.options, "MQTT")
-        self.broker = Broker(loop, owner.options, self)
+    def __init__(self, listener: LinkListener, loop: Loop, host: MultiplexerListener, *, is_server: bool) -> None:
+        check_put_merge(listener.options, "MQTT")
+        self.broker = Broker(loop, listener.options, self)
         self.closing = False
         self.loop = loop
-        self.options = owner.options
-        self.topics = Topics(owner.options.mqtt.prefix)
+        self.options = listener.options
+        self.topics = Topics(listener.options.mqtt.prefix)
         self.ports: dict[LinkTopic, Channel] = {}
-        self.size = owner.options.mqtt.packet_size  # of what we publish, without header
-        self.heartbeat = owner.options.connection.heartbeat
-        borne = self.heartbeat * owner.options.connection.misses  # seconds of silence; a link may wait several times
+        self.size = listener.options.mqtt.packet_size  # of what we publish, without header
+        self.heartbeat = listener.options.connection.heartbeat
+        borne = self.heartbeat * listener.options.connection.misses  # seconds of silence; a link may wait several times
         self._late = min(LATE, borne / 4)
         self._groups = self._new_groups(borne / 6) if is_server else None
         self._host = host
         self._starts = InitialSizes()
-        self._owner = owner
+        self._listener = listener
         self._strangers: dict[str, Channel] = {}  # by client, a server's links that have not greeted, the oldest first
         self._waiting: dict[Channel, None] = {}  # in the order of their turns
         self._pumping = False
@@ -140,8 +140,8 @@ class Multiplexer:
 
     def attach(self, port: Channel, address: str, size: int) -> None:
         """Let a port carry a link."""
-        link = Link(self._owner, port, self.loop, self._owner.connect(), address, min(size, self.size))
-        self._owner.attach(link)
+        link = Link(self._listener, port, self.loop, self._listener.connect(), address, min(size, self.size))
+        self._listener.attach(link)
 
     def packet_came(self, way: LinkTopic, came: Packet) -> None:
         """Give a packet to its link; if there is none, say so."""
@@ -313,7 +313,7 @@ class Multiplexer:
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Channel]:
         """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
         wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
-        return [port for port in answering if port.link and port.link.listener(self.size) in wanted]
+        return [port for port in answering if port.link and port.link.broadcast_peer(self.size) in wanted]
 
     def _joined(self, port: Channel, group: str, granted: bool) -> None:
         if granted:

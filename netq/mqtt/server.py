@@ -37,11 +37,11 @@ _STEADY = 1.0  # seconds that a connection has to last, for the next pause to be
 class ServerTransport:
     """A transport: welcomes clients, as long as the broker is there, and comes back when it comes back."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc = owner.options.netloc
-        self._options = owner.options
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc = listener.options.netloc
+        self._options = listener.options
         self._loop = loop
-        self._exchange = Multiplexer(owner, loop, self, is_server=True)
+        self._exchange = Multiplexer(listener, loop, self, is_server=True)
         self._broker = self._exchange.broker
         self._instance = b""
         self._asking = False
@@ -50,7 +50,7 @@ class ServerTransport:
         self._last_hello = 0.0
         self._attempt = 0
         self._up_since = 0.0
-        self._complaints = LogDedup()  # of the broker
+        self._log_dedup = LogDedup()  # of the broker
 
     # For the communicator.
 
@@ -116,12 +116,12 @@ class ServerTransport:
 
     def _listening(self) -> None:
         self._up_since = time.monotonic()
-        level = logging.WARNING if self._complaints.forget(self._exchange.where) else logging.INFO
+        level = logging.WARNING if self._log_dedup.forget(self._exchange.where) else logging.INFO
         log.log(level, "%s: connected to the broker, serving %r", self._exchange.where, self._options.mqtt.prefix)
         self._say_hello()
 
     def _complain(self, trouble: str) -> None:
-        if self._complaints.is_new(self._exchange.where, trouble):
+        if self._log_dedup.is_new(self._exchange.where, trouble):
             log.warning("%s: %s", self._exchange.where, trouble)
 
     def _say_hello(self) -> None:

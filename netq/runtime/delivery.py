@@ -26,24 +26,24 @@ class Guard(Protocol):
     """Whose lock guards a Delivery: the loop of its peer."""
 
     baton: Any  # an RLock
-    claimed: bool  # a user's thread waits for the baton
+    baton_wanted: bool  # a user's thread waits for the baton
 
-    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which is the user's, when the lock is free."""
 
-    def catch_up(self) -> None:
+    def run_remaining(self) -> None:
         """See netq/io/loop.py."""
 
-    def seat(self, name: str) -> threading.Lock:
+    def wait_lock(self, name: str) -> threading.Lock:
         """Return what this thread holds while it waits in `name`."""
 
-    def poll(self, seat: threading.Lock, deadline: float) -> bool:
+    def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         """See netq/io/loop.py."""
 
-    def polled(self) -> None:
+    def stop_polling(self) -> None:
         """See netq/io/loop.py."""
 
-    def sleep(
+    def wait(
         self,
         come: Callable[[], bool],
         deadline: float,
@@ -91,9 +91,9 @@ class Delivery(Outgoing, Future[None]):
             return all(cancelled)
         if self.guard.baton._is_owned():  # somebody further down the stack may be sending it
             return self.cancelled()
-        self.guard.claimed = True
+        self.guard.baton_wanted = True
         with self.guard.baton:
-            self.guard.claimed = False
+            self.guard.baton_wanted = False
             if self._state is not PENDING or self.left or self._ending:
                 return self.cancelled()
             self.withdraw()
@@ -103,7 +103,7 @@ class Delivery(Outgoing, Future[None]):
             self._end_for_library(_CANCELLED)
         if recall is not None:
             recall(self)
-        self.guard.catch_up()
+        self.guard.run_remaining()
         return True
 
     def cancelled(self) -> bool:
@@ -120,9 +120,9 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
-        self.guard.claimed = True
+        self.guard.baton_wanted = True
         with self.guard.baton:
-            self.guard.claimed = False
+            self.guard.baton_wanted = False
             if self._state is PENDING:
                 if self._listeners is None:
                     self._listeners = []
@@ -171,7 +171,7 @@ class Delivery(Outgoing, Future[None]):
             self._recall = None
             self._exception = error
             self._end(FINISHED)
-        self.guard.catch_up()
+        self.guard.run_remaining()
         return True
 
     def _conclude(self) -> None:
@@ -182,7 +182,7 @@ class Delivery(Outgoing, Future[None]):
                 return
             self._exception = errors[0] if errors else None
             self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else FINISHED)
-        self.guard.catch_up()
+        self.guard.run_remaining()
 
     def _end(self, state: str) -> None:
         """Be done, and let all know who want to. Harmless afterwards: the thread may have been interrupted in it."""
@@ -191,9 +191,9 @@ class Delivery(Outgoing, Future[None]):
                 self._state = state
         elif self._state is PENDING and not self._ending:  # not here: another thread may hold the condition for long
             self._ending = state
-            self.guard.afterwards(self._end_for_library, state)
+            self.guard.call_without_baton(self._end_for_library, state)
         while self._listeners:
-            self.guard.afterwards(_call, self._listeners[0], self)
+            self.guard.call_without_baton(_call, self._listeners[0], self)
             del self._listeners[0]
 
     def _end_for_library(self, state: str) -> None:
@@ -213,19 +213,19 @@ class Delivery(Outgoing, Future[None]):
         with self.guard.baton:
             self._end(state)
 
-    def _poll(self, seat: threading.Lock, deadline: float) -> None:
+    def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
         """Poll until it is done, or another thread has to go on with that."""
-        while not self.done() and self.guard.poll(seat, deadline):
+        while not self.done() and self.guard.poll(wait_lock, deadline):
             pass
 
     def _wait(self, timeout: float | None) -> bool:
         guard, deadline = self.guard, math.inf if timeout is None else time.monotonic() + timeout
-        seat = guard.seat("result")
+        wait_lock = guard.wait_lock("result")
         try:
-            with seat:
-                self._poll(seat, deadline)
+            with wait_lock:
+                self._poll(wait_lock, deadline)
         finally:
-            guard.polled()
+            guard.stop_polling()
         ears: list[Callable[[Future[None]], object]] = []
 
         def line_up(wake: Callable[[], object]) -> None:
@@ -237,7 +237,7 @@ class Delivery(Outgoing, Future[None]):
                 if ears and self._listeners and ears[0] in self._listeners:
                     self._listeners.remove(ears[0])
 
-        return self.done() or guard.sleep(self.done, deadline, line_up, leave, "result")
+        return self.done() or guard.wait(self.done, deadline, line_up, leave, "result")
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]

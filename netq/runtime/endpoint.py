@@ -66,7 +66,7 @@ class Endpoint:
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
         self.gone = False  # closing, and no peer is left
-        self._bell = Condition()  # rings then
+        self._all_ended = Condition()  # rings then
         self.why_over: Closed | None = None  # what ended a client's session, for good
         self.undelivered = 0  # messages that failed because of closing
         share = options.connection.memory // options.workers
@@ -74,7 +74,7 @@ class Endpoint:
         self._turn = itertools.cycle(self.loops)
         self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
         self.closing = False  # the user has closed
-        self._complaints = LogDedup()
+        self._log_dedup = LogDedup()
         self._attempt = 0
         self._up_since = math.inf  # when a client's session was last taken up
         if not self.is_server:
@@ -92,7 +92,7 @@ class Endpoint:
     def close(self, timeout: float | None) -> int:
         """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
         self.home.ask(self.begin_to_close, timeout)
-        if not self._bell.wait(lambda: self.gone, timeout):
+        if not self._all_ended.wait(lambda: self.gone, timeout):
             for loop in self.loops:
                 loop.ask(self._cut_off, loop)
         self.home.ask(self._shut)
@@ -151,10 +151,10 @@ class Endpoint:
     def _all_gone(self) -> None:
         self._close_inbox(self._closed())
         self.gone = True
-        self._bell.ring()
+        self._all_ended.notify()
 
     def _close_inbox(self, error: Closed) -> None:
-        self.home.afterwards(self._inbox.close, error)
+        self.home.call_without_baton(self._inbox.close, error)
 
     def _closed(self) -> Closed:
         return Closed(self.options.id, "this communicator is closed")
@@ -215,9 +215,9 @@ class Endpoint:
             self.home.call(self._reached, peer)
         if not resumed and peer.id is not None:
             hold = self._inbox.hold()  # nobody is to have a message before the event
-            self.home.afterwards(self._inbox.begin, peer.id)
+            self.home.call_without_baton(self._inbox.begin, peer.id)
             self._tell(self.options.events.ini, peer.id)
-            self.home.afterwards(self._inbox.let_go, hold)
+            self.home.call_without_baton(self._inbox.let_go, hold)
 
     def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
         """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
@@ -225,7 +225,7 @@ class Endpoint:
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
         self._tell(self.options.events.fin, id)
         if peer.id != id:
-            self.home.afterwards(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
+            self.home.call_without_baton(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
 
     def finished(self, peer: Peer) -> None:
         """No more messages come: whoever waits for some learns it."""
@@ -233,7 +233,7 @@ class Endpoint:
         if not self.is_server:
             self._close_inbox(self._closed() if self.closing else error)
         elif peer.id is not None:
-            self.home.afterwards(self._inbox.finish, peer.id, error)
+            self.home.call_without_baton(self._inbox.finish, peer.id, error)
 
     def detached(self, peer: Peer, error: Exception) -> None:
         """Log it; a client tries again."""
@@ -290,7 +290,7 @@ class Endpoint:
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
         self._known(link)
-        self._complaints.forget_at(link.address, time.monotonic() + _NEWS)
+        self._log_dedup.forget_at(link.address, time.monotonic() + _NEWS)
         link.peer = peer
         if peer.loop is self.home:
             return peer.accept(link, greeting, resumed=same)
@@ -304,7 +304,7 @@ class Endpoint:
         if self.closing and not same:
             return "the server is closing"
         if rival is not None and rival.link is not None:
-            rival.loop.call(rival.doubt)
+            rival.loop.call(rival.probe)
             return (
                 f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
                 "gone: it is being asked; give each client its own options"
@@ -326,13 +326,13 @@ class Endpoint:
 
     def _complain(self, link: Link, reason: str) -> None:
         reason = printable(reason)
-        is_new = self._complaints.is_new(link.address, reason, time.monotonic())
+        is_new = self._log_dedup.is_new(link.address, reason, time.monotonic())
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", link.address, reason)
 
     def _reached(self, peer: Peer) -> None:
         self._up_since = time.monotonic()
-        troubled = self._complaints.forget(self._where)
+        troubled = self._log_dedup.forget(self._where)
         log.log(logging.WARNING if troubled else logging.INFO, "%s: connected", self._where)
 
     def _retry(self, error: Exception) -> None:
@@ -341,7 +341,7 @@ class Endpoint:
         trouble = printable(str(error))
         if isinstance(error, Interrupted):
             log.info("%s: %s; connecting again", self._where, trouble)
-        elif self._complaints.is_new(self._where, trouble):
+        elif self._log_dedup.is_new(self._where, trouble):
             log.warning("%s: %s; trying again until it answers", self._where, trouble)
         now = time.monotonic()
         if now - self._up_since >= _STEADY or isinstance(error, Interrupted):
@@ -367,7 +367,7 @@ class Endpoint:
         self.only = None
         if peer.id is not None:
             self._tell(self.options.events.fin, peer.id)  # before a `get` learns it
-            self.home.afterwards(self._inbox.finish, peer.id, error)
+            self.home.call_without_baton(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(secrets.token_bytes(16))
             self.peers = {None: self.only}  # given up by time, not by anybody's wish
@@ -381,7 +381,7 @@ class Endpoint:
     def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:
             return
-        self.home.afterwards(_call_event, event, peer)
+        self.home.call_without_baton(_call_event, event, peer)
 
     def _crashed(self, error: BaseException) -> None:
         """A loop has ended by a bug of ours. Let nobody wait for it."""

@@ -2,8 +2,8 @@
 before a client tries again.
 
 All of it happens in the thread of a loop, and never waits; but if a link is `inline`, a user's thread that holds the
-baton may call its `flush` and `receive`. A link calls its owner's `attach`, `deliver` and
-`lost`, and nothing else: no user code, no lock, no second try.
+baton may call its `flush` and `receive`. A link calls `attach`, `deliver` and `lost` of its
+listener, and nothing else: no user code, no lock, no second try.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Link(Protocol):
 
     connection: Connection
     address: str  # of the peer, for people
-    peer: Worker | None  # whose link it is: the owner's note, None until the owner makes one
+    peer: Worker | None  # whose link it is: set by the listener
     inline: bool  # whether users' threads may call `flush` and `receive`
 
     def flush(self) -> None:
@@ -33,7 +33,7 @@ class Link(Protocol):
         """Receive what a user's thread may (Connection.received_small); return False if the loop's has to go on."""
 
     def keep(self) -> None:
-        """Copy what has been taken from the connection and not been sent: its owner wants the memory back."""
+        """Copy what has been taken from the connection and not been sent: the caller wants the memory back."""
 
     def close(self) -> None:
         """Send what has been taken from the connection, then end. `lost` is not called any more."""

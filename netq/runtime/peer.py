@@ -1,6 +1,6 @@
 """One peer, as its loop knows it: the session, the link that carries it at the moment, and what to do when
-there is none. `id`, `open`, `inline` and `post` are for any thread; a user's thread that holds the baton may run `pay`
-and `_exchange`; all else runs in the loop's thread.
+there is none. `id`, `open`, `inline` and `post` are for any thread; a user's thread that holds the baton may run
+`flush` and `_exchange`; all else runs in the loop's thread.
 
     attach ──► handle … handle ──► detach ──► (attach again | expire) ──► end
 """
@@ -80,13 +80,13 @@ class PeerListener(Protocol):
 class Peer:
     """The session with one peer, and its link."""
 
-    def __init__(self, house: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
+    def __init__(self, listener: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
         self.loop = loop
         self.session = session
         self.recall = functools.partial(loop.call, self.withdraw)  # for any thread
         self.over = False
         self.link: Link | None = None
-        self._house = house
+        self._listener = listener
         self._options = options
         self._flushing = False
         self._absent_since = time.monotonic()
@@ -101,7 +101,7 @@ class Peer:
         self._undelivered = 0  # messages that have failed since
         self._address = ""
         session.wake = self._flush_soon
-        session.attend = functools.partial(loop.call, self.freed)
+        session.attend = functools.partial(loop.call, self.taken)
 
     @property
     def id(self) -> uuid.UUID | None:
@@ -120,18 +120,18 @@ class Peer:
         session, loop = self.session, self.loop
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in loop.owing and not loop.needs_wake and message.size <= _LARGE:
+        if 1 < len(outbox) < _MANY and self in loop.unflushed and not loop.needs_wake and message.size <= _LARGE:
             return  # it goes with those before it
         if not self.inline or message.size > _LARGE or message.audience:
-            loop.urge(self)
+            loop.flush_soon(self)
             if len(outbox) >= _AHEAD:
                 give_way()
             return
         sender = session.senders.get(message.lane)
         if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
-            loop.owe(self)
-        elif not loop.step(self, self._exchange):
-            loop.urge(self)
+            loop.flush_later(self)
+        elif not loop.try_run(self, self._exchange):
+            loop.flush_soon(self)
 
     @property
     def inline(self) -> bool:
@@ -143,25 +143,25 @@ class Peer:
         """Send what waits, and take what the peer has acknowledged meanwhile. In any thread."""
         link = self.link
         if link is None or not link.inline:  # lost meanwhile
-            self.loop.urge(self)
+            self.loop.flush_soon(self)
             return
         many = len(self.session.outbox) >= _MANY
-        self.loop.owing.pop(self, None)
+        self.loop.unflushed.pop(self, None)
         link.flush()
         if many:
             link.receive()
-            self.loop.nudge()
+            self.loop.wake_poller()
 
-    def pay(self) -> None:
+    def flush(self) -> None:
         """Send what waits."""
-        self.loop.owing.pop(self, None)
+        self.loop.unflushed.pop(self, None)
         self.session.drain()
         if self.session.closing or self.over:
             self._flush_soon()
         elif self.link is not None:
             self.link.flush()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         """A user's thread was interrupted while it sent or received: begin the link anew."""
         self.session.recount()
         if (link := self.link) is not None:
@@ -176,7 +176,7 @@ class Peer:
             self.link.keep()
         self._flush_soon()
 
-    def freed(self, receiver: Receiver) -> None:
+    def taken(self, receiver: Receiver) -> None:
         """The user has taken messages."""
         if self.session.taken(receiver):
             self._flush_soon()
@@ -188,7 +188,7 @@ class Peer:
         self._finishing = True
         self.session.close()
         if self.link is not None and self.link.connection.open:
-            self._expected = self._house.is_server and not self.session.peer_closed
+            self._expected = self._listener.is_server and not self.session.peer_closed
             self._flush_soon()
         else:
             self._wait()
@@ -222,7 +222,7 @@ class Peer:
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
 
-    def doubt(self) -> None:
+    def probe(self) -> None:
         """Somebody says what cannot be while our link is alive: ask it."""
         if self.link is not None:
             self.link.connection.doubt(time.monotonic())
@@ -256,7 +256,7 @@ class Peer:
                 self._grace = self.loop.at(self._absent_since + _GRACE, self.session.leave)
                 self._wait()
             if not self.over:
-                self._house.detached(self, error)
+                self._listener.detached(self, error)
 
     def end(self, error: Closed) -> None:
         """The session is over: what is not delivered fails."""
@@ -272,9 +272,9 @@ class Peer:
         self._stop_clock()
         link, self.link = self.link, None
         if link is not None and not self.session.closing:
-            self._house.detached(self, error)
-        self._house.ended(self, error, len(lost) + self._undelivered)
-        for message in lost:  # whoever learns of it finds the house in order, and may put again
+            self._listener.detached(self, error)
+        self._listener.ended(self, error, len(lost) + self._undelivered)
+        for message in lost:  # whoever learns of it finds the listener in order, and may put again
             own = Closed(error.peer, error.why)  # each its own: whoever raises it adds a traceback to it
             own.__cause__ = error.__cause__
             message.fail(own)
@@ -302,10 +302,10 @@ class Peer:
         self._stop_waiting()
         self._tick(link)  # from now on by the heartbeat
         if not resumed and self._known is not None:
-            self._house.forgotten(self, self._known)
+            self._listener.forgotten(self, self._known)
         self._known = self.id
-        self._expected = self._finishing and self._house.is_server and not self.session.peer_closed
-        self._house.opened(self, resumed=resumed)
+        self._expected = self._finishing and self._listener.is_server and not self.session.peer_closed
+        self._listener.opened(self, resumed=resumed)
         if not resumed and self._farewell:  # the server that had closed is gone, and this is its successor
             self.session.close()
             self._flush_soon()
@@ -315,13 +315,15 @@ class Peer:
         if over:
             self.session.closing = True
             self.end(Closed(self.id, "it has closed"))
-        elif self._house.is_server:  # a client that leaves is let go; a server that closes takes what its clients put
+        elif (
+            self._listener.is_server
+        ):  # a client that leaves is let go; a server that closes takes what its clients put
             self.session.closing = True
             self.handle(link, link.connection.close())
         else:
             self._farewell = True
-        if not self.over:  # else the house knows, and has told its user first
-            self._house.finished(self)
+        if not self.over:  # else the listener knows, and has told its user first
+            self._listener.finished(self)
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
         if code is Code.SUPERSEDED and self._is_quarrel():
@@ -351,7 +353,7 @@ class Peer:
         if self.session.late(greeting):
             return "this link is older than the session's last"
         if greeting.epoch != self.session.epoch and self.link is not None:
-            self.doubt()  # the client has not heard our last INI, or that link is the newer one
+            self.probe()  # the client has not heard our last INI, or that link is the newer one
             return "the session has a link, and nothing has come on it yet: it is being asked"
         return ""
 

@@ -15,13 +15,13 @@ from netq.shm.segments import Pool
 class ClientTransport:
     """A transport: each `open` is one attempt."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        rendezvous.check(owner.options)
-        rendezvous.check_client(owner.options.netloc)
-        self.netloc = owner.options.netloc
-        self._owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        rendezvous.check(listener.options)
+        rendezvous.check_client(listener.options.netloc)
+        self.netloc = listener.options.netloc
+        self._listener = listener
         self._loop = loop
-        self._pool = Pool(owner.options.connection.memory)
+        self._pool = Pool(listener.options.connection.memory)
         self._closed = False
 
     def open(self) -> None:
@@ -38,17 +38,17 @@ class ClientTransport:
         try:
             control = ControlSocket(rendezvous.connect(self.netloc))
         except OSError as error:
-            return self._owner.lost(None, error)
+            return self._listener.lost(None, error)
         try:
             found = bring(control)
         except ConnectionError:
             control.sock.close()
-            return self._owner.lost(None, ConnectionResetError("the peer hung up"))
+            return self._listener.lost(None, ConnectionResetError("the peer hung up"))
         except OSError as error:
             control.sock.close()
-            return self._owner.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))
+            return self._listener.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))
         address = "{}:{}".format(*self.netloc)
-        return self._owner.attach(Link(self._owner, self._loop, control, found, self._pool, address))
+        return self._listener.attach(Link(self._listener, self._loop, control, found, self._pool, address))
 
 
 class Communicator(core.Communicator):

@@ -15,7 +15,7 @@ from functools import partial
 
 from netq.errors import ProtocolError
 from netq.io.loop import Loop, Worker
-from netq.io.receive_size import TURN, ReceiveSize
+from netq.io.receive_size import TURN_BUDGET, ReceiveSize
 from netq.io.selector import READ, WRITE
 from netq.io.signal_handlers import raised_by_handler
 from netq.io.timers import Timer
@@ -38,14 +38,14 @@ class Link:
     """Moves bytes between two rings and a connection."""
 
     def __init__(
-        self, owner: LinkListener, loop: Loop, control: ControlSocket, channel: Channel, pool: Pool, address: str
+        self, listener: LinkListener, loop: Loop, control: ControlSocket, channel: Channel, pool: Pool, address: str
     ) -> None:
-        self.connection = owner.connect()
+        self.connection = listener.connect()
         self.address = address
         self.awake = True  # the peer need not ring the bell
         self.peer: Worker | None = None
         self.inline = True  # but while the ring has no room
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._control = control
         self._channel = channel
@@ -53,9 +53,9 @@ class Link:
         self._segments = Segments(self.connection, pool, control, self._released)
         self._files = Descriptors(self._listen)
         self.look = self._reader.waits
-        self._in = Receiver(self._reader, self.connection, self._segments, partial(owner.deliver, self))
+        self._in = Receiver(self._reader, self.connection, self._segments, partial(listener.deliver, self))
         self._out = Sender(self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._files)
-        self._appetite = ReceiveSize()
+        self._receive_size = ReceiveSize()
         self._due = 0  # what the loop has been asked to go on with in its next turn
         self._aging: Timer | None = None
         self._closing = self._gone = self._hung_up = False
@@ -79,7 +79,7 @@ class Link:
         loop, peer = self._loop, self.peer
         if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_small() is None:
             return False
-        loop.at_work = peer
+        loop.working_on = peer
         self.awake = True
         self._reader.wake()
         try:
@@ -91,8 +91,8 @@ class Link:
             self._failed(error)
         session = self.connection.session
         if session is not None and (session.owed or session.ready):
-            loop.owe(peer)
-        loop.at_work = None
+            loop.flush_later(peer)
+        loop.working_on = None
         return not self._due
 
     def heard(self) -> bool:
@@ -130,7 +130,7 @@ class Link:
     def move(self, loop: Loop) -> None:
         """Go on in another loop."""
         self._loop.forget(self._control.sock)
-        self._loop.spin_no_more(self)
+        self._loop.remove_ring(self)
         self._loop = loop
         loop.call(self._settle, loop)
 
@@ -139,7 +139,7 @@ class Link:
         if not self._gone:
             self._due = 0
             loop.watch(self._control.sock, READ, self._rung, self.heard)
-            loop.spin(self)
+            loop.add_ring(self)
             self._soon(READ)
 
     def _soon(self, event: int) -> None:
@@ -193,8 +193,8 @@ class Link:
         self.awake = True
         self._reader.wake()
         self._receive()
-        if self._loop.answered_soon and self.peer is not None and not self._gone:
-            self._loop.defer(self.peer)  # the answer takes our ACK along
+        if self._loop.reply_expected and self.peer is not None and not self._gone:
+            self._loop.flush_later_from_loop(self.peer)  # the answer takes our ACK along
         elif not self._gone:
             self._send()
         if self._gone:
@@ -210,7 +210,7 @@ class Link:
         for _ in range(_READS):
             if self._gone:
                 return
-            n = self._in.take(self._appetite.most)
+            n = self._in.take(self._receive_size.size)
             if not n:
                 said = self._in.next()
                 if said is None:
@@ -218,8 +218,8 @@ class Link:
                 self._do(said)
             before, now = now, time.thread_time()
             if n:
-                self._appetite.took(n, now - before)
-            if now - begin > self._appetite.turn:
+                self._receive_size.record(n, now - before)
+            if now - begin > self._receive_size.turn_budget:
                 break
         self._wake_peer()
 
@@ -257,7 +257,7 @@ class Link:
             self._age_later()
 
     def _send(self) -> None:
-        until = time.thread_time() + TURN
+        until = time.thread_time() + TURN_BUDGET
         for _ in range(_WRITES):
             more = self._out.push()
             if not more or time.thread_time() > until:
@@ -305,7 +305,7 @@ class Link:
         if not self._gone:
             self._go()
             if not self._closing:
-                self._owner.lost(self, error)
+                self._listener.lost(self, error)
 
     def _go(self) -> None:
         if self._gone:
@@ -317,7 +317,7 @@ class Link:
         self._out.clear()
         self._in.clear()
         self._loop.forget(self._control.sock)
-        self._loop.spin_no_more(self)
+        self._loop.remove_ring(self)
         self._control.sock.close()
         self._segments.end()
         self._loop.call(self._channel.close)  # not now: the step that has led here may still look into it

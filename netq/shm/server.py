@@ -32,16 +32,16 @@ _NEWS = 60.0  # seconds after which the log is told again what it has been told
 class ServerTransport:
     """A transport: accepts connections, and makes links of those that bring their rings."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        rendezvous.check(owner.options)
-        self.netloc = owner.options.netloc
-        self._owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        rendezvous.check(listener.options)
+        self.netloc = listener.options.netloc
+        self._listener = listener
         self._loop = loop
         self._door: rendezvous.ListeningSocket | None = None
         self._guests: dict[ControlSocket, Timer] = {}  # have not said HELLO; and what cuts them
-        self._pool = Pool(owner.options.connection.memory)
+        self._pool = Pool(listener.options.connection.memory)
         self._starved = False  # and the log has been told
-        self._complaints = LogDedup()
+        self._log_dedup = LogDedup()
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -82,7 +82,7 @@ class ServerTransport:
             sock.close()
             return
         guest = ControlSocket(sock)
-        late = time.monotonic() + self._owner.options.connection.handshake_timeout
+        late = time.monotonic() + self._listener.options.connection.handshake_timeout
         self._guests[guest] = self._loop.at(late, self._dismiss, guest)
         self._loop.watch(sock, READ, lambda mask: self._greeted(guest))
 
@@ -101,7 +101,7 @@ class ServerTransport:
         else:
             self._forget(guest)
             address = f"{self._where}, process {rendezvous.peer(guest.sock)[0]}"
-            self._owner.attach(Link(self._owner, self._loop, guest, found, self._pool, address))
+            self._listener.attach(Link(self._listener, self._loop, guest, found, self._pool, address))
         finally:
             if packet.fd is not None:
                 os.close(packet.fd)
@@ -115,8 +115,8 @@ class ServerTransport:
     def _complain(self, sock: socket.socket, reason: str) -> None:
         """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
         now, user = time.monotonic(), f"user {rendezvous.peer(sock)[1]}"
-        is_new = self._complaints.is_new(user, reason, now)
-        self._complaints.forget_at(user, now + _NEWS)
+        is_new = self._log_dedup.is_new(user, reason, now)
+        self._log_dedup.forget_at(user, now + _NEWS)
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 

@@ -17,34 +17,34 @@ from netq.tcp.link import Link
 class ClientTransport:
     """A transport: each `open` is one attempt at all the addresses that the host has."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        options = owner.options
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        options = listener.options
         self.netloc = options.netloc
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._tls = None if options.security is None else client_side(options.security, self.netloc.host)
         if options.security is not None:
             check_put_merge(options, "TLS")
-        self._dialer = Connector(
+        self._connector = Connector(
             loop,
             self.netloc,
             options.connection.handshake_timeout,
             self._connected,
-            lambda error: owner.lost(None, error),
+            lambda error: listener.lost(None, error),
         )
 
     def open(self) -> None:
         """Look the host up, then connect."""
-        self._dialer.dial()
+        self._connector.connect()
 
     def close(self) -> None:
         """Connect no more."""
-        self._dialer.close()
+        self._connector.close()
 
     def _connected(self, sock: socket.socket) -> None:
         address = "{}:{}".format(*self.netloc)
         pipe = wrap(sock, self._tls)
-        self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
+        self._listener.attach(Link(self._listener, self._loop, pipe, self._listener.connect(), address))
 
 
 class Communicator(core.Communicator):

@@ -33,18 +33,20 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close throws away what has not ar
 class Link:
     """Moves bytes between a connected socket and a connection."""
 
-    def __init__(self, owner: LinkListener, loop: Loop, pipe: ByteStream, connection: Connection, address: str) -> None:
+    def __init__(
+        self, listener: LinkListener, loop: Loop, pipe: ByteStream, connection: Connection, address: str
+    ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
         self.inline = True  # but while the socket takes nothing
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
         self._pipe = pipe
-        self._merge = owner.options.connection.put_merge
+        self._merge = listener.options.connection.put_merge
         self._unsent: list[memoryview] = []
         self._pace = SendBatch()
-        self._appetite = ReceiveSize()
+        self._receive_size = ReceiveSize()
         self._limit = 0  # bytes that may wait in the system
         self._kept = False  # what is unsent is a copy
         self._interest = 0
@@ -74,7 +76,7 @@ class Link:
         connection, loop, pipe, peer = self.connection, self._loop, self._pipe, self.peer
         if peer is None or self._closing or self._gone or self._due or self._rest:
             return False
-        loop.at_work = peer
+        loop.working_on = peer
         done, n = True, 0
         try:
             for _ in range(_FEW):
@@ -98,8 +100,8 @@ class Link:
             self._failed(error)
         session = connection.session
         if session is not None and (session.owed or session.ready):
-            loop.owe(peer)
-        loop.at_work = None
+            loop.flush_later(peer)
+        loop.working_on = None
         return done
 
     def keep(self) -> None:
@@ -153,8 +155,8 @@ class Link:
             return
         if mask & WRITE:
             self._watch(READ)
-        if mask & READ and self.peer is not None and self._meagre and self._loop.answered_soon:
-            self._loop.defer(self.peer)  # the answer takes our ACK along
+        if mask & READ and self.peer is not None and self._meagre and self._loop.reply_expected:
+            self._loop.flush_later_from_loop(self.peer)  # the answer takes our ACK along
             return
         self._guarded(self._send)
         if self._closing and not self._gone:
@@ -168,7 +170,7 @@ class Link:
                 return
         begin = now = 0.0
         for count in range(_READS):
-            n = self._pipe.recv_into(self.connection.buffer()[: self._appetite.most])
+            n = self._pipe.recv_into(self.connection.buffer()[: self._receive_size.size])
             if n == 0:
                 raise ConnectionResetError("the peer hung up")
             self._heard = True
@@ -180,14 +182,14 @@ class Link:
                 begin = now = time.thread_time()
                 continue
             before, now = now, time.thread_time()
-            self._appetite.took(n, now - before)
-            if now - begin > self._appetite.turn:
+            self._receive_size.record(n, now - before)
+            if now - begin > self._receive_size.turn_budget:
                 break
         self._soon(READ)
 
     def _take(self, n: int) -> None:
         if events := self.connection.received(n, time.monotonic()):
-            self._owner.deliver(self, events)
+            self._listener.deliver(self, events)
 
     def _send(self) -> None:
         pipe, pace, enough = self._pipe, self._pace, False
@@ -289,7 +291,7 @@ class Link:
             self._pipe.push()  # the alert that tells the peer why
         self._go()
         if not self._closing:
-            self._owner.lost(self, error)
+            self._listener.lost(self, error)
 
     def _go(self) -> None:
         if not self._gone:

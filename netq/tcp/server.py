@@ -26,14 +26,14 @@ _PAUSE = 1.0  # seconds, when the system has no descriptors left
 class ServerTransport:
     """A transport: accepts connections."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        security = owner.options.security
-        self.netloc = owner.options.netloc
-        self._owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        security = listener.options.security
+        self.netloc = listener.options.netloc
+        self._listener = listener
         self._loop = loop
         self._tls = None if security is None else server_side(security)
         if security is not None:
-            check_put_merge(owner.options, "TLS")
+            check_put_merge(listener.options, "TLS")
         self._sock: socket.socket | None = None
         self._starved = False  # and the log has been told
 
@@ -68,7 +68,7 @@ class ServerTransport:
 
     def _attach(self, sock: socket.socket, address: str) -> None:
         pipe = wrap(sock, self._tls)
-        self._owner.attach(Link(self._owner, self._loop, pipe, self._owner.connect(), address))
+        self._listener.attach(Link(self._listener, self._loop, pipe, self._listener.connect(), address))
 
     def _pause(self, error: OSError) -> None:
         """The system has no descriptor or memory for another: those who knock wait in its queue."""

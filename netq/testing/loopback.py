@@ -20,7 +20,7 @@ from netq.runtime.link import LinkListener
 _BATCH = 1024 * 1024  # bytes handed over at once
 _FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
 
-_listeners: dict[int, ServerTransport] = {}  # by port
+_servers: dict[int, ServerTransport] = {}  # by port
 
 
 class Link:
@@ -28,12 +28,12 @@ class Link:
 
     inline = False
 
-    def __init__(self, owner: LinkListener, loop: Loop, connection: Connection, address: str) -> None:
+    def __init__(self, listener: LinkListener, loop: Loop, connection: Connection, address: str) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
         self.other: Link | None = None  # None: hung up
-        self._owner = owner
+        self._listener = listener
         self._loop = loop
 
     def flush(self) -> None:
@@ -67,58 +67,58 @@ class Link:
             if not self.other:
                 return
             if events := self.connection.feed(memoryview(buffer), time.monotonic()):
-                self._owner.deliver(self, events)
+                self._listener.deliver(self, events)
         self.flush()
 
     def _hung_up(self) -> None:
         if self.other:
             self.other = None
-            self._owner.lost(self, ConnectionResetError("the peer hung up"))
+            self._listener.lost(self, ConnectionResetError("the peer hung up"))
 
 
 class ServerTransport:
     """A server's transport."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc = owner.options.netloc
-        self.owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc = listener.options.netloc
+        self.listener = listener
         self.loop = loop
 
     def open(self) -> None:
         """Take the port; raises AddressError."""
         host, port = self.netloc
         for free in [port] if port else _FREE:
-            if _listeners.setdefault(free, self) is self:
+            if _servers.setdefault(free, self) is self:
                 self.netloc = NetworkLocation(host, free)
                 return
         raise AddressError(f"cannot listen at {host}:{port} (netloc): taken in this process; choose another port, or 0")
 
     def close(self) -> None:
         """Give the port back."""
-        if _listeners.get(self.netloc.port) is self:
-            del _listeners[self.netloc.port]
+        if _servers.get(self.netloc.port) is self:
+            del _servers[self.netloc.port]
 
 
 class ClientTransport:
     """A client's transport."""
 
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc = owner.options.netloc
-        self._owner = owner
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc = listener.options.netloc
+        self._listener = listener
         self._loop = loop
 
     def open(self) -> None:
         """Join two links, if there is a server."""
         address = "{}:{}".format(*self.netloc)
-        listener = _listeners.get(self.netloc.port)
-        if listener is None:
-            self._loop.call(self._owner.lost, None, ConnectionRefusedError("nobody listens there"))
+        server = _servers.get(self.netloc.port)
+        if server is None:
+            self._loop.call(self._listener.lost, None, ConnectionRefusedError("nobody listens there"))
             return
-        near = Link(self._owner, self._loop, self._owner.connect(), address)
-        near.other = far = Link(listener.owner, listener.loop, listener.owner.connect(), "this process")
+        near = Link(self._listener, self._loop, self._listener.connect(), address)
+        near.other = far = Link(server.listener, server.loop, server.listener.connect(), "this process")
         far.other = near
-        listener.loop.call(listener.owner.attach, far)
-        self._loop.call(self._owner.attach, near)
+        server.loop.call(server.listener.attach, far)
+        self._loop.call(self._listener.attach, near)
 
     def close(self) -> None:
         """Nothing is under way between two calls."""

@@ -352,11 +352,11 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
         async with pair() as (server, client):
             getting = asyncio.create_task(server.get())
             await asyncio.sleep(0)
-            poll_now, set_result = server._home.poll_now, netq.aio._Turn.set_result
+            poll_ready, set_result = server._home.poll_ready, netq.aio._Turn.set_result
             raised: list[str] = []
 
-            def poll_and_raise(desk: Any) -> bool:
-                goes_on = poll_now(desk)
+            def poll_and_raise(poller: Any) -> bool:
+                goes_on = poll_ready(poller)
                 if server._woken and not raised:
                     raised.append(where)
                     raise Alarm
@@ -369,7 +369,7 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
                     raise Alarm
 
             if where == "behind the poll":
-                monkeypatch.setattr(server._home, "poll_now", poll_and_raise)
+                monkeypatch.setattr(server._home, "poll_ready", poll_and_raise)
             else:
                 monkeypatch.setattr(netq.aio._Turn, "set_result", set_and_raise)
             client.put("message")

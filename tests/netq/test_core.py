@@ -154,12 +154,12 @@ def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: C
 def test_a_link_that_a_handler_interrupted_is_made_anew_without_a_longer_pause() -> None:
     client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
     try:
-        hub = client._hub
+        endpoint = client._hub
         for _ in range(5):
-            hub.home.ask(hub._retry, Interrupted("a handler has raised"))
-        assert hub._attempt == 1
+            endpoint.home.ask(endpoint._retry, Interrupted("a handler has raised"))
+        assert endpoint._attempt == 1
         for _ in range(5):
-            hub.home.ask(hub._retry, ConnectionResetError("the network"))
-        assert hub._attempt == 6
+            endpoint.home.ask(endpoint._retry, ConnectionResetError("the network"))
+        assert endpoint._attempt == 6
     finally:
         client.close(0)

@@ -20,57 +20,57 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def asleep(bell: Condition, count: int) -> None:
+def asleep(condition: Condition, count: int) -> None:
     """Wait until so many wait."""
-    while len(bell._sleepers) < count:
+    while len(condition._sleepers) < count:
         threading.Event().wait(0.001)
 
 
 def test_what_has_come_is_not_waited_for() -> None:
-    bell = Condition()
-    assert bell.wait(lambda: True, 0)
-    assert not bell.wait(lambda: False, 0)
-    assert not bell.wait(lambda: False, -1)
-    assert bell._sleepers == []
+    condition = Condition()
+    assert condition.wait(lambda: True, 0)
+    assert not condition.wait(lambda: False, 0)
+    assert not condition.wait(lambda: False, -1)
+    assert condition._sleepers == []
 
 
 def test_all_who_wait_are_woken_and_look_again(pool: ThreadPoolExecutor) -> None:
-    bell, looks, come = Condition(), [0, 0, 0], threading.Event()
+    condition, looks, come = Condition(), [0, 0, 0], threading.Event()
 
     def look(n: int) -> bool:
         looks[n] += 1
         return come.is_set()
 
-    waiting = [pool.submit(bell.wait, lambda n=n: look(n), LIMIT) for n in range(3)]  # type: ignore[misc]
-    asleep(bell, 3)
+    waiting = [pool.submit(condition.wait, lambda n=n: look(n), LIMIT) for n in range(3)]  # type: ignore[misc]
+    asleep(condition, 3)
     come.set()
-    bell.ring()
+    condition.notify()
     assert all(future.result(LIMIT / 2) for future in waiting)
     assert all(looks)
-    assert bell._sleepers == []
+    assert condition._sleepers == []
 
 
 def test_what_comes_true_without_a_ring_is_seen_within_the_longest_wait(pool: ThreadPoolExecutor) -> None:
-    bell, come = Condition(), threading.Event()
-    waiting = pool.submit(bell.wait, come.is_set, LIMIT)
-    asleep(bell, 1)
+    condition, come = Condition(), threading.Event()
+    waiting = pool.submit(condition.wait, come.is_set, LIMIT)
+    asleep(condition, 1)
     come.set()
     assert waiting.result(LONGEST + LIMIT / 2)
 
 
 def test_a_handler_may_wait_for_the_same_bell(monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor) -> None:
-    bell, come, handled = Condition(), threading.Event(), list[bool]()
-    before = signal.signal(signal.SIGALRM, lambda number, frame: handled.append(bell.wait(come.is_set, LIMIT)))
+    condition, come, handled = Condition(), threading.Event(), list[bool]()
+    before = signal.signal(signal.SIGALRM, lambda number, frame: handled.append(condition.wait(come.is_set, LIMIT)))
 
     def ring() -> None:
-        asleep(bell, 2)  # the interrupted wait, and the handler's
+        asleep(condition, 2)  # the interrupted wait, and the handler's
         come.set()
-        bell.ring()
+        condition.notify()
 
     try:
         ringing = pool.submit(ring)
         signal.setitimer(signal.ITIMER_REAL, 0.01)
-        assert bell.wait(come.is_set, LIMIT)
+        assert condition.wait(come.is_set, LIMIT)
         ringing.result(LIMIT)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -78,12 +78,12 @@ def test_a_handler_may_wait_for_the_same_bell(monkeypatch: pytest.MonkeyPatch, p
 
 
 def test_who_is_interrupted_waits_no_more() -> None:
-    bell = Condition()
+    condition = Condition()
 
     def interrupt() -> bool:
         raise KeyboardInterrupt
 
     looks: Iterator[Callable[[], bool]] = iter([lambda: False, interrupt])
     with pytest.raises(KeyboardInterrupt):
-        bell.wait(lambda: next(looks)(), LIMIT)
-    assert bell._sleepers == []
+        condition.wait(lambda: next(looks)(), LIMIT)
+    assert condition._sleepers == []

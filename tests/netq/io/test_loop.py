@@ -285,24 +285,24 @@ def test_stop_ends_when_the_last_is_forgotten(sockets: tuple[socket.socket, sock
 # Users' threads that stand in for it.
 
 
-class Debtor:
-    """Something that users' threads may work on, and which thread has paid and mended it."""
+class Output:
+    """Something that users' threads may work on, and which threads have flushed and repaired it."""
 
     inline = True
 
     def __init__(self, loop: Loop) -> None:
-        self.paid: queue.SimpleQueue[bool] = queue.SimpleQueue()  # in the loop's thread?
-        self.mended: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.flushed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # in the loop's thread?
+        self.repaired: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._loop = loop
 
-    def pay(self) -> None:
-        self._loop.owing.pop(self, None)
+    def flush(self) -> None:
+        self._loop.unflushed.pop(self, None)
         assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
-        self.paid.put(self._loop.is_own)
+        self.flushed.put(self._loop.is_own)
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
-        self.mended.put(self._loop.is_own)
+        self.repaired.put(self._loop.is_own)
 
 
 class Surprised(Loop):
@@ -329,51 +329,51 @@ def shared() -> Iterator[Stage]:
     assert stage.crashes.empty()
 
 
-def step(loop: Loop, function: Callable[[], object], debtor: Debtor | None = None) -> None:
+def run_on(loop: Loop, function: Callable[[], object], output: Output | None = None) -> None:
     """Take a step as soon as the loop rests."""
-    while not loop.step(debtor or Debtor(loop), function):
+    while not loop.try_run(output or Output(loop), function):
         pass
 
 
 def lead(loop: Loop, come: Callable[[], bool]) -> None:
     """Wait as `get` does, but poll in any case: as soon as the loop's thread leaves that to the users."""
-    seat, deadline, debtor = loop.seat("lead"), time.monotonic() + LIMIT, Debtor(loop)
-    with seat:
+    wait_lock, deadline, output = loop.wait_lock("lead"), time.monotonic() + LIMIT, Output(loop)
+    with wait_lock:
         while not come() and time.monotonic() < deadline:
-            if not loop.poll(seat, deadline):
-                loop.owe(debtor)  # a user has been seen
-    loop.polled()
+            if not loop.poll(wait_lock, deadline):
+                loop.flush_later(output)  # a user has been seen
+    loop.stop_polling()
 
 
 def test_a_step_is_taken_here_and_now_with_the_baton(shared: Stage) -> None:
     found: list[tuple[bool, bool, bool]] = []
     loop = shared.loop
-    step(loop, lambda: found.append((loop.is_own, loop.is_current, loop.step(Debtor(loop), int))))
+    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.try_run(Output(loop), int))))
     assert found == [(False, True, False)], "the second is one too many"
     assert not loop.is_current
 
 
-def test_no_step_is_taken_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
-    debtor = Debtor(stage.loop)
+def test_try_run_refuses_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
+    output = Output(stage.loop)
     stage.rest()
-    assert not stage.loop.step(debtor, int), "it is not shared"
-    assert shared.loop.ask(lambda: shared.loop.step(debtor, int)) is False, "it is at work"
+    assert not stage.loop.try_run(output, int), "it is not shared"
+    assert shared.loop.ask(lambda: shared.loop.try_run(output, int)) is False, "it is at work"
     with shared.loop.baton:
-        assert not shared.loop.step(debtor, int), "as in a signal handler"
+        assert not shared.loop.try_run(output, int), "as in a signal handler"
 
 
 def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None:
-    loop, debtor = shared.loop, Debtor(shared.loop)
+    loop, output = shared.loop, Output(shared.loop)
 
     def interrupted() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        step(loop, interrupted, debtor)
-    assert debtor.mended.get(timeout=LIMIT) is True
-    step(loop, int)
-    assert loop.at_work is None
-    assert debtor.mended.empty()
+        run_on(loop, interrupted, output)
+    assert output.repaired.get(timeout=LIMIT) is True
+    run_on(loop, int)
+    assert loop.working_on is None
+    assert output.repaired.empty()
 
 
 def test_a_step_that_fails_is_a_crash() -> None:
@@ -381,42 +381,42 @@ def test_a_step_that_fails_is_a_crash() -> None:
     loop = stage.loop
     loop.start()
     with pytest.raises(ZeroDivisionError):
-        step(loop, lambda: 1 // 0)
+        run_on(loop, lambda: 1 // 0)
     loop.join()
     assert isinstance(stage.crashes.get(timeout=LIMIT), ZeroDivisionError)
-    assert not loop.step(Debtor(loop), int)
+    assert not loop.try_run(Output(loop), int)
 
 
-@pytest.mark.parametrize("how", ["owe", "urge"])
-def test_what_is_owed_is_paid_soon_whatever_the_loop_does(shared: Stage, how: str) -> None:
+@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+def test_pending_output_is_flushed_soon_in_any_phase(shared: Stage, how: str) -> None:
     loop = shared.loop
     for _ in range(200):
-        debtor = Debtor(loop)
-        getattr(loop, how)(debtor)
-        assert debtor.paid.get(timeout=LIMIT) is True
-    assert not loop.owing
+        output = Output(loop)
+        getattr(loop, how)(output)
+        assert output.flushed.get(timeout=LIMIT) is True
+    assert not loop.unflushed
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["polls", "parks"])
-@pytest.mark.parametrize("how", ["owe", "urge"])
-def test_what_is_owed_just_when_the_loop_goes_to_rest_is_paid_soon(shared: Stage, how: str, seen: bool) -> None:
+@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, how: str, seen: bool) -> None:
     loop = shared.loop
     assert isinstance(loop, Surprised)
     for _ in range(5):
-        debtor = Debtor(loop)
-        loop.surprise = lambda debtor=debtor: getattr(loop, how)(debtor)
+        output = Output(loop)
+        loop.surprise = lambda output=output: getattr(loop, how)(output)
         if seen:
-            loop.owe(Debtor(loop))
+            loop.flush_later(Output(loop))
         loop.call(int)
         start = time.monotonic()
-        assert debtor.paid.get(timeout=LIMIT) is True
+        assert output.flushed.get(timeout=LIMIT) is True
         assert time.monotonic() - start < 0.5
 
 
 def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> None:
     loop, done = shared.loop, queue.SimpleQueue[str]()
     assert isinstance(loop, Surprised)
-    for method in (loop.call, loop.afterwards):
+    for method in (loop.call, loop.call_without_baton):
         loop.surprise = lambda method=method: method(done.put, "done")
         loop.call(int)
         start = time.monotonic()
@@ -427,12 +427,12 @@ def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> No
 def test_what_runs_afterwards_runs_in_the_loop_s_thread_without_the_baton(shared: Stage) -> None:
     loop, found = shared.loop, queue.SimpleQueue[tuple[bool, bool]]()
 
-    def afterwards() -> None:
+    def record() -> None:
         found.put((loop.is_own, loop.baton._is_owned()))  # type: ignore[attr-defined]
 
-    loop.afterwards(afterwards)
-    loop.call(loop.afterwards, afterwards)
-    step(loop, lambda: loop.afterwards(afterwards))
+    loop.call_without_baton(record)
+    loop.call(loop.call_without_baton, record)
+    run_on(loop, lambda: loop.call_without_baton(record))
     assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
 
 
@@ -440,7 +440,7 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
     shared: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = sockets
-    loop, taken, debtor = shared.loop, list[tuple[bytes, bool]](), Debtor(shared.loop)
+    loop, taken, output = shared.loop, list[tuple[bytes, bool]](), Output(shared.loop)
 
     def take(flags: int = 0) -> bytes:
         try:
@@ -461,7 +461,7 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
                 taken.clear()
                 leading = threads.submit(lead, loop, lambda data=data: data in dict(taken))  # type: ignore[misc]
                 while loop._phase is not Phase.PARKED and not leading.done():
-                    loop.owe(debtor)  # one: thousands would keep the loop's thread at work
+                    loop.flush_later(output)  # one: thousands would keep the loop's thread at work
                 other.send(data)
                 leading.result(LIMIT)
                 assert dict(taken)[data] or data == b"q", "a user's thread has done what it must not"
@@ -502,7 +502,7 @@ def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
         wakes.append(wake)
         other.send(b"x")
 
-    assert loop.sleep(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
+    assert loop.wait(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
     assert time.monotonic() - start < 0.9, "the loop did not look"
     assert wakes == []
     loop.ask(loop.forget, one)
@@ -511,7 +511,7 @@ def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
 def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
     left: list[str] = []
     start = time.monotonic()
-    assert not shared.loop.sleep(lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep")
+    assert not shared.loop.wait(lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep")
     assert 0.03 <= time.monotonic() - start < LIMIT
     assert left == ["left"]
 
@@ -522,6 +522,6 @@ def test_who_cannot_wait_is_told_so(shared: Stage) -> None:
         loop.ask(loop.check, "get")
     with loop.baton, pytest.raises(RuntimeError, match="nor by a signal handler that has interrupted it"):
         loop.check("get")
-    with loop.seat("get"), pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"):
+    with loop.wait_lock("get"), pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"):
         loop.check("result")
     loop.check("get")

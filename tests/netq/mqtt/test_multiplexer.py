@@ -42,9 +42,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def made(*, is_server: bool) -> Multiplexer:
-    owner, loop = SimpleNamespace(options=CommunicatorOptions()), SimpleNamespace(call=lambda *_: None)
+    listener, loop = SimpleNamespace(options=CommunicatorOptions()), SimpleNamespace(call=lambda *_: None)
     host = cast(MultiplexerListener, SimpleNamespace(up=lambda: None))
-    made = Multiplexer(cast(LinkListener, owner), cast(Loop, loop), host, is_server=is_server)
+    made = Multiplexer(cast(LinkListener, listener), cast(Loop, loop), host, is_server=is_server)
     made.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None))
     return made
 

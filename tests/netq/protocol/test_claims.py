@@ -190,15 +190,15 @@ def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_n
     communicators: Communicators,
 ) -> None:
     server, greeting = communicators.server(**QUIET), stranger(epoch=7)
-    hub = server._hub
+    endpoint = server._hub
 
     def expect() -> None:
         """Do what such a link leaves behind."""
-        peer = hub._new_peer(greeting.token)
+        peer = endpoint._new_peer(greeting.token)
         peer.session.peer = greeting.id
-        hub.peers = {**hub.peers, greeting.id: peer}
+        endpoint.peers = {**endpoint.peers, greeting.id: peer}
 
-    hub.home.ask(expect)
+    endpoint.home.ask(expect)
     with Raw(server.netloc, greeting) as link:
         ini = link.read(Kind.INI)
         assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)

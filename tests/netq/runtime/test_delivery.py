@@ -30,27 +30,27 @@ LIMIT = 20.0
 class AtOnce:
     """A guard without a loop: what is to be done afterwards is done at once."""
 
-    claimed = False
+    baton_wanted = False
 
     def __init__(self) -> None:
         self.baton = threading.RLock()
 
-    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)
 
-    def seat(self, name: str) -> threading.Lock:
+    def wait_lock(self, name: str) -> threading.Lock:
         return threading.Lock()
 
-    def poll(self, seat: threading.Lock, deadline: float) -> bool:
+    def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         return False
 
-    def catch_up(self) -> None:
+    def run_remaining(self) -> None:
         pass
 
-    def polled(self) -> None:
+    def stop_polling(self) -> None:
         pass
 
-    def sleep(
+    def wait(
         self,
         come: Callable[[], bool],
         deadline: float,
@@ -78,7 +78,7 @@ class Later(AtOnce):
         super().__init__()
         self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
 
-    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
         self._afterwards.append((function, args))
 
     def turn(self) -> None:
@@ -94,7 +94,7 @@ class Elsewhere(AtOnce):
         super().__init__()
         self._thread = thread
 
-    def afterwards(self, function: Callable[..., object], *args: Any) -> None:
+    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
         self._thread.submit(function, *args)
 
 

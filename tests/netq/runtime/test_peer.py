@@ -24,27 +24,27 @@ class ALoop:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
-        self.owing: dict[object, float] = {}
+        self.unflushed: dict[object, float] = {}
         self.needs_wake = False
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         self.asked.append("call")
 
-    def step(self, worker: Peer, function: Callable[[], object]) -> bool:
-        self.asked.append("step")
-        self.owing.pop(worker, None)
+    def try_run(self, worker: Peer, function: Callable[[], object]) -> bool:
+        self.asked.append("try_run")
+        self.unflushed.pop(worker, None)
         for sender in worker.session.senders.values():
             sender.sent.extend(worker.session.outbox)
         worker.session.outbox.clear()
         return True
 
-    def owe(self, worker: Peer) -> None:
-        self.asked.append("owe")
-        self.owing.setdefault(worker, 0.0)
+    def flush_later(self, worker: Peer) -> None:
+        self.asked.append("flush_later")
+        self.unflushed.setdefault(worker, 0.0)
 
-    def urge(self, worker: Peer) -> None:
-        self.asked.append("urge")
-        self.owing[worker] = -math.inf
+    def flush_soon(self, worker: Peer) -> None:
+        self.asked.append("flush_soon")
+        self.unflushed[worker] = -math.inf
 
 
 @pytest.fixture
@@ -69,22 +69,22 @@ def post(peer: Peer, count: int = 1, data: bytes = SMALL, **options: Any) -> Non
 
 def test_a_message_leaves_at_once(peer: Peer, loop: ALoop) -> None:
     post(peer)
-    assert (loop.asked, len(peer.session.outbox)) == (["step"], 0)
+    assert (loop.asked, len(peer.session.outbox)) == (["try_run"], 0)
 
 
 def test_a_message_leaves_at_once_though_an_ack_waits(peer: Peer, loop: ALoop) -> None:
-    loop.owe(peer)  # what has come has not been acknowledged yet
+    loop.flush_later(peer)  # what has come has not been acknowledged yet
     post(peer)
-    assert (loop.asked, len(peer.session.outbox)) == (["owe", "step"], 0)
+    assert (loop.asked, len(peer.session.outbox)) == (["flush_later", "try_run"], 0)
 
 
 def test_messages_behind_others_that_are_under_way_wait_for_company(peer: Peer, loop: ALoop) -> None:
     post(peer, 4)
     loop.asked.clear()
     post(peer, 20)
-    assert (loop.asked, len(peer.session.outbox)) == (["owe"], 20)
+    assert (loop.asked, len(peer.session.outbox)) == (["flush_later"], 20)
     post(peer, 44)
-    assert (loop.asked, len(peer.session.outbox)) == (["owe", "step"], 0)
+    assert (loop.asked, len(peer.session.outbox)) == (["flush_later", "try_run"], 0)
 
 
 def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
@@ -92,7 +92,7 @@ def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: P
     loop.asked.clear()
     loop.needs_wake = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
     post(peer, 3)
-    assert loop.asked == ["owe"] * 3
+    assert loop.asked == ["flush_later"] * 3
 
 
 @pytest.mark.parametrize("what", [{"data": bytes(65 * 1024)}, {"audience": (uuid.uuid4(), uuid.uuid4())}])
@@ -100,7 +100,7 @@ def test_a_large_message_and_one_to_several_are_for_the_thread_of_the_loop(
     peer: Peer, loop: ALoop, what: dict[str, Any]
 ) -> None:
     post(peer, **what)
-    assert loop.asked == ["urge"]
+    assert loop.asked == ["flush_soon"]
 
 
 @pytest.mark.parametrize("gone", [True, False])
@@ -112,4 +112,4 @@ def test_without_a_link_that_takes_it_a_message_is_for_the_thread_of_the_loop(
     else:
         cast(Any, peer.link).inline = False
     post(peer)
-    assert loop.asked == ["urge"]
+    assert loop.asked == ["flush_soon"]

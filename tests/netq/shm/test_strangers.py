@@ -23,7 +23,7 @@ from netq import Closed, Delivery, NetworkLocation, Unreadable
 from netq.buffers import Buffer
 from netq.core import Communicator
 from netq.io.loop import Worker
-from netq.io.receive_size import BEGIN, PIECE
+from netq.io.receive_size import INITIAL_READ, READ_BUDGET
 from netq.io.selector import READ
 from netq.protocol import wire
 from netq.protocol.wire import Greeting, message_header
@@ -483,7 +483,7 @@ def a_link(control: ControlSocket, received: Callable[[int, float], object] | No
     fd = memfd.make(2 * RING)
     ends = take(Packet(HELLO, MAGIC + VERSION, fd))
     os.close(fd)
-    owner = SimpleNamespace(
+    listener = SimpleNamespace(
         connect=lambda: SimpleNamespace(
             source=None, to_send=lambda limit, now: [], buffer=lambda: memoryview(bytearray(MIB)), received=received
         ),
@@ -493,14 +493,14 @@ def a_link(control: ControlSocket, received: Callable[[int, float], object] | No
     loop = SimpleNamespace(
         watch=lambda *_: None,
         forget=lambda *_: None,
-        spin=lambda ring: None,
-        spin_no_more=lambda ring: None,
+        add_ring=lambda ring: None,
+        remove_ring=lambda ring: None,
         call=lambda step, *_: lost.append(step.__name__),
-        defer=lambda worker: lost.append("defer"),
-        answered_soon=False,
+        flush_later_from_loop=lambda worker: lost.append("flush_later_from_loop"),
+        reply_expected=False,
         is_own=True,
     )
-    return Link(owner, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
+    return Link(listener, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
 
 
 class Endless(ControlSocket):
@@ -550,7 +550,7 @@ def server_grants(stranger: Stranger) -> bool:
 def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None:
     def costly(n: int, now: float) -> None:
         begin = time.thread_time()
-        while time.thread_time() - begin < PIECE + n * 1e-6:
+        while time.thread_time() - begin < READ_BUDGET + n * 1e-6:
             pass
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -567,7 +567,7 @@ def test_a_record_that_costs_much_is_taken_in_parts_and_asked_for_once() -> None
             link._rung(READ)
             took.append(((left or 200_000) - link._in._left, time.thread_time() - begin))
         assert asked == ["_go_on"]
-        assert took[0][0] <= BEGIN
+        assert took[0][0] <= INITIAL_READ
         assert [size for size, _ in took[1:]] == [0, 0]  # its turn is yet to come
         link._go_on(link._loop)
         assert 0 < took[0][0] + link._in._left < 200_000
@@ -590,8 +590,8 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
         link._due = 0
         link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
         link.peer = cast(Worker, object())
-        for likely, due, sends in [(False, [], 1), (True, ["defer"], 0)]:
-            link._loop.answered_soon = likely  # type: ignore[misc]
+        for likely, due, sends in [(False, [], 1), (True, ["flush_later_from_loop"], 0)]:
+            link._loop.reply_expected = likely  # type: ignore[misc]
             theirs.send(bytes([BELL]))
             link._rung(READ)
             assert asked == due

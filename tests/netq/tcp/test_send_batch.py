@@ -1,10 +1,9 @@
-"""How much a link hands to its socket, and takes from it, at once."""
+"""How much a link hands to its socket at once."""
 
 from __future__ import annotations
 
 import pytest
 
-from netq.io.receive_size import LITTLE, MUCH, PIECE, TURN, ReceiveSize
 from netq.tcp.send_batch import LEAST, MOST, PERIOD, QUEUED, SendBatch
 
 
@@ -63,32 +62,3 @@ def test_an_idle_time_does_not_count_as_slowness() -> None:
     pace.full(now + 3600.0)
     pace.full(now + 3600.0 + PERIOD / 2)
     assert pace.batch == MOST
-
-
-def test_what_costs_much_is_received_in_small_pieces_and_for_a_short_turn() -> None:
-    appetite, seconds_a_byte = ReceiveSize(), 1e-7  # PINGs: 2.4 µs each
-    for _ in range(20):
-        appetite.took(appetite.most, appetite.most * seconds_a_byte)
-    assert PIECE / 4 <= appetite.most * seconds_a_byte <= PIECE
-    assert appetite.turn == PIECE
-
-
-def test_what_costs_little_is_received_in_large_pieces_and_for_a_longer_turn() -> None:
-    appetite = ReceiveSize()
-    for _ in range(20):
-        appetite.took(appetite.most, appetite.most * 1e-10)
-    assert (appetite.most, appetite.turn) == (MUCH, TURN)
-    appetite.took(1000, 2 * PIECE)  # once something cost much
-    for _ in range(20):
-        appetite.took(appetite.most, appetite.most * 1e-10)
-    assert (appetite.most, appetite.turn) == (MUCH, TURN)
-
-
-def test_pieces_never_become_too_small_nor_grow_by_what_did_not_fill_them() -> None:
-    appetite = ReceiveSize()
-    for _ in range(20):
-        appetite.took(24, 1.0)
-    assert appetite.most == LITTLE
-    for _ in range(20):
-        appetite.took(24, 0.0)
-    assert appetite.most == LITTLE

@@ -81,15 +81,15 @@ class Answering(Server):
             stream = session.arrived.popleft()[1]
             if self.answers:
                 session.outbox.append(Outgoing(Stream([bytes(stream)])))
-                self.loop.urge(self)
+                self.loop.flush_soon(self)
         return self.answers
 
-    def pay(self) -> None:
-        self.loop.owing.pop(self, None)
+    def flush(self) -> None:
+        self.loop.unflushed.pop(self, None)
         assert self.link is not None
         self.link.flush()
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         raise AssertionError
 
 

@@ -15,11 +15,11 @@ from netq.testing.conformance import check_communicator
 
 
 class Link:
-    def __init__(self, owner: LinkListener, loop: Loop, sock: socket.socket) -> None:
-        self.connection, self.address = owner.connect(), "a toy"
+    def __init__(self, listener: LinkListener, loop: Loop, sock: socket.socket) -> None:
+        self.connection, self.address = listener.connect(), "a toy"
         self.peer: Worker | None = None
         self.inline = False
-        self._owner, self._loop, self._sock, self._unsent = owner, loop, sock, b""
+        self._listener, self._loop, self._sock, self._unsent = listener, loop, sock, b""
         sock.setblocking(False)
         loop.watch(sock, READ, self._ready)
 
@@ -64,19 +64,19 @@ class Link:
         if n == 0:
             raise ConnectionResetError("the peer hung up")
         if events := self.connection.received(n, time.monotonic()):
-            self._owner.deliver(self, events)
+            self._listener.deliver(self, events)
 
     def _lost(self, error: OSError) -> None:
         if self._sock.fileno() >= 0:
             self._loop.forget(self._sock)
             self._sock.close()
-            self._owner.lost(self, error)
+            self._listener.lost(self, error)
 
 
 class Listener:
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc = NetworkLocation("toy", owner.options.netloc.port or random.randrange(1, 65536))
-        self._owner, self._loop, self._sock = owner, loop, socket.socket(socket.AF_UNIX)
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc = NetworkLocation("toy", listener.options.netloc.port or random.randrange(1, 65536))
+        self._listener, self._loop, self._sock = listener, loop, socket.socket(socket.AF_UNIX)
 
     def open(self) -> None:
         try:
@@ -91,12 +91,12 @@ class Listener:
         self._sock.close()
 
     def _accept(self) -> None:
-        self._owner.attach(Link(self._owner, self._loop, self._sock.accept()[0]))
+        self._listener.attach(Link(self._listener, self._loop, self._sock.accept()[0]))
 
 
 class Connector:
-    def __init__(self, owner: LinkListener, loop: Loop) -> None:
-        self.netloc, self._owner, self._loop = owner.options.netloc, owner, loop
+    def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        self.netloc, self._listener, self._loop = listener.options.netloc, listener, loop
 
     def open(self) -> None:
         self._loop.call(self._connect)
@@ -108,10 +108,10 @@ class Connector:
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(f"\0toy {self.netloc.port}")  # done, or refused, at once
-            self._owner.attach(Link(self._owner, self._loop, sock))
+            self._listener.attach(Link(self._listener, self._loop, sock))
         except OSError as error:
             sock.close()
-            self._owner.lost(None, error)
+            self._listener.lost(None, error)
 
 
 def test_conformance() -> None:
