@@ -1,4 +1,4 @@
-"""A test that leaves something running or open fails; and what netq logs can be waited for."""
+"""Fixtures for all tests: a check that a test leaves nothing behind, certificates, proxies, brokers and processes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
 from netq import NetworkLocation
+from netq.mqtt.topic import new_id
 from netq.security import certificates
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from tests.programs.child import Children
+from tests.servers.mosquitto import Mosquitto
+from tests.wires import BROKERED, NewWire, Wire
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _GRACE = 2.0  # seconds for threads that are ending
@@ -38,6 +42,50 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
     return certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
+@pytest.fixture(scope="session")
+def brokers(tmp_path_factory: pytest.TempPathFactory, files: certificates.Files) -> Iterator[dict[str, Mosquitto]]:
+    """A broker and one under TLS, by kind of wire, for all tests; empty if mosquitto is not installed."""
+    pems = {"mqtt": (None, None), "mqtt+tls": (files.certificate, files.key)}
+    with ExitStack() as stack:
+        found: dict[str, Mosquitto] = {}
+        with suppress(pytest.skip.Exception):  # the other wires need no broker
+            for kind, (certificate, key) in pems.items():
+                broker = Mosquitto(tmp_path_factory.mktemp("broker"), certificate=certificate, key=key)
+                found[kind] = stack.enter_context(broker)
+        yield found
+
+
+@pytest.fixture(scope="session")
+def broker(brokers: dict[str, Mosquitto]) -> Mosquitto:
+    """The broker; skips the test if mosquitto is not installed."""
+    return _of_kind(brokers, "mqtt")
+
+
+@pytest.fixture(scope="session")
+def tls_broker(brokers: dict[str, Mosquitto]) -> Mosquitto:
+    """The broker under TLS; skips the test if mosquitto is not installed."""
+    return _of_kind(brokers, "mqtt+tls")
+
+
+@pytest.fixture
+def new_wire(files: certificates.Files, brokers: dict[str, Mosquitto]) -> NewWire:
+    """Make wires by kind."""
+
+    def new_wire(kind: str) -> Wire:
+        if kind not in BROKERED:
+            return Wire(kind, files)
+        return Wire(kind, files, _of_kind(brokers, kind).netloc, f"test/{new_id()}")
+
+    return new_wire
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    """Start programs as processes, and end them with the test."""
+    with Children() as children:
+        yield children
+
+
 @pytest.fixture
 def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
     """Make proxies that fail on demand, each before an address."""
@@ -50,6 +98,12 @@ def log() -> Iterator[LogRecorder]:
     """Listen to netq's logger."""
     with LogRecorder() as log:
         yield log
+
+
+def _of_kind(brokers: dict[str, Mosquitto], kind: str) -> Mosquitto:
+    if kind not in brokers:
+        pytest.skip("no mosquitto here; `apt install mosquitto` brings it")
+    return brokers[kind]
 
 
 def _settled(left: Callable[[], list[str]]) -> list[str]:

@@ -18,8 +18,8 @@ import pytest
 from netq import Closed, Communicator, NetworkLocation, Purpose, QueueFull
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from tests.faults.conftest import Figure
-from tests.faults.programs.child import Children
-from tests.faults.wires import ALL, Wire, on
+from tests.programs.child import Children
+from tests.wires import ALL, Wire, on
 
 MIB = 2**20
 WINDOW = 8 * MIB

@@ -20,11 +20,11 @@ import pytest
 
 from netq import NetworkLocation, Purpose
 from netq.testing.fixtures import LIMIT, Communicators
-from tests.faults.programs.child import Children
+from tests.programs.child import Children
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
-    from tests.faults.wires import Wire
+    from tests.wires import Wire
 
 MIB = 1024**2
 MOST = 256 * MIB  # bytes that the server may have

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,23 +21,17 @@ from netq import NetworkLocation, Purpose
 from netq.core import Communicator
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.proxy import Proxy
-from tests.faults.programs.child import Child, Children, Facts
+from tests.programs.child import Child, Children, Facts
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
-    from tests.faults.wires import Wire
+    from tests.wires import Wire
 
 Proxies = Callable[[NetworkLocation], Proxy]
 
 KIB = 1024
 PATIENCE = 60.0  # seconds for a thousand handshakes on a busy machine
 DEFAULTS = {"retry_min": 0.1, "retry_max": 30.0}
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as children:
-        yield children
 
 
 # 5: a thousand idle clients

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ from netq.core import Communicator
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from tests.faults.programs.child import Child, Children
-from tests.faults.wires import ALL, PROXIED, Wire, on
+from tests.programs.child import Child, Children
+from tests.wires import ALL, PROXIED, Wire, on
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
@@ -30,12 +30,6 @@ SLACK = 1.0  # seconds for what is to be done at once
 SEPARABLE = tuple(
     kind for kind in ALL if kind != "grpc"
 )  # whose sockets cannot be closed from outside, in a fork either
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as children:
-        yield children
 
 
 def check_child(facts: dict[str, object], wire: Wire) -> None:
@@ -130,6 +124,7 @@ def test_a_process_that_ends_without_close_delivers_what_it_has_put(
         server.get(id, timeout=LIMIT)
     ends = program.hear()["ends"]
     program.finish()
+    assert program.errors() == ""
     seconds = time.monotonic() - ends
     figure(
         "26 exit with unsent data", f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {seconds:.2f} s after its end"

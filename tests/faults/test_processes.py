@@ -12,7 +12,7 @@ import signal
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,8 @@ import pytest
 from netq import Closed, NetworkLocation, Purpose
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.proxy import Proxy
-from tests.faults.programs.child import Child, Children
-from tests.faults.wires import ALL, PROXIED, Wire, on
+from tests.programs.child import Child, Children
+from tests.wires import ALL, PROXIED, Wire, on
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 Proxies = Callable[[NetworkLocation], Proxy]
 
 MIB = 1024**2
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as children:
-        yield children
 
 
 # 8: a client is killed in mid-send

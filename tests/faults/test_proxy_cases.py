@@ -21,7 +21,7 @@ from netq.runtime.delivery import Delivery
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
-from tests.faults.wires import PROXIED, PROXIED_TLS, SOCKETS, Wire, on
+from tests.wires import PROXIED, PROXIED_TLS, SOCKETS, Wire, on
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure

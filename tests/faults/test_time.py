@@ -11,7 +11,7 @@ import signal
 import statistics
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ from netq import NetworkLocation, Purpose
 from netq.core import Communicator
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.log import LogRecorder
-from tests.faults.programs.child import Children
-from tests.faults.wires import ALL, Wire, together
+from tests.programs.child import Children
+from tests.wires import ALL, Wire, together
 
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
 MUST = os.environ.get("NETQ_FAULTS") == "must"  # what cannot be tried is a failure
 FAKETIME = next(Path("/usr").glob("lib*/**/faketime/libfaketime.so.1"), None)
 DAY = 86400.0
-
-
-@pytest.fixture
-def children() -> Iterator[Children]:
-    with Children() as children:
-        yield children
 
 
 # 19: a client is stopped

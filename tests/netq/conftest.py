@@ -1,28 +1,50 @@
-"""Brokers for a whole session of tests, plain and under TLS; and the two codecs."""
+"""The two codecs, the attempts of a client, and Python processes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from subprocess import PIPE
 
 import pytest
 
+from netq.options import ConnectionOptions
 from netq.protocol import codec
-from netq.security import certificates
+from netq.runtime.link import backoff
+from netq.testing.fixtures import LIMIT
 from tests.netq.codecs import use_python
-from tests.servers.mosquitto import Mosquitto
+
+Start = Callable[..., "subprocess.Popen[str]"]  # given the program's text, and its arguments
 
 
-@pytest.fixture(scope="session")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    with Mosquitto(tmp_path_factory.mktemp("broker")) as broker:
-        yield broker
+class Attempts:
+    """Counts the pauses before attempts to connect; for tests with one client."""
+
+    def __init__(self) -> None:
+        self.latest = 0  # attempts since the link was last steady
+        self._changed = threading.Condition()
+
+    def backoff(self, attempt: int, options: ConnectionOptions) -> float:
+        with self._changed:
+            self.latest = attempt + 1
+            self._changed.notify_all()
+        return backoff(attempt, options)
+
+    def wait(self, count: int) -> None:
+        """Wait until the client has begun its attempt number `count`."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.latest >= count, LIMIT), f"{self.latest} attempts"
 
 
-@pytest.fixture(scope="session")
-def tls_broker(tmp_path_factory: pytest.TempPathFactory, files: certificates.Files) -> Iterator[Mosquitto]:
-    folder = tmp_path_factory.mktemp("tls")
-    with Mosquitto(folder, certificate=files.certificate, key=files.key) as broker:
-        yield broker
+@pytest.fixture
+def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
+    """Count the attempts of the client that the test makes."""
+    attempts = Attempts()
+    monkeypatch.setattr("netq.runtime.endpoint.backoff", attempts.backoff)
+    return attempts
 
 
 @pytest.fixture
@@ -39,3 +61,24 @@ def each_codec(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("python_codec")
     elif codec.take.__module__ != "netq.protocol._codec":
         pytest.skip("the compiled codec is not in use: NETQ_PURE is set, or it is not built")
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start Python programs as processes, and kill them with the end of the test."""
+    with ExitStack() as stack:
+
+        def start(code: str, *args: object) -> subprocess.Popen[str]:
+            command = [sys.executable, "-W", "error", "-c", code, *map(str, args)]
+            process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            return process
+
+        yield start
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for the end of a process that has nothing left to print."""
+    out, errors = process.communicate(timeout=LIMIT)
+    assert (process.returncode, out, errors) == (0, "", "")

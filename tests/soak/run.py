@@ -21,7 +21,6 @@ from pathlib import Path
 from netq import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose
 from netq.security import certificates
 from netq.testing.proxy import Proxy
-from tests.faults.wires import Wire
 from tests.soak.history import check, read
 from tests.soak.life import LIMIT, Life, Side, client_id, server_id
 from tests.soak.nemesis import Nemesis
@@ -30,6 +29,7 @@ from tests.soak.report import Report, Sample
 from tests.soak.schedule import HEARTBEAT, MISSES, RATE, schedule, steps
 from tests.soak.traffic import Traffic
 from tests.soak.wires import faults, opened
+from tests.wires import Wire
 
 # Not 127.0.0.1, from which all connect: while the server is away, a socket on its way out must not get its port.
 _HOST = "127.0.0.2"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from netq.security import certificates
-from tests.faults.wires import Wire
 from tests.servers.mosquitto import Mosquitto
 from tests.soak.schedule import BROKERED, LOCAL, PROXIED, Kind
+from tests.wires import Wire
 
 WIRES = ("tcp", "tls", "mqtt", "grpc", "shm")
 

@@ -21,7 +21,7 @@ from netq.security import certificates
 from netq.testing.fixtures import Communicators, introduce
 from tests.faults import hosts
 from tests.faults.hosts import Cable
-from tests.faults.wires import SOCKETS, Wire
+from tests.wires import SOCKETS, Wire
 
 MOST = 4  # cables of one test
 

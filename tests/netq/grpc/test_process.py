@@ -1,23 +1,16 @@
-"""Processes with gRPC: how many threads they have, how they end, die and fork; nothing is printed."""
+"""Processes with gRPC: how many threads they have, what a fork leaves to them; and that nothing is printed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 
 from netq import NetworkLocation
 from netq.testing.fixtures import LIMIT, Communicators
-from netq.testing.log import LogRecorder
-
-Start = Callable[..., "subprocess.Popen[str]"]
+from tests.netq.conftest import Start, finish
 
 BEGINNING = """
 import json, os, sys, threading
@@ -35,18 +28,6 @@ tell(*server.netloc)
 while True:
     peer, data = server.get()
     server.put(len(os.listdir("/proc/self/task")) if data == "threads?" else data, peer)
-"""
-
-CALLER = """
-client = netq.new(GRPC, CLIENT, options(sys.argv[1]))
-client.put(client.id.hex).result(30)
-tell("there")
-client.get()
-"""
-
-LEAVES = """
-client = netq.new(GRPC, CLIENT, options(sys.argv[1]))
-client.put("not waited for")
 """
 
 FORKS = """
@@ -76,20 +57,6 @@ tell(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
-@pytest.fixture
-def start() -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def start(code: str, *args: object) -> subprocess.Popen[str]:
-            command = [sys.executable, "-W", "error", "-c", BEGINNING + code, *map(str, args)]
-            process = subprocess.Popen(command, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True)
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            return process
-
-        yield start
-
-
 def told(process: subprocess.Popen[str]) -> list[object]:
     assert process.stdout is not None
     line = process.stdout.readline()
@@ -102,15 +69,10 @@ def where(process: subprocess.Popen[str]) -> NetworkLocation:
     return NetworkLocation(str(host), int(str(port)))
 
 
-def finish(process: subprocess.Popen[str]) -> None:
-    out, errors = process.communicate(timeout=LIMIT)
-    assert (process.returncode, out, errors) == (0, "", "")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
 def test_200_clients_do_not_cost_the_server_a_thread_each(communicators: Communicators, start: Start) -> None:
-    netloc = where(start(ECHO))
+    netloc = where(start(BEGINNING + ECHO))
     clients = [communicators.client(netloc) for _ in range(200)]
     futures = [client.put("threads?") for client in clients]
     for future in futures:
@@ -122,60 +84,9 @@ def test_200_clients_do_not_cost_the_server_a_thread_each(communicators: Communi
         communicators.abort(client)
 
 
-def test_a_server_that_is_killed_is_noticed_in_a_second(
-    communicators: Communicators, start: Start, log: LogRecorder
-) -> None:
-    server = start(ECHO)
-    client = communicators.client(where(server))
-    client.put("hello").result(LIMIT)
-    begin = time.monotonic()
-    server.kill()
-    log.wait("trying again")
-    print(f"server killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
-    assert time.monotonic() - begin < 1.0
-    communicators.abort(client)
-
-
-def test_a_client_that_is_killed_is_noticed_in_a_second(
-    communicators: Communicators, start: Start, log: LogRecorder
-) -> None:
-    server = communicators.server()
-    client = start(CALLER, server.netloc.port)
-    assert told(client) == ["there"]
-    peer = server.get(timeout=LIMIT).data
-    begin = time.monotonic()
-    client.kill()
-    log.wait(": lost (")
-    print(f"client killed: noticed after {(time.monotonic() - begin) * 1000:.0f} ms")
-    assert time.monotonic() - begin < 1.0
-    assert [id.hex for id in server.statistics()] == [peer]
-    communicators.abort(server)
-
-
-def test_a_process_that_ends_with_an_open_communicator_delivers_and_prints_nothing(
-    communicators: Communicators, start: Start
-) -> None:
-    server = communicators.server()
-    process = start(LEAVES, server.netloc.port)
-    assert server.get(timeout=LIMIT).data == "not waited for"
-    finish(process)
-
-
-def test_a_process_that_ends_and_finds_nobody_is_not_held_up(communicators: Communicators, start: Start) -> None:
-    code = LEAVES.replace(
-        "options(sys.argv[1])",
-        "netq.CommunicatorOptions(netloc=('127.0.0.1', int(sys.argv[1])), "
-        "connection=netq.ConnectionOptions(linger=0.1))",
-    )
-    process = start(code, communicators.unused_address().port)
-    _, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == 0
-    assert all("Connection refused" in line for line in errors.splitlines()), errors
-
-
 def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(communicators: Communicators, start: Start) -> None:
     server = communicators.server()
-    process = start(FORKS, server.netloc.port)
+    process = start(BEGINNING + FORKS, server.netloc.port)
     for code in (7, 8):  # the second when all is closed: grpc's threads may still be there
         assert "fork before the first gRPC communicator is made" in str(told(process)[0])
         assert told(process) == [code]
@@ -184,7 +95,7 @@ def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(communicators: C
 
 
 def test_a_server_prints_nothing_of_grpc_s(communicators: Communicators, start: Start) -> None:
-    process = start(ECHO)
+    process = start(BEGINNING + ECHO)
     netloc = where(process)
     client = communicators.client(netloc)
     client.put("hello").result(LIMIT)
@@ -196,7 +107,7 @@ def test_a_server_prints_nothing_of_grpc_s(communicators: Communicators, start: 
 
 def test_the_library_that_is_not_there_is_named(start: Start) -> None:
     process = start(
-        "sys.modules['grpc'] = None\n"
+        BEGINNING + "sys.modules['grpc'] = None\n"
         "try:\n    netq.new(GRPC)\nexcept ImportError as error:\n    tell(str(error), 'GRPC_VERBOSITY' in os.environ)"
     )
     assert told(process) == ["netq.Protocol.GRPC needs grpcio: pip install grpcio", False]

@@ -85,22 +85,6 @@ def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_t
             receiver.get(timeout=0.2)
 
 
-def test_a_link_through_a_proxy_that_is_cut_resumes_in_the_middle_of_a_message(
-    broker: Mosquitto, proxies: Proxies
-) -> None:
-    proxy = proxies(broker.netloc)
-    with Communicators(at_broker(broker.netloc)) as communicators:
-        server = communicators.server()
-        client = communicators.client(proxy.netloc)
-        introduce(server, client)
-        data = bytes(range(256)) * (20 * 1024 * 4)
-        before = proxy.passed
-        proxy.cut_after(10 * 1024**2)
-        client.put(data).result(LIMIT)
-        assert server.get(timeout=LIMIT).data == data
-        assert proxy.passed - before < 1.4 * len(data)
-
-
 def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
     with Communicators(at_broker(broker.netloc, user="ada", password="wrong")) as communicators:

@@ -15,7 +15,7 @@ from netq import NetworkLocation
 from netq.core import Communicator
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
-from tests.netq.shm.conftest import Start
+from tests.netq.conftest import Start
 
 CLIENT = uuid.UUID(int=7)
 SIZES = (10, 3000, 300_000, 2_000_000)

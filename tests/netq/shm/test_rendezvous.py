@@ -19,7 +19,7 @@ from netq.shm import control, rendezvous
 from netq.shm.control import ControlSocket
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
-from tests.netq.shm.conftest import Start
+from tests.netq.conftest import Start
 
 HERE = ["localhost", "127.0.0.1", "127.8.9.10", "::1", "0.0.0.0", "::", socket.gethostname()]
 ELSEWHERE = [

@@ -22,7 +22,7 @@ from netq.shm.control import ControlSocket
 from netq.shm.segments import MOST, Pool, Segments
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
-from tests.netq.shm.conftest import Start
+from tests.netq.conftest import Start
 
 MIB = 2**20
 CONTROL = cast(ControlSocket, SimpleNamespace(send=lambda *_: None))  # to a peer that takes all that it is sent

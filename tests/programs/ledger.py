@@ -9,7 +9,7 @@ import time
 import zlib
 from pathlib import Path
 
-from tests.faults.programs.told import communicator, say
+from tests.programs.told import communicator, say
 
 
 def resident() -> int:

@@ -1,12 +1,14 @@
-"""The wires under test: what each kind needs, and how both of its sides are made, here and in a process of its own.
+"""Wires: the transports under test, plain or under TLS.
 
-Made by the fixtures of conftest.py and by the soak. Knows nothing of cases: on which kinds a case is tried it says
-itself, with `on` or `together`, and beside it why not on the others.
+A wire makes servers and clients in this process, and gives the options for one in another process. The fixtures of
+tests/conftest.py and the soak test make wires. A test chooses its kinds with `on` or `together`; a comment there says
+why the other kinds are left out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +20,10 @@ from netq.security import certificates
 
 SOCKETS = ("tcp", "tls")
 BROKERED = ("mqtt", "mqtt+tls")
-PROXIED = (*SOCKETS, "mqtt", "grpc")  # what goes through a TCP proxy: with MQTT, one between a client and the broker
-PROXIED_TLS = (*PROXIED, "mqtt+tls", "grpc+tls")  # for what takes a moment
+PROXIED = (*SOCKETS, "mqtt", "grpc")  # go through a TCP proxy; with MQTT, the proxy is between client and broker
+PROXIED_TLS = (*PROXIED, "mqtt+tls", "grpc+tls")  # for short tests
 ALL = (*PROXIED, "shm")
+LISTENING = ("tcp", "tls", "grpc", "shm")  # the server itself listens; with MQTT, the broker does
 
 _PROTOCOLS = {
     "tcp": Protocol.TCP,
@@ -34,18 +37,18 @@ _PROTOCOLS = {
 
 
 def on(*kinds: str) -> pytest.MarkDecorator:
-    """Try a test on these, one after the other; a test that does not say it is tried on SOCKETS."""
+    """Run a test once on each of these kinds, instead of on those of the folder's `wire` fixture."""
     return pytest.mark.parametrize("wire", kinds, indirect=True)
 
 
 def together(*kinds: str) -> pytest.MarkDecorator:
-    """Try a test that takes long on these, at the same time."""
+    """Run a slow test on these kinds at the same time."""
     return pytest.mark.parametrize("wires", [kinds], indirect=True, ids=["-".join(kinds)])
 
 
 @dataclasses.dataclass(frozen=True)
 class Wire:
-    """What to give a server, and what a client. `broker` and `prefix` are MQTT's: where all of a test meet."""
+    """Makes servers and clients of one kind. `broker` and `prefix` are for MQTT: the peers of a test meet there."""
 
     kind: str
     files: certificates.Files
@@ -54,15 +57,15 @@ class Wire:
 
     @property
     def protocol(self) -> Protocol:
-        """What carries the bytes."""
+        """The protocol of `netq.new`."""
         return _PROTOCOLS[self.kind]
 
     def make(self, purpose: Purpose, options: CommunicatorOptions) -> Communicator:
-        """Return a communicator on this wire, as Communicators wants it."""
+        """Return a communicator on this wire; a `Make` for Communicators."""
         return netq.new(self.protocol, purpose, self.fit(purpose, options))
 
     def fit(self, purpose: Purpose, options: CommunicatorOptions) -> CommunicatorOptions:
-        """Return the options with what this wire needs; without a port, at the broker if there is one."""
+        """Return the options with what this wire needs; port 0 means the broker, if there is one."""
         return dataclasses.replace(
             options,
             netloc=self._where(options.netloc),
@@ -71,7 +74,7 @@ class Wire:
         )
 
     def facts(self, purpose: Purpose, netloc: NetworkLocation) -> dict[str, Any]:
-        """Return what a process needs to be told to make one (programs/told.py)."""
+        """Return what a process needs to make a communicator (tests/programs/told.py)."""
         security = self._security(purpose)
         paths = [str(path) if path else None for path in (security.key, security.certificate)] if security else None
         return {
@@ -88,6 +91,9 @@ class Wire:
     def _security(self, purpose: Purpose) -> SecurityOptions | None:
         if not self.kind.endswith("tls"):
             return None
-        if purpose is Purpose.CLIENT or self.broker is not None:  # of a broker the server too is a client
+        if purpose is Purpose.CLIENT or self.broker is not None:  # the server, too, is a client of the broker
             return SecurityOptions(certificate=self.files.authority)
         return SecurityOptions(self.files.key, self.files.certificate)
+
+
+NewWire = Callable[[str], Wire]  # by kind

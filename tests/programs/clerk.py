@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import time
 
-from tests.faults.programs.told import communicator, say
+from tests.programs.told import communicator, say
 
 with communicator() as queue:
     say(netloc=queue.netloc)

@@ -24,10 +24,10 @@ from netq import NetworkLocation, Purpose
 from netq.testing.fixtures import LIMIT
 
 if TYPE_CHECKING:
-    from tests.faults.wires import Wire
+    from tests.wires import Wire
 
 HERE = NetworkLocation("127.0.0.1", 0)
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SOON = {"retry_min": 0.01, "retry_max": 0.1}  # what Communicators gives to communicators of the test's own process
 
 Facts = dict[str, Any]
@@ -39,7 +39,7 @@ class Child:
     def __init__(self, program: str, told: Facts, environment: Mapping[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by close()
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", f"tests.faults.programs.{program}", json.dumps(told)],
+            [sys.executable, "-W", "error", "-m", f"tests.programs.{program}", json.dumps(told)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from netq.testing.log import LogRecorder
-from tests.faults.programs.told import communicator, say
+from tests.programs.told import communicator, say
 
 heard: list[object] = []
 with LogRecorder() as log, communicator() as client:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.faults.programs.told import communicator, hear, say, told
+from tests.programs.told import communicator, hear, say, told
 
 with communicator() as client:
     client.put("whole").result(30)

@@ -6,7 +6,7 @@ import os
 import zlib
 from pathlib import Path
 
-from tests.faults.programs.told import communicator, say, told
+from tests.programs.told import communicator, say, told
 
 Path(told()["cgroup"], "cgroup.procs").write_text(str(os.getpid()))  # before there is anything to count
 with communicator() as server:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from netq import Closed
 from netq.core import Communicator
-from tests.faults.programs.told import communicator, say, told
+from tests.programs.told import communicator, say, told
 
 
 def main() -> None:

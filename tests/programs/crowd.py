@@ -9,8 +9,8 @@ import time
 import uuid
 
 from netq.testing.fixtures import LIMIT
-from tests.faults.programs.cost import cost, lift_limit
-from tests.faults.programs.told import communicator, hear, say, told
+from tests.programs.cost import cost, lift_limit
+from tests.programs.told import communicator, hear, say, told
 
 
 class Returns(logging.Handler):

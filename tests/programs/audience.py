@@ -7,8 +7,8 @@ import uuid
 
 from netq import Closed, EventOptions
 from netq.core import Communicator
-from tests.faults.programs.cost import cost, lift_limit
-from tests.faults.programs.told import communicator, hear, say
+from tests.programs.cost import cost, lift_limit
+from tests.programs.told import communicator, hear, say
 
 began: list[uuid.UUID] = []
 

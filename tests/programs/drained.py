@@ -7,7 +7,7 @@ import sys
 import time
 from types import FrameType
 
-from tests.faults.programs.told import communicator, hear, say, told
+from tests.programs.told import communicator, hear, say, told
 
 
 def stop(signum: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ import resource
 import signal
 import sys
 
-from tests.faults.programs.told import communicator, say
+from tests.programs.told import communicator, say
 
 MOST = 64
 

@@ -1,7 +1,8 @@
-"""Peers that are silent, and peers that stay away: how long that is borne."""
+"""Silent peers and absent peers: heartbeat, session_timeout, linger."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,16 +10,20 @@ from typing import Any
 import pytest
 
 from netq import Closed, NetworkLocation
+from netq.runtime.delivery import Delivery
 from netq.testing.checks.sessions import EventRecorder
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from tests.wires import PROXIED, on
 
 Proxies = Callable[[NetworkLocation], Proxy]
+MIB = 1024**2
 BEATS: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
 
 
-def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
+@on(*PROXIED)
+def test_both_ends_notice_silence_and_resume_after_it(
     communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     server = communicators.server(**BEATS)
@@ -41,27 +46,26 @@ def test_both_ends_notice_a_black_hole_and_go_on_when_it_is_over(
         server.get(timeout=0)
 
 
-def test_a_link_that_has_nothing_to_say_is_kept_by_the_heartbeat(
-    communicators: Communicators, log: LogRecorder
-) -> None:
-    """From its first moment on, and beyond what the handshake was given."""
+def test_heartbeat_keeps_an_idle_link(communicators: Communicators, log: LogRecorder) -> None:
+    """From the first moment, and for longer than handshake_timeout."""
     server = communicators.server(handshake_timeout=0.3, **BEATS)
     client = communicators.client(server.netloc, handshake_timeout=0.3, **BEATS)
     introduce(server, client)
     with pytest.raises(TimeoutError):
         server.get(timeout=0.9)
     assert server.statistics()[client.id].connected
-    assert server.statistics()[client.id].round_trip or client.statistics()[server.id].round_trip, "nobody has asked"
+    assert server.statistics()[client.id].round_trip or client.statistics()[server.id].round_trip, "no PING was sent"
     assert not log.having("heard")
 
 
-def test_a_server_forgets_a_client_that_stays_away(communicators: Communicators, proxies: Proxies) -> None:
-    told = EventRecorder()
-    server = communicators.server(session_timeout=0.2, events=told.events)
+@on(*PROXIED)
+def test_server_forgets_a_client_after_session_timeout(communicators: Communicators, proxies: Proxies) -> None:
+    events = EventRecorder()
+    server = communicators.server(session_timeout=0.2, events=events.events)
     proxy = proxies(server.netloc)
     client = communicators.client(proxy.netloc)
     introduce(server, client)
-    assert told.next() == ("ini", client.id)
+    assert events.next() == ("ini", client.id)
     proxy.refusing = True
     proxy.cut()
     future = server.put("never comes", client.id)
@@ -70,15 +74,16 @@ def test_a_server_forgets_a_client_that_stays_away(communicators: Communicators,
     assert raised.value.peer == client.id
     with pytest.raises(Closed):
         server.get(client.id, timeout=LIMIT)
-    assert told.next() == ("fin", client.id)
+    assert events.next() == ("fin", client.id)
     proxy.refusing = False
-    assert told.next() == ("ini", client.id)
+    assert events.next() == ("ini", client.id)
     introduce(server, client)
 
 
+@on(*PROXIED)
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
-def test_a_client_gives_its_session_up_and_begins_another(
+@pytest.mark.parametrize("hole", [False, True], ids=["refused", "unanswered"])
+def test_client_begins_a_new_session_after_session_timeout(
     communicators: Communicators, proxies: Proxies, hole: bool, workers: int
 ) -> None:
     server = communicators.server()
@@ -100,8 +105,9 @@ def test_a_client_gives_its_session_up_and_begins_another(
     assert server.get(timeout=LIMIT).data == "of the next session"
 
 
-@pytest.mark.parametrize("hole", [False, True], ids=["refused", "accepted and not answered"])
-def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
+@on(*PROXIED)
+@pytest.mark.parametrize("hole", [False, True], ids=["refused", "unanswered"])
+def test_close_waits_linger_for_an_absent_peer(
     communicators: Communicators, proxies: Proxies, log: LogRecorder, hole: bool
 ) -> None:
     server = communicators.server()
@@ -122,7 +128,8 @@ def test_close_waits_no_longer_than_linger_for_a_peer_that_is_away(
     communicators.release(client)
 
 
-def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
+@on(*PROXIED)
+def test_close_does_not_linger_with_nothing_unsent(
     communicators: Communicators, proxies: Proxies, log: LogRecorder
 ) -> None:
     server = communicators.server()
@@ -138,7 +145,8 @@ def test_close_does_not_linger_for_a_peer_that_is_away_and_has_nothing_due(
     assert time.monotonic() - start < 5.0, "linger is 10 s"
 
 
-def test_close_with_a_timeout_ends_though_the_peer_is_silent(communicators: Communicators, proxies: Proxies) -> None:
+@on(*PROXIED)
+def test_close_with_timeout_ends_though_the_peer_is_silent(communicators: Communicators, proxies: Proxies) -> None:
     server = communicators.server()
     proxy = proxies(server.netloc)
     client = communicators.client(proxy.netloc)
@@ -153,3 +161,46 @@ def test_close_with_a_timeout_ends_though_the_peer_is_silent(communicators: Comm
             future.result(0)
     proxy.release()
     communicators.release(client)
+
+
+@pytest.mark.slow
+@on(*PROXIED)
+def test_heartbeats_pass_a_large_message_on_a_slow_link(
+    communicators: Communicators, proxies: Proxies, log: LogRecorder
+) -> None:
+    """At 1 Mbit/s, a batch of 1 MiB would be a silence of eight seconds: longer than the heartbeat allows."""
+    server = communicators.server(heartbeat=0.5)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, heartbeat=0.5)
+    introduce(server, client)
+    proxy.bandwidth = 125_000.0
+    client.put(bytes(375_000)).result(LIMIT)
+    assert not log.having("lost (")
+
+
+@pytest.mark.slow
+@on(*PROXIED)
+def test_sender_stops_at_the_window_of_a_peer_that_does_not_read(
+    communicators: Communicators, proxies: Proxies
+) -> None:
+    server = communicators.server(window=MIB, memory=4 * MIB)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc)
+    introduce(server, client)
+    before = proxy.passed
+    futures = [client.put(bytes(MIB // 4)) for _ in range(256)]
+    assert 0 < acknowledged(futures) <= 5
+    assert proxy.passed - before < 16 * MIB, "of 64: the window, and the buffers of sockets and of libraries"
+    for _ in range(256):
+        server.get(timeout=LIMIT)
+    futures[-1].result(LIMIT)
+
+
+def acknowledged(futures: list[Delivery]) -> int:
+    """How many are done once no other has been done for a second."""
+    while True:
+        done = [future.done() for future in futures].count(True)
+        later = threading.Event()
+        futures[done].add_done_callback(lambda future, later=later: later.set())  # type: ignore[misc]
+        if not later.wait(1.0):
+            return done

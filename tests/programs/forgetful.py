@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.faults.programs.told import communicator, say, told
+from tests.programs.told import communicator, say, told
 
 client = communicator()
 for number in range(told()["count"]):

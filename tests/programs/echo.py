@@ -6,7 +6,7 @@ import time
 
 from netq import Closed
 from netq.testing.log import LogRecorder
-from tests.faults.programs.told import communicator, say, told
+from tests.programs.told import communicator, say, told
 
 with LogRecorder() as log, communicator() as queue:
     say(netloc=queue.netloc)

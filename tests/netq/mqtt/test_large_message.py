@@ -1,0 +1,31 @@
+"""A large message costs each process, and the broker, little more memory than its own size."""
+
+from __future__ import annotations
+
+import pytest
+
+from netq.mqtt.topic import new_id
+from netq.security import certificates
+from tests.netq.mqtt.conftest import NewBroker
+from tests.netq.transports.large_message import send_there_and_back
+from tests.programs.child import Children
+from tests.wires import Wire
+
+MIB = 1024**2
+OVERHEAD = 64 * MIB  # bytes above the message's own size, for each process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [100, 1024])
+def test_large_message_costs_the_broker_less_than_its_size(
+    new_broker: NewBroker, children: Children, files: certificates.Files, mib: int
+) -> None:
+    broker, size = new_broker(), mib * MIB
+    idle = broker.memory()
+    wire = Wire("mqtt", files, broker.netloc, f"test/{new_id()}")
+    growth = send_there_and_back(wire, children, size)
+    overheads = [(factor - 1) * size for factors in growth.values() for factor in factors]
+    overheads.append(broker.memory("VmHWM") - idle)
+    print(f"{mib} MiB: above its size:", *(f"{overhead / MIB:.1f}" for overhead in overheads))
+    assert len(overheads) == 5
+    assert all(overhead < OVERHEAD for overhead in overheads)
