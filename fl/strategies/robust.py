@@ -1,9 +1,11 @@
 """Strategies that some clients may lie to: medians, trimmed means, Krum and what was made of it, the geometric median.
 
 Each needs all updates of a round at once, and reads them block by block from disk (fl/aggregation/update_store.py):
-the server's memory does not grow with its clients. None weighs an update by its staleness: one that comes late, where
-that is allowed, counts as any other. All but GeometricMedian take no notice of num_examples either: it is a client's
-own word.
+the server's memory does not grow with its clients. All but GeometricMedian ignore num_examples, because a client may
+claim any number.
+
+Each refuses the option `staleness`. The guarantees hold for updates that began at the same model; a late update began
+at an older one, so its distance from the others says nothing about its client.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from fl.errors import TooFewUpdates
 from fl.messages import Update
 from fl.strategies.base import Strategy, within
 from fl.tensors.spec import Model
+from netq.errors import InvalidOption
 from netq.validate import whole
+
+_NO_STALENESS = (
+    "expected None; the strategy compares the updates of one round, and a late update began at an older model: leave "
+    "the option out, so that late updates are refused"
+)
 
 Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # of real numbers [updates, elements] to [elements]
 
@@ -37,6 +45,8 @@ class Spooled(Strategy):
 
     def __init__(self, *, folder: str | os.PathLike[str] | None = None, **options: Any) -> None:
         super().__init__(**options)
+        if self.staleness is not None:
+            raise InvalidOption(f"{type(self).__name__}.staleness: {_NO_STALENESS}")
         self._folder = folder
 
     def begin(self, model: Model) -> None:

@@ -243,6 +243,11 @@ def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, p
         (LEAST + "[strategy]\nname = 'Krum'\nfolder = '/nope'\n", "strategy.folder: '/nope'; expected", "is there"),
         (LEAST + "[strategy]\ncompression = 'int9'\n", "strategy.compression: dtype: 'int9'", "int8"),
         (LEAST + "[strategy]\ncompression = 8\n", "strategy.compression: 8; expected", '"none", or a dtype'),
+        (
+            LEAST + "[strategy]\nname = 'Krum'\nstaleness = 'hinge'\n",
+            "strategy.staleness: expected None",
+            "leave the option",
+        ),
         (LEAST + "[strategy]\nname = ':Mine'\n", "strategy.name: ':Mine'", 'as in "farm.strategies:Mine"'),
         (LEAST + "[strategy]\nstaleness = 0.5\n", "strategy.staleness: 0.5", '"polynomial(0.5)" or "hinge(10, 4)"'),
         (LEAST + "[strategy]\nstaleness = 'linear(1)'\n", "strategy.staleness: ", '"polynomial(0.5)"'),

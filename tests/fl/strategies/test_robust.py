@@ -23,7 +23,7 @@ from fl.errors import InvalidUpdate, TooFewUpdates, UpdateStoreError
 from fl.messages import Update
 from fl.strategies.base import polynomial
 from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, Spooled
-from netq.errors import NetqError
+from netq.errors import InvalidOption, NetqError
 from tests.fl.federation import A
 
 ALL: list[Callable[..., Spooled]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
@@ -419,13 +419,9 @@ def test_a_refused_update_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_an_update_that_comes_late_counts_as_any_other(kind: Callable[..., Spooled]) -> None:
-    start, each = model(0), updates(7)
-    strategy = begun(kind(staleness=polynomial()), start)
-    for late, update in enumerate(each):
-        strategy.fold(start, update, staleness=late, client=A)
-    result, alone = run(strategy, [], start), run(begun(kind(), start), each, start)
-    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
+def test_staleness_is_refused_at_construction(kind: Callable[..., Spooled]) -> None:
+    with pytest.raises(InvalidOption, match=rf"^{kind.__name__}\.staleness: expected None; .* late update began at an"):
+        kind(staleness=polynomial())
 
 
 @pytest.mark.parametrize("kind", ALL)
