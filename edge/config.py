@@ -7,7 +7,7 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
               protocol           transport; default "tcp"
 [client]      id                 this device's UUID; default: a new one each time the file is loaded
               train, evaluate    "module:function", as in "farm.training:train"
-              compression        compression of this device's updates, as in "int8, zstd=3"; default: the server's
+              compression        compression of this device's updates, as in { dtype = "int8" }; default: the server's
 [security]    certificate        path of a PEM file with the trusted certificates, relative to this file; default: the
                                  system's. The table turns TLS on, even if it is empty
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
@@ -60,7 +60,7 @@ class Config:
     id: uuid.UUID = field(default_factory=uuid.uuid4)
     train: Train | None = None
     evaluate: Evaluate | None = None
-    compression: str | None = None
+    compression: fl.Compression | None = None
     security: SecurityOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
@@ -127,7 +127,7 @@ def _function(file: File, key: str) -> Callable[..., Any] | None:
     return file.function("client", key, f"farm.training:{key}") if key in file.table("client") else None
 
 
-def _compression(file: File) -> str | None:
+def _compression(file: File) -> fl.Compression | None:
     if "compression" not in file.table("client"):
         return None
     from fl.config.strategy import compression

@@ -101,7 +101,7 @@ class _Packing:
 
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
         self._seed = seed
-        self._own = None if compression is None else str(as_compression(compression))
+        self._own = None if compression is None else as_compression(compression)
         self._compressor = Compressor(Compression())
         self._run: int | None = None  # of the server whose model it is
 
@@ -109,7 +109,7 @@ class _Packing:
         """Return what makes of a trained model, and of that which it was, what travels; None: the model itself."""
         if task.job.purpose != "train":
             return None
-        compression = Compression.parse(task.compression if self._own is None else self._own)
+        compression = as_compression(task.compression) if self._own is None else self._own
         if compression == Compression():
             return difference if task.deltas else None
         if compression != self._compressor.compression:

@@ -110,8 +110,8 @@ class Task:
 
     unasked:     bytes that the reply may have without an Offer and a Permit.
     deltas:      whether the update is to be the difference from this model (fl.tensors.model.difference).
-    compression: how the update's tensors are to be packed, as the text of an fl.Compression. A packed tensor is always
-                 a difference.
+    compression: how the update's tensors are to be packed: the fields of an fl.Compression by name; empty: not at all.
+                 A packed tensor is always a difference.
     """
 
     job: Job
@@ -119,7 +119,7 @@ class Task:
     config: Mapping[str, Any]
     unasked: int = _MAX_NUMBER
     deltas: bool = False
-    compression: str = "none"
+    compression: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_job(self.job)

@@ -6,8 +6,8 @@ is fl/compression/packed.py. Called by one thread, the client's. Never sees a pe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +18,8 @@ from fl.compression.packed import DTYPES, Packed, zstandard
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import BLOCK, Source, sources
 from fl.tensors.spec import Model, specs_of
+from netq.errors import InvalidOption
+from netq.text import did_you_mean
 from netq.validate import expect, flag, is_number, is_whole
 
 CODINGS = ("float16", "bfloat16", "int8", "int4")
@@ -71,8 +73,17 @@ class Compression:
         return ", ".join(words) or "none"
 
 
-def as_compression(value: Compression | str) -> Compression:
-    """Return what is a Compression, or says one; raises InvalidOption, ImportError if zstandard is missing."""
+def as_compression(value: Compression | Mapping[str, Any] | str) -> Compression:
+    """Return a Compression from one, from its text or from its fields by name (a table of a TOML file, a Task).
+
+    Raises InvalidOption, and ImportError if zstandard is needed and missing.
+    """
+    if isinstance(value, Mapping):
+        known = [each.name for each in fields(Compression)]
+        for name in value:
+            if name not in known:
+                raise InvalidOption(f"compression: there is no option {name!r}; {did_you_mean(str(name), known)}")
+        value = Compression(**value)
     compression = value if isinstance(value, Compression) else Compression.parse(value)
     if compression.zstd is not None:
         zstandard()

@@ -50,12 +50,11 @@ def _kind(file: File, name: Any) -> type[fl.Strategy]:
     if isinstance(name, str) and ":" in name:
         kind: Any = file.function("strategy", "name", "farm.strategies:Mine")
         file.check("strategy.name", name, _is_strategy(kind), "a subclass of fl.Strategy")
+    elif not isinstance(name, str) or name not in STRATEGIES:
+        hint = f'{did_you_mean(str(name), STRATEGIES)}; or name one of your own, as in "farm.strategies:Mine"'
+        raise file.wrong(f"strategy.name: {name!r}: no such strategy; {hint}")
     else:
-        names = [name for name in fl.__all__ if _is_strategy(getattr(fl, name))]
-        if name not in names:
-            hint = f'{did_you_mean(str(name), names)}; or name one of your own, as in "farm.strategies:Mine"'
-            raise file.wrong(f"strategy.name: {name!r}: no such strategy; {hint}")
-        kind = getattr(fl, name)
+        kind = STRATEGIES[name]
     return kind  # type: ignore[no-any-return]  # checked
 
 
@@ -63,15 +62,21 @@ def _is_strategy(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, fl.Strategy) and kind is not fl.Strategy
 
 
-def compression(file: File, table: str) -> str:
-    """Return what a table says of how updates are packed, which can be done here. Raises InvalidOption."""
-    text = file.table(table)["compression"]
+# the strategies of fl by name: a new one needs its line in fl/__init__.py only
+STRATEGIES: dict[str, type[fl.Strategy]] = {
+    name: getattr(fl, name) for name in fl.__all__ if _is_strategy(getattr(fl, name))
+}
+
+
+def compression(file: File, table: str) -> fl.Compression:
+    """Return the compression that a file's table names, as a table of its own or as a text. Raises InvalidOption."""
+    value = file.table(table)["compression"]
     try:
-        return str(as_compression(text))
+        return as_compression(value)
     except ValueError as error:
         raise file.wrong(f"{table}.compression: {str(error).removeprefix('compression: ')}") from None
     except ImportError as error:
-        raise file.wrong(f"{table}.compression: {text!r}; {error}") from None
+        raise file.wrong(f"{table}.compression: {value!r}; {error}") from None
 
 
 def _config(file: File) -> dict[str, Any]:
@@ -85,9 +90,10 @@ def _config(file: File) -> dict[str, Any]:
 
 
 def _discount(file: File) -> Any:
-    text = file.table("strategy")["staleness"]
-    file.check("strategy.staleness", text, isinstance(text, str), '"polynomial(0.5)" or "hinge(10, 4)"')
+    value = file.table("strategy")["staleness"]
+    expected = '{ name = "polynomial", exponent = 0.5 }, "polynomial(0.5)" or "hinge(10, 4)"'
+    file.check("strategy.staleness", value, isinstance(value, str | dict), expected)
     try:
-        return as_discount(text)
+        return as_discount(value)
     except ValueError as error:
         raise file.wrong(f"strategy.{error}") from None

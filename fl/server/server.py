@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -261,7 +261,7 @@ class Server:
             self.model,
             self._told(),
             deltas=strategy.deltas,
-            compression=strategy.compression,
+            compression=asdict(strategy.compression),
         )
 
     def _told(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ import math
 import random
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fl.compression.compressor import Compression, as_compression
@@ -63,7 +63,7 @@ class Strategy(abc.ABC):
         expect(right, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
-        self.compression = "none" if compression is None else str(as_compression(compression))
+        self.compression = Compression() if compression is None else as_compression(compression)
         self.staleness = None if staleness is None else as_discount(staleness)
 
     def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
@@ -135,9 +135,20 @@ def options_of(kind: type) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def as_discount(value: Discount | str) -> Discount:
-    """Return what is a Discount, or what a text says: "polynomial(0.5)", "hinge(10, 4)". Raises InvalidOption."""
-    discount = _read(value) if isinstance(value, str) else value
+def as_discount(value: Discount | Mapping[str, Any] | str) -> Discount:
+    """Return a Discount from one, from its text ("hinge(10, 4)") or from a table ({"name": "hinge", "bound": 4}).
+
+    Raises InvalidOption.
+    """
+    if isinstance(value, str):
+        found = re.fullmatch(r"(\w+)\s*(?:\(([-+.\w\s,]*)\))?", value.strip())
+        numbers = (found[2] or "").split(",") if found else ()
+        discount = _make(value, found and found[1], [number for number in numbers if number.strip()], {})
+    elif isinstance(value, Mapping):
+        options = dict(value)
+        discount = _make(value, options.pop("name", None), (), options)
+    else:
+        discount = value
     try:
         within("staleness", discount(1), 0, math.inf, low_too=True)
     except (TypeError, ValueError):
@@ -148,15 +159,14 @@ def as_discount(value: Discount | str) -> Discount:
 _DISCOUNT = '"polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
 
 
-def _read(text: str) -> Discount:
-    found = re.fullmatch(r"(\w+)\s*(?:\(([-+.\w\s,]*)\))?", text.strip())
+def _make(value: object, name: Any, numbers: Iterable[str], options: Mapping[str, Any]) -> Discount:
     makers: dict[str, Callable[..., Discount]] = {"polynomial": polynomial, "hinge": hinge}
-    if found is None or found[1] not in makers:
-        raise InvalidOption(f"staleness: {text!r}; expected {_DISCOUNT}")
+    if not isinstance(name, str) or name not in makers:
+        raise InvalidOption(f"staleness: {value!r}; expected {_DISCOUNT}")
     try:
-        return makers[found[1]](*[float(number) for number in (found[2] or "").split(",") if number.strip()])
+        return makers[name](*map(float, numbers), **options)
     except (ValueError, TypeError) as error:
-        raise InvalidOption(f"staleness: {text!r}: {error}; see fl.{found[1]}") from None
+        raise InvalidOption(f"staleness: {value!r}: {error}; see fl.{name}") from None
 
 
 def polynomial(exponent: float = 0.5) -> Discount:

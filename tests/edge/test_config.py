@@ -16,6 +16,7 @@ import pytest
 
 import edge
 from edge.config import KEYS
+from fl import Compression
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol
 from tests.pages import Page
@@ -66,7 +67,7 @@ def test_full_file_is_read(tmp_path: Path) -> None:
     )
     config = edge.Config.load(path)
     assert config.protocol is Protocol.MQTT
-    assert config.compression == "int8, zstd=3"
+    assert config.compression == Compression("int8", zstd=3)
     functions: tuple[Any, Any] = (config.train, config.evaluate)
     assert functions == (np.mean, np.linalg.norm)
     assert config.settings == {"partition": 3, "field": {"name": "north"}}

@@ -13,6 +13,7 @@ import pytest
 
 import fl
 from fl.config.server import KEYS, CallbackOptions, Config
+from fl.config.strategy import STRATEGIES
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
@@ -103,7 +104,7 @@ def test_example_of_the_page_loads(
     assert config.measure is not None
     assert config.save == tmp_path / "model.npz"
     assert type(config.strategy) is fl.FedAdam
-    assert config.strategy.compression == "int8, zstd=3"
+    assert config.strategy.compression == fl.Compression("int8", zstd=3)
     assert config.strategy.discount(3) == 0.5
     assert config.strategy.config(1) == {"epochs": 2}
     assert config.strategy.enough(10) == 5
@@ -131,9 +132,7 @@ def test_minimal_file_loads(tmp_path: Path) -> None:
     assert config.callbacks == CallbackOptions()
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in fl.__all__ if name.startswith(("Fed", "Krum", "Multi", "Sca", "QFed"))]
-)
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_can_be_named(tmp_path: Path, name: str) -> None:
     config = load(tmp_path, f'{LEAST}[strategy]\nname = "{name}"\nfraction = 0.5\nseed = 7\n')
     assert type(config.strategy) is getattr(fl, name)
@@ -154,6 +153,25 @@ def test_own_strategy_gets_its_own_options(tmp_path: Path) -> None:
 def test_staleness_is_read_from_text(tmp_path: Path, text: str, staleness: int, discount: float) -> None:
     strategy = load(tmp_path, f'{LEAST}[strategy]\nstaleness = "{text}"\n').strategy
     assert strategy.discount(staleness) == discount
+
+
+@pytest.mark.parametrize(
+    ("table", "staleness", "discount"),
+    [
+        ('name = "polynomial"', 3, 0.5),
+        ('name = "polynomial", exponent = 1', 3, 0.25),
+        ('name = "hinge", slope = 2, bound = 1', 3, 0.2),
+    ],
+)
+def test_staleness_is_a_table(tmp_path: Path, table: str, staleness: int, discount: float) -> None:
+    strategy = load(tmp_path, f"{LEAST}[strategy]\nstaleness = {{ {table} }}\n").strategy
+    assert strategy.discount(staleness) == discount
+
+
+@pytest.mark.parametrize("value", ['"int8, top_k=0.1"', '{ dtype = "int8", top_k = 0.1 }'], ids=["text", "table"])
+def test_compression_is_a_table_or_a_text(tmp_path: Path, value: str) -> None:
+    strategy = load(tmp_path, f"{LEAST}[strategy]\ncompression = {value}\n").strategy
+    assert strategy.compression == fl.Compression("int8", 0.1)
 
 
 def test_output_may_be_a_symlink_or_a_device(tmp_path: Path) -> None:
@@ -243,6 +261,8 @@ def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, p
         (LEAST + "[strategy]\nname = 'Krum'\nfolder = '/nope'\n", "strategy.folder: '/nope'; expected", "is there"),
         (LEAST + "[strategy]\ncompression = 'int9'\n", "strategy.compression: dtype: 'int9'", "int8"),
         (LEAST + "[strategy]\ncompression = 8\n", "strategy.compression: 8; expected", '"none", or a dtype'),
+        (LEAST + "[strategy]\ncompression = { dtype = 'int9' }\n", "strategy.compression: dtype: 'int9'", "int8"),
+        (LEAST + "[strategy.compression]\nd_type = 'int8'\n", "strategy.compression: there is no", "mean dtype?"),
         (
             LEAST + "[strategy]\nname = 'Krum'\nstaleness = 'hinge'\n",
             "strategy.staleness: expected None",
@@ -251,6 +271,8 @@ def test_prometheus_listens_on_loopback_by_default(tmp_path: Path, value: str, p
         (LEAST + "[strategy]\nname = ':Mine'\n", "strategy.name: ':Mine'", 'as in "farm.strategies:Mine"'),
         (LEAST + "[strategy]\nstaleness = 0.5\n", "strategy.staleness: 0.5", '"polynomial(0.5)" or "hinge(10, 4)"'),
         (LEAST + "[strategy]\nstaleness = 'linear(1)'\n", "strategy.staleness: ", '"polynomial(0.5)"'),
+        (LEAST + "[strategy]\nstaleness = { exponent = 1 }\n", "strategy.staleness: {'exponent': 1}", "expected"),
+        (LEAST + "[strategy.staleness]\nname = 'hinge'\nbond = 4\n", "strategy.staleness: ", "'bond'; see fl.hinge"),
         (LEAST + "[strategy]\nstaleness = 'polynomial(-1)'\n", "strategy.staleness: ", "see fl.polynomial"),
         (LEAST + "[strategy]\nstaleness = 'hinge(1, 2, 3)'\n", "strategy.staleness: ", "see fl.hinge"),
         (LEAST + "[security]\nkey = 'none.pem'\n", "security.key: 'none.pem'", "a PEM file"),
