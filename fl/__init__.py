@@ -9,6 +9,7 @@ fl.Client(train).run(options)          # train(model, config) -> fl.Update(model
 
 from __future__ import annotations
 
+from fl import data
 from fl.aggregation.mean import WeightedMean
 from fl.callbacks.base import Callback, ClientState
 from fl.callbacks.jsonl import JsonLines, Measured
@@ -73,6 +74,7 @@ __all__ = [
     "Callback",
     "WeightedMean",
     "FailureKind",
+    "data",
     "hinge",
     "polynomial",
     "proximal_gradient",

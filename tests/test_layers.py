@@ -39,7 +39,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq"],
     ["netq.aio", "netq.testing*", "netq.bench*"],
     ["netq.__main__"],
-    ["fl.errors"],
+    ["fl.errors", "fl.data"],
     ["fl.tensors", "fl.tensors.spec", "fl.tensors.serialization"],
     ["fl.tensors*"],
     ["fl.aggregation*"],

@@ -359,7 +359,7 @@ def test_wrong_options_are_refused(settings: dict[str, Any], why: str) -> None:
 
 
 def test_code_of_the_page_runs() -> None:
-    (code,) = Page("docs/how-to/simulation.md").blocks("python")
+    code, _ = Page("docs/how-to/simulation.md").blocks("python")
     names: dict[str, Any] = {}
     exec(code, names)
     assert [len(report.clients) for report in names["result"].reports] == [4] * 20
