@@ -1,32 +1,49 @@
-"""Flower's Grid over a netq server: a ServerApp's messages go to the nodes that are connected, over any transport.
+"""Flower's Grid over a netq server: a ServerApp's messages go to the connected nodes, over any transport.
 
-Made by fl.flower.run, or by a script that wants the grid itself. Owns the communicator, the run that this process is to
-Flower, and the metadata of what was sent; who answers, and when, is fl/flower/pending.py's. Replies come as views of
-the memory that netq filled: nothing of a model is copied here, in either direction.
+Made by fl.flower.run, or by a script that uses the grid itself. Owns the run that this process is to Flower, and the
+metadata of the messages that were sent. fl/server/dispatcher.py owns the communicator, and tracks which messages have
+a reply. Replies are views of the memory that netq filled: the grid copies no tensor, in either direction.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import flwr.serverapp
 from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
-from fl.flower.pending import Answer, Pending
 from fl.flower.replies import Streamed, reply, reply_to_nothing
-from fl.flower.wire import Ask, check_config, message_id, write_ask
+from fl.flower.wire import MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
+from fl.report import ClientFailure, FailureKind
+from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
 from netq.validate import expect
+
+log = logging.getLogger("netq.fl")
+
+_CODES = {
+    FailureKind.LATE: ErrorCode.MESSAGE_UNAVAILABLE,
+    FailureKind.LOST: ErrorCode.NODE_UNAVAILABLE,
+    FailureKind.UNREADABLE: ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
+}
+
+
+class _Sent(NamedTuple):
+    """A message that has no reply yet."""
+
+    metadata: Metadata
+    peer: uuid.UUID | None  # None: the node was not connected
 
 
 class Grid(flwr.serverapp.Grid):
@@ -52,28 +69,32 @@ class Grid(flwr.serverapp.Grid):
         check_config(self.run_config)
         expect(grace >= 0, "Grid.grace", grace, "seconds")
         self._run = Run.create_empty(secrets.randbits(62) + 1)
-        self._sent: dict[str, Metadata] = {}
+        self._sent: dict[str, _Sent] = {}
         self._closed = False
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
-            self._pending = Pending(options or netq.CommunicatorOptions(), protocol, grace)
+            options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
+            self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
+                options, protocol, grace, self._receive, noun="message", limit="ttl"
+            )
             self._end = undo.pop_all()
 
     @property
     def netloc(self) -> netq.NetworkLocation:
         """Where the grid listens."""
-        return self._pending.queue.netloc
+        return self._dispatcher.queue.netloc
 
     def wait(self, count: int, timeout: float | None = None) -> list[int]:
         """Wait until `count` nodes are connected, and return all that are. Raises TimeoutError, Closed."""
-        return until_connected(count, "nodes", self.get_node_ids, self._pending.stirred, timeout)
+        return until_connected(count, "nodes", self.get_node_ids, self._dispatcher.sessions_changed, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the run: the nodes' `run` returns. Waits for them `timeout` seconds at most. Harmless if repeated."""
         self._closed = True
-        self._pending.stirred.set()
+        self._dispatcher.end()
+        self._dispatcher.sessions_changed.set()
         try:
-            self._pending.queue.close(timeout)
+            self._dispatcher.queue.close(timeout)
         finally:
             self._end.close()
 
@@ -129,12 +150,11 @@ class Grid(flwr.serverapp.Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the replies that are there; an error for an id that is not known (any more). Never waits."""
-        ids = list(message_ids)
-        unknown = [id for id in ids if not self._pending.knows(id)]
-        found: dict[str, Answer] = {}
-        while some := self._pending.take(ids, time.monotonic()):
-            found |= some
-        replies = [reply(self._sent.pop(id), answer) for id, answer in found.items()]
+        ids = set(message_ids)
+        unknown = {id for id in ids if not self._dispatcher.is_known(id)}
+        replies = []
+        while found := self._take(ids.__contains__, time.monotonic()):
+            replies.append(found)
         return replies + [reply_to_nothing(self._run.run_id, id) for id in unknown]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -144,20 +164,48 @@ class Grid(flwr.serverapp.Grid):
         that is lost answers at once, with an error.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
-        replies = self._receive(self.push_messages(messages), until)
+        replies = self._replies(self.push_messages(messages), until)
         return replies if isinstance(messages, Streamed) else list(replies)
 
-    def _receive(self, ids: list[str], until: float) -> Iterator[Message]:
+    def _replies(self, ids: list[str], until: float) -> Iterator[Message]:
         waiting = set(ids)
         try:
-            while waiting and (answers := self._pending.take(waiting, until)):
-                waiting.difference_update(answers)
-                for id, answer in answers.items():
-                    yield reply(self._sent.pop(id), answer)
+            while found := self._take(waiting.__contains__, until):
+                waiting.discard(found.metadata.reply_to_message_id)
+                yield found
         finally:
-            self._pending.forget(waiting)
+            self._dispatcher.forget(waiting)
             for id in waiting:
                 self._sent.pop(id, None)
+
+    def _take(self, wanted: Callable[[str], bool], until: float) -> Message | None:
+        """Wait for the next reply to one of the wanted messages. Once the grid is closed, replies are errors."""
+        found: tuple[str, Any] | None
+        try:
+            found = self._dispatcher.take(wanted, until)
+        except netq.Closed as error:
+            unavailable = Error(ErrorCode.NODE_UNAVAILABLE, str(error))
+            found = next(((id, unavailable) for id in list(self._sent) if wanted(id)), None)
+        if found is None:
+            return None
+        id, content = found
+        metadata, peer = self._sent.pop(id)
+        if isinstance(content, ClientFailure):
+            reason = f"node {metadata.dst_node_id} ({peer}): {content.reason}"
+            if content.why is FailureKind.UNREADABLE:
+                log.warning("%s", reason)
+            content = Error(_CODES[content.why], reason)
+        return reply(metadata, content)
+
+    def _receive(self, peer: uuid.UUID, data: Any) -> None:
+        """Handle a message of a node. The dispatcher calls this from `take`. Raises Unreadable."""
+        found = read_reply(data)
+        if found.batch is None:  # an error, from a node that could not read its message
+            assert isinstance(found.content, Error)
+            log.warning("%s", found.content.reason)
+            self._dispatcher.answer_all(peer, found.content)
+        elif not self._dispatcher.answer(message_id(found.batch, node_id(peer)), found.content):
+            log.warning("node %d (%s): its answer is not waited for (any more)", node_id(peer), peer)
 
     def _send(self, messages: Mapping[int, Message], nodes: Mapping[int, uuid.UUID]) -> None:
         first = next(iter(messages.values()))
@@ -173,16 +221,19 @@ class Grid(flwr.serverapp.Grid):
             first.content,
         )
         for node, message in messages.items():
-            set_message_id(message, message_id(batch, node))
-            self._sent[message.metadata.message_id] = message.metadata
-        present = [nodes[node] for node in messages if node in nodes]
+            id = message_id(batch, node)
+            set_message_id(message, id)
+            self._sent[id] = _Sent(message.metadata, nodes.get(node))
+        present = {nodes[node]: message_id(batch, node) for node in messages if node in nodes}
         if present:
-            self._pending.ask(write_ask(ask), batch, present, metadata.ttl)
+            self._dispatcher.ask(write_ask(ask), present, metadata.ttl)
         for node in messages.keys() - nodes.keys():
             absent = Error(ErrorCode.NODE_UNAVAILABLE, f"node {node}: it is not connected")
-            self._pending.answer(message_id(batch, node), absent)
+            self._dispatcher.add_answer(message_id(batch, node), absent)
 
     def _nodes(self, *, connected: bool) -> dict[int, uuid.UUID]:
+        """Return the peers that have a session, by their node ids. `connected`: only those that have a link now."""
         if self._closed:
-            raise RunIsOver(self._pending.queue.id, "this grid is closed")
-        return self._pending.peers(connected=connected)
+            raise RunIsOver(self._dispatcher.queue.id, "this grid is closed")
+        peers = self._dispatcher.queue.statistics().items()
+        return {node_id(peer): peer for peer, each in peers if each.connected or not connected}

@@ -1,289 +1,297 @@
-"""What the server has asked of whom, and their answers, one at a time, as they come.
+"""Tracks the tasks that peers were given, until each task has an answer or can no longer get one.
 
-Owns the conversation with the clients: tasks, offers and permits, who is lost, what is no answer. One thread, the
-server's, drives it. It never looks into a model.
+Used by fl/server/client_tasks.py in the server's thread, and by fl/flower/grid.py in any thread. Owns the communicator.
+Its user knows what a task asks and what a reply says; the dispatcher knows neither.
+
+A task fails, with a ClientFailure as its answer, if
+
+    LATE        the peer has not answered within the task's time limit
+    LOST        the peer has left, was started again, or has had no connection for longer than `grace`;
+                or the task cannot be sent to it
+    UNREADABLE  the peer sent a message that cannot be read
+
+docs/reference/fl.md ("When the server gives a client up") has these rules for users.
+
+Messages are read only while a thread waits in `take`. If several threads wait, one of them reads for all. Unread
+messages stay in the communicator, where its flow control bounds them, so the dispatcher needs no thread of its own.
 """
 
 from __future__ import annotations
 
-import logging
+import math
+import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import netq
-from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import Job, Offer, Permit, Purpose, Reply, Report, Task, Update
 from fl.report import ClientFailure, FailureKind
-from fl.server.admission import Admission
 
-log = logging.getLogger("netq.fl")
+Key = TypeVar("Key", bound=Hashable)
 
-_LOOK = 1.0  # seconds between looks at who is still connected
-_SILENT = 3  # times the grace: for so long others wait for one that may send, is connected, and sends nothing
-_CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
+_TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has left is noticed
+_CHECK = 1.0  # seconds between checks of the connections of all peers that have tasks
 
 
-class Answer(NamedTuple):
-    """What a client has made of a task."""
-
+class _Task(NamedTuple):
     peer: uuid.UUID
-    job: Job
-    content: Update | Report | ClientFailure
-
-
-class _Asked(NamedTuple):
-    job: Job
+    number: int  # of its `ask`: 1, 2, …
+    limit: float  # seconds
+    until: float  # end of the time limit, by time.monotonic()
     delivery: netq.Delivery
-    unasked: int  # bytes of an answer that need no permit
-    since: float
+    keep_late: bool
+    is_late: bool = False
 
 
-class TaskDispatcher:
-    """Asks clients, and takes their answers. An update keeps its place among the uploads until `free` is called.
+class TaskDispatcher(Generic[Key]):
+    """Gives tasks to peers, and returns the answer to each. Thread-safe.
 
-    run:   this server's number; answers to another are stale.
-    grace: seconds; a client that has been without a connection for so long is lost.
-    room:  bytes of updates that may be on their way at once.
-    most:  bytes that an update may have.
-    begun: whose session has begun since it was asked; the communicator's loop adds to it.
+    grace:   seconds without a connection after which a peer is lost.
+    receive: called with each message, by the thread that reads it. Calls `answer` if the message answers a task. Raises
+             Unreadable for a message that is not valid.
+    noun:    what a task is called in the reasons of failures.
+    limit:   what its time limit is called there.
     """
 
     def __init__(
         self,
-        queue: netq.Communicator,
-        run: int,
+        options: netq.CommunicatorOptions,
+        protocol: netq.Protocol,
         grace: float,
-        room: int,
-        most: int,
-        begun: set[uuid.UUID],
-        callbacks: Callbacks,
+        receive: Callable[[uuid.UUID, Any], None],
+        *,
+        noun: str = "task",
+        limit: str = "deadline",
     ) -> None:
-        self._queue = queue
-        self.run = run
+        self.sessions_changed = threading.Event()  # a session began or ended
         self._grace = grace
-        self._most = most
-        self._begun = begun
-        self._callbacks = callbacks
-        self._uploads = Admission(room)
-        self._permitted: dict[uuid.UUID, Job] = {}
-        self._asked: dict[uuid.UUID, _Asked] = {}
-        self._held: list[Answer] = []  # that nobody has taken yet
-        self._told: set[uuid.UUID] = set()  # of whose stale answers has been told, since somebody was asked
-        self._look = 0.0  # when the clients are to be looked at
+        self._receive = receive
+        self._noun = noun
+        self._limit = limit
+        self._changed = threading.Condition()  # guards all that follows
+        self._tasks: dict[Key, _Task] = {}
+        self._answers: dict[Key, Any] = {}  # not taken yet
+        self._reading = False  # a thread reads
+        self._number = 0  # of the last `ask`
+        self._next_check = -math.inf  # by time.monotonic()
         self._closed = False
+        self._ended: deque[tuple[uuid.UUID, int]] = deque()  # sessions that ended, each with the `_number` of that time
+        self.queue = netq.new(protocol, netq.Purpose.SERVER, replace(options, events=self._events(options.events)))
 
-    @property
-    def busy(self) -> Mapping[uuid.UUID, Job]:
-        """Who has been asked, and whose answer nobody has taken."""
-        return {a.peer: a.job for a in self._held} | {peer: asked.job for peer, asked in self._asked.items()}
+    def ask(self, data: Any, tasks: Mapping[uuid.UUID, Key], limit: float, *, keep_late: bool = False) -> None:
+        """Send `data` to peers, serialised once; each peer's task gets a key. Never waits.
 
-    def ask(self, task: Task, clients: Collection[uuid.UUID]) -> None:
-        """Give clients a task; what they were asked before is not waited for any more."""
-        self._told.clear()
-        if not clients:
-            return
-        for peer in clients:
-            self.forget(peer)
-            self._begun.discard(peer)
-        share = self._uploads.share(len(self._asked) + len(clients))
-        delivery = self._queue.put(replace(task, unasked=share), *clients)
-        for part in delivery.futures:
-            if part.peer is not None:
-                self._asked[part.peer] = _Asked(task.job, part, share, time.monotonic())
-                self._callbacks.client_is(part.peer, ClientState.TRAINING)
+        limit:     seconds; a task without an answer by then is answered with LATE.
+        keep_late: the task stays open then, and a second answer may follow.
 
-    def overdue(self, seconds: float) -> list[uuid.UUID]:
-        """Return who has been at work for so long, or longer."""
-        now = time.monotonic()
-        return [peer for peer, asked in self._asked.items() if now - asked.since >= seconds]
-
-    def trim(self, size: int) -> None:
-        """Take tasks back that have not arrived, where they keep more models of so many bytes alive than there is room
-        for. Those of the oldest rounds go on: they have come the furthest.
+        If serialisation raises, no peer is asked.
         """
-        waiting = {peer: asked.job.round for peer, asked in self._asked.items() if not asked.delivery.done()}
-        dropped = sorted(set(waiting.values()))[max(1, self._uploads.room // max(1, size)) :]
-        for peer, round in waiting.items():
-            if round in dropped:
-                self.forget(peer)
+        with self._changed:  # so that no answer is read before its task is known
+            self._number += 1
+            delivery = self.queue.put(data, *tasks)
+            until = time.monotonic() + limit
+            self._next_check = min(self._next_check, until)
+            for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
+                self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
 
-    def forget(self, peer: uuid.UUID) -> None:
-        """Wait for a client no more. A task that it has not got yet it need not get.
+    def answer(self, key: Key, content: Any) -> bool:
+        """Answer an open task. Return False, and do nothing, if the task is not open."""
+        with self._changed:
+            if self._tasks.pop(key, None) is None:
+                return False
+            self._answers[key] = content
+            self._changed.notify_all()
+            return True
 
-        If it may send already, its update comes all the same, and keeps its place until then.
+    def answer_all(self, peer: uuid.UUID, content: Any) -> None:
+        """Answer all open tasks of a peer."""
+        with self._changed:
+            for key in [key for key, task in self._tasks.items() if task.peer == peer]:
+                self.answer(key, content)
+
+    def add_answer(self, key: Key, content: Any) -> None:
+        """Add an answer that is not to an open task. An answer that is there already stays."""
+        with self._changed:
+            self._answers.setdefault(key, content)
+            self._changed.notify_all()
+
+    def take(self, wanted: Callable[[Key], bool], until: float) -> tuple[Key, Any] | None:
+        """Wait for the answer to one of the wanted tasks, and return its key and the answer.
+
+        Return None at the time `until`, or if no wanted task is open. Raises Closed.
         """
-        asked = self._asked.pop(peer, None)
-        if asked is not None:
-            asked.delivery.cancel()
-        self._uploads.withdraw(peer)
+        is_over = False
+        while True:
+            with self._changed:
+                for key in self._answers:
+                    if wanted(key):
+                        return key, self._answers.pop(key)
+                if is_over or not any(wanted(key) for key in self._tasks):
+                    return None
+                left = until - time.monotonic()
+                if self._reading:
+                    if left <= 0:
+                        return None
+                    self._changed.wait(min(left, _CHECK))
+                    continue
+                self._reading = True
+            try:
+                something_came = self._read(max(0.0, min(left, _TICK)))
+            finally:
+                with self._changed:
+                    self._reading = False
+                    self._changed.notify_all()
+            # A message that is here at the time `until` still counts. But a peer that sends without end must not keep
+            # us here, so reading stops one tick later.
+            is_over = left <= (-_TICK if something_came else 0)
 
-    def break_off(self) -> None:
-        """Wait for nobody any more, and keep no answer of those who have come."""
-        for peer in self.busy:
-            self.forget(peer)
-        held, self._held = self._held, []
-        for answer in held:
-            self.free(answer.peer)
+    def is_known(self, key: Key) -> bool:
+        """Return whether the task is open, or its answer not taken yet."""
+        with self._changed:
+            return key in self._tasks or key in self._answers
 
-    def free(self, peer: uuid.UUID) -> None:
-        """Let others send: what this client has sent is gone."""
-        self._permitted.pop(peer, None)
-        self._uploads.leave(peer)
-        self._admit()
+    def is_open(self, key: Key) -> bool:
+        """Return whether the task waits for an answer, a late one too."""
+        return key in self._tasks
 
-    def close(self) -> None:
-        """Let whoever waits for answers wait no more; any thread may call this."""
-        self._closed = True
+    def late(self) -> set[Key]:
+        """Return the open tasks whose time limit has passed."""
+        with self._changed:
+            return {key for key, task in self._tasks.items() if task.is_late}
 
-    def answer(self, give_up: float, purpose: Purpose) -> Answer | None:
-        """Wait for the next answer to a task of this purpose, and return it; the others are kept for who asks for them.
+    def undelivered(self) -> set[Key]:
+        """Return the open tasks that their peers have not received yet."""
+        with self._changed:
+            return {key for key, task in self._tasks.items() if not task.delivery.done()}
 
-        None when nobody owes one any more, or the time is `give_up`.
-        """
-        while (found := self._pick(purpose)) is None:
-            now = time.monotonic()
-            if now >= give_up or all(asked.job.purpose != purpose for asked in self._asked.values()):
-                return None
-            if now >= self._look:
-                self._look_around()
-            else:
-                self._take(min(self._look, give_up) - now)
-        return found
+    def forget(self, keys: Collection[Key]) -> None:
+        """Wait for no answer to these tasks. Cancel those that are not delivered."""
+        with self._changed:
+            tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
+            for key in keys:
+                self._answers.pop(key, None)
+        for task in tasks:
+            task.delivery.cancel()
 
-    def _pick(self, purpose: Purpose) -> Answer | None:
-        for index, (_, job, content) in enumerate(self._held):
-            if job.purpose == purpose or (isinstance(content, ClientFailure) and content.why is FailureKind.STALE):
-                return self._held.pop(index)
-        return None
+    def forget_all(self) -> None:
+        """Forget all tasks and answers."""
+        with self._changed:
+            keys = [*self._tasks, *self._answers]
+        self.forget(keys)
 
-    def _look_around(self) -> None:
-        """Wait no more for those who cannot answer; what they said last counts."""
-        if self._closed:  # they go because we do
-            raise netq.Closed(self._queue.id, "this server is closed")
-        known = self._queue.statistics()
-        for peer, asked in tuple(self._asked.items()):
-            if reason := self._why_lost(peer, asked.delivery, known):
-                self._lose(peer, asked, reason)
-        for peer in self._uploads.peers - known.keys():
-            self.free(peer)
-        self._pass_silent_by(known)
-        self._look = time.monotonic() + _LOOK
+    def end(self) -> None:
+        """Make all calls of `take` raise Closed, now and later. Call it before the communicator is closed."""
+        self._closed = True  # else the peers, who leave because we close, would count as lost
 
-    def _pass_silent_by(self, known: Mapping[uuid.UUID, netq.Statistics]) -> None:
-        """Let others send in the place of who may, is connected, and does not."""
-        progress = {peer: of.bytes_in + of.arriving for peer, of in known.items()}
-        limit = _SILENT * max(1.0, self._grace)
-        for peer, seconds in self._uploads.silent(progress, time.monotonic()).items():
-            if seconds <= limit or any(answer.peer == peer for answer in self._held):
-                continue
-            asked = self._asked.get(peer)
-            if asked is not None and self._permitted.get(peer) == asked.job:
-                self._lose(peer, asked, f"it may send its update, others wait, and nothing came for {seconds:.1f} s")
-            else:  # of an older task
-                self.free(peer)
+    # For the thread that reads.
 
-    def _lose(self, peer: uuid.UUID, asked: _Asked, reason: str) -> None:
-        """Wait for a client no more, unless its answer is here."""
-        while peer in self._asked and self._take(0.0, peer):
-            pass
-        asked.delivery.cancel()
-        self._refuse(peer, FailureKind.LOST, reason)
+    def _read(self, timeout: float) -> bool:
+        """Read a message, and check all tasks if it is time. Return whether there is a message or a new answer."""
+        if self._closed:
+            raise netq.Closed(self.queue.id, "this server is closed")
+        came = self._get(timeout=timeout)
+        if (self._ended and not came) or time.monotonic() >= self._next_check:
+            return self._check() or came
+        return came
 
-    def _take(self, timeout: float, *peers: uuid.UUID) -> bool:
-        """Take a message, of these peers or of anybody; False if none comes."""
+    def _get(self, *peers: uuid.UUID, timeout: float) -> bool:
+        """Read a message, of these peers or of any. Return False if none comes."""
         try:
-            peer, message = self._queue.get(*peers, timeout=timeout)
+            peer, message = self.queue.get(*peers, timeout=timeout)
         except TimeoutError:
             return False
-        except netq.Unreadable as error:
-            if error.peer is not None:
-                self._refuse(error.peer, FailureKind.UNREADABLE, f"its message cannot be read: {error}")
-            return True
         except netq.Closed:
-            if peers:  # it has gone, and all that it said is taken
+            if peers:  # the peer has left, and all its messages are read
                 return False
             raise
-        match message:
-            case Offer():
-                self._offered(peer, message)
-            case Reply():
-                self._answered(peer, message.job, message.content)
-            case _:
-                self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
+        except netq.Unreadable as error:
+            if error.peer is not None:
+                self._fail_unreadable(error.peer, error)
+            return True
+        try:
+            self._receive(peer, message)
+        except netq.Unreadable as error:
+            self._fail_unreadable(peer, error)
         return True
 
-    def _answered(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> None:
-        asked = self._asked.get(peer)
-        if asked is None or job != asked.job:
-            self._out_of_place(peer, job)
-        elif isinstance(content, str):
-            self._refuse(peer, FailureKind.FAILED, content)
-        elif not isinstance(content, _CONTENT[job.purpose]):
-            expected = _CONTENT[job.purpose].__name__
-            self._refuse(peer, FailureKind.INVALID, f"it answered with {type(content).__name__}; expected {expected}")
-        elif wrong := self._too_large(peer, asked, content):
-            self._refuse(peer, FailureKind.INVALID, wrong)
+    def _fail_unreadable(self, peer: uuid.UUID, error: netq.Unreadable) -> None:
+        self.answer_all(peer, ClientFailure(FailureKind.UNREADABLE, f"its message cannot be read: {error}"))
+
+    def _check(self) -> bool:
+        """Answer the tasks that have failed. Return whether there are any."""
+        now, known, ended = time.monotonic(), self.queue.statistics(), self._take_ended()
+        with self._changed:
+            tasks = list(self._tasks.items())
+        failures = {
+            key: failure
+            for key, task in tasks
+            if (failure := self._failure(task, now, known.get(task.peer), ended.get(task.peer, 0)))
+        }
+        # A failed peer may have sent its answer before. Read its messages first, so that the answer counts.
+        for peer in {task.peer for key, task in tasks if key in failures}:
+            self._drain(peer)
+        with self._changed:
+            for key, failure in failures.items():
+                self._fail(key, failure)
+            limits = [task.until for task in self._tasks.values() if not task.is_late]
+            self._next_check = min([now + _CHECK, *limits])
+        return bool(failures)
+
+    def _take_ended(self) -> dict[uuid.UUID, int]:
+        ended: dict[uuid.UUID, int] = {}
+        while self._ended:
+            peer, number = self._ended.popleft()
+            ended[peer] = max(number, ended.get(peer, 0))
+        return ended
+
+    def _failure(self, task: _Task, now: float, statistics: netq.Statistics | None, ended: int) -> ClientFailure | None:
+        """Return why a task has failed, None if it has not. `ended`: the last `ask` before its session ended."""
+        part = task.delivery
+        reason = ""
+        if statistics is None:
+            reason = "it has gone"
+        elif task.number <= ended:
+            reason = f"it was started again, and knows nothing of the {self._noun}"
+        elif statistics.absent > self._grace:
+            reason = f"no connection for {statistics.absent:.1f} s (grace {self._grace:g} s)"
+        elif part.done() and not part.cancelled() and (error := part.exception()) is not None:
+            reason = f"the {self._noun} cannot be sent to it: {error}"
+        elif now >= task.until and not task.is_late:
+            return ClientFailure(FailureKind.LATE, f"no answer within {task.limit:g} s ({self._limit})")
+        return ClientFailure(FailureKind.LOST, reason) if reason else None
+
+    def _fail(self, key: Key, failure: ClientFailure) -> None:
+        task = self._tasks.get(key)
+        if task is None:  # answered, or forgotten, since the check
+            return
+        if failure.why is FailureKind.LATE and task.keep_late:
+            self._tasks[key] = task._replace(is_late=True)
+            self._answers[key] = failure
         else:
-            self._uploads.withdraw(peer)
-            del self._asked[peer]
-            self._held.append(Answer(peer, job, content))
+            task.delivery.cancel()
+            self.answer(key, failure)
 
-    def _too_large(self, peer: uuid.UUID, asked: _Asked, content: Update | Report) -> str:
-        """Return what is wrong with the size of an answer: else what nobody let in would fill the memory."""
-        size = content.nbytes if isinstance(content, Update) else 0
-        limit = self._uploads.admitted(peer) if self._permitted.get(peer) == asked.job else asked.unasked
-        return f"it sent {size} bytes, and might send {limit}; expected an offer first" if size > limit else ""
+    def _drain(self, peer: uuid.UUID) -> None:
+        """Read the messages of a peer, for one tick at most: it may send without end."""
+        until = time.monotonic() + _TICK
+        while self._get(peer, timeout=0.0) and time.monotonic() < until:
+            pass
 
-    def _out_of_place(self, peer: uuid.UUID, job: Job) -> None:
-        """An answer to what was not asked, or is not waited for: of a client that is wrong, or of one that is late."""
-        asked = self._asked.get(peer)
-        if asked is not None and job.run == self.run and job.round > asked.job.round:
-            self._refuse(peer, FailureKind.INVALID, f"it answered round {job.round} in round {asked.job.round}")
-            return
-        self.free(peer)
-        if peer not in self._told:  # once, however often it says so
-            self._told.add(peer)
-            log.warning("%s: its answer to round %d (%s) is not waited for (any more)", peer, job.round, job.purpose)
-            if job.run == self.run:
-                reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
-                self._held.append(Answer(peer, job, ClientFailure(FailureKind.STALE, reason)))
+    def _events(self, user: netq.EventOptions) -> netq.EventOptions:
+        """Return events that call the user's too. They run in the communicator's loop, which must not wait."""
 
-    def _offered(self, peer: uuid.UUID, offer: Offer) -> None:
-        asked = self._asked.get(peer)
-        if asked is None or asked.job != offer.job or self._permitted.get(peer) == offer.job:
-            return
-        if offer.size > self._most:
-            self._refuse(peer, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {self._most} at most")
-            return
-        self._uploads.offer(peer, offer.size)
-        self._callbacks.client_is(peer, ClientState.WAITING, offer.size)
-        self._admit()
+        def ini(peer: uuid.UUID) -> None:
+            self.sessions_changed.set()
+            if user.ini is not None:
+                user.ini(peer)
 
-    def _admit(self) -> None:
-        for peer, size in self._uploads.admit().items():
-            job = self._permitted[peer] = self._asked[peer].job
-            self._queue.put(Permit(job), peer)
-            self._callbacks.client_is(peer, ClientState.SENDING, size)
+        def fin(peer: uuid.UUID) -> None:
+            self._ended.append((peer, self._number))
+            self.sessions_changed.set()
+            if user.fin is not None:
+                user.fin(peer)
 
-    def _refuse(self, peer: uuid.UUID, why: FailureKind, reason: str) -> None:
-        """Count what was asked of a client as answered by a failure, if anything was."""
-        asked = self._asked.pop(peer, None)
-        if asked is not None:
-            self._held.append(Answer(peer, asked.job, ClientFailure(why, reason)))
-            self.free(peer)
-
-    def _why_lost(
-        self, peer: uuid.UUID, delivery: netq.Delivery, known: Mapping[uuid.UUID, netq.Statistics]
-    ) -> str | None:
-        if peer not in known:
-            return "it has gone"
-        if peer in self._begun:
-            return "it was started again, and knows nothing of the task"
-        if known[peer].absent > self._grace:
-            return f"no connection for {known[peer].absent:.1f} s (grace {self._grace:g} s)"
-        if delivery.done() and (error := delivery.exception()) is not None:
-            return f"the task cannot be sent to it: {error}"
-        return None
+        return netq.EventOptions(ini, fin)

@@ -1,9 +1,10 @@
-"""The aggregator's side: rounds. One thread, the caller's, runs all of it; netq moves the bytes meanwhile.
+"""The server: runs rounds in the caller's thread, while netq moves the bytes in its own.
 
 wait for min_clients ──► select ──► send the model ──► fold each update as it arrives ──► finish
                                                          until enough have answered, or the deadline
 
-An asynchronous strategy (Strategy.buffer) has the same loop without the barrier: whoever has answered is asked again.
+With an asynchronous strategy (Strategy.buffer) a round does not wait for all: a client that has answered is asked
+again, and the round ends after a number of updates.
 """
 
 from __future__ import annotations
@@ -12,22 +13,21 @@ import copy
 import logging
 import os
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
 
 import netq
-from fl.callbacks.base import Callback, Callbacks, ClientState
+from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
-from fl.messages import MESSAGES, Job, Purpose, Task
-from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
+from fl.messages import Job, Purpose, Task
+from fl.report import RoundReport, RoundState
 from fl.server.checkpoint import Checkpoint, load
+from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
-from fl.server.dispatcher import TaskDispatcher
 from fl.server.validation import check_config, check_settings, checked_callbacks
 from fl.server.waiting import until_connected
 from fl.strategies.base import Strategy
@@ -38,8 +38,9 @@ from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
 
-_EXTRA = 10**6  # bytes that an update may have, beside four models' worth: SCAFFOLD's has two
-_SPARE = 60 * 10**6  # bytes of updates that are admitted beside one; 40 MB are the interpreter's
+# An update of SCAFFOLD is as large as two models, one in another dtype as four. Metrics and names come on top.
+_EXTRA = 10**6  # bytes that an update may have on top of four models
+_SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
 
 
 class Server:
@@ -82,6 +83,7 @@ class Server:
         room = _room(size, memory_limit)
         self.model: Model = plain(model)
         self.number = 0  # of the last round
+        self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._strategy = strategy or FedAvg()
         self._strategy.begin(self.model)
         if self._strategy.least > min_clients:
@@ -91,15 +93,22 @@ class Server:
         self._config = dict(config or {})
         self._evaluate = evaluate
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
-        self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._closed = False
-        self._changed = threading.Event()  # somebody has come or gone
-        self._begun: set[uuid.UUID] = set()  # who has come, or come anew
-        self._queue = self._listen(protocol, options or netq.CommunicatorOptions())
-        self._exchange = TaskDispatcher(
-            self._queue, secrets.randbits(63), grace, room, 4 * size + _EXTRA, self._begun, self._callbacks
-        )
-        self._training = UpdateCollector(self._exchange, self._strategy, min_clients, deadline, self._callbacks)
+        try:
+            self._tasks = ClientTasks(
+                options or netq.CommunicatorOptions(),
+                protocol,
+                run=secrets.randbits(63),
+                grace=grace,
+                room=room,
+                max_size=4 * size + _EXTRA,
+                callbacks=self._callbacks,
+            )
+        except BaseException:
+            if self._checkpoint is not None:
+                self._checkpoint.close()
+            raise
+        self._collector = UpdateCollector(self._tasks, self._strategy, min_clients, deadline, self._callbacks)
 
     @classmethod
     def resume(
@@ -113,18 +122,18 @@ class Server:
         state = load(path)
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
         server = cls(_restored(path, state, strategy), options, **{"checkpoint": path, **settings})
-        server._exchange.run, server.number = state["run"], state["number"]
+        server._tasks.run, server.number = state["run"], state["number"]
         return server
 
     @property
     def netloc(self) -> netq.NetworkLocation:
         """Where the server listens."""
-        return self._queue.netloc
+        return self._tasks.queue.netloc
 
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
         """The clients that are connected now."""
-        return tuple(id for id, each in self._queue.statistics().items() if each.connected)
+        return tuple(id for id, each in self._tasks.queue.statistics().items() if each.connected)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run `count` rounds, and yield the report of each as it ends; `model` is then the new one.
@@ -139,9 +148,15 @@ class Server:
         clients = self.wait(self._min_clients)
         self.number += 1
         self._callbacks.round_begins(self.number, clients)
-        begin, before = time.monotonic(), self._queue.statistics()
-        training = self._train(clients)
-        evaluation = self._evaluated(training.weights) if self._evaluate else RoundState()
+        begin, before = time.monotonic(), self._tasks.queue.statistics()
+        evaluation = RoundState()
+        try:
+            training = self._train(clients)
+            if self._evaluate:
+                evaluation = self._collector.evaluate(self._task("evaluate"), training.weights)
+        except BaseException:  # else clients would stay busy, and their answers would count in the next round
+            self._tasks.forget_all()
+            raise
         received, sent = self._traffic(before)
         report = RoundReport(
             number=self.number,
@@ -164,14 +179,14 @@ class Server:
             self._check_open()
             return self.clients
 
-        return until_connected(count, "clients", connected, self._changed, timeout)
+        return until_connected(count, "clients", connected, self._tasks.sessions_changed, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most."""
         self._closed = True
-        self._exchange.close()
-        self._changed.set()
-        self._queue.close(timeout)
+        self._tasks.end()
+        self._tasks.sessions_changed.set()
+        self._tasks.queue.close(timeout)
         if self._checkpoint is not None:
             self._checkpoint.close()
 
@@ -185,35 +200,34 @@ class Server:
         self.close(10.0 if error is None else 0.0)
 
     def _train(self, clients: Collection[uuid.UUID]) -> RoundState:
-        """Make the next model of the clients' updates; or leave it as it is, if too few are good."""
+        """Make the next model of the clients' updates. Leave the model unchanged if there are too few good ones."""
         try:
-            answers, needed = self._training.collect(self._task("train"), clients)
-            count = len(answers.weights)
+            state, needed = self._collector.train(self._task("train"), clients)
+            count = len(state.weights)
             why = f"{count} updates of {needed}" if count < needed else self._finish()
         except BaseException:
-            self._exchange.break_off()
             self._strategy.abandon()
             raise
         if why:
             log.warning("round %d does not count: %s", self.number, why)
             self._strategy.abandon()
-            answers.void(f"the round does not count: {why}")
-        return answers
+            state.void(f"the round does not count: {why}")
+        return state
 
     def _finish(self) -> str:
-        """Take the next model; or return why there is none."""
+        """Set the next model. Return why there is none, "" if there is one."""
         try:
             model = self._strategy.finish(self.model, number=self.number)
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
-        except OSError:  # a disk's
+        except OSError:  # the server's disk is at fault, and the next round would fail too
             raise
-        except Exception as error:  # the user's code; the next round may do better
+        except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", self.number)
             return f"the strategy could not finish it: {type(error).__name__}: {error}"
         try:
             model = plain(model)
-            check(model, like=self.model)  # finite clients' numbers may come to more than a float holds
+            check(model, like=self.model)  # finite updates may still overflow
         except InvalidUpdate as error:
             self._strategy.reject()
             return f"what {type(self._strategy).__name__} came to is no model: {error}"
@@ -224,40 +238,12 @@ class Server:
 
     def _state(self) -> dict[str, Any]:
         strategy = {"name": type(self._strategy).__name__, "state": self._strategy.state()}
-        return {"run": self._exchange.run, "number": self.number, "model": dict(self.model), "strategy": strategy}
-
-    def _evaluated(self, clients: Collection[uuid.UUID]) -> RoundState:
-        """Ask those whose updates are in the new model how well it does."""
-        try:
-            return self._measure(clients)
-        except BaseException:
-            self._exchange.break_off()
-            raise
-
-    def _measure(self, clients: Collection[uuid.UUID]) -> RoundState:
-        busy = self._exchange.busy
-        answers = RoundState({peer: None for peer in clients if peer not in busy})
-        self._exchange.ask(self._task("evaluate"), answers.pending)
-        give_up = time.monotonic() + self._training.deadline
-        while answers.pending and (answer := self._exchange.answer(give_up, "evaluate")) is not None:
-            if not isinstance(answer.content, ClientFailure):
-                answers.count(answer.peer, answer.content)
-                self._callbacks.client_is(answer.peer, ClientState.DONE)
-            elif answers.fail(answer.peer, answer.content):
-                self._callbacks.client_is(answer.peer, ClientState.FAILED)
-            self._exchange.free(answer.peer)
-        for peer in tuple(answers.pending):
-            answers.fail(
-                peer, ClientFailure(FailureKind.LATE, f"no answer within {self._training.deadline:g} s (deadline)")
-            )
-            self._callbacks.client_is(peer, ClientState.FAILED)
-            self._exchange.forget(peer)
-        return answers
+        return {"run": self._tasks.run, "number": self.number, "model": dict(self.model), "strategy": strategy}
 
     def _task(self, purpose: Purpose) -> Task:
         strategy = self._strategy
         return Task(
-            Job(self._exchange.run, self.number, purpose),
+            Job(self._tasks.run, self.number, purpose),
             self.model,
             self._told(),
             deltas=strategy.deltas,
@@ -271,41 +257,16 @@ class Server:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise netq.Closed(self._queue.id, "this server is closed")
+            raise netq.Closed(self._tasks.queue.id, "this server is closed")
 
     def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
         """Message bytes in and out since then."""
         received = sent = 0
-        for peer, now in self._queue.statistics().items():
+        for peer, now in self._tasks.queue.statistics().items():
             same = peer in before and before[peer].bytes_in <= now.bytes_in and before[peer].bytes_out <= now.bytes_out
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent
-
-    def _listen(self, protocol: netq.Protocol, options: netq.CommunicatorOptions) -> netq.Communicator:
-        try:
-            return netq.new(protocol, netq.Purpose.SERVER, self._with_events(options))
-        except BaseException:
-            if self._checkpoint is not None:
-                self._checkpoint.close()
-            raise
-
-    def _with_events(self, options: netq.CommunicatorOptions) -> netq.CommunicatorOptions:
-        theirs = options.events
-
-        def ini(peer: uuid.UUID) -> None:
-            self._begun.add(peer)
-            self._changed.set()
-            if theirs.ini is not None:
-                theirs.ini(peer)
-
-        def fin(peer: uuid.UUID) -> None:
-            self._changed.set()
-            if theirs.fin is not None:
-                theirs.fin(peer)
-
-        events = netq.EventOptions(ini, fin)
-        return replace(options, serialization=MESSAGES, events=events)
 
 
 def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> Model:

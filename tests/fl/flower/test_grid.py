@@ -393,9 +393,9 @@ def test_a_peer_that_never_ends_does_not_hold_the_round() -> None:
 def test_a_node_that_cannot_read_says_so() -> None:
     with Federation() as federation:
         id = federation.join(echo)
-        federation.grid._pending.ask(("netq-flower/9", 5), 5, [id], 60)
-        answers = federation.grid._pending.take([message_id(5, fl.flower.node_id(id))], time.monotonic() + SOON)
-        (error,) = answers.values()
+        dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
+        dispatcher.ask(("netq-flower/9", 5), {id: key}, 60)
+        error = dispatcher.take(lambda wanted: wanted == key, time.monotonic() + SOON)
     assert "cannot read what it was sent: the version of a message: expected netq-flower/1" in str(error)
 
 

@@ -66,7 +66,7 @@ def test_a_late_update_is_stale_for_a_strategy_that_wants_none() -> None:
         federation.join(B, gives(4))
         federation.join(C, slow)
         assert federation.round(3).failures[C].why is fl.FailureKind.LATE
-        federation.server._training.deadline = 3 * SOON
+        federation.server._collector.deadline = 3 * SOON
         federation.server._strategy.select = lambda number, clients: [A, B]  # type: ignore[method-assign]
         slow.let_go(10)
         federation.server.wait(3, SOON)
@@ -88,7 +88,7 @@ def test_a_late_update_counts_less_and_its_client_is_left_alone_meanwhile() -> N
         second = federation.round(3)
         assert (set(second.clients), second.failures) == ({A, B}, {})  # it was not asked
         waiting = Gate(4)
-        federation.server._training.deadline = 3 * SOON
+        federation.server._collector.deadline = 3 * SOON
         federation.join(D, waiting)
         federation.server.wait(4, SOON)
         slow.let_go()
@@ -255,8 +255,7 @@ def test_the_permit_of_one_that_is_lost_goes_to_the_next() -> None:
     assert federation.w == [7] * 100
 
 
-def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.server.dispatcher._SILENT", 0.1)
+def test_the_permit_of_one_that_sends_nothing_goes_to_the_next() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -279,8 +278,7 @@ def test_the_permit_of_one_that_sends_nothing_goes_to_the_next(monkeypatch: pyte
     assert federation.w == [9] * 100
 
 
-def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl.server.dispatcher._SILENT", 0.1)
+def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending() -> None:
     settings: dict[str, Any] = {"memory_limit": 1600, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
@@ -289,7 +287,7 @@ def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending(mo
         assert clients[0].permitted(tasks[0])
         clients[1].send(tasks[1], 3)
         assert round.result(SOON).clients == (B,)  # by the deadline; A keeps its place
-        federation.server._training.deadline = SOON
+        federation.server._collector.deadline = SOON
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
         clients[1].offer(tasks[1], SIZE)
@@ -476,7 +474,7 @@ def test_clients_that_are_all_late_are_waited_for_and_not_asked_anew() -> None:
         federation.join(A, first)
         federation.join(B, second)
         assert federation.round(2).clients == ()
-        federation.server._training.deadline = 3 * SOON
+        federation.server._collector.deadline = 3 * SOON
         threading.Timer(SHORT, first.let_go).start()
         threading.Timer(2 * SHORT, second.let_go).start()
         report = federation.round(2)
@@ -675,7 +673,7 @@ def test_models_that_slow_readers_are_being_sent_are_not_many_at_once() -> None:
             federation.server.wait(count, SOON)
             assert federation.round(count).clients == (A,)
         federation.round(4)
-        tasks = {asked.job.round for peer, asked in federation.server._exchange._asked.items() if peer != A}
+        tasks = {job.round for peer, job in federation.server._tasks.busy.items() if peer != A}
         assert len(tasks - {federation.server.number}) == 1
 
 
@@ -696,7 +694,7 @@ def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
         federation.server.wait(4, SOON)
         for _ in range(10):
             before = len(begun)
-            busy = len(federation.server._exchange.busy)
+            busy = len(federation.server._tasks.busy)
             report = federation.round(4)
             assert not report.failures
             assert busy + len(begun) - before == 2 + 1, "two at work, and one more when the first had answered"

@@ -867,7 +867,7 @@ def test_a_straggler_is_left_out_and_its_late_update_disturbs_nobody(said: Said)
         assert reasons(report) == {C: f"no answer within {SHORT:g} s (deadline)"}
         assert federation.w == [3] * 3
 
-        federation.server._training.deadline = 3 * SOON
+        federation.server._collector.deadline = 3 * SOON
         free.set()
         report = federation.round(3)
         said.wait_for(rf"{C}: its answer to round 1 \(train\) is not waited for")

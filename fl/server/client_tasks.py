@@ -1,0 +1,271 @@
+"""The server's conversation with its clients: tasks go out, updates are admitted, replies come back one at a time.
+
+Driven by fl/server/collector.py, in the server's thread. Adds to the dispatcher what is special to the federation: the
+admission of large updates, the size limits, and the checks whether a reply answers the task. Never looks into a model.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import netq
+from fl.callbacks.base import Callbacks, ClientState
+from fl.messages import MESSAGES, Job, Message, Offer, Permit, Purpose, Reply, Report, Task, Update
+from fl.report import ClientFailure, FailureKind
+from fl.server.admission import Admission
+from fl.server.dispatcher import TaskDispatcher
+
+log = logging.getLogger("netq.fl")
+
+_CHECK = 1.0  # seconds between checks for admitted clients that send nothing
+_CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
+
+
+class Key(NamedTuple):
+    """Which task of which client."""
+
+    peer: uuid.UUID
+    job: Job
+
+
+class _Asked(NamedTuple):
+    job: Job
+    unasked: int  # bytes that the reply may have without a permit
+
+
+class ClientTasks:
+    """Asks clients, and returns their answers. An update keeps its place in the admission until `free` is called.
+
+    run:      this server's number. A reply to another run is not counted.
+    grace:    seconds; a client without a connection for longer is lost. So is an admitted client that sends nothing for
+              so long while other clients wait for their admission.
+    room:     bytes of updates that may be on their way at once.
+    max_size: bytes of the largest update that is accepted.
+    """
+
+    def __init__(
+        self,
+        options: netq.CommunicatorOptions,
+        protocol: netq.Protocol,
+        *,
+        run: int,
+        grace: float,
+        room: int,
+        max_size: int,
+        callbacks: Callbacks,
+    ) -> None:
+        self.run = run
+        self._grace = grace
+        self._max_size = max_size
+        self._callbacks = callbacks
+        self._admission = Admission(room)
+        self._permitted: dict[uuid.UUID, Job] = {}
+        self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
+        self._arrived: set[uuid.UUID] = set()  # clients whose update is here, and `free` not called yet
+        self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
+        self._next_check = 0.0  # by time.monotonic()
+        options = replace(options, serialization=MESSAGES)
+        self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(options, protocol, grace, self._receive)
+        self.queue = self._dispatcher.queue
+        self.sessions_changed = self._dispatcher.sessions_changed
+
+    @property
+    def busy(self) -> Mapping[uuid.UUID, Job]:
+        """The clients that have a task whose answer was not taken yet. Some may be late."""
+        return {peer: asked.job for peer, asked in self._asked.items()}
+
+    @property
+    def late(self) -> Collection[uuid.UUID]:
+        """The busy clients whose time limit has passed, and whose answer is still accepted."""
+        return {key.peer for key in self._dispatcher.late()}
+
+    def ask(self, task: Task, clients: Collection[uuid.UUID], limit: float, *, keep_late: bool) -> None:
+        """Give clients a task. It replaces the tasks that they have.
+
+        limit:     seconds; a client that has not answered by then is late.
+        keep_late: a late client keeps the task, and its answer is still accepted.
+        """
+        self._warned_stale.clear()
+        if not clients:
+            return
+        for peer in clients:
+            self.forget(peer)
+        unasked = self._admission.share(len(self._asked) + len(clients))
+        tasks = {peer: Key(peer, task.job) for peer in clients}
+        self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
+        for peer in clients:
+            self._asked[peer] = _Asked(task.job, unasked)
+            self._callbacks.client_is(peer, ClientState.TRAINING)
+
+    def trim(self, size: int) -> None:
+        """Cancel tasks that have not arrived, where they keep more old models alive than there is room for.
+
+        The tasks of the oldest rounds stay: most of their bytes are sent.
+
+        size: bytes of one model.
+        """
+        undelivered = self._dispatcher.undelivered()
+        rounds = sorted({key.job.round for key in undelivered})
+        dropped = rounds[max(1, self._admission.room // max(1, size)) :]
+        for key in undelivered:
+            if key.job.round in dropped:
+                self.forget(key.peer)
+
+    def forget(self, peer: uuid.UUID) -> None:
+        """Wait for a client no more. Cancel its task if it has not arrived.
+
+        A client that has a permit sends its update all the same, and keeps its place until then.
+        """
+        asked = self._asked.pop(peer, None)
+        if asked is not None:
+            self._dispatcher.forget([Key(peer, asked.job)])
+        self._admission.withdraw(peer)
+        self.free(peer)
+
+    def forget_all(self) -> None:
+        """Wait for no client any more, and drop the answers that are here."""
+        for peer in tuple(self._asked):
+            self.forget(peer)
+        self._dispatcher.forget_all()
+
+    def free(self, peer: uuid.UUID) -> None:
+        """Give the place of a client's update to others, after the update was taken and dropped."""
+        if peer in self._arrived:
+            self._free(peer)
+
+    def end(self) -> None:
+        """Make `answer` raise Closed. Any thread may call this."""
+        self._dispatcher.end()
+
+    def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
+        """Wait for the next answer to a task of this purpose. Answers to other tasks stay for later.
+
+        Return None at the time `until`, or if no client has such a task. Raises Closed.
+        """
+
+        def wanted(key: Key) -> bool:
+            return key.job.purpose == purpose or not self._is_asked(key)  # else it is a stale answer's failure
+
+        while True:
+            self._check_admitted()
+            found = self._dispatcher.take(wanted, min(until, self._next_check))
+            if found is not None:
+                self._taken(*found)
+                return found
+            if time.monotonic() >= until or not any(asked.job.purpose == purpose for asked in self._asked.values()):
+                return None
+
+    def _taken(self, key: Key, content: Update | Report | ClientFailure) -> None:
+        if not self._is_asked(key) or self._dispatcher.is_open(key):  # stale; or late, with its answer still accepted
+            return
+        del self._asked[key.peer]
+        if isinstance(content, ClientFailure):
+            if content.why is FailureKind.LATE:  # with a permit, its update still comes, and needs its place
+                self._admission.withdraw(key.peer)
+            else:
+                self._free(key.peer)
+
+    def _is_asked(self, key: Key) -> bool:
+        asked = self._asked.get(key.peer)
+        return asked is not None and asked.job == key.job
+
+    def _free(self, peer: uuid.UUID) -> None:
+        self._arrived.discard(peer)
+        self._permitted.pop(peer, None)
+        self._admission.leave(peer)
+        self._admit()
+
+    def _check_admitted(self) -> None:
+        """Take the places of admitted clients that have left, or that send nothing while others wait."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return
+        self._next_check = now + _CHECK
+        known = self.queue.statistics()
+        for peer in self._admission.peers - known.keys():
+            self._free(peer)
+        progress = {peer: each.bytes_in + each.arriving for peer, each in known.items()}
+        for peer, seconds in self._admission.silent(progress, now).items():
+            if seconds <= max(_CHECK, self._grace) or peer in self._arrived:
+                continue
+            asked = self._asked.get(peer)
+            if asked is not None and self._permitted.get(peer) == asked.job:
+                reason = f"it may send its update, others wait, and nothing came for {seconds:.1f} s"
+                self._refuse(peer, FailureKind.LOST, reason)
+            else:  # its permit is for an older task
+                self._free(peer)
+
+    def _receive(self, peer: uuid.UUID, message: Message) -> None:
+        """Handle a message. The dispatcher calls this from `take`."""
+        match message:
+            case Offer():
+                self._receive_offer(peer, message)
+            case Reply():
+                self._receive_reply(peer, message.job, message.content)
+            case _:
+                self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
+
+    def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> None:
+        asked = self._asked.get(peer)
+        if asked is None or asked.job != offer.job or self._permitted.get(peer) == offer.job:
+            return
+        if offer.size > self._max_size:
+            self._refuse(peer, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {self._max_size} at most")
+            return
+        self._admission.offer(peer, offer.size)
+        self._callbacks.client_is(peer, ClientState.WAITING, offer.size)
+        self._admit()
+
+    def _admit(self) -> None:
+        for peer, size in self._admission.admit().items():
+            job = self._permitted[peer] = self._asked[peer].job
+            self.queue.put(Permit(job), peer)
+            self._callbacks.client_is(peer, ClientState.SENDING, size)
+
+    def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> None:
+        asked, key = self._asked.get(peer), Key(peer, job)
+        if asked is None or job != asked.job or not self._dispatcher.is_open(key):
+            self._receive_stale(peer, job)
+        elif isinstance(content, str):
+            self._refuse(peer, FailureKind.FAILED, content)
+        elif not isinstance(content, _CONTENT[job.purpose]):
+            expected = _CONTENT[job.purpose].__name__
+            self._refuse(peer, FailureKind.INVALID, f"it answered with {type(content).__name__}; expected {expected}")
+        elif wrong := self._too_large(peer, asked, content):
+            self._refuse(peer, FailureKind.INVALID, wrong)
+        else:
+            self._admission.withdraw(peer)
+            self._arrived.add(peer)
+            self._dispatcher.answer(key, content)
+
+    def _too_large(self, peer: uuid.UUID, asked: _Asked, content: Update | Report) -> str:
+        """Return an error message for an answer that is larger than the client was allowed to send, else ""."""
+        size = content.nbytes if isinstance(content, Update) else 0
+        limit = self._admission.admitted(peer) if self._permitted.get(peer) == asked.job else asked.unasked
+        return f"it sent {size} bytes, and might send {limit}; expected an offer first" if size > limit else ""
+
+    def _receive_stale(self, peer: uuid.UUID, job: Job) -> None:
+        """Handle a reply to a task that is not open: the client is wrong, or too late."""
+        asked = self._asked.get(peer)
+        if asked is not None and job.run == self.run and job.round > asked.job.round:
+            self._refuse(peer, FailureKind.INVALID, f"it answered round {job.round} in round {asked.job.round}")
+            return
+        if peer not in self._arrived:
+            self._free(peer)
+        if peer not in self._warned_stale:  # one line and one failure, however many such replies come
+            self._warned_stale.add(peer)
+            log.warning("%s: its answer to round %d (%s) is not waited for (any more)", peer, job.round, job.purpose)
+            if job.run == self.run:
+                reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
+                self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
+
+    def _refuse(self, peer: uuid.UUID, why: FailureKind, reason: str) -> None:
+        """Answer a client's task with a failure, if it has a task."""
+        asked = self._asked.get(peer)
+        if asked is not None and self._dispatcher.answer(Key(peer, asked.job), ClientFailure(why, reason)):
+            self._free(peer)
