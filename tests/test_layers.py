@@ -26,7 +26,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.io", "netq.io.condition", "netq.io.receive_size", "netq.io.selector", "netq.io.signal_handlers"],
     ["netq.io.timers"],
     ["netq.io.loop"],
-    ["netq.io.connect", "netq.io.sockets"],
+    ["netq.io.accept", "netq.io.connect", "netq.io.sockets"],
     ["netq.runtime", "netq.runtime.delivery", "netq.runtime.inbox", "netq.runtime.link", "netq.runtime.log_dedup"],
     ["netq.runtime.peer"],
     ["netq.runtime.endpoint"],

@@ -9,10 +9,11 @@ listener, and nothing else: no user code, no lock, no second try.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from netq.io.loop import Loop, Worker
+from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
@@ -70,6 +71,20 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Make no more links."""
+
+
+def fail(loop: Loop, lose: Callable[[Exception], object], error: Exception) -> None:
+    """Run a link's `lose(error)` in its loop's thread: now if this is that thread, else soon.
+
+    In a user's thread, the error may come from a signal handler of the user, which ran during a system call. It
+    is not the link's then: raise it, and let the loop repair what was interrupted.
+    """
+    if loop.is_own:
+        lose(error)
+    elif raised_by_handler(error) is not None:
+        raise error
+    else:
+        loop.call(lose, error)
 
 
 def backoff(attempt: int, options: ConnectionOptions) -> float:

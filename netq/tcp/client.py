@@ -15,7 +15,7 @@ from netq.tcp.link import Link
 
 
 class ClientTransport:
-    """A transport: each `open` is one attempt at all the addresses that the host has."""
+    """A transport. Each `open` is one attempt to connect, to all addresses of the host."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         options = listener.options
@@ -34,17 +34,17 @@ class ClientTransport:
         )
 
     def open(self) -> None:
-        """Look the host up, then connect."""
+        """Look up the host, then connect."""
         self._connector.connect()
 
     def close(self) -> None:
-        """Connect no more."""
+        """Give up the attempt that is in progress."""
         self._connector.close()
 
     def _connected(self, sock: socket.socket) -> None:
         address = "{}:{}".format(*self.netloc)
-        pipe = wrap(sock, self._tls)
-        self._listener.attach(Link(self._listener, self._loop, pipe, self._listener.connect(), address))
+        stream = wrap(sock, self._tls)
+        self._listener.attach(Link(self._listener, self._loop, stream, self._listener.connect(), address))
 
 
 class Communicator(core.Communicator):

@@ -75,7 +75,7 @@ def test_the_error_that_a_link_is_lost_for_holds_nothing_of_it(
     assert isinstance(peer.link, Link)
     logging.getLogger("netq").addFilter(keep)
     try:
-        peer.link._pipe.sock.shutdown(socket.SHUT_RDWR)
+        peer.link._stream.sock.shutdown(socket.SHUT_RDWR)
         log.wait("its session waits for it")
     finally:
         logging.getLogger("netq").removeFilter(keep)

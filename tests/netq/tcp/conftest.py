@@ -1,4 +1,4 @@
-"""Communicators on TCP, closed at the end of the test, before the proxies between them."""
+"""Communicators on TCP. They close before the proxies between them."""
 
 from __future__ import annotations
 

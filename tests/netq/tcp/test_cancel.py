@@ -1,4 +1,4 @@
-"""Cancelling while the socket is full: what was handed to the link is not the caller's memory any more."""
+"""Cancelling while the socket is full: the link copies what it has taken, so the caller's memory is free at once."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ from netq import Communicator, NetworkLocation
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.proxy import Proxy
 
-SIZE, HELD = 64 * 2**20, 16 * 2**20  # bytes of a message, and of it that pass
+SIZE, PASSES = 64 * 2**20, 16 * 2**20  # bytes of a message, and how many of them pass the proxy
 
 
-def holding(
+def blocked_pair(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> tuple[Communicator, Communicator, Proxy, int]:
-    """Return a server and a client that know each other, the proxy between them, and when that will stand still."""
+    """Return a server, its client, the proxy between them, and the value of `passed` at which the proxy stops."""
     server = communicators.server()
     proxy = proxies(server.netloc)
     client = communicators.client(proxy.netloc)
     introduce(server, client)
-    held = proxy.passed + HELD
-    proxy.hold(after=HELD)
-    return server, client, proxy, held
+    stop = proxy.passed + PASSES
+    proxy.hold(after=PASSES)
+    return server, client, proxy, stop
 
 
-def test_a_message_cancelled_on_a_link_that_stands_still_is_free_at_once(
+def test_cancel_on_a_blocked_link_releases_the_memory_at_once(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server, client, proxy, held = holding(communicators, proxies)
+    server, client, proxy, stop = blocked_pair(communicators, proxies)
     data = bytearray(SIZE)
     future = client.put(PickleBuffer(data))  # out of band: a bytearray itself would be copied
-    proxy.wait(held, LIMIT)
+    proxy.wait(stop, LIMIT)
     with pytest.raises(BufferError):
         data.clear()
     assert future.cancel()
-    client.statistics()  # asks the loop: it has heard of it
-    data.clear()  # raises BufferError while anybody has a view of it
+    client.statistics()  # waits for a turn of the loop, which handles the cancel
+    data.clear()  # raises BufferError while there is a view of it
     proxy.release()
     client.put("next").result(LIMIT)
     assert server.get(timeout=0).data == "next"
-    assert proxy.passed - held < SIZE - HELD
+    assert proxy.passed - stop < SIZE - PASSES
 
 
-def test_the_receiver_forgets_a_message_that_is_cancelled_on_its_way(
+def test_receiver_discards_a_message_cancelled_in_transit(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
-    server, client, proxy, held = holding(communicators, proxies)
+    server, client, proxy, stop = blocked_pair(communicators, proxies)
     future = client.put(bytearray(SIZE))
-    proxy.wait(held, LIMIT)
+    proxy.wait(stop, LIMIT)
     (peer,) = server._hub.peers.values()
-    assert peer.loop.ask(lambda: peer.session._memory.idle) < SIZE, "it is not on its way"
+    assert peer.loop.ask(lambda: peer.session._memory.idle) < SIZE, "the message is not in transit"
     arriving = server.statistics()[client.id].arriving
-    assert HELD // 2 < arriving < SIZE
+    assert PASSES // 2 < arriving < SIZE
     assert future.cancel()
     proxy.release()
     client.put("next", lane=1).result(LIMIT)
-    client.put("last").result(LIMIT)  # behind it: so the server has heard
-    assert peer.loop.ask(lambda: peer.session._memory.idle) >= SIZE, "its block is here, and not idle"
+    client.put("last").result(LIMIT)  # on the same lane, so the server has handled the cancel
+    assert peer.loop.ask(lambda: peer.session._memory.idle) >= SIZE, "its block is not idle"
     assert {server.get(timeout=0).data for _ in range(2)} == {"next", "last"}
     assert server.statistics()[client.id].arriving == 0

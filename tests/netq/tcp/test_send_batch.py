@@ -1,64 +1,64 @@
-"""How much a link hands to its socket at once."""
+"""The adaptive size of what a link hands to its socket at once."""
 
 from __future__ import annotations
 
 import pytest
 
-from netq.tcp.send_batch import LEAST, MOST, PERIOD, QUEUED, SendBatch
+from netq.tcp.send_batch import MAX_BATCH, MIN_BATCH, MIN_PERIOD, QUEUE_TIME, SendBatch
 
 
-def carry(pace: SendBatch, rate: float, seconds: float, now: float = 0.0) -> float:
-    """Let a socket that is full all the time take `rate` bytes a second; return the time."""
-    pace.full(now)
+def carry(batch: SendBatch, rate: float, seconds: float, now: float = 0.0) -> float:
+    """Let a socket that is always full take `rate` bytes a second; return the time at the end."""
+    batch.full(now)
     end = now + seconds
     while now < end:
-        now += PERIOD
-        pace.sent(int(rate * PERIOD))
-        pace.full(now)
+        now += MIN_PERIOD
+        batch.sent(int(rate * MIN_PERIOD))
+        batch.full(now)
     return now
 
 
-def test_a_socket_that_takes_all_gets_twice_as_much_up_to_the_most() -> None:
-    pace, batches = SendBatch(), []
+def test_batch_doubles_while_the_socket_takes_all() -> None:
+    batch, batches = SendBatch(), []
     for _ in range(10):
-        batches.append(pace.batch)
-        pace.sent(pace.batch)
-        pace.drained()
-    assert batches[:8] == [LEAST * 2**n for n in range(8)]
-    assert batches[8:] == [MOST, MOST]
+        batches.append(batch.size)
+        batch.sent(batch.size)
+        batch.drained()
+    assert batches[:8] == [MIN_BATCH * 2**n for n in range(8)]
+    assert batches[8:] == [MAX_BATCH, MAX_BATCH]
 
 
-def test_small_messages_change_nothing() -> None:
-    pace = SendBatch()
+def test_small_messages_leave_the_batch_as_it_is() -> None:
+    batch = SendBatch()
     for _ in range(1000):
-        pace.sent(LEAST - 1)
-        pace.drained()
-    assert pace.batch == LEAST
+        batch.sent(MIN_BATCH - 1)
+        batch.drained()
+    assert batch.size == MIN_BATCH
 
 
-def test_a_slow_link_is_given_the_least_and_a_fast_one_the_most() -> None:
+def test_batch_follows_the_rate_of_the_link() -> None:
     slow, fast, between = SendBatch(), SendBatch(), SendBatch()
     carry(slow, 125_000, 1.0)
     carry(fast, 1e9, 0.1)
     carry(between, 10e6, 1.0)
-    assert (slow.batch, fast.batch) == (LEAST, MOST)
-    assert between.batch == pytest.approx(10e6 * QUEUED, rel=0.01)
+    assert (slow.size, fast.size) == (MIN_BATCH, MAX_BATCH)
+    assert between.size == pytest.approx(10e6 * QUEUE_TIME, rel=0.01)
 
 
-def test_a_link_that_becomes_slow_is_given_less_and_more_again_when_it_is_fast() -> None:
-    pace = SendBatch()
-    now = carry(pace, 1e9, 0.1)
-    now = carry(pace, 125_000, 1.0, now)
-    assert pace.batch == LEAST
-    carry(pace, 1e9, 0.1, now)
-    assert pace.batch == MOST
+def test_batch_follows_a_rate_that_changes() -> None:
+    batch = SendBatch()
+    now = carry(batch, 1e9, 0.1)
+    now = carry(batch, 125_000, 1.0, now)
+    assert batch.size == MIN_BATCH
+    carry(batch, 1e9, 0.1, now)
+    assert batch.size == MAX_BATCH
 
 
-def test_an_idle_time_does_not_count_as_slowness() -> None:
-    pace = SendBatch()
-    now = carry(pace, 1e9, 0.1)
-    pace.drained()
-    pace.sent(1000)
-    pace.full(now + 3600.0)
-    pace.full(now + 3600.0 + PERIOD / 2)
-    assert pace.batch == MOST
+def test_idle_time_is_not_measured() -> None:
+    batch = SendBatch()
+    now = carry(batch, 1e9, 0.1)
+    batch.drained()
+    batch.sent(1000)
+    batch.full(now + 3600.0)
+    batch.full(now + 3600.0 + MIN_PERIOD / 2)
+    assert batch.size == MAX_BATCH

@@ -1,4 +1,4 @@
-"""Whoever else may knock: refused in one line of the log, and those who belong here do not notice."""
+"""Peers that do not speak netq: one log line each, and no effect on clients. See tests/netq/transports, too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 
 INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
-HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(192)  # how a TLS client begins
+TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(192)  # how a TLS client begins
 
 
 @pytest.fixture
@@ -29,15 +29,15 @@ def sockets() -> Iterator[list[socket.socket]]:
         sock.close()
 
 
-def knock(server: Communicator, sockets: list[socket.socket], data: bytes) -> str:
-    """Send something; return who we are."""
+def connect_and_send(server: Communicator, sockets: list[socket.socket], data: bytes) -> str:
+    """Connect and send `data`; return this end's address, by which the log names it."""
     sock = socket.create_connection(server.netloc, LIMIT)
     sockets.append(sock)
     sock.sendall(data)
     return "{}:{}".format(*sock.getsockname())
 
 
-def is_cut(sock: socket.socket) -> bool:
+def ended(sock: socket.socket) -> bool:
     try:
         while sock.recv(65536):
             pass
@@ -47,10 +47,10 @@ def is_cut(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    ("data", "error"),
     [
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "no frame of netq, it begins with b'GET / HT'"),
-        (HELLO, "the peer speaks TLS, this side does not"),
+        (TLS_HELLO, "the peer speaks TLS, this side does not"),
         (b"SSH-2.0-OpenSSH_9.2p1 Debian\r\n", "no frame of netq, it begins with"),
         (random.Random(1).randbytes(200_000), "no frame of netq, it begins with"),
         (INI[:50], "no greeting within 0.3 s"),
@@ -63,26 +63,26 @@ def is_cut(sock: socket.socket) -> bool:
         (INI + INI, "INI in state GREETED"),
     ],
 )
-def test_a_stranger_is_refused_in_one_line_and_others_are_served_meanwhile(
-    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], data: bytes, complaint: str
+def test_refused_peer_is_one_line_in_the_log(
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], data: bytes, error: str
 ) -> None:
-    server = communicators.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
-    address = knock(server, sockets, data)
+    server = communicators.server(handshake_timeout=0.3 if error.endswith("within 0.3 s") else LIMIT)
+    address = connect_and_send(server, sockets, data)
     client = communicators.client(server.netloc)
     introduce(server, client)
-    assert complaint in log.wait(f"{address}: ")
-    assert is_cut(sockets[0])
+    assert error in log.wait(f"{address}: ")
+    assert ended(sockets[0])
     client.put("still here").result(LIMIT)
     assert server.get(timeout=0) == (client.id, "still here")
     assert len(log.having(address)) == 1
     assert set(server.statistics()) == {client.id}
 
 
-def test_a_stranger_who_hangs_up_is_one_line(
+def test_peer_that_hangs_up_is_one_line_in_the_log(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
     server = communicators.server()
-    address = knock(server, sockets, b"")
+    address = connect_and_send(server, sockets, b"")
     sockets[0].close()
     assert "the peer hung up" in log.wait(f"{address}: ")
     introduce(server, communicators.client(server.netloc))
@@ -90,23 +90,23 @@ def test_a_stranger_who_hangs_up_is_one_line(
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_greeting_with_junk_behind_it_does_not_take_the_id_away(
+def test_greeting_followed_by_junk_does_not_take_the_id(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], workers: int
 ) -> None:
     server = communicators.server(workers=workers)
     for junk in (b"\xff" * 24, Frame(Kind.PING).whole(), INI):
-        address = knock(server, sockets, INI + junk)
+        address = connect_and_send(server, sockets, INI + junk)
         log.wait(f"{address}: ")
     client = communicators.client(server.netloc, id=uuid.UUID(int=99))
     introduce(server, client)
     assert not log.having("in use")
 
 
-def test_one_who_never_stops_sending_holds_nobody_up(
+def test_peer_that_never_stops_sending_delays_no_client(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
     server = communicators.server()
-    knock(server, sockets, b"")
+    connect_and_send(server, sockets, b"")
     stop = threading.Event()
 
     def flood() -> None:
@@ -123,7 +123,7 @@ def test_one_who_never_stops_sending_holds_nobody_up(
             log.wait("no frame of netq")
             client = communicators.client(server.netloc)
             introduce(server, client)
-            flooding.result(LIMIT)  # it is cut though it does not listen
+            flooding.result(LIMIT)  # it is cut, though it does not read
         finally:
             stop.set()
 
@@ -132,11 +132,11 @@ def test_close_does_not_wait_for_strangers(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket]
 ) -> None:
     server = communicators.server()
-    knock(server, sockets, INI[:10])
+    connect_and_send(server, sockets, INI[:10])
     introduce(server, client := communicators.client(server.netloc))
     client.close(LIMIT)
     start = time.monotonic()
     assert server.close(LIMIT) == 0
     assert time.monotonic() - start < 5.0
     assert log.wait("the server is closing")
-    assert is_cut(sockets[0])
+    assert ended(sockets[0])

@@ -1,5 +1,4 @@
-"""A link and its loop, turn by turn: nobody's frames take more than their share, however many they are; and an answer
-that is there takes the ACK along."""
+"""A link and its loop, turn by turn: fairness under a flood of small frames, and ACKs that wait for a reply."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ PINGS = Frame(Kind.PING).header() * 20_000
 
 
 class Server:
-    """Says yes to whoever comes, and remembers why it was lost."""
+    """Accepts every greeting, and keeps the errors of lost links."""
 
     def __init__(self) -> None:
         self.options = CommunicatorOptions()
@@ -57,23 +56,20 @@ class Server:
         self.why.append(AssertionError(repr(error)))
 
 
-class Answering(Server):
-    """Answers each message, if it is told to, as users do: when the loop has settled; and its thread sends.
-
-    It is a Worker too: whose link it is.
-    """
+class ReplyingServer(Server):
+    """Replies to each message when the loop has settled, as users do. It is the Worker of its link, too."""
 
     inline = True
 
     def __init__(self) -> None:
         super().__init__()
         self.answers = True
-        self.line = ["somebody waits"]
+        self.line = ["a waiter"]
         self.loop = Loop("turned by hand", self.crashed, shared=True, settle=self.settle, line=self.line)
         self.link: Link | None = None
 
     def settle(self) -> bool:
-        """Take what has come; return whether somebody had waited for it."""
+        """Take the messages that arrived; return whether a user waited for them."""
         session = None if self.link is None else self.link.connection.session
         if session is None or not session.arrived:
             return False
@@ -94,7 +90,7 @@ class Answering(Server):
 
 
 class Counting(PlainSocket):
-    """Counts what is received, and keeps what is sent at once."""
+    """Counts received bytes, and keeps what each `send` took."""
 
     count = 0
 
@@ -118,7 +114,7 @@ class Counting(PlainSocket):
 
 
 class Flood:
-    """A peer that sends as many PINGs as its socket takes, and a link in a loop that the test turns by hand."""
+    """A peer that sends as many PINGs as its socket takes, and a link in a loop whose turns the test calls."""
 
     def __init__(self, server: Server, *loops: Loop) -> None:
         self.loops = loops or tuple([Loop(f"turned by hand {n}", server.crashed) for n in range(2)])
@@ -127,8 +123,8 @@ class Flood:
             self.sock = socket.create_connection(listener.getsockname())
             self.far = listener.accept()[0]
         self.sock.sendall(Greeting(uuid.uuid4(), bytes(16), 2**40, 2**20, 10_000).frame().whole())
-        self.pipe = Counting(self.far)
-        self.link = Link(self.server, self.loops[0], self.pipe, self.server.connect(), "a flood")
+        self.stream = Counting(self.far)
+        self.link = Link(self.server, self.loops[0], self.stream, self.server.connect(), "a flood")
         assert select.select([self.far], [], [], LIMIT)[0]
         self.loops[0]._turn()
         assert self.link.connection.open
@@ -136,7 +132,7 @@ class Flood:
         self._rest = b""
 
     def refill(self) -> int:
-        """Return how many bytes there was room for."""
+        """Fill the socket; return how many bytes it took."""
         sent = 0
         try:
             while True:
@@ -165,56 +161,56 @@ def flood() -> Iterator[Flood]:
 
 @pytest.fixture
 def talk() -> Iterator[Flood]:
-    """A link whose server answers, after the greetings, and where those who wait are quick."""
-    server = Answering()
+    """A link after the greetings, whose server replies; the loop expects quick replies."""
+    server = ReplyingServer()
     talk = Flood(server, server.loop)
     server.link, talk.link.peer = talk.link, server
     server.loop._waits_are_short = True
-    talk.pipe.sent.clear()
+    talk.stream.sent.clear()
     yield talk
     talk.close()
 
 
-def test_a_link_that_stays_busy_asks_for_one_more_call_and_not_for_one_more_each_turn(flood: Flood) -> None:
+def test_busy_link_has_one_call_in_the_queue(flood: Flood) -> None:
     queued = []
     for _ in range(30):
         flood.refill()
         flood.loops[0]._turn()
         queued.append(len(flood.loops[0]._calls))
-    assert queued.count(1) > 10, "it was not busy"
+    assert queued.count(1) > 10, "the link was not busy"
     assert max(queued) == 1
     assert not flood.server.why
 
 
-def test_one_turn_takes_little_of_many_small_frames(flood: Flood) -> None:
-    """Some tens of kilobytes; large messages get megabytes."""
+def test_one_turn_reads_little_of_many_small_frames(flood: Flood) -> None:
+    """The bound is some tens of kilobytes; for large messages it is megabytes."""
     taken = []
     for _ in range(30):
         flood.refill()
-        before = flood.pipe.count
+        before = flood.stream.count
         flood.loops[0]._turn()
-        taken.append(flood.pipe.count - before)
+        taken.append(flood.stream.count - before)
     assert 0 < max(taken) < 160 * 1024, taken
     assert not flood.server.why
 
 
-def test_a_busy_link_that_moves_goes_on_in_the_other_loop_and_only_there(flood: Flood) -> None:
+def test_busy_link_that_moves_continues_in_the_new_loop_only(flood: Flood) -> None:
     old, new = flood.loops
     flood.refill()
     old._turn()
     assert old._calls
     flood.link.move(new)
     flood.refill()
-    before = flood.pipe.count
+    before = flood.stream.count
     old._turn()
-    assert flood.pipe.count == before, "it was read in the loop that it has left"
+    assert flood.stream.count == before, "the old loop still reads"
     new._turn()
-    assert flood.pipe.count > before
+    assert flood.stream.count > before
     assert not flood.server.why
 
 
-def say(talk: Flood, number: int) -> None:
-    """Send a message of five bytes, and let it come while users work, and the loop's thread looks now and then."""
+def send_message(talk: Flood, number: int) -> None:
+    """Send a message of five bytes while user threads poll, so the loop's thread only parks between its turns."""
     loop = talk.loops[0]
     with loop.baton:
         loop._user_seen = time.monotonic()
@@ -234,56 +230,56 @@ def kinds(sent: bytes) -> list[int]:
 
 @pytest.fixture
 def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is slow for a while is not late."""
+    """Let a slow machine not count as a late reply."""
     monkeypatch.setattr("netq.io.loop.TICK", 0.1)
 
 
 @pytest.mark.usefixtures("long_tick")
-def test_an_answer_that_is_there_takes_the_ack_along(talk: Flood) -> None:
+def test_reply_carries_the_ack(talk: Flood) -> None:
     for number in range(1, 4):
-        say(talk, number)
+        send_message(talk, number)
         talk.loops[0]._turn()
         talk.loops[0]._turn()
-        assert len(talk.pipe.sent) == number, "it is sent in the turn after the one in which the message came"
-    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK, Kind.MSG]] * 3
+        assert len(talk.stream.sent) == number, "sent in the turn after the message's"
+    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK, Kind.MSG]] * 3
     assert not talk.server.why
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_an_ack_waits_for_nobody_if_nobody_waits(talk: Flood, calls: bool) -> None:
-    assert isinstance(talk.server, Answering)
+def test_ack_leaves_at_once_without_a_waiter(talk: Flood, calls: bool) -> None:
+    assert isinstance(talk.server, ReplyingServer)
     talk.server.answers = False
     talk.server.line.clear()
     for number in range(1, 4):
-        say(talk, number)
+        send_message(talk, number)
         if calls:
             talk.loops[0].call(len, ())
         talk.loops[0]._turn()
-        assert len(talk.pipe.sent) == number, "it is sent in the turn in which the message came"
-    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]] * 3
+        assert len(talk.stream.sent) == number, "sent in the message's turn"
+    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
     assert not talk.server.why
 
 
 @pytest.mark.usefixtures("long_tick")
-def test_an_ack_does_not_wait_for_long_for_who_has_no_answer(talk: Flood) -> None:
-    assert isinstance(talk.server, Answering)
+def test_ack_leaves_after_one_turn_without_a_reply(talk: Flood) -> None:
+    assert isinstance(talk.server, ReplyingServer)
     talk.server.answers = False
     for number in range(1, 4):
-        say(talk, number)
+        send_message(talk, number)
         talk.loops[0]._turn()
-        assert len(talk.pipe.sent) == number - 1, "there might be an answer"
+        assert len(talk.stream.sent) == number - 1, "a reply may come"
         talk.loops[0]._turn()
-        assert len(talk.pipe.sent) == number, "it is sent in the next turn"
-    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]] * 3
+        assert len(talk.stream.sent) == number, "sent in the next turn"
+    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
     assert not talk.server.why
 
 
-def test_an_ack_that_waits_is_not_forgotten_when_the_turn_takes_long(talk: Flood) -> None:
-    """Longer than users are waited for: then the loop's thread polls again, and nothing else may come."""
-    assert isinstance(talk.server, Answering)
+def test_delayed_ack_leaves_after_a_long_turn(talk: Flood) -> None:
+    """A turn longer than TICK: then the loop's thread polls again, and no other event may come."""
+    assert isinstance(talk.server, ReplyingServer)
     talk.server.answers = False
     loop = talk.loops[0]
-    say(talk, 1)
+    send_message(talk, 1)
 
     def take_long() -> None:
         until = time.monotonic() + 2 * TICK
@@ -293,32 +289,32 @@ def test_an_ack_that_waits_is_not_forgotten_when_the_turn_takes_long(talk: Flood
     loop.call(take_long)
     loop._turn()
     begin = time.monotonic()
-    loop.at(begin + 1.0, len, ())  # it has to end
-    if not talk.pipe.sent:  # in that turn
+    loop.at(begin + 1.0, len, ())  # ends the wait if the test fails
+    if not talk.stream.sent:  # not in the long turn
         loop._turn()
     assert time.monotonic() - begin < 0.5
-    assert [kinds(sent) for sent in talk.pipe.sent] == [[Kind.ACK]]
+    assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]]
 
 
-def test_what_is_put_while_the_socket_is_full_leaves_as_soon_as_it_is_not(talk: Flood) -> None:
-    """Also if what was there before had been all, and the socket did not take all of it."""
+def test_message_put_while_the_socket_is_full_leaves_later(talk: Flood) -> None:
+    """The message before it was the whole batch, and the socket took a part of that batch."""
     link, session = talk.link, talk.link.connection.session
     assert session is not None
-    talk.pipe.room = 10
+    talk.stream.room = 10
     session.put(Outgoing(Stream([b"first"])))
     link.flush()
-    assert len(b"".join(talk.pipe.sent)) == 10
+    assert len(b"".join(talk.stream.sent)) == 10
     session.put(Outgoing(Stream([b"other"])))
     link.flush()
-    talk.pipe.room = 2**62
+    talk.stream.room = 2**62
     talk.loops[0]._turn()
-    assert kinds(b"".join(talk.pipe.sent)) == [Kind.MSG] * 2
+    assert kinds(b"".join(talk.stream.sent)) == [Kind.MSG] * 2
 
 
-def test_what_is_due_leaves_though_more_comes_and_is_called_in_each_turn(flood: Flood) -> None:
+def test_answers_leave_under_a_flood_of_frames_and_calls(flood: Flood) -> None:
     for _ in range(30):
         flood.refill()
         flood.loops[0].call(len, ())
         flood.loops[0]._turn()
-    assert len(flood.pipe.sent) > 10, "answers to PINGs"
+    assert len(flood.stream.sent) > 10, "answers to PINGs"
     assert not flood.server.why

@@ -1,6 +1,6 @@
-"""A link that is given up leaves nothing behind to be delivered later; one that ends politely loses no word.
+"""How a link ends: with a reset after silence, and in order after FIN.
 
-The peers are sockets of the test, which see the difference: a reset, or an end.
+A reset discards what the system would deliver later. An orderly end loses no byte. The peers are sockets of the test.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def heard(sock: socket.socket) -> bytes:
-    """All that comes until the end. Raises ConnectionResetError if it is none."""
+def read_to_end(sock: socket.socket) -> bytes:
+    """Return all bytes up to the orderly end. Raises ConnectionResetError after a reset."""
     sock.settimeout(LIMIT)
     data = bytearray()
     while more := sock.recv(65536):
@@ -39,47 +39,45 @@ def heard(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
-def test_a_link_that_nobody_answers_is_reset(
+def test_link_without_an_answer_is_reset(
     communicators: Communicators, listener: socket.socket, files: certificates.Files, secure: bool
 ) -> None:
-    """Its greeting would else go on being sent, and be taken for a newer link than the next one."""
+    """Otherwise the system goes on sending its INI, which then looks like a newer link than the next one."""
     security = SecurityOptions(certificate=files.authority) if secure else None
     communicators.client(NetworkLocation(*listener.getsockname()), handshake_timeout=0.2, security=security)
     for _ in range(2):
         sock, _ = listener.accept()
         with sock, pytest.raises(ConnectionResetError):
-            heard(sock)
+            read_to_end(sock)
 
 
-def test_a_client_resets_a_link_whose_server_has_become_silent(
-    communicators: Communicators, listener: socket.socket
-) -> None:
+def test_client_resets_a_link_to_a_silent_server(communicators: Communicators, listener: socket.socket) -> None:
     client = communicators.client(NetworkLocation(*listener.getsockname()), **BEATS)
     sock, _ = listener.accept()
     with sock:
         sock.sendall(Greeting(uuid.UUID(int=98), bytes(16), 2**40, 2**20, 100, epoch=1).frame().whole())
         with pytest.raises(ConnectionResetError):
-            heard(sock)
+            read_to_end(sock)
     communicators.abort(client)
 
 
-def test_a_server_resets_a_link_whose_client_has_become_silent(communicators: Communicators) -> None:
+def test_server_resets_a_link_to_a_silent_client(communicators: Communicators) -> None:
     server = communicators.server(**BEATS)
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(HELLO)
         with pytest.raises(ConnectionResetError):
-            heard(sock)
+            read_to_end(sock)
     communicators.abort(server)
 
 
-def test_a_refusal_is_said_and_not_cut_off_by_a_reset(communicators: Communicators) -> None:
+def test_refusal_arrives_without_a_reset(communicators: Communicators) -> None:
     server = communicators.server()
     with socket.create_connection(server.netloc, LIMIT) as sock:
         sock.sendall(Greeting(server.id, bytes(16), 2**40, 2**20, 100).frame().whole())
-        assert b"is the server's own" in heard(sock)
+        assert b"is the server's own" in read_to_end(sock)
 
 
-def test_the_older_of_two_links_is_told_and_not_reset(communicators: Communicators) -> None:
+def test_replaced_link_gets_the_reason_without_a_reset(communicators: Communicators) -> None:
     server = communicators.server()
     with (
         socket.create_connection(server.netloc, LIMIT) as older,
@@ -88,23 +86,23 @@ def test_the_older_of_two_links_is_told_and_not_reset(communicators: Communicato
         older.sendall(HELLO)
         older.recv(24, socket.MSG_WAITALL)  # the server has answered
         newer.sendall(AGAIN)
-        assert b"a newer link has taken the session over" in heard(older)
+        assert b"a newer link has taken the session over" in read_to_end(older)
     communicators.abort(server)
 
 
-def test_a_goodbye_is_said_and_not_cut_off_by_a_reset(communicators: Communicators) -> None:
+def test_fin_arrives_without_a_reset(communicators: Communicators) -> None:
     server = communicators.server()
     with socket.create_connection(server.netloc, LIMIT) as sock:
-        goodbye = Frame(Kind.FIN, number=Code.DONE).whole()
+        fin = Frame(Kind.FIN, number=Code.DONE).whole()
         sock.sendall(HELLO)
         sock.recv(24, socket.MSG_WAITALL)
-        sock.sendall(goodbye)
-        assert heard(sock).endswith(goodbye)
+        sock.sendall(fin)
+        assert read_to_end(sock).endswith(fin)
 
 
-def test_a_refusal_of_a_session_that_was_found_is_said_and_not_cut_off_by_a_reset(communicators: Communicators) -> None:
+def test_refusal_of_a_found_session_arrives_without_a_reset(communicators: Communicators) -> None:
     server = communicators.server()
-    beyond = Cursor(0, 1, 0, 2**20)  # of a message that the server has never sent
+    beyond = Cursor(0, 1, 0, 2**20)  # acknowledges a message that the server never sent
     with (
         socket.create_connection(server.netloc, LIMIT) as older,
         socket.create_connection(server.netloc, LIMIT) as newer,
@@ -114,5 +112,5 @@ def test_a_refusal_of_a_session_that_was_found_is_said_and_not_cut_off_by_a_rese
         newer.sendall(
             Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 100, (beyond,), resume=True, epoch=1).frame().whole()
         )
-        assert heard(newer)[:1] == bytes([Kind.FIN])
+        assert read_to_end(newer)[:1] == bytes([Kind.FIN])
     communicators.abort(server)

@@ -1,0 +1,67 @@
+"""Accepts connections at a listening socket, and pauses when the system has no descriptor left.
+
+Owned by a server's transport; runs in the thread of its loop and never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from netq.io.loop import Loop
+from netq.io.selector import READ
+
+log = logging.getLogger("netq")
+
+_ACCEPTS = 64  # connections accepted in one turn, so that the links of the loop have theirs
+_PAUSE = 1.0  # seconds without accepting when the system has no descriptors; clients wait in the listen queue
+
+
+class Acceptor:
+    """Calls `accepted(sock, address)` for each connection, until `close`. It does not own the listening socket."""
+
+    def __init__(
+        self, loop: Loop, sock: socket.socket, where: str, accepted: Callable[[socket.socket, Any], object]
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._where = where  # for the log
+        self._accepted = accepted
+        self._warned = False  # the log has a line about this lack of descriptors
+        self._closed = False
+        loop.watch(sock, READ, self._ready)
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._closed = True
+        self._loop.forget(self._sock)
+
+    def _ready(self, mask: int) -> None:
+        for _ in range(_ACCEPTS):
+            if self._closed:  # by what `accepted` led to
+                return
+            try:
+                sock, address = self._sock.accept()
+            except BlockingIOError:
+                self._warned = False  # the queue is empty, so descriptors were sufficient
+                return
+            except ConnectionError:
+                continue  # the client hung up before it was accepted
+            except OSError as error:
+                self._pause(error)
+                return
+            self._accepted(sock, address)
+
+    def _pause(self, error: OSError) -> None:
+        if not self._warned:
+            log.warning("%s: no connection can be accepted for now: %s", self._where, error)
+        self._warned = True
+        self._loop.forget(self._sock)
+        self._loop.at(time.monotonic() + _PAUSE, self._resume)
+
+    def _resume(self) -> None:
+        if not self._closed:
+            self._loop.watch(self._sock, READ, self._ready)
