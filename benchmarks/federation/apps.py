@@ -40,7 +40,7 @@ class TimedFedAvg(FedAvg):
 def kernel() -> Strategy:
     """Return fl.flower.strategy, which notes it too."""
     import fl.flower
-    from fl.flower.averaging import KernelFedAvg
+    from fl.flower.kernel_strategy import KernelFedAvg
 
     aggregate = KernelFedAvg.aggregate_train
 

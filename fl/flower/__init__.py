@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from fl.flower._compat import KNOWN
 from fl.flower.apps import ClientApp, ServerApp
-from fl.flower.averaging import Kernel, strategy
 from fl.flower.grid import Grid
+from fl.flower.grid_messages import node_id
+from fl.flower.kernel_strategy import Kernel, strategy
 from fl.flower.node import Node
-from fl.flower.records import Array, arrays
+from fl.flower.record_codec import Array, arrays
 from fl.flower.replies import Streamed
-from fl.flower.server import run
-from fl.flower.wire import node_id
+from fl.flower.runner import run
 
 __all__ = [
     "run",

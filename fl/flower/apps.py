@@ -1,6 +1,6 @@
 """What is an app of Flower's, and what may stand for one.
 
-Asked by who is given an app (fl/flower/node.py, fl/flower/server.py, edge/flower.py), before anything is opened: a
+Asked by who is given an app (fl/flower/node.py, fl/flower/runner.py, edge/flower.py), before anything is opened: a
 ServerApp on a device would run there for each message. Pure.
 """
 

@@ -23,8 +23,8 @@ from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
+from fl.flower.grid_messages import MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
 from fl.flower.replies import Streamed, reply, reply_to_nothing
-from fl.flower.wire import MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected

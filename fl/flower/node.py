@@ -11,7 +11,7 @@ from flwr.app import Context, Error, Message, Metadata, RecordDict
 import netq
 from fl.flower._compat import SUPERLINK_NODE_ID, ErrorCode, make_message
 from fl.flower.apps import ClientApp, check_client_app
-from fl.flower.wire import MESSAGES, Ask, Reply, check_config, message_id, node_id, read_ask, write_reply
+from fl.flower.grid_messages import MESSAGES, Ask, Reply, check_config, message_id, node_id, read_ask, write_reply
 from netq.text import printable
 
 log = logging.getLogger("netq.fl")

@@ -63,7 +63,7 @@ class Federation:
         def dump(message: Any) -> Stream:
             return Stream([message]) if isinstance(message, bytes) else anything.dump(message)
 
-        serialization = netq.SerializationOptions(fl.flower.wire.MESSAGES.load, dump)
+        serialization = netq.SerializationOptions(fl.flower.grid_messages.MESSAGES.load, dump)
         self.start(_raw, replace(self.options(id), serialization=serialization), self._protocol, answer)
         self.wait_for(id)
         return id

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import FedAvg
 
 import fl.flower
 import netq
-from fl.flower.wire import VERSION, message_id
+from fl.flower.grid_messages import VERSION, message_id
 from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import app, server
 from tests.fl.flower.federation import SHORT, SOON, Federation, error_of

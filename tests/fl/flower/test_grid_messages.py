@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Error, MetricRecord, RecordDict
 
-from fl.flower.wire import (
+from fl.flower.grid_messages import (
     MESSAGES,
     VERSION,
     Ask,

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Error, Metadata, RecordDict
 
-from fl.flower.records import check_value, decode, encode
+from fl.flower.record_codec import check_value, decode, encode
 from fl.tensors.serialization import expect, serialization
 from netq.text import printable
 from netq.validate import is_whole
@@ -74,7 +74,7 @@ def write_reply(reply: Reply) -> tuple[Any, ...]:
 
 
 def read_ask(plain: Any, *, copy: bool) -> Ask:
-    """Return what a grid says; raises Unreadable. For `copy` see fl.flower.records.decode."""
+    """Return what a grid says; raises Unreadable. For `copy` see fl.flower.record_codec.decode."""
     _check_version(plain)
     expect(len(plain) == 9, "a message of the grid", "nine fields")
     _, batch, run, run_config, message_type, group_id, created_at, ttl, content = plain

@@ -1,4 +1,4 @@
-"""Flower's records as plain values and arrays, and back: what travels in a message of fl/flower/wire.py.
+"""Flower's records as plain values and arrays, and back: what travels in a message of fl/flower/grid_messages.py.
 
     RecordDict ──► [(name, "arrays", [(key, array), …]), (name, "metrics" | "config", [(key, value), …]), …]
 

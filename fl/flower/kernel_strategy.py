@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fl.aggregation.mean import WeightedMean
 from fl.errors import InvalidUpdate
-from fl.flower.records import arrays
+from fl.flower.record_codec import arrays
 from fl.flower.replies import Streamed
 from fl.tensors.blocks import sources
 from fl.tensors.spec import Model, Spec
