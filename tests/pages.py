@@ -41,6 +41,11 @@ class Page:
         """Return the blocks of a language with the rest of the line that opens each."""
         return re.findall(rf"^```{language} ?([^\n]*)\n(.*?)^```$", self.text, re.MULTILINE | re.DOTALL)
 
+    def output(self, command: str) -> str:
+        """Return what the page shows below a command in a `console` block."""
+        (block,) = [each for each in self.blocks("console") if each.startswith(f"$ {command}\n")]
+        return block.partition("\n")[2]
+
     def scripts(self) -> dict[str, str]:
         """Return the Python blocks that begin with a comment `# name.py`, by this name."""
         found = (re.match(r"# (\w+\.py)\n", block) for block in self.blocks("python"))
@@ -67,6 +72,7 @@ class Scripts:
     """Runs a page's scripts as processes, in a folder that has all of them, with a port of their own."""
 
     def __init__(self, page: Page, folder: Path) -> None:
+        self.page = page
         self.folder = folder
         self._stack = ExitStack()
         prologue = PROLOGUE.format(port=ports.free().port)

@@ -1,4 +1,4 @@
-"""The contracts between the communicator and whatever carries its bytes (docs/explanation/transport.md), and the pause
+"""The contracts between the communicator and whatever carries its bytes (docs/how-to/transport.md), and the pause
 before a client tries again.
 
 All of it happens in the thread of a loop, and never waits; but if a link is `inline`, a user's thread that holds the

@@ -1,1 +1,1 @@
-"""For netq's own tests and for those of whoever writes a transport: docs/explanation/transport.md."""
+"""For netq's own tests and for those of whoever writes a transport: docs/how-to/transport.md."""

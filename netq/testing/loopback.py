@@ -1,5 +1,5 @@
 """A transport within one process: no socket, bytes are handed from loop to loop. The smallest whole example of
-one (docs/explanation/transport.md), and a server and clients for tests that need no network.
+one (docs/how-to/transport.md), and a server and clients for tests that need no network.
 
 Owns the table of ports; what is listened at here is seen by this process alone. Nothing here waits.
 """

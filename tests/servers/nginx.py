@@ -1,7 +1,7 @@
 """A real nginx on a port of its own, as a proxy of gRPC: started, reloaded, killed and started again by a test.
 
 Owns one master process with one worker, and a folder that the test gives it, with the configuration, the log and the
-temporary files. SETTINGS are what netq needs of it (docs/explanation/transport.md says why); a test may change each.
+temporary files. SETTINGS are what netq needs of it (docs/how-to/transport.md says why); a test may change each.
 """
 
 from __future__ import annotations

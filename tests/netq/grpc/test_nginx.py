@@ -171,7 +171,7 @@ def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_hear
 def test_other_timeouts_of_nginx_do_not_matter(
     communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
-    """docs/explanation/transport.md names those that do; for those here the default is as good as any."""
+    """docs/how-to/transport.md names those that do; for those here the default is as good as any."""
     server = communicators.server()
     client = to(behind(server.netloc, **{setting: "1s"}), communicators)
     introduce(server, client)

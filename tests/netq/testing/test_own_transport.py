@@ -1,4 +1,4 @@
-"""A toy transport that keeps the whole contract of docs/explanation/transport.md, in under 100 lines of code."""
+"""A toy transport that keeps the whole contract of docs/how-to/transport.md, in under 100 lines of code."""
 
 import random
 import socket
