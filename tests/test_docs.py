@@ -33,4 +33,4 @@ def test_the_api_pages_have_every_public_name_once(package: ModuleType) -> None:
     pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference" / "python").glob("*.md"))
     documented = re.findall(rf"^\.\. auto\w+:: {package.__name__}\.([\w.]+)$", pages, re.MULTILINE)
     assert len(documented) == len(set(documented))
-    assert {name.partition(".")[0] for name in documented} == {*package.__all__}
+    assert {name.partition(".")[0] for name in documented} >= {*package.__all__}
