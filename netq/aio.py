@@ -27,7 +27,7 @@ from typing import Any, Self, TypeVar
 import netq
 from netq.core import Message
 from netq.errors import Closed
-from netq.io.loop import EventLoopPoller
+from netq.io.baton import EventLoopPoller
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
 from netq.runtime.inbox import Waiter
 from netq.runtime.peer import Statistics
@@ -180,7 +180,7 @@ class Communicator:
             events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
             options = dataclasses.replace(options, events=events)
         self._core = netq.new(protocol, purpose, options)
-        self._home = self._core._hub.home
+        self._baton = self._core._endpoint.home.baton
         self._thread = threading.get_ident()
         self._poller = EventLoopPoller()
         self._polling = False
@@ -208,7 +208,7 @@ class Communicator:
         taken nothing. Gives way to the event loop once, at least: a flood of messages does not starve other tasks.
         """
         self._check_loop("get")
-        if peers or timeout is not None or self._home.forked:
+        if peers or timeout is not None or self._baton.forked:
             self._core.check_get(peers, timeout)
         woken = _Turn(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
@@ -217,7 +217,7 @@ class Communicator:
         try:
             while item is None:
                 self._core.inbox.enter(waiter)
-                if not (waiter.served or self._poller.taken):
+                if not (waiter.served or self._poller.active):
                     self._poll()
                 await woken
                 if not waiter.served:
@@ -301,15 +301,15 @@ class Communicator:
 
     def _poll(self) -> None:
         """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
-        if self._home.start_polling(self._poller):
-            self._loop.add_reader(self._home.fileno(), self._ready)
+        if self._baton.start_polling(self._poller):
+            self._loop.add_reader(self._baton.poller.fileno(), self._ready)
             self._loop.call_soon(self._ready)  # what has come before the poller was taken
 
     def _ready(self) -> None:
         """Receive what has come, and let the tasks go on that wait for it: here, not in the event loop's next turn."""
         self._polling = True
         try:
-            goes_on = self._home.poll_ready(self._poller)
+            goes_on = self._baton.poll_ready(self._poller)
         except BaseException:  # a signal handler's
             self._loop.call_soon(self._wake_all)
             raise
@@ -320,10 +320,10 @@ class Communicator:
         self._wake_all()
 
     def _poll_no_more(self) -> None:
-        self._poller.taken = False
+        self._poller.active = False
         with contextlib.suppress(ValueError, OSError):  # the core's thread has ended
-            self._loop.remove_reader(self._home.fileno())
-        self._home.resume()
+            self._loop.remove_reader(self._baton.poller.fileno())
+        self._baton.resume()
 
     def _check_loop(self, name: str) -> None:
         if _running_loop(name) is not self._loop:

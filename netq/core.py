@@ -52,8 +52,9 @@ class Communicator:
             raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
         self.options = options or CommunicatorOptions()
         self.inbox = Inbox()
-        self._hub = Endpoint(self.options, purpose, self.inbox, transport)
-        self._home = self._hub.home
+        self._endpoint = Endpoint(self.options, purpose, self.inbox, transport)
+        self._home = self._endpoint.home
+        self._baton = self._home.baton
         self._dump: Callable[[Any], Any] = self.options.serialization.dump
         if getattr(self._dump, "__func__", None) is PickleSerializer.dump:
             self._dump = self._dump.__self__.pack  # type: ignore[attr-defined]
@@ -69,7 +70,7 @@ class Communicator:
     @property
     def netloc(self) -> NetworkLocation:
         """Where a server listens, or a client connects; with the port that the system chose for port 0."""
-        return self._hub.netloc
+        return self._endpoint.netloc
 
     def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
         """Send `data` to each of `peers`: without any, a client's to the server, a server's to all clients.
@@ -83,20 +84,20 @@ class Communicator:
         """
         if type(lane) is not int or not 0 <= lane < LANES:
             _check_lane(lane)
-        if self._home.forked:
+        if self._baton.forked:
             self._check_not_forked("put")
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
-        if not peers and (only := self._hub.only) is not None and not (only.over or only.session.closing):
-            delivery = Delivery(dumped, lane, (), only.session.peer, only.loop, only.recall)
+        if not peers and (only := self._endpoint.only) is not None and not (only.over or only.session.closing):
+            delivery = Delivery(dumped, lane, (), only.session.peer, only.baton, only.recall)
             only.post(delivery)
             return delivery
         targets = self._targets(peers)
         if len(targets) == 1:
             return self._put(dumped, lane, *targets[0], ())
         audience = tuple(id for id, _ in targets if id is not None)
-        return gather(self._home, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
+        return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
         """Wait for the next message of any of `peers`, or of anybody, and return it.
@@ -106,7 +107,7 @@ class Communicator:
         cannot be loaded: it is gone, and the next `get` goes on with the next one.
         """
         inbox = self.inbox
-        if peers or timeout is not None or self._home.forked:
+        if peers or timeout is not None or self._baton.forked:
             self.check_get(peers, timeout)
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
@@ -118,24 +119,24 @@ class Communicator:
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: polling, if nobody else waits, or in line."""
-        home, inbox = self._home, self.inbox
+        baton, inbox = self._baton, self.inbox
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        wait_lock = home.wait_lock("get")
+        wait_lock = baton.wait_lock("get")
         try:
             with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
                 item = self._poll(wait_lock, peers, deadline)
         finally:
-            if home.parked_long or inbox.lines:
-                home.stop_polling()
+            if baton.parked_long or inbox.lines:
+                baton.stop_polling()
         if item is None and (item := self._wait_in_line(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
         return item
 
     def _poll(self, wait_lock: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         """Poll for the next message, until another thread has to go on with that."""
-        home, inbox = self._home, self.inbox
+        baton, inbox = self._baton, self.inbox
         item = inbox.take_now(peers) if inbox.ends else None
-        while item is None and not inbox.lines and home.poll(wait_lock, deadline):
+        while item is None and not inbox.lines and baton.poll(wait_lock, deadline):
             if inbox.arrived or inbox.sorted or inbox.ends:
                 item = inbox.take_now(peers, ahead=True)
         return item
@@ -158,7 +159,7 @@ class Communicator:
             inbox.enter(waiter)
 
         leave = functools.partial(inbox.leaving.append, waiter)  # which no signal handler can interrupt
-        self._home.wait(come, deadline, line_up, leave, "get")
+        self._baton.wait(come, deadline, line_up, leave, "get")
         inbox.let_go_of_leaving()
         return found[0] if found else None
 
@@ -197,12 +198,12 @@ class Communicator:
         before can still be taken by `get`. Closing again is harmless; so is closing in a fork, whose parent goes on.
         """
         check_timeout("close", timeout)
-        for loop in self._hub.loops:
-            loop.check("close")
-        if self._home.forked:
+        for loop in self._endpoint.loops:
+            loop.baton.check("close")
+        if self._baton.forked:
             return 0
         atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
-        return self._hub.close(timeout)
+        return self._endpoint.close(timeout)
 
     def request_close(self) -> None:
         """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
@@ -210,15 +211,15 @@ class Communicator:
         From then on `put` fails with Closed, and `get` raises Closed as soon as all is over. Then call `close`, which
         waits for that and ends.
         """
-        if not self._home.forked:
-            self._home.call(self._hub.begin_to_close, None)
+        if not self._baton.forked:
+            self._home.call(self._endpoint.begin_to_close, None)
 
     def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
         self._check_not_forked("statistics")
-        for loop in self._hub.loops:
-            loop.check("statistics")
-        peers = [peer for peer in self._hub.peers.values() if peer.id is not None]
+        for loop in self._endpoint.loops:
+            loop.baton.check("statistics")
+        peers = [peer for peer in self._endpoint.peers.values() if peer.id is not None]
         figures = {peer.id: peer.loop.ask(peer.statistics) for peer in peers}
         return {peer.id: figures[peer.id] for peer in peers if peer.id is not None and not peer.over}
 
@@ -231,17 +232,17 @@ class Communicator:
         self.close(timeout=None if error is None else self.options.connection.linger)
 
     def _check_not_forked(self, name: str) -> None:
-        if self._home.forked:
+        if self._baton.forked:
             raise RuntimeError(
                 f"{name}(): this process is a fork of the one that made this communicator, and has neither its threads "
                 "nor its connections; make a new one after the fork, with an id of its own"
             )
 
     def _targets(self, peers: tuple[uuid.UUID, ...]) -> list[tuple[uuid.UUID | None, Peer | None]]:
-        table, is_server = self._hub.peers, self._hub.is_server
+        table, is_server = self._endpoint.peers, self._endpoint.is_server
         if not peers:
             found: list[tuple[uuid.UUID | None, Peer | None]] = [(p.id, p) for p in table.values() if p.open]
-            return found if found or (is_server and not self._hub.closing) else [(None, None)]
+            return found if found or (is_server and not self._endpoint.closing) else [(None, None)]
         _check_ids("put", peers)
         by_id = table if is_server else {peer.id: peer for peer in table.values()}
         return [(id, by_id.get(id)) for id in peers]
@@ -250,16 +251,16 @@ class Communicator:
         self, data: Stream | bytes, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
     ) -> Delivery:
         if peer is None:
-            delivery = Delivery(b"", lane, (), id, self._home)
+            delivery = Delivery(b"", lane, (), id, self._baton)
             delivery.fail(self._why_unreachable(id))
         else:
-            delivery = Delivery(data, lane, audience, id, peer.loop, peer.recall)
+            delivery = Delivery(data, lane, audience, id, peer.baton, peer.recall)
             peer.post(delivery)
         return delivery
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
-        ended = self._hub.why_over
-        if self._hub.closing:
+        ended = self._endpoint.why_over
+        if self._endpoint.closing:
             return Closed(self.id, "this communicator is closed")
         if ended is not None and id in (None, ended.peer):
             return Closed(ended.peer, ended.why)

@@ -11,7 +11,8 @@ import time
 from netq.grpc.event_loop import EventLoop
 from netq.grpc.packet_size import MOST
 from netq.grpc.stream import END, Stream
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener
 

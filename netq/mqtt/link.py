@@ -9,7 +9,8 @@ import uuid
 from collections.abc import Callable
 
 from netq.buffers import Buffer
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.mqtt.channel import Channel, Segment
 from netq.mqtt.multicast.group import Block
 from netq.protocol.connection import Connection

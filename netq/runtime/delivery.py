@@ -25,13 +25,13 @@ _CANCELLED = "CANCELLED_AND_NOTIFIED"
 class Guard(Protocol):
     """Whose lock guards a Delivery: the loop of its peer."""
 
-    baton: Any  # an RLock
-    baton_wanted: bool  # a user's thread waits for the baton
+    lock: Any  # an RLock
+    wanted: bool  # a user's thread waits for the baton
 
-    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
+    def defer(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)`, which is the user's, when the lock is free."""
 
-    def run_remaining(self) -> None:
+    def run_late_deferred(self) -> None:
         """See netq/io/loop.py."""
 
     def wait_lock(self, name: str) -> threading.Lock:
@@ -89,11 +89,11 @@ class Delivery(Outgoing, Future[None]):
                 if self._made is not None and self._ending:
                     self._end_for_library(self._ending)
             return all(cancelled)
-        if self.guard.baton._is_owned():  # somebody further down the stack may be sending it
+        if self.guard.lock._is_owned():  # somebody further down the stack may be sending it
             return self.cancelled()
-        self.guard.baton_wanted = True
-        with self.guard.baton:
-            self.guard.baton_wanted = False
+        self.guard.wanted = True
+        with self.guard.lock:
+            self.guard.wanted = False
             if self._state is not PENDING or self.left or self._ending:
                 return self.cancelled()
             self.withdraw()
@@ -103,7 +103,7 @@ class Delivery(Outgoing, Future[None]):
             self._end_for_library(_CANCELLED)
         if recall is not None:
             recall(self)
-        self.guard.run_remaining()
+        self.guard.run_late_deferred()
         return True
 
     def cancelled(self) -> bool:
@@ -120,9 +120,9 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
-        self.guard.baton_wanted = True
-        with self.guard.baton:
-            self.guard.baton_wanted = False
+        self.guard.wanted = True
+        with self.guard.lock:
+            self.guard.wanted = False
             if self._state is PENDING:
                 if self._listeners is None:
                     self._listeners = []
@@ -164,25 +164,25 @@ class Delivery(Outgoing, Future[None]):
 
     def fail(self, error: Exception) -> bool:
         """The peer will never hold it, or nobody can know whether it does; return False if it is done already."""
-        with self.guard.baton:
+        with self.guard.lock:
             if self._state is not PENDING or self._ending:
                 return False
             self.data = b""
             self._recall = None
             self._exception = error
             self._end(FINISHED)
-        self.guard.run_remaining()
+        self.guard.run_late_deferred()
         return True
 
     def _conclude(self) -> None:
         """Be what the parts are, which are all done. Harmless afterwards."""
         errors = [error for future in self._futures if not future.cancelled() and (error := future.exception())]
-        with self.guard.baton:
+        with self.guard.lock:
             if self._state is not PENDING:
                 return
             self._exception = errors[0] if errors else None
             self._end(_CANCELLED if all(future.cancelled() for future in self._futures) else FINISHED)
-        self.guard.run_remaining()
+        self.guard.run_late_deferred()
 
     def _end(self, state: str) -> None:
         """Be done, and let all know who want to. Harmless afterwards: the thread may have been interrupted in it."""
@@ -191,9 +191,9 @@ class Delivery(Outgoing, Future[None]):
                 self._state = state
         elif self._state is PENDING and not self._ending:  # not here: another thread may hold the condition for long
             self._ending = state
-            self.guard.call_without_baton(self._end_for_library, state)
+            self.guard.defer(self._end_for_library, state)
         while self._listeners:
-            self.guard.call_without_baton(_call, self._listeners[0], self)
+            self.guard.defer(_call, self._listeners[0], self)
             del self._listeners[0]
 
     def _end_for_library(self, state: str) -> None:
@@ -210,7 +210,7 @@ class Delivery(Outgoing, Future[None]):
                 else:
                     waiter.add_result(self)
             self._condition.notify_all()
-        with self.guard.baton:
+        with self.guard.lock:
             self._end(state)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
@@ -233,7 +233,7 @@ class Delivery(Outgoing, Future[None]):
             self.add_done_callback(ears[0])
 
         def leave() -> None:
-            with guard.baton:
+            with guard.lock:
                 if ears and self._listeners and ears[0] in self._listeners:
                     self._listeners.remove(ears[0])
 
@@ -242,7 +242,7 @@ class Delivery(Outgoing, Future[None]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """What concurrent.futures.wait and as_completed lock, with `_state` and `_waiters` behind it."""
-        with self.guard.baton:
+        with self.guard.lock:
             if self._made is None:
                 self._waiters: list[Any] = []
                 self._made = threading.Condition()

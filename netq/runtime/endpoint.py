@@ -56,8 +56,8 @@ class Endpoint:
                 f"netq-{options.id.hex[:8]}-{n}",
                 self._crashed,
                 shared=options.workers == 1,
-                settle=inbox.settle,
-                line=inbox.lines,
+                serve=inbox.settle,
+                waiters=inbox.lines,
                 lock=inbox.lock,
             )
             for n in range(options.workers)
@@ -154,7 +154,7 @@ class Endpoint:
         self._all_ended.notify()
 
     def _close_inbox(self, error: Closed) -> None:
-        self.home.call_without_baton(self._inbox.close, error)
+        self.home.baton.defer(self._inbox.close, error)
 
     def _closed(self) -> Closed:
         return Closed(self.options.id, "this communicator is closed")
@@ -215,9 +215,9 @@ class Endpoint:
             self.home.call(self._reached, peer)
         if not resumed and peer.id is not None:
             hold = self._inbox.hold()  # nobody is to have a message before the event
-            self.home.call_without_baton(self._inbox.begin, peer.id)
+            self.home.baton.defer(self._inbox.begin, peer.id)
             self._tell(self.options.events.ini, peer.id)
-            self.home.call_without_baton(self._inbox.let_go, hold)
+            self.home.baton.defer(self._inbox.let_go, hold)
 
     def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
         """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
@@ -225,7 +225,7 @@ class Endpoint:
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
         self._tell(self.options.events.fin, id)
         if peer.id != id:
-            self.home.call_without_baton(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
+            self.home.baton.defer(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
 
     def finished(self, peer: Peer) -> None:
         """No more messages come: whoever waits for some learns it."""
@@ -233,7 +233,7 @@ class Endpoint:
         if not self.is_server:
             self._close_inbox(self._closed() if self.closing else error)
         elif peer.id is not None:
-            self.home.call_without_baton(self._inbox.finish, peer.id, error)
+            self.home.baton.defer(self._inbox.finish, peer.id, error)
 
     def detached(self, peer: Peer, error: Exception) -> None:
         """Log it; a client tries again."""
@@ -367,7 +367,7 @@ class Endpoint:
         self.only = None
         if peer.id is not None:
             self._tell(self.options.events.fin, peer.id)  # before a `get` learns it
-            self.home.call_without_baton(self._inbox.finish, peer.id, error)
+            self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(secrets.token_bytes(16))
             self.peers = {None: self.only}  # given up by time, not by anybody's wish
@@ -381,7 +381,7 @@ class Endpoint:
     def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:
             return
-        self.home.call_without_baton(_call_event, event, peer)
+        self.home.baton.defer(_call_event, event, peer)
 
     def _crashed(self, error: BaseException) -> None:
         """A loop has ended by a bug of ours. Let nobody wait for it."""

@@ -12,7 +12,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection

@@ -82,6 +82,7 @@ class Peer:
 
     def __init__(self, listener: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
         self.loop = loop
+        self.baton = loop.baton
         self.session = session
         self.recall = functools.partial(loop.call, self.withdraw)  # for any thread
         self.over = False
@@ -117,21 +118,21 @@ class Peer:
 
     def post(self, message: Outgoing) -> None:
         """Queue a message, and send it: here and now if that can be, or when there is company for it. In any thread."""
-        session, loop = self.session, self.loop
+        session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in loop.unflushed and not loop.needs_wake and message.size <= _LARGE:
+        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= _LARGE:
             return  # it goes with those before it
         if not self.inline or message.size > _LARGE or message.audience:
-            loop.flush_soon(self)
+            baton.flush_soon(self)
             if len(outbox) >= _AHEAD:
                 give_way()
             return
         sender = session.senders.get(message.lane)
         if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
-            loop.flush_later(self)
-        elif not loop.try_run(self, self._exchange):
-            loop.flush_soon(self)
+            baton.flush_later(self)
+        elif not baton.try_run(self, self._exchange):
+            baton.flush_soon(self)
 
     @property
     def inline(self) -> bool:
@@ -143,18 +144,18 @@ class Peer:
         """Send what waits, and take what the peer has acknowledged meanwhile. In any thread."""
         link = self.link
         if link is None or not link.inline:  # lost meanwhile
-            self.loop.flush_soon(self)
+            self.baton.flush_soon(self)
             return
         many = len(self.session.outbox) >= _MANY
-        self.loop.unflushed.pop(self, None)
+        self.baton.unflushed.pop(self, None)
         link.flush()
         if many:
             link.receive()
-            self.loop.wake_poller()
+            self.baton.wake_poller()
 
     def flush(self) -> None:
         """Send what waits."""
-        self.loop.unflushed.pop(self, None)
+        self.baton.unflushed.pop(self, None)
         self.session.drain()
         if self.session.closing or self.over:
             self._flush_soon()

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 
 from netq.errors import ProtocolError
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.io.receive_size import TURN_BUDGET, ReceiveSize
 from netq.io.selector import READ, WRITE
 from netq.io.signal_handlers import raised_by_handler
@@ -47,6 +48,7 @@ class Link:
         self.inline = True  # but while the ring has no room
         self._listener = listener
         self._loop = loop
+        self._baton = loop.baton
         self._control = control
         self._channel = channel
         self._writer, self._reader = channel.writer, channel.reader
@@ -76,10 +78,10 @@ class Link:
 
     def receive(self) -> bool:
         """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
-        loop, peer = self._loop, self.peer
+        baton, peer = self._baton, self.peer
         if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_small() is None:
             return False
-        loop.working_on = peer
+        baton.working_on = peer
         self.awake = True
         self._reader.wake()
         try:
@@ -91,8 +93,8 @@ class Link:
             self._failed(error)
         session = self.connection.session
         if session is not None and (session.owed or session.ready):
-            loop.flush_later(peer)
-        loop.working_on = None
+            baton.flush_later(peer)
+        baton.working_on = None
         return not self._due
 
     def heard(self) -> bool:
@@ -132,6 +134,7 @@ class Link:
         self._loop.forget(self._control.sock)
         self._loop.remove_ring(self)
         self._loop = loop
+        self._baton = loop.baton
         loop.call(self._settle, loop)
 
     def _settle(self, loop: Loop) -> None:
@@ -193,8 +196,8 @@ class Link:
         self.awake = True
         self._reader.wake()
         self._receive()
-        if self._loop.reply_expected and self.peer is not None and not self._gone:
-            self._loop.flush_later_from_loop(self.peer)  # the answer takes our ACK along
+        if self._baton.reply_expected and self.peer is not None and not self._gone:
+            self._baton.flush_later_from_loop(self.peer)  # the answer takes our ACK along
         elif not self._gone:
             self._send()
         if self._gone:

@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 
 from netq.errors import SecurityError
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.io.receive_size import ReceiveSize
 from netq.io.selector import READ, WRITE
 from netq.io.sockets import ByteStream, tune
@@ -48,6 +49,7 @@ class Link:
         self.inline = True  # False while the socket is full
         self._listener = listener
         self._loop = loop
+        self._baton = loop.baton
         self._stream = stream
         self._merge = listener.options.connection.put_merge
         self._unsent: list[memoryview] = []
@@ -83,10 +85,10 @@ class Link:
         A user's thread does only what is short and cannot block: frames that fit into the connection's small buffer. It
         leaves the rest of a large message, errors and the end of the connection to the loop's thread.
         """
-        connection, loop, stream, peer = self.connection, self._loop, self._stream, self.peer
+        connection, baton, stream, peer = self.connection, self._baton, self._stream, self.peer
         if peer is None or self._closing or self._ended or self._scheduled or self._unparsed:
             return False
-        loop.working_on = peer
+        baton.working_on = peer
         done, n = True, 0
         try:
             for _ in range(_INLINE_READS):
@@ -110,8 +112,8 @@ class Link:
             fail(self._loop, self._lose, error)
         session = connection.session
         if session is not None and (session.owed or session.ready):
-            loop.flush_later(peer)
-        loop.working_on = None
+            baton.flush_later(peer)
+        baton.working_on = None
         return done
 
     def keep(self) -> None:
@@ -139,7 +141,7 @@ class Link:
     def move(self, loop: Loop) -> None:
         """Continue in another loop."""
         self._loop.forget(self._stream.sock)
-        self._loop, events = loop, self._interest
+        self._loop, self._baton, events = loop, loop.baton, self._interest
         loop.call(loop.watch, self._stream.sock, events, self._ready, self.receive)
         if self._scheduled:
             loop.call(self._run_scheduled, loop)
@@ -165,8 +167,8 @@ class Link:
             return
         if mask & WRITE:
             self._watch(READ)
-        if mask & READ and self.peer is not None and self._read_little and self._loop.reply_expected:
-            self._loop.flush_later_from_loop(self.peer)  # the reply will carry the ACK
+        if mask & READ and self.peer is not None and self._read_little and self._baton.reply_expected:
+            self._baton.flush_later_from_loop(self.peer)  # the reply will carry the ACK
             return
         self._guarded(self._send)
         if self._closing and not self._ended:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from netq import core
 from netq.buffers import Buffer
 from netq.errors import AddressError
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener

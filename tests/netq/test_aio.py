@@ -120,8 +120,8 @@ def arrive(*futures: Delivery) -> None:
 def hold(communicator: Communicator) -> threading.Event:
     """Have the communicator's own thread do nothing until the event is set."""
     held, release = threading.Event(), threading.Event()
-    communicator._core._hub.home.call(held.set)
-    communicator._core._hub.home.call(release.wait, LIMIT)
+    communicator._core._endpoint.home.call(held.set)
+    communicator._core._endpoint.home.call(release.wait, LIMIT)
     assert held.wait(LIMIT)
     return release
 
@@ -352,7 +352,7 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
         async with pair() as (server, client):
             getting = asyncio.create_task(server.get())
             await asyncio.sleep(0)
-            poll_ready, set_result = server._home.poll_ready, netq.aio._Turn.set_result
+            poll_ready, set_result = server._baton.poll_ready, netq.aio._Turn.set_result
             raised: list[str] = []
 
             def poll_and_raise(poller: Any) -> bool:
@@ -369,7 +369,7 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
                     raise Alarm
 
             if where == "behind the poll":
-                monkeypatch.setattr(server._home, "poll_ready", poll_and_raise)
+                monkeypatch.setattr(server._baton, "poll_ready", poll_and_raise)
             else:
                 monkeypatch.setattr(netq.aio._Turn, "set_result", set_and_raise)
             client.put("message")
@@ -531,7 +531,7 @@ def test_a_put_that_is_cancelled_too_late_ends_at_once_and_its_delivery_tells(ru
             release = hold(server)  # the bytes leave the client, and nobody answers
             future, other = client.put("left"), client.put("left too")
             for _ in range(2):
-                client._core._hub.home.ask(lambda: None)
+                client._core._endpoint.home.ask(lambda: None)
             assert future.delivery.running()
             assert not future.cancel(), "taken back, although it had left"
             assert future.cancelled()

@@ -39,7 +39,7 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
     introduce(server, *clients)
     server.put("fills them").result(LIMIT)
     pending = server.put("waits")
-    server._hub.loops[which].call(crash)
+    server._endpoint.loops[which].call(crash)
     with pytest.raises(Closed, match="internal error: LookupError") as raised:
         server.get(timeout=LIMIT)
     assert isinstance(raised.value.__cause__, LookupError)
@@ -54,7 +54,7 @@ def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
 def test_a_crash_of_a_client_s_loop(communicators: Communicators, log: LogRecorder) -> None:
     client = communicators.client(communicators.unused_address())
     pending = client.put("waits")
-    client._hub.home.call(crash)
+    client._endpoint.home.call(crash)
     with pytest.raises(Closed, match="internal error: LookupError"):
         client.get(timeout=LIMIT)
     assert isinstance(pending.exception(LIMIT), Closed)
@@ -154,7 +154,7 @@ def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: C
 def test_a_link_that_a_handler_interrupted_is_made_anew_without_a_longer_pause() -> None:
     client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
     try:
-        endpoint = client._hub
+        endpoint = client._endpoint
         for _ in range(5):
             endpoint.home.ask(endpoint._retry, Interrupted("a handler has raised"))
         assert endpoint._attempt == 1

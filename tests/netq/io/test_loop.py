@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from netq.io.loop import Loop, Phase
+from netq.io.baton import Phase
+from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
 
 LIMIT = 20.0
@@ -90,12 +91,12 @@ def test_a_call_wakes_a_sleeping_loop(stage: Stage) -> None:
 
 def test_a_loop_is_woken_once_from_each_sleep() -> None:
     loop = Loop("asleep", print)
-    loop._phase = Phase.POLLING
+    loop.baton.phase = Phase.POLLING
     for sleep in (1, 2, 3):
-        loop._sleeps = sleep
+        loop._poller._sleep = sleep
         for _ in range(10):
             loop.call(int)
-        assert len(loop._wakee.recv(100)) == 1
+        assert len(loop._poller._wakee.recv(100)) == 1
     loop.end()
 
 
@@ -296,27 +297,31 @@ class Output:
         self._loop = loop
 
     def flush(self) -> None:
-        self._loop.unflushed.pop(self, None)
-        assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
+        self._loop.baton.unflushed.pop(self, None)
+        assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
         self.flushed.put(self._loop.is_own)
 
     def repair(self) -> None:
-        assert self._loop.baton._is_owned()  # type: ignore[attr-defined]
+        assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
         self.repaired.put(self._loop.is_own)
 
 
 class Surprised(Loop):
-    """Something happens in another thread just when it goes to rest."""
+    """Runs `surprise` in another thread just when the loop goes to rest."""
 
     surprise: Callable[[], object] | None = None
 
-    def _choose(self) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._choose_phase, self.baton.choose_phase = self.baton.choose_phase, self._be_surprised  # type: ignore[method-assign]
+
+    def _be_surprised(self) -> None:
         surprise, self.surprise = self.surprise, None
         if surprise is not None:
             thread = threading.Thread(target=surprise)
             thread.start()
             thread.join(LIMIT)
-        super()._choose()
+        self._choose_phase()
 
 
 @pytest.fixture
@@ -331,24 +336,24 @@ def shared() -> Iterator[Stage]:
 
 def run_on(loop: Loop, function: Callable[[], object], output: Output | None = None) -> None:
     """Take a step as soon as the loop rests."""
-    while not loop.try_run(output or Output(loop), function):
+    while not loop.baton.try_run(output or Output(loop), function):
         pass
 
 
 def lead(loop: Loop, come: Callable[[], bool]) -> None:
     """Wait as `get` does, but poll in any case: as soon as the loop's thread leaves that to the users."""
-    wait_lock, deadline, output = loop.wait_lock("lead"), time.monotonic() + LIMIT, Output(loop)
+    wait_lock, deadline, output = loop.baton.wait_lock("lead"), time.monotonic() + LIMIT, Output(loop)
     with wait_lock:
         while not come() and time.monotonic() < deadline:
-            if not loop.poll(wait_lock, deadline):
-                loop.flush_later(output)  # a user has been seen
-    loop.stop_polling()
+            if not loop.baton.poll(wait_lock, deadline):
+                loop.baton.flush_later(output)  # a user has been seen
+    loop.baton.stop_polling()
 
 
 def test_a_step_is_taken_here_and_now_with_the_baton(shared: Stage) -> None:
     found: list[tuple[bool, bool, bool]] = []
     loop = shared.loop
-    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.try_run(Output(loop), int))))
+    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.baton.try_run(Output(loop), int))))
     assert found == [(False, True, False)], "the second is one too many"
     assert not loop.is_current
 
@@ -356,10 +361,10 @@ def test_a_step_is_taken_here_and_now_with_the_baton(shared: Stage) -> None:
 def test_try_run_refuses_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
     output = Output(stage.loop)
     stage.rest()
-    assert not stage.loop.try_run(output, int), "it is not shared"
-    assert shared.loop.ask(lambda: shared.loop.try_run(output, int)) is False, "it is at work"
-    with shared.loop.baton:
-        assert not shared.loop.try_run(output, int), "as in a signal handler"
+    assert not stage.loop.baton.try_run(output, int), "it is not shared"
+    assert shared.loop.ask(lambda: shared.loop.baton.try_run(output, int)) is False, "it is at work"
+    with shared.loop.baton.lock:
+        assert not shared.loop.baton.try_run(output, int), "as in a signal handler"
 
 
 def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None:
@@ -372,7 +377,7 @@ def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None
         run_on(loop, interrupted, output)
     assert output.repaired.get(timeout=LIMIT) is True
     run_on(loop, int)
-    assert loop.working_on is None
+    assert loop.baton.working_on is None
     assert output.repaired.empty()
 
 
@@ -384,7 +389,7 @@ def test_a_step_that_fails_is_a_crash() -> None:
         run_on(loop, lambda: 1 // 0)
     loop.join()
     assert isinstance(stage.crashes.get(timeout=LIMIT), ZeroDivisionError)
-    assert not loop.try_run(Output(loop), int)
+    assert not loop.baton.try_run(Output(loop), int)
 
 
 @pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
@@ -392,9 +397,9 @@ def test_pending_output_is_flushed_soon_in_any_phase(shared: Stage, how: str) ->
     loop = shared.loop
     for _ in range(200):
         output = Output(loop)
-        getattr(loop, how)(output)
+        getattr(loop.baton, how)(output)
         assert output.flushed.get(timeout=LIMIT) is True
-    assert not loop.unflushed
+    assert not loop.baton.unflushed
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["polls", "parks"])
@@ -404,9 +409,9 @@ def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, h
     assert isinstance(loop, Surprised)
     for _ in range(5):
         output = Output(loop)
-        loop.surprise = lambda output=output: getattr(loop, how)(output)
+        loop.surprise = lambda output=output: getattr(loop.baton, how)(output)
         if seen:
-            loop.flush_later(Output(loop))
+            loop.baton.flush_later(Output(loop))
         loop.call(int)
         start = time.monotonic()
         assert output.flushed.get(timeout=LIMIT) is True
@@ -416,7 +421,7 @@ def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, h
 def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> None:
     loop, done = shared.loop, queue.SimpleQueue[str]()
     assert isinstance(loop, Surprised)
-    for method in (loop.call, loop.call_without_baton):
+    for method in (loop.call, loop.baton.defer):
         loop.surprise = lambda method=method: method(done.put, "done")
         loop.call(int)
         start = time.monotonic()
@@ -428,11 +433,11 @@ def test_what_runs_afterwards_runs_in_the_loop_s_thread_without_the_baton(shared
     loop, found = shared.loop, queue.SimpleQueue[tuple[bool, bool]]()
 
     def record() -> None:
-        found.put((loop.is_own, loop.baton._is_owned()))  # type: ignore[attr-defined]
+        found.put((loop.is_own, loop.baton.lock._is_owned()))  # type: ignore[attr-defined]
 
-    loop.call_without_baton(record)
-    loop.call(loop.call_without_baton, record)
-    run_on(loop, lambda: loop.call_without_baton(record))
+    loop.baton.defer(record)
+    loop.call(loop.baton.defer, record)
+    run_on(loop, lambda: loop.baton.defer(record))
     assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
 
 
@@ -460,8 +465,8 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
             for data in (b"q", b"s"):
                 taken.clear()
                 leading = threads.submit(lead, loop, lambda data=data: data in dict(taken))  # type: ignore[misc]
-                while loop._phase is not Phase.PARKED and not leading.done():
-                    loop.flush_later(output)  # one: thousands would keep the loop's thread at work
+                while loop.baton.phase is not Phase.PARKED and not leading.done():
+                    loop.baton.flush_later(output)  # one: thousands would keep the loop's thread at work
                 other.send(data)
                 leading.result(LIMIT)
                 assert dict(taken)[data] or data == b"q", "a user's thread has done what it must not"
@@ -471,14 +476,14 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
 def test_a_thread_that_polls_leaves_a_wake_up_call_to_the_loop_that_polls() -> None:
     """Or who has called waits for the loop's next timer."""
     loop = Loop("turned by hand", print, shared=True)
-    with loop.baton:
-        loop._choose()
-    assert loop._phase is Phase.POLLING
+    with loop.baton.lock:
+        loop.baton.choose_phase()
+    assert loop.baton.phase is Phase.POLLING
     loop.call(int)  # by somebody else, while a user has been in the selector since the loop was parked
-    (key,) = loop._watched.values()
-    with loop.baton:
-        loop._do_quickly([(key, READ)], None)
-    left = [found.fileobj is loop._wakee for found, _ in loop._selector.select(0)]
+    (key,) = loop._poller._selector.get_map().values()
+    with loop.baton.lock:
+        loop.baton._run_quick([(key, READ)], None)
+    left = [found.fileobj is loop._poller._wakee for found, _ in loop._poller.select(0)]
     loop.end()
     assert left == [True]
 
@@ -502,7 +507,7 @@ def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
         wakes.append(wake)
         other.send(b"x")
 
-    assert loop.wait(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
+    assert loop.baton.wait(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
     assert time.monotonic() - start < 0.9, "the loop did not look"
     assert wakes == []
     loop.ask(loop.forget, one)
@@ -511,7 +516,9 @@ def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
 def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
     left: list[str] = []
     start = time.monotonic()
-    assert not shared.loop.wait(lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep")
+    assert not shared.loop.baton.wait(
+        lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep"
+    )
     assert 0.03 <= time.monotonic() - start < LIMIT
     assert left == ["left"]
 
@@ -519,9 +526,12 @@ def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
 def test_who_cannot_wait_is_told_so(shared: Stage) -> None:
     loop = shared.loop
     with pytest.raises(RuntimeError, match=r"get\(\) waits for a loop: it cannot be called in one"):
-        loop.ask(loop.check, "get")
-    with loop.baton, pytest.raises(RuntimeError, match="nor by a signal handler that has interrupted it"):
-        loop.check("get")
-    with loop.wait_lock("get"), pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"):
-        loop.check("result")
-    loop.check("get")
+        loop.ask(loop.baton.check, "get")
+    with loop.baton.lock, pytest.raises(RuntimeError, match="nor by a signal handler that has interrupted it"):
+        loop.baton.check("get")
+    with (
+        loop.baton.wait_lock("get"),
+        pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"),
+    ):
+        loop.baton.check("result")
+    loop.baton.check("get")

@@ -84,7 +84,7 @@ def stranger(epoch: int = 0) -> Greeting:
 
 
 def only(communicator: Communicator) -> Peer:
-    (peer,) = communicator._hub.peers.values()
+    (peer,) = communicator._endpoint.peers.values()
     return peer
 
 
@@ -190,7 +190,7 @@ def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_n
     communicators: Communicators,
 ) -> None:
     server, greeting = communicators.server(**QUIET), stranger(epoch=7)
-    endpoint = server._hub
+    endpoint = server._endpoint
 
     def expect() -> None:
         """Do what such a link leaves behind."""
@@ -258,7 +258,7 @@ def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
         old.read(Kind.INI)
         due = server.put("never")
         old.read(Kind.MSG)
-    server._hub.home.ask(server._hub.begin_to_close, None)
+    server._endpoint.home.ask(server._endpoint.begin_to_close, None)
     with Raw(server.netloc, dataclasses.replace(greeting, epoch=2, resume=True)) as new:
         assert "the server is closing" in new.ends()
     with pytest.raises(Closed, match="it began anew"):

@@ -71,7 +71,7 @@ def test_the_error_that_a_link_is_lost_for_holds_nothing_of_it(
         return True
 
     client.put("hello").result(10)
-    (peer,) = server._hub.peers.values()
+    (peer,) = server._endpoint.peers.values()
     assert isinstance(peer.link, Link)
     logging.getLogger("netq").addFilter(keep)
     try:

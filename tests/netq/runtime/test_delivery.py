@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from netq.errors import Closed
+from netq.io.baton import Baton
 from netq.io.loop import Loop
 from netq.protocol.codec import Outgoing
 from netq.runtime.delivery import Delivery, Guard, gather
@@ -30,12 +31,12 @@ LIMIT = 20.0
 class AtOnce:
     """A guard without a loop: what is to be done afterwards is done at once."""
 
-    baton_wanted = False
+    wanted = False
 
     def __init__(self) -> None:
-        self.baton = threading.RLock()
+        self.lock = threading.RLock()
 
-    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
+    def defer(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)
 
     def wait_lock(self, name: str) -> threading.Lock:
@@ -44,7 +45,7 @@ class AtOnce:
     def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
         return False
 
-    def run_remaining(self) -> None:
+    def run_late_deferred(self) -> None:
         pass
 
     def stop_polling(self) -> None:
@@ -78,7 +79,7 @@ class Later(AtOnce):
         super().__init__()
         self._afterwards: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
 
-    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
+    def defer(self, function: Callable[..., object], *args: Any) -> None:
         self._afterwards.append((function, args))
 
     def turn(self) -> None:
@@ -94,7 +95,7 @@ class Elsewhere(AtOnce):
         super().__init__()
         self._thread = thread
 
-    def call_without_baton(self, function: Callable[..., object], *args: Any) -> None:
+    def defer(self, function: Callable[..., object], *args: Any) -> None:
         self._thread.submit(function, *args)
 
 
@@ -108,7 +109,7 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Guard]:
     crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     loop = Loop("test", crashes.put, shared=request.param == "a loop that is shared")
     loop.start()
-    yield loop
+    yield loop.baton
     loop.stop()
     loop.join()
     assert crashes.empty()
@@ -119,21 +120,21 @@ def deliveries(guard: Guard | None = None) -> list[Delivery]:
 
 
 def ack(part: Delivery) -> None:
-    with part.guard.baton:
+    with part.guard.lock:
         part.acked()
 
 
 def leave(part: Delivery) -> bool:
     """Send the last of its bytes, as the sender does; return whether it has not been cancelled."""
-    with part.guard.baton:
+    with part.guard.lock:
         part.left = not part.withdrawn
         return part.left
 
 
 def submit(guard: Guard, threads: ThreadPoolExecutor, function: Callable[[], object]) -> None:
     """Run it in another thread; in the loop's if that is shared, as nobody else wakes a user's that polls for it."""
-    if isinstance(guard, Loop) and guard._shared:
-        guard.call(function)
+    if isinstance(guard, Baton) and guard._shared:
+        guard._call(function)
     else:
         threads.submit(function)
 
@@ -221,7 +222,7 @@ def test_what_has_left_cannot_be_cancelled() -> None:
 def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
     recalled: list[Outgoing] = []
     one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
-    with one.guard.baton:
+    with one.guard.lock:
         assert not one.cancel()
     assert (one.done(), one.withdrawn, recalled) == (False, False, [])
     assert one.cancel()

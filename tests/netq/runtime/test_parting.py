@@ -51,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def only(communicator: Communicator) -> Peer:
-    (peer,) = communicator._hub.peers.values()
+    (peer,) = communicator._endpoint.peers.values()
     return peer
 
 
@@ -115,7 +115,7 @@ def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
     closes(client)
     for future in futures[:-1]:
         assert future.cancel()
-    client._hub.home.ask(lambda: None)
+    client._endpoint.home.ask(lambda: None)
     assert not left.done()
     assert futures[-1].cancel()
     assert left.result(LIMIT) == 0
@@ -388,7 +388,7 @@ def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
         log.wait("trying again until it answers")
     else:
         link = peer.link
-        peer.loop.ask(lambda: client._hub._transport.open())
+        peer.loop.ask(lambda: client._endpoint._transport.open())
         while peer.loop.ask(lambda: peer.link is link):
             pass
     assert future.cancel()

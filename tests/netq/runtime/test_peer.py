@@ -24,6 +24,7 @@ class ALoop:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.baton = self
         self.unflushed: dict[object, float] = {}
         self.needs_wake = False
 

@@ -19,7 +19,7 @@ import pytest
 
 import netq
 from netq.errors import Closed, Unreadable
-from netq.io.loop import Loop
+from netq.io.baton import Baton
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, SerializationOptions
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
@@ -256,19 +256,19 @@ def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_as
     with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
         client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
         client.put("here").result(LIMIT)
-        wake = Loop.wake
+        wake = Baton.wake
 
-        def interrupted(loop: Loop) -> None:
-            monkeypatch.setattr(Loop, "wake", wake)
+        def interrupted(baton: Baton) -> None:
+            monkeypatch.setattr(Baton, "wake", wake)
             signal.raise_signal(signal.SIGALRM)
-            wake(loop)
+            wake(baton)
 
         handle(raise_alarm if then == "raise" else client.request_close)
         began = time.monotonic()
-        monkeypatch.setattr(Loop, "wake", interrupted)
+        monkeypatch.setattr(Baton, "wake", interrupted)
         with contextlib.suppress(Alarm):
             client.put("interrupted")
-        while Loop.wake is not wake:  # the loop was awake: nobody needed to wake it
+        while Baton.wake is not wake:  # the loop was awake: nobody needed to wake it
             with contextlib.suppress(Alarm):
                 client.put("again")
         client.put("next").exception(LIMIT)

@@ -22,7 +22,7 @@ import pytest
 from netq import Closed, Delivery, NetworkLocation, Unreadable
 from netq.buffers import Buffer
 from netq.core import Communicator
-from netq.io.loop import Worker
+from netq.io.baton import Worker
 from netq.io.receive_size import INITIAL_READ, READ_BUDGET
 from netq.io.selector import READ
 from netq.protocol import wire
@@ -364,7 +364,7 @@ def test_a_peer_whose_socket_is_full_gets_no_segment_but_its_message_comes(
     while not reader.ready():
         pass
     reader.skip(reader.ready())
-    (peer,) = server._hub.peers.values()
+    (peer,) = server._endpoint.peers.values()
     assert isinstance(peer.link, Link)
     peer.loop.ask(fill, peer.link)
     monkeypatch.setattr(stranger, "wait", lambda: None)  # it looks into the ring only: to listen would make room
@@ -496,9 +496,10 @@ def a_link(control: ControlSocket, received: Callable[[int, float], object] | No
         add_ring=lambda ring: None,
         remove_ring=lambda ring: None,
         call=lambda step, *_: lost.append(step.__name__),
-        flush_later_from_loop=lambda worker: lost.append("flush_later_from_loop"),
-        reply_expected=False,
         is_own=True,
+        baton=SimpleNamespace(
+            flush_later_from_loop=lambda worker: lost.append("flush_later_from_loop"), reply_expected=False
+        ),
     )
     return Link(listener, loop, control, ends, Pool(0), "stranger"), lost  # type: ignore[arg-type]
 
@@ -591,7 +592,7 @@ def test_an_ack_waits_for_an_answer_that_is_likely_to_come_soon() -> None:
         link.connection.to_send = to_send  # type: ignore[assignment, method-assign]
         link.peer = cast(Worker, object())
         for likely, due, sends in [(False, [], 1), (True, ["flush_later_from_loop"], 0)]:
-            link._loop.reply_expected = likely  # type: ignore[misc]
+            link._baton.reply_expected = likely  # type: ignore[misc]
             theirs.send(bytes([BELL]))
             link._rung(READ)
             assert asked == due

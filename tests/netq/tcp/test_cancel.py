@@ -51,7 +51,7 @@ def test_receiver_discards_a_message_cancelled_in_transit(
     server, client, proxy, stop = blocked_pair(communicators, proxies)
     future = client.put(bytearray(SIZE))
     proxy.wait(stop, LIMIT)
-    (peer,) = server._hub.peers.values()
+    (peer,) = server._endpoint.peers.values()
     assert peer.loop.ask(lambda: peer.session._memory.idle) < SIZE, "the message is not in transit"
     arriving = server.statistics()[client.id].arriving
     assert PASSES // 2 < arriving < SIZE

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from netq.io.loop import TICK, Loop
+from netq.io.baton import TICK
+from netq.io.loop import Loop
 from netq.io.sockets import PlainSocket
 from netq.options import CommunicatorOptions
 from netq.protocol.codec import Outgoing
@@ -65,7 +66,7 @@ class ReplyingServer(Server):
         super().__init__()
         self.answers = True
         self.line = ["a waiter"]
-        self.loop = Loop("turned by hand", self.crashed, shared=True, settle=self.settle, line=self.line)
+        self.loop = Loop("turned by hand", self.crashed, shared=True, serve=self.settle, waiters=self.line)
         self.link: Link | None = None
 
     def settle(self) -> bool:
@@ -77,11 +78,11 @@ class ReplyingServer(Server):
             stream = session.arrived.popleft()[1]
             if self.answers:
                 session.outbox.append(Outgoing(Stream([bytes(stream)])))
-                self.loop.flush_soon(self)
+                self.loop.baton.flush_soon(self)
         return self.answers
 
     def flush(self) -> None:
-        self.loop.unflushed.pop(self, None)
+        self.loop.baton.unflushed.pop(self, None)
         assert self.link is not None
         self.link.flush()
 
@@ -165,7 +166,7 @@ def talk() -> Iterator[Flood]:
     server = ReplyingServer()
     talk = Flood(server, server.loop)
     server.link, talk.link.peer = talk.link, server
-    server.loop._waits_are_short = True
+    server.loop.baton._waits_are_short = True
     talk.stream.sent.clear()
     yield talk
     talk.close()
@@ -212,9 +213,9 @@ def test_busy_link_that_moves_continues_in_the_new_loop_only(flood: Flood) -> No
 def send_message(talk: Flood, number: int) -> None:
     """Send a message of five bytes while user threads poll, so the loop's thread only parks between its turns."""
     loop = talk.loops[0]
-    with loop.baton:
-        loop._user_seen = time.monotonic()
-        loop._choose()
+    with loop.baton.lock:
+        loop.baton.user_seen = time.monotonic()
+        loop.baton.choose_phase()
     talk.sock.sendall(Frame(Kind.MSG, length=5, number=number, value=5).header() + b"hello")
     assert select.select([talk.far], [], [], LIMIT)[0]
 
@@ -232,6 +233,7 @@ def kinds(sent: bytes) -> list[int]:
 def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a slow machine not count as a late reply."""
     monkeypatch.setattr("netq.io.loop.TICK", 0.1)
+    monkeypatch.setattr("netq.io.baton.TICK", 0.1)
 
 
 @pytest.mark.usefixtures("long_tick")

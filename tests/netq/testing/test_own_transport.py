@@ -7,7 +7,8 @@ import time
 from netq import NetworkLocation, Purpose
 from netq.core import Communicator
 from netq.errors import AddressError
-from netq.io.loop import Loop, Worker
+from netq.io.baton import Worker
+from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
 from netq.runtime.endpoint import TransportFactory
 from netq.runtime.link import LinkListener

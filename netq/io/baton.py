@@ -1,0 +1,469 @@
+"""The baton: the right to work on what a loop owns, and how users' threads take it. Knows nothing of netq.
+
+A change of threads costs more than all else that a small message needs. So a user's thread takes the baton to send
+(`try_run`), and polls the selector itself while it waits (`poll`). The loop's thread parks meanwhile, and goes on a
+millisecond after a user was active last. No thread holds the baton while it polls. At most one user's thread polls,
+the leader; the others wait until they are woken (the Leader/Followers pattern, D. Schmidt et al., 2000).
+
+    phase     the loop's thread                              the baton is
+    POLLING   waits in the selector                          free, or held by a user for some microseconds
+    WORKING   runs what is ready, timers and calls           held by the loop's thread
+    PARKED    sleeps while users work; looks each            free, or held by a user
+              millisecond, or each second while a user
+              waits for long
+
+A signal handler may raise in a user's thread anywhere. Two rules make that safe. A user's thread takes the baton by
+`with` only, which no exception can leave locked. And it notes in `working_on` whose state it changes: the loop's thread
+finds that set after an exception, and calls `repair`. A handler that runs on top of the baton's holder sees that
+(`is_held`), and leaves the work to the loop's thread.
+
+Each user's thread holds a wait lock of its own while it waits. So others can see whether the leader still polls, and a
+signal handler on top of a waiting thread can see that it must not wait as well.
+
+This class has more mutable attributes than others here. They are read and written for each small message, and an
+object between would cost each of these accesses a look-up.
+"""
+
+from __future__ import annotations
+
+import collections
+import enum
+import functools
+import math
+import operator
+import os
+import selectors
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import Any, NoReturn, Protocol
+
+from netq.io.condition import LONGEST
+from netq.io.poller import Poller, Ring
+from netq.io.selector import READ
+from netq.io.signal_handlers import raised_by_handler, suppress
+
+TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
+_SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
+_Found = list[tuple[selectors.SelectorKey, int]]
+
+
+class EventLoopPoller:
+    """Stands for an asyncio event loop that polls, as a wait lock stands for a user's thread."""
+
+    def __init__(self) -> None:
+        self.active = False
+
+    def locked(self) -> bool:
+        """Return whether the event loop polls."""
+        return self.active
+
+
+class Phase(enum.Enum):
+    """What the loop's thread does; see the table above."""
+
+    POLLING = enum.auto()
+    WORKING = enum.auto()
+    PARKED = enum.auto()
+
+
+_POLLING, _WORKING, _PARKED = Phase
+
+
+class Worker(Protocol):
+    """State that a user's thread may work on, and that may have output to send."""
+
+    @property
+    def inline(self) -> bool:
+        """Whether a user's thread may call `flush`."""
+
+    def flush(self) -> None:
+        """Send the output."""
+
+    def repair(self) -> None:
+        """Repair what an interrupted thread has left. In the loop's thread."""
+
+
+class Baton:
+    """Lets users' threads stand in for the loop's thread, if `shared`.
+
+    `serve` hands what has come to the `waiters`, without the baton; it returns whether one of them was served. It takes
+    `lock`: a thread that holds that must not wait for the loop. `call` runs a function in the loop's thread; `run_late`
+    runs, after the end of the loop, what waits for its thread.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., None],
+        run_late: Callable[[], None],
+        *,
+        shared: bool,
+        serve: Callable[[], bool],
+        waiters: Collection[object],
+        lock: threading.RLock,
+    ) -> None:
+        self.lock = threading.RLock()
+        # A user's thread wants the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread sets
+        # this before `with lock`, and clears it first thing in it: a function for that would cost more than the rest.
+        self.wanted = False
+        self.phase = _WORKING
+        self.thread: int | None = None  # the identity of the loop's thread, while there is one
+        self.working_on: Worker | None = None  # whose state a user's thread is changing
+        self.unflushed: dict[Worker, float] = {}  # what has output that waits, and since when
+        self.over = False  # the loop has ended
+        self.forked = False  # this process is a fork of the one whose loop it is
+        self.parked_long = False  # the loop's thread is parked for a second: a user polls, and no output waits
+        self.needs_wake = True  # the loop's thread polls or is parked for long, so it does not look each millisecond
+        self.resumed = False  # the loop's thread should poll next, even if a user polls
+        self.user_polled = False  # a user's thread has polled since the loop's thread looked last
+        self.user_seen = -math.inf  # when a user was active last
+        self.in_select = False  # a user's thread uses the selector at this moment
+        self.poller = Poller(lambda: self.phase is _POLLING)
+        # The wait lock of the user's thread that polls. While it is locked the loop's thread leaves the sockets to that
+        # thread, so a thread that takes its wait lock for another wait clears this first.
+        self._leader: threading.Lock | EventLoopPoller | None = None
+        self._wait_locks = threading.local()
+        self._waits_are_short = False  # waits of users have lately ended within TICK: users should poll
+        self._served = -math.inf  # when a waiter was served last
+        self._park_lock = threading.Lock()  # the loop's thread waits for it when it is parked
+        self._park_lock.acquire()
+        self._deferred: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
+        self._call = call
+        self._run_late = run_late
+        self._shared = shared
+        self._serve = serve
+        self._waiters = waiters
+        self._waiters_lock = lock
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this thread holds the baton."""
+        return _is_owned(self.lock)
+
+    @property
+    def reply_expected(self) -> bool:
+        """Whether a user is likely to put an answer soon, which can carry what is to be sent now."""
+        return self._waits_are_short and bool(self._waiters)
+
+    @property
+    def user_polls(self) -> bool:
+        """Whether a user's thread or event loop polls, or works on what it has found."""
+        leader = self._leader
+        return leader is not None and leader.locked()
+
+    @property
+    def event_loop_polls(self) -> bool:
+        """Whether an event loop polls; it may be busy with other things."""
+        return isinstance(self._leader, EventLoopPoller)
+
+    # For any thread.
+
+    def wake(self) -> None:
+        """Make the loop's thread look for work."""
+        phase = self.phase
+        if phase is _PARKED:
+            _release(self._park_lock)
+        elif phase is _POLLING:
+            self.poller.wake()
+
+    def resume(self) -> None:
+        """Make the loop's thread poll again."""
+        self.user_seen = -math.inf
+        self.resumed = True
+        self.wake()
+
+    def wake_poller(self) -> None:
+        """Make the thread that polls look at what another user's thread has received."""
+        if self.user_polls:
+            self.poller.interrupt()
+
+    def try_run(self, worker: Worker, function: Callable[[], object]) -> bool:
+        """Run `function()`, which works on the state of `worker`, in this thread; return False if that cannot be."""
+        if self.phase is _WORKING or not self._shared or _is_owned(self.lock):
+            return False
+        try:
+            with self.lock:
+                if self.working_on is not None or self.over:
+                    return False
+                self.working_on = worker
+                function()
+                self.working_on = None
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        if self._waiters:
+            self._serve()
+        return True
+
+    def flush_later(self, worker: Worker) -> None:
+        """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
+        self.user_seen = now = time.monotonic()
+        self.unflushed.setdefault(worker, now)
+        if self.needs_wake:
+            self.wake()
+
+    def flush_later_from_loop(self, worker: Worker) -> None:
+        """Do the same in the loop's thread, which goes on polling."""
+        self.unflushed.setdefault(worker, time.monotonic())
+
+    def flush_soon(self, worker: Worker) -> None:
+        """Have `worker.flush` called by the loop's thread, soon."""
+        self.unflushed[worker] = -math.inf
+        if self.over:
+            self._run_late()
+        else:
+            self.wake()
+
+    def defer(self, function: Callable[..., object], *args: Any) -> None:
+        """Run `function(*args)` in the loop's thread without the baton: it may be a user's function, and may wait."""
+        self._deferred.append((function, args))
+        if self.over:
+            self.run_late_deferred()
+        elif threading.get_ident() != self.thread:
+            self.wake()
+
+    def run_late_deferred(self) -> None:
+        """Run what is deferred, if the loop is over: its thread will not. Does nothing while the baton is held."""
+        if self.over and self._deferred and not _is_owned(self.lock):
+            self.run_deferred()
+
+    # For users' threads that wait.
+
+    def check(self, name: str) -> None:
+        """Raise RuntimeError in the loop's thread, and in a handler that interrupts a wait: they cannot wait."""
+        self.wait_lock(name)
+
+    def wait_lock(self, name: str) -> threading.Lock:
+        """Return the lock that this thread holds while it waits in the function `name`."""
+        if threading.get_ident() == self.thread or _is_owned(self.lock) or _is_owned(self._waiters_lock):
+            raise RuntimeError(
+                f"{name}() waits for a loop: it cannot be called in one, by an event or a callback, nor by a signal "
+                "handler that has interrupted it; let the handler set an Event, or call request_close()"
+            )
+        try:
+            lock: threading.Lock = self._wait_locks.lock
+        except AttributeError:
+            lock = self._wait_locks.lock = threading.Lock()
+        if lock.locked():
+            raise RuntimeError(
+                f"{name}(): a signal handler has interrupted this very communicator, which waits; let the handler set "
+                "an Event, or call request_close()"
+            )
+        return lock
+
+    def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
+        """Poll once, for a second at most. After True the caller looks for what it waits for, and polls again.
+
+        Returns False at the deadline, and if the loop's thread or another user's polls. The caller holds its wait lock,
+        and calls `stop_polling` after it has released it.
+        """
+        seconds = LONGEST if deadline == math.inf else min(deadline - time.monotonic(), LONGEST)
+        if seconds <= 0:
+            return False
+        poller = self.poller
+        try:
+            self.wanted = True
+            with self.lock:
+                self.wanted = False
+                if not self._may_lead(wait_lock):
+                    if self._leader is wait_lock:
+                        self._leader = None
+                    return False
+                if self._leader is not wait_lock:
+                    self._leader = wait_lock
+                    return True  # what came before this thread led does not wake the selector: the caller looks again
+                self.user_polled = True
+                if self.unflushed:
+                    self._flush_inline()
+                self.in_select = True
+            ring = self._spin() if poller.rings else None
+            found = poller.select(seconds) if ring is None else []
+            self.in_select = False
+            if found or ring is not None:
+                self.wanted = True
+                with self.lock:
+                    self.wanted = False
+                    self._run_quick(found, ring)
+        except BaseException as error:
+            self.in_select = False
+            self._interrupted(error)
+            raise
+        if self._waiters:
+            self._serve()
+        return True
+
+    def stop_polling(self) -> None:
+        """Let others poll, as this thread goes on with other work."""
+        if self._waiters:
+            self.resume()
+        elif self.parked_long:
+            self.wake()
+
+    def wait(
+        self,
+        predicate: Callable[[], bool],
+        deadline: float,
+        subscribe: Callable[[Callable[[], object]], object],
+        unsubscribe: Callable[[], object],
+        name: str,
+    ) -> bool:
+        """Wait without polling until `predicate()` or the deadline; return whether it came true.
+
+        `subscribe(wake)` arranges that `wake` is called when `predicate` should be tested again.
+        """
+        wakeup = threading.Lock()
+        wakeup.acquire()
+        wait_lock = self.wait_lock(name)
+        if self._leader is wait_lock:
+            self._leader = None  # before the lock is taken again: this thread does not poll any more
+        with wait_lock:
+            try:
+                subscribe(functools.partial(_release, wakeup))
+                return _wait_for_release(predicate, wakeup, deadline)
+            finally:
+                unsubscribe()
+
+    # For an asyncio event loop that polls: it watches the selector's descriptor, and calls `poll_ready`.
+
+    def start_polling(self, event_loop: EventLoopPoller) -> bool:
+        """Let an event loop poll; return whether it may. To stop, set `active` to False, and call `resume`."""
+        self.wanted = True
+        with self.lock:
+            self.wanted = False
+            event_loop.active = self.poller.has_descriptor and self._may_lead(event_loop)
+            if event_loop.active:
+                self._leader = event_loop
+        return event_loop.active
+
+    def poll_ready(self, event_loop: EventLoopPoller) -> bool:
+        """Run what is ready; return False if the loop's thread goes on, and the event loop does not poll any more."""
+        try:
+            self.wanted = True
+            with self.lock:
+                self.wanted = False
+                self.user_polled = True
+                if self._leader is event_loop and not self.over:
+                    self._run_quick(self.poller.select(0), None)
+                event_loop.active = self._leader is event_loop and not self.over
+        except BaseException as error:
+            self._interrupted(error)
+            raise
+        self._serve()
+        return event_loop.active
+
+    def _may_lead(self, wait_lock: threading.Lock | EventLoopPoller) -> bool:
+        """Return whether the thread of this lock may poll. If not, note whether users' waits are short."""
+        if self.phase is _POLLING or self.resumed or self.working_on is not None or not self._shared or self.over:
+            self._waits_are_short = time.monotonic() - self._served < TICK
+            return False
+        leader = self._leader
+        return leader is wait_lock or leader is None or not leader.locked()
+
+    def _flush_inline(self) -> None:
+        """Send what a user's thread may send."""
+        for worker, since in list(self.unflushed.items()):
+            if since > -math.inf and worker.inline:
+                self.working_on = worker
+                worker.flush()
+                self.working_on = None
+
+    def _spin(self) -> Ring | None:
+        """Return a ring that gets data within some microseconds. If none does, have each peer ring from now on."""
+        rings = self.poller.rings
+        until = time.perf_counter() + _SPIN
+        while True:
+            for ring in rings:
+                if ring.look():
+                    return ring
+            if time.perf_counter() >= until:
+                break
+        with self.lock:
+            return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
+
+    def _run_quick(self, found: _Found, ring: Ring | None) -> None:
+        """Run what a user's thread may; leave the rest to the loop's thread. With the baton."""
+        self.user_seen = time.monotonic()
+        if self.over:
+            return
+        all_done = self.working_on is None and (ring is None or ring.receive())
+        for key, mask in found if all_done else ():
+            watch = key.data
+            if watch.quick is None or mask != READ or not watch.active or not watch.quick():
+                all_done = False
+        if not all_done:
+            self._leader = None  # it is this thread, which now waits until it is woken
+            self.resume()
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Let the loop's thread repair what an exception in a user's thread has left."""
+        if isinstance(error, Exception) and raised_by_handler(error) is None:
+            self._call(_raise, error)  # a bug of ours: it ends the loop
+        else:
+            self.resume()
+
+    # For the loop's thread.
+
+    def choose_phase(self) -> None:
+        """Decide whether to poll or to leave that to the users. With the baton."""
+        user_polls = self.user_polls
+        parked = self._shared and not self.resumed and (user_polls or time.monotonic() - self.user_seen < TICK)
+        self.parked_long = parked and user_polls and not (self.user_polled or self.unflushed)
+        self.needs_wake = not parked or self.parked_long
+        self.user_polled = False
+        self.poller.begin_sleep()
+        self.phase = _PARKED if parked else _POLLING
+        if not parked:
+            self.resumed = False
+
+    def park(self, seconds: float) -> bool:
+        """Sleep until `wake` is called, or for so long; return whether it was called."""
+        return self._park_lock.acquire(timeout=seconds)
+
+    def flush_waiting(self, since: float) -> None:
+        """Flush the output that has waited since then or longer. With the baton."""
+        for worker, when in list(self.unflushed.items()):
+            if when <= since:
+                worker.flush()
+
+    def run_deferred(self) -> bool:
+        """Run what is deferred, and serve the waiters. Without the baton. Returns whether something was deferred."""
+        worked = bool(self._deferred)
+        while self._deferred:
+            function, args = self._deferred.popleft()
+            function(*args)
+        if self._serve():
+            self._served = time.monotonic()
+            if self._waits_are_short:
+                self.user_seen = self._served
+                with self.lock:
+                    self.choose_phase()
+        return worked
+
+    def abandon(self) -> None:
+        """Close our copies of what is watched, in a child process, and send nothing: it is all the parent's."""
+        self.forked = True
+        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self.poller.close()
+
+
+def _wait_for_release(predicate: Callable[[], bool], wakeup: threading.Lock, deadline: float) -> bool:
+    """Wait until `predicate()` or the deadline; test it each time that `wakeup` is released, and each second."""
+    while not predicate():
+        left = min(deadline - time.monotonic(), LONGEST)
+        if left <= 0:
+            return False
+        wakeup.acquire(timeout=left)
+    return True
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _release(lock: threading.Lock) -> None:
+    if lock.locked():
+        with suppress(RuntimeError):  # another thread was faster
+            lock.release()
+
+
+_is_owned: Callable[[Any], bool] = operator.methodcaller("_is_owned")

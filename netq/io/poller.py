@@ -1,0 +1,121 @@
+"""What a loop polls: its selector, the socket pair that wakes it, and rings of shared memory.
+
+Owned by one loop. The holder of the loop's baton calls everything here, except `select` and `ring.has_data`, which run
+without the baton, and `wake` and `interrupt`, which any thread may call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from netq.io.selector import READ, new_selector
+from netq.io.signal_handlers import suppress
+
+Ready = Callable[[int], None]
+
+
+class Ring(Protocol):
+    """A ring in shared memory. While it is awake no descriptor announces its data, so a thread has to look."""
+
+    awake: bool  # the peer does not ring when it writes
+    look: Callable[[], bool]  # whether there is data; in any thread, at any time
+
+    def receive(self) -> bool:
+        """Receive what a user's thread may; return False if the loop's thread has to go on."""
+
+    def sleep(self) -> bool:
+        """Ask the peer to ring when it writes; return False if there is data already."""
+
+    def go_on(self) -> None:
+        """Receive in the loop's thread, soon."""
+
+
+class Watch:
+    """What to run when a socket is ready: `ready(events)` in the loop's thread, `quick()` in a user's."""
+
+    __slots__ = ("active", "quick", "ready")
+
+    def __init__(self, ready: Ready, quick: Callable[[], bool] | None) -> None:
+        self.ready = ready
+        self.quick = quick
+        self.active = True  # neither replaced nor forgotten
+
+
+class Poller:
+    """A selector whose keys have a Watch as data. `loop_polls` says whether the loop's own thread is in `select`."""
+
+    def __init__(self, loop_polls: Callable[[], bool]) -> None:
+        self.rings: tuple[Ring, ...] = ()
+        self._loop_polls = loop_polls
+        self._selector = new_selector()
+        self.select = self._selector.select  # one call less for each message
+        self._waker, self._wakee = socket.socketpair()
+        self._sleep = self._woken = 0  # the number of the loop's present sleep, and of the last one that was ended
+        for end in (self._waker, self._wakee):
+            end.setblocking(False)
+        self.watch(self._wakee, READ, self._drain, self._drain_quickly)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no socket is watched, other than our own."""
+        return len(self._selector.get_map()) == 1
+
+    @property
+    def has_descriptor(self) -> bool:
+        """Whether an event loop can watch this poller as a whole."""
+        return hasattr(self._selector, "fileno") and not self.rings
+
+    def fileno(self) -> int:
+        """Return the selector's own descriptor."""
+        return self._selector.fileno()
+
+    def watch(self, file: socket.socket, events: int, ready: Ready, quick: Callable[[], bool] | None = None) -> None:
+        """See Loop.watch."""
+        watch = Watch(ready, quick)
+        try:
+            before = self._selector.get_key(file).data
+        except KeyError:
+            self._selector.register(file, events, watch)
+        else:
+            self._selector.modify(file, events, watch)
+            before.active = False
+
+    def forget(self, file: socket.socket) -> None:
+        """See Loop.forget."""
+        with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed already
+            self._selector.unregister(file).data.active = False
+
+    def begin_sleep(self) -> None:
+        """Note that the loop's thread is about to call `select`, or to park."""
+        self._sleep += 1
+
+    def wake(self) -> None:
+        """End the present sleep of the loop's thread in `select`. Only the first call for each sleep sends a byte."""
+        if self._woken != (sleep := self._sleep):
+            self.interrupt()
+            self._woken = sleep  # not earlier: a signal handler may run in between, and call this for the same sleep
+
+    def interrupt(self) -> None:
+        """End a `select`, whichever thread is in it."""
+        with suppress(OSError):  # the pipe is full, so the thread is being woken; or the loop has ended
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Close all that is watched: no other object does it."""
+        for key in list((self._selector.get_map() or {}).values()):
+            cast(socket.socket, key.fileobj).close()
+        self._selector.close()
+        self._waker.close()
+
+    def _drain(self, mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakee.recv(4096)
+
+    def _drain_quickly(self) -> bool:
+        if self._loop_polls():  # the byte is for the loop's thread, which would go on sleeping without it
+            return False
+        self._drain(READ)
+        return True
