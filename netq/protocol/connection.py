@@ -31,7 +31,7 @@ from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
 from netq.protocol.sender import SMALL, Part
-from netq.protocol.session import Session, following
+from netq.protocol.session import Session
 from netq.protocol.wire import (
     ANSWER,
     GREETING_LIMIT,
@@ -255,7 +255,7 @@ class Connection:
         events: list[Event] = []
         try:
             heard = resumed and session.heard(greeting)
-            self._open(greeting, following(greeting.epoch), events, resumed=heard, known=resumed)
+            self._open(greeting, greeting.epoch + 1, events, resumed=heard, known=resumed)
         except ProtocolError as error:
             self._lose(error, events)
         else:
@@ -320,8 +320,13 @@ class Connection:
         if self.session is None:
             self.state = State.GREETED
             events.append(Hello(greeting))
-        else:
-            self._open(greeting, greeting.epoch, events, resumed=greeting.resume, known=greeting.resume)
+            return
+        if not greeting.resume and greeting.epoch != self.session.epoch + 1:
+            raise ProtocolError(
+                f"the server begins epoch {greeting.epoch} of a session in epoch {self.session.epoch}; "
+                f"expected {self.session.epoch + 1}"
+            )
+        self._open(greeting, greeting.epoch, events, resumed=greeting.resume, known=greeting.resume)
 
     def _open(self, greeting: Greeting, epoch: int, events: list[Event], *, resumed: bool, known: bool) -> None:
         """Go on with the session or begin it; `known`: its user has been told of it before."""

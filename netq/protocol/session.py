@@ -26,14 +26,7 @@ from netq.protocol.receiver import Item, Receiver
 from netq.protocol.sender import SMALL, Part, Sender
 from netq.protocol.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting
 
-_EPOCHS = 2**32 - 1  # they go round, from 1
-_HALF = _EPOCHS // 2
 _pack = struct.Struct("<BBHIQQ").pack
-
-
-def following(epoch: int) -> int:
-    """Return the epoch in which a server begins a session that the client has known in `epoch`; never 0."""
-    return epoch % _EPOCHS + 1
 
 
 class Session:
@@ -341,7 +334,7 @@ class Session:
         on whatever link it says so, and a link of ours that seems alive is one that it has left. May be asked in any
         thread: a server's session keeps its epoch.
         """
-        return self.begun and 0 < self._ahead(greeting) < _HALF
+        return self.begun and greeting.epoch > self.epoch
 
     def late(self, greeting: Greeting) -> bool:
         """Return whether an INI was on its way for so long that its client has gone on since: it must change nothing.
@@ -349,13 +342,8 @@ class Session:
         That of an epoch before ours is, unless it is the last before and nothing has come in ours: then our INI may
         have been lost.
         """
-        if not self.begun or not self._ahead(greeting) or self.elsewhere(greeting):
-            return False
-        return self.confirmed or following(greeting.epoch) != self.epoch
-
-    def _ahead(self, greeting: Greeting) -> int:
-        """How many beginnings after ours the client's epoch is, going round; 0 is before all."""
-        return (greeting.epoch - self.epoch) % _EPOCHS if greeting.epoch else _EPOCHS - 1
+        earliest = self.epoch if self.confirmed else self.epoch - 1
+        return self.begun and greeting.epoch < earliest
 
     def resume(self, greeting: Greeting) -> None:
         """Go on where the peer says it stands, and settle what it holds; raises ProtocolError."""

@@ -20,6 +20,7 @@ MAGIC = b"NETQ"
 LANES = 16
 OVERHEAD = 256  # what a message counts in a lane's window beside its bytes: what it costs to keep account of it
 POSITIONS = 2**63  # a lane's positions stay below: some millennia at today's speeds
+EPOCHS = 2**32 - 1  # a session's epochs stay below: it begins again only with a server that has forgotten it
 REASON = 256  # bytes of text in a FIN, at most
 
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
@@ -138,6 +139,8 @@ class Greeting:
         for name, value in (("message_size", message_size), ("credit", credit), ("heartbeat", heartbeat)):
             if value == 0:
                 raise ProtocolError(f"an INI whose {name} is 0; expected 1 or more")
+        if epoch >= EPOCHS:
+            raise ProtocolError(f"an INI of epoch {epoch}; expected less than {EPOCHS}")
         cursors = _cursors(frame.body)
         return cls(uuid.UUID(bytes=id), token, message_size, credit, heartbeat, cursors, bool(frame.flags), epoch)
 

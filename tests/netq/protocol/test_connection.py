@@ -516,6 +516,13 @@ def test_a_client_that_is_told_to_go_on_with_what_it_never_began_drops_the_link(
     assert isinstance(only_lost(feed(client, greeting.frame())), ProtocolError)
 
 
+@pytest.mark.parametrize("epoch", [0, 2, 2**32 - 2])
+def test_server_begins_the_epoch_after_the_clients(epoch: int) -> None:
+    greeting = Greeting(SERVER, TOKEN, 2**40, 2**20, 10_000, epoch=epoch)
+    error = only_lost(feed(in_state(State.OPENING), greeting.frame()))
+    assert f"epoch {epoch} of a session in epoch 0; expected 1" in str(error)
+
+
 def test_an_ini_that_says_a_version_or_none_is_lost() -> None:
     for body, why in ((b"NETQ\x02\x00\x00\x00", "version 2"), (b"SSH-2.0-", "does not speak netq")):
         error = only_lost(feed(Connection(SERVER, OPTIONS, 0.0), Frame(Kind.INI, length=8, body=body)))

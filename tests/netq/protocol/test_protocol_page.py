@@ -135,6 +135,7 @@ def test_the_limits() -> None:
         "lanes": wire.LANES,
         "bytes that a message counts beside its own": wire.OVERHEAD,
         "positions of a lane, below": wire.POSITIONS,
+        "epochs of a session, below": wire.EPOCHS,
         "bytes of an INI, at least": LENGTH[Kind.INI][0],
         "bytes of an INI of version 1, at least": wire.GREETING_SIZE,
         "bytes of an INI, at most": LENGTH[Kind.INI][1],

@@ -25,8 +25,8 @@ from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL, Part
-from netq.protocol.session import Session, following
-from netq.protocol.wire import ANSWER, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
+from netq.protocol.session import Session
+from netq.protocol.wire import ANSWER, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
 from tests.netq.interrupting import interrupted
@@ -1081,9 +1081,9 @@ def test_an_epoch_is_gone_on_with_or_begun_again_or_wrong() -> None:
 @pytest.mark.parametrize(
     ("ours", "before", "other", "after"),
     [
-        (1, (0, 2**32 - 1), (2**32 - 2,), (2, 3, 2**31 - 1)),
-        (5, (4,), (0, 1, 3), (6, 1000)),
-        (2**32 - 1, (2**32 - 2,), (0, 2**31 + 1), (1, 2)),
+        (1, (0,), (), (2, 3, EPOCHS - 1)),
+        (5, (4,), (0, 1, 3), (6, 1000, EPOCHS - 1)),
+        (EPOCHS, (EPOCHS - 1,), (0, 1, EPOCHS - 2), ()),
     ],
 )
 def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
@@ -1097,13 +1097,9 @@ def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
     said = {epoch: greeting(epoch=epoch) for epoch in (ours, *before, *other, *after)}
     lies = {epoch: (one.late(said[epoch]), one.elsewhere(said[epoch])) for epoch in said}
     assert lies[ours] == (False, False)
-    assert {lies[epoch] for epoch in before} == {(confirmed, False)}
-    assert {lies[epoch] for epoch in other} == {(True, False)}
-    assert {lies[epoch] for epoch in after} == {(False, True)}
-
-
-def test_epochs_follow_one_another_and_are_never_0() -> None:
-    assert [following(epoch) for epoch in (0, 1, 2**32 - 2, 2**32 - 1)] == [1, 2, 2**32 - 1, 1]
+    assert all(lies[epoch] == (confirmed, False) for epoch in before)
+    assert all(lies[epoch] == (True, False) for epoch in other)
+    assert all(lies[epoch] == (False, True) for epoch in after)
 
 
 def test_a_restart_gives_up_what_had_begun_to_travel_and_keeps_the_rest_in_order() -> None:

@@ -11,6 +11,7 @@ import pytest
 from netq.errors import ProtocolError
 from netq.protocol.wire import (
     ANSWER,
+    EPOCHS,
     GREETING_LIMIT,
     GREETING_SIZE,
     HEADER_SIZE,
@@ -409,6 +410,12 @@ def test_a_greeting_of_another_length_is_refused() -> None:
 def test_a_size_of_zero_is_refused(at: int, layout: str) -> None:
     with pytest.raises(ProtocolError, match=r"an INI whose \w+ is 0; expected 1 or more"):
         Greeting.read(changed(at, layout, 0))
+
+
+def test_last_epoch_is_refused() -> None:
+    assert Greeting.read(changed(60, "<I", 2**32 - 2)).epoch == EPOCHS - 1
+    with pytest.raises(ProtocolError, match=f"an INI of epoch {EPOCHS}; expected less"):
+        Greeting.read(changed(60, "<I", 2**32 - 1))
 
 
 @pytest.mark.parametrize(
