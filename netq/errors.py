@@ -98,7 +98,7 @@ class NotAllowed(Unreadable):
     """A message names a global that the `allow` function of PickleSerializer refuses."""
 
 
-def bare(error: Exception) -> Exception:
+def strip_tracebacks(error: Exception) -> Exception:
     """Return an error without the frames that it has come through, nor those of its causes.
 
     They hold what they were at work on, a message perhaps; and whoever keeps the error where one of them can see it has

@@ -16,7 +16,7 @@ from netq.bench.client import Client, Sides, Transfer
 from netq.bench.plan import Plan
 from netq.bench.protocol import Counted
 from netq.bench.usage import at_once
-from netq.errors import bare
+from netq.errors import strip_tracebacks
 
 
 class Crowd:
@@ -56,7 +56,7 @@ class Crowd:
             except threading.BrokenBarrierError:  # another client has failed, and its error is the one to raise
                 return
             except Exception as error:  # without its frames: they hold the messages, and the result would hold them
-                result.set_exception(bare(error))
+                result.set_exception(strip_tracebacks(error))
                 start.abort()
 
         self._threads.append(threading.Thread(target=run, name="bench-client", daemon=True))

@@ -201,7 +201,7 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
             if not came:
                 break
             session.arrived.extend(came)
-            receiver.last = held, mark  # what `recount` believes
+            receiver.last = held, mark  # what `repair` believes
             receiver.held, receiver.start = held, start
             session.owed[lane] = receiver
             session.messages_in += len(came)

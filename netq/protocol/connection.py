@@ -26,7 +26,7 @@ import uuid
 from typing import cast
 
 from netq.buffers import Buffer
-from netq.errors import ProtocolError, bare
+from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
@@ -69,7 +69,7 @@ LEGAL: dict[State, frozenset[Kind]] = {
     State.CLOSED: frozenset(),
 }
 _OF_NO_LANE = frozenset({Kind.INI, Kind.PING, Kind.FIN})
-_DOUBT = 2.0  # seconds within which a link that is doubted has to bring something
+_PROBE_TIMEOUT = 2.0  # seconds within which a link that is doubted has to bring something
 _NANOSECONDS = 1_000_000_000  # in a second: the number of a PING is when it was made, by the age of its link
 _TALKING = frozenset({State.OPEN, State.CLOSING})
 LENGTH = {  # of a body: least, most. The session judges those of MSG
@@ -99,7 +99,7 @@ class Connection:
         self._leaving = False  # we have said that we close, and that the peer's window keeps us
         self._finished = False  # we have said FIN
         self._unanswered: int | None = None  # number of the peer's last PING, until it is answered
-        self._doubted: float | None = None  # since when nothing has come of a link that is doubted
+        self._probed: float | None = None  # since when nothing has come of a link that is doubted
         self._born = self._heard = self._spoke = now
         self._patience = options.handshake_timeout
         if session is not None:
@@ -130,7 +130,7 @@ class Connection:
         events: list[Event] = []
         if self.closed:
             return events  # what crossed our FIN
-        self._heard, self._doubted = now, None
+        self._heard, self._probed = now, None
         if self.session is not None and self.open:
             self.session.confirmed = True
         try:
@@ -151,7 +151,7 @@ class Connection:
         reader = self._reader
         if self._state is not State.OPEN or session is None or reader.frame is not None or not reader.empty:
             return low
-        self._heard, self._doubted, session.confirmed = now, None, True
+        self._heard, self._probed, session.confirmed = now, None, True
         return session.take_small(data, low, high)
 
     def buffer_for_small(self) -> memoryview | None:
@@ -164,7 +164,7 @@ class Connection:
         thread may do, which can be interrupted anywhere. Return False if `received(0)` is to go on with the rest.
         """
         assert self.session is not None
-        self._heard, self._doubted, self.session.confirmed = now, None, True
+        self._heard, self._probed, self.session.confirmed = now, None, True
         return self._reader.advance_small(n, SMALL)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
@@ -191,7 +191,7 @@ class Connection:
                 self._unanswered = None
             if session.owed:
                 session.acknowledge(out)
-            if session.closing and not self._leaving and session.stuck:
+            if session.closing and not self._leaving and session.blocked:
                 self._leaving = True
                 out.append(self._ping(now, LEAVING))
             parts = session.frames(out, limit)
@@ -230,10 +230,10 @@ class Connection:
             self._lose(TimeoutError(f"no greeting within {self._patience:g} s"), events)
         return events
 
-    def doubt(self, now: float) -> None:
+    def probe(self, now: float) -> None:
         """Ask whether the peer is still there, and give the link up soon if nothing comes; `deadline` moves."""
-        if self.open and self._doubted is None:
-            self._doubted = now
+        if self.open and self._probed is None:
+            self._probed = now
             self._control.append(self._ping(now))
 
     def close(self) -> list[Event]:
@@ -254,7 +254,7 @@ class Connection:
         self._heard = now
         events: list[Event] = []
         try:
-            heard = resumed and session.heard(greeting)
+            heard = resumed and session.can_resume(greeting)
             self._open(greeting, greeting.epoch + 1, events, resumed=heard, known=resumed)
         except ProtocolError as error:
             self._lose(error, events)
@@ -269,7 +269,7 @@ class Connection:
         body = reason.encode()[:REASON]
         self._control = [Frame(Kind.FIN, length=len(body), number=code, body=body).whole()]
 
-    def forget(self) -> None:
+    def discard_input(self) -> None:
         """What has been received of the next frames is of no use: the thread that took it was interrupted."""
         self._reader.reset()
 
@@ -398,11 +398,11 @@ class Connection:
     def _silence_ends(self) -> float:
         """When the link is lost, if nothing comes."""
         ends = self._heard + self._patience
-        return ends if self._doubted is None else min(ends, self._doubted + _DOUBT)
+        return ends if self._probed is None else min(ends, self._probed + _PROBE_TIMEOUT)
 
     def _lose(self, error: Exception, events: list[Event], code: Code = Code.DONE) -> None:
         self.detach()
-        events.append(Lost(bare(error), code))
+        events.append(Lost(strip_tracebacks(error), code))
 
     @property
     def _session(self) -> Session:

@@ -83,12 +83,12 @@ class Budget:
         self.claimed -= amount
         self._grant()
 
-    def leave(self, who: object, forget: Callable[[], object]) -> None:
+    def add_evictable(self, who: object, forget: Callable[[], object]) -> None:
         """Call `forget`, which frees something, if the room is needed before `who` comes back."""
         self._absent[who] = forget
         self._grant()
 
-    def come_back(self, who: object) -> None:
+    def remove_evictable(self, who: object) -> None:
         """Forget nothing of it; harmless if it was not away."""
         self._absent.pop(who, None)
 

@@ -23,7 +23,7 @@ class Receiver:
     """The receiving half: puts messages together in the memory that they stay in.
 
     The limit that it grants is the end of what the user has taken, the credit, and what the budget has lent; and beyond
-    that the end of a message that has begun, once the budget has granted it. `grown` is called when it has.
+    that the end of a message that has begun, once the budget has granted it. `on_grant` is called when it has.
 
     `consume` is for the threads of users, one at a time; all else belongs to who owns the session.
     """
@@ -35,28 +35,28 @@ class Receiver:
         memory: Memory,
         *,
         merge: bool,
-        grown: Callable[[Receiver], object] = lambda receiver: None,
-        attend: Callable[[Receiver], object] = lambda receiver: None,
+        on_grant: Callable[[Receiver], object] = lambda receiver: None,
+        request_release: Callable[[Receiver], object] = lambda receiver: None,
     ) -> None:
         self.lane = lane
         self.held = 0  # number of the last whole message
         self.partial = 0  # bytes held of the next
         self._window = window
         self._credit = min(window, CREDIT)
-        self.limit = self.told = self._credit  # how far the peer may send; what it has been told
+        self.limit = self.announced = self._credit  # how far the peer may send; what it has been told
         self._memory = memory
         self._merge = merge
-        self._grown = grown
-        self._attend = attend
+        self._on_grant = on_grant
+        self._request_release = request_release
         self._lent = self.claimed = 0  # of the budget: to widen the window, and for messages that go beyond it
         self._claim: Claim | None = None  # waits, for the rest of message held + 1
-        self._drained = False
+        self._unlimited = False
         self.retired = False
         self._orphaned = 0
         self.start = 0  # position of message held + 1
         self.cancelled = 0  # positions of cancelled messages: they count as taken
         self._consumed = 0  # positions of the others that the user has taken
-        self.last = (0, 0)  # number and mark of what came last: `recount` sets `held` and `start` by them
+        self.last = (0, 0)  # number and mark of what came last: `repair` sets `held` and `start` by them
         self._given = 0  # number of the message that the user was given last
         self._size = 0
         self.parts: list[memoryview] = []  # memory of message held + 1; if merged, in one
@@ -65,14 +65,14 @@ class Receiver:
     @property
     def cursor(self) -> Cursor:
         """Where the peer should go on; it counts as told."""
-        return Cursor(self.lane, self.held, self.partial, self.tell())
+        return Cursor(self.lane, self.held, self.partial, self.announce_limit())
 
-    def tell(self) -> int:
+    def announce_limit(self) -> int:
         """Return the limit; it counts as told."""
         end = self._consumed + self.cancelled + self._credit + self._lent
-        if end > self.limit and not (self._drained or self.retired):
+        if end > self.limit and not (self._unlimited or self.retired):
             self.limit = end
-        self.told = self.limit
+        self.announced = self.limit
         return self.limit
 
     @property
@@ -80,16 +80,16 @@ class Receiver:
         """Whether the peer should know the limit: it has moved far, or a begun message waits for it."""
         taken = self._consumed + self.cancelled
         window = self._credit + self._lent
-        limit = self.limit if self._drained or self.retired else max(self.limit, taken + window)
-        grown = limit - self.told
-        return grown > 0 and (grown >= (limit - taken) // 4 or self.start + self._size > self.told)
+        limit = self.limit if self._unlimited or self.retired else max(self.limit, taken + window)
+        grown = limit - self.announced
+        return grown > 0 and (grown >= (limit - taken) // 4 or self.start + self._size > self.announced)
 
     def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
         """Return what the user is given of the message that has just come whole."""
         self.last = number, mark = self.held, self.start - self.cancelled
         return peer, data, self, number, mark
 
-    def recount(self) -> None:
+    def repair(self) -> None:
         """Put right what a thread left that was interrupted in `Session.take_small`."""
         number, mark = self.last
         if number >= self.held:
@@ -104,16 +104,16 @@ class Receiver:
         return True
 
     @property
-    def attention(self) -> bool:
-        """Whether who owns the session should hear now of what the user has taken: then call `attend`."""
-        if self.claimed or self.retired or self.start + self._size > self.told:
+    def release_due(self) -> bool:
+        """Whether who owns the session should hear now of what the user has taken: then call `request_release`."""
+        if self.claimed or self.retired or self.start + self._size > self.announced:
             return True
         window = self._credit + self._lent
-        return self._consumed + self.cancelled + window - self.told >= window // 4
+        return self._consumed + self.cancelled + window - self.announced >= window // 4
 
-    def attend(self) -> None:
+    def request_release(self) -> None:
         """Let who owns the session hear of it. In any thread."""
-        self._attend(self)
+        self._request_release(self)
 
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
         """Return the memory of a MSG's body, from `source` if that is given; raises ProtocolError unless it is just
@@ -161,19 +161,19 @@ class Receiver:
         self._end(frame.value)
         self.limit = max(self.limit, self.start)  # what lies before it untaken is here all the same
         self.cancelled += frame.value + OVERHEAD
-        self.taken()
+        self.release_room()
 
     # The limit.
 
-    def taken(self) -> None:
+    def release_room(self) -> None:
         """Give the room of messages that the user has taken back to the peer."""
         self._widen()
         self._recharge()
 
-    def drain(self) -> None:
+    def lift_limit(self) -> None:
         """Let the peer send all that it still has: the user has closed, and may read no more to make room."""
         self._give_back()
-        self._drained = True
+        self._unlimited = True
         self.limit = POSITIONS - 1
         self._recharge()
 
@@ -183,22 +183,22 @@ class Receiver:
         if not self.partial:  # then the peer may cancel the message without a word
             self._size = 0
             self.parts = []
-            if not self._drained:
+            if not self._unlimited:
                 self.limit = max(self._taken + self._credit + self._lent, self.start)
                 self._recharge()
 
-    def leave(self) -> None:
+    def reclaim(self) -> None:
         """The link has been lost for a while: allow no more than what is here, and that only while there is room."""
         self._give_back()
-        if not self._drained:
+        if not self._unlimited:
             self.limit = max(self._taken + self._credit, self.start + self.partial)
             self._recharge()
         if self.parts:
-            self._memory.budget.leave(self, self._forget)
+            self._memory.budget.add_evictable(self, self._forget)
 
     def resume(self) -> None:
         """There is a link again: let a message that has begun be completed, and others come, as before."""
-        self._memory.budget.come_back(self)
+        self._memory.budget.remove_evictable(self)
         self._ask()
 
     def retire(self) -> None:
@@ -207,7 +207,7 @@ class Receiver:
         self.partial = self._size = 0
         self.parts = []
         self.retired = True
-        self._drained = False
+        self._unlimited = False
         self._credit = self._window = 0
         self.limit = self.start
         self._recharge()
@@ -249,10 +249,10 @@ class Receiver:
         self.claimed += claim.amount
         self.limit = max(self.limit, self.start + self._size)
         self._recharge()
-        self._grown(self)
+        self._on_grant(self)
 
     def _widen(self) -> None:
-        if not self._drained:
+        if not self._unlimited:
             if self._credit + self._lent < self._window:
                 self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
             if not self.retired:
@@ -260,7 +260,7 @@ class Receiver:
 
     def _recharge(self) -> None:
         """Free what was claimed and is not needed any more."""
-        needed = 0 if self._drained else max(0, self.limit - self._taken - self._credit - self._lent)
+        needed = 0 if self._unlimited else max(0, self.limit - self._taken - self._credit - self._lent)
         freed, self.claimed = self.claimed - needed, needed
         if self.retired:
             self._memory.budget.orphaned += needed - self._orphaned
@@ -275,7 +275,7 @@ class Receiver:
 
     def _give_back(self) -> None:
         self._withdraw()
-        self._memory.budget.come_back(self)
+        self._memory.budget.remove_evictable(self)
         lent, self._lent = self._lent, 0
         self._memory.budget.give_back(lent)
 
@@ -283,7 +283,7 @@ class Receiver:
         """Let the peer begin its message again: somebody else needs the room."""
         self.partial = self._size = 0
         self.parts = []
-        if not self._drained:
+        if not self._unlimited:
             self.limit = max(self._taken + self._credit, self.start)
             self._recharge()
 

@@ -48,7 +48,7 @@ class Sender:
     """The sending half: keeps each message until it is acknowledged.
 
     A message gets its number and its position when its first byte leaves; until then it can be taken out without a
-    trace. A user's thread that sends may be interrupted anywhere by an exception: `recount` puts right what that
+    trace. A user's thread that sends may be interrupted anywhere by an exception: `repair` puts right what that
     leaves, and the link is lost. So a message is appended where it goes before it is taken from where it was.
     """
 
@@ -121,7 +121,7 @@ class Sender:
         return bool(self.waiting) and self._position < self.limit
 
     @property
-    def stuck(self) -> bool:
+    def blocked(self) -> bool:
         """Whether there is something to send, and the limit does not let it."""
         return not self.ready and not self.idle
 
@@ -185,7 +185,7 @@ class Sender:
         """Count what is not acknowledged as not sent."""
         self.number, self._offset = self._reached = self._first, 0
 
-    def recount(self) -> None:
+    def repair(self) -> None:
         """Put right what a thread left that was interrupted anywhere in `batch`, `chunk` or `acked`."""
         sent, waiting = self.sent, self.waiting
         if sent:

@@ -49,7 +49,7 @@ class Session:
         self.epoch = 0  # how often it has begun: a server that forgot it begins it again
         self.confirmed = False  # something has come from the peer in this epoch: a client has heard of it
         self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
-        self.attend: Callable[[Receiver], object] = lambda receiver: None  # has `taken` called; in any thread
+        self.request_release: Callable[[Receiver], object] = lambda receiver: None  # calls `release_room`, in the loop
         self._options = options
         self.small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
         self._small_out = min(SMALL, options.transport_size)  # and of one that may leave so
@@ -128,9 +128,9 @@ class Session:
         return bool(self.outbox) or self.queued > 0
 
     @property
-    def stuck(self) -> bool:
+    def blocked(self) -> bool:
         """Whether a message waits for the peer to widen its window."""
-        return any(sender.stuck for sender in self.senders.values())
+        return any(sender.blocked for sender in self.senders.values())
 
     def frames(self, out: list[Buffer | Part], limit: int) -> bool:
         """Append headers and bodies of messages, of some `limit` bytes in all; the lanes take turns. Return whether
@@ -189,21 +189,21 @@ class Session:
         """Put no more."""
         self.drain()
         self.closing = True
-        self._drain_if_both_close()
+        self._lift_limits_if_both_close()
 
     def peer_leaves(self) -> None:
         """The peer's user has closed: what it still sends was put before."""
         self.peer_leaving = True
-        self._drain_if_both_close()
+        self._lift_limits_if_both_close()
 
-    def _drain_if_both_close(self) -> None:
+    def _lift_limits_if_both_close(self) -> None:
         """Take all that the peer still has, whatever the window: else each side would wait for a reader of the other.
 
         A side that closes while its peer goes on keeps to its window: what the peer may yet put has no bound.
         """
         if self.closing and self.peer_leaving:
             for lane, receiver in self.receivers.items():
-                receiver.drain()
+                receiver.lift_limit()
                 self.owed[lane] = receiver
 
     # What the peer says of what it holds.
@@ -258,10 +258,10 @@ class Session:
         for receiver in self.receivers.values():
             receiver.pause()
 
-    def leave(self) -> None:
+    def reclaim(self) -> None:
         """It has been lost for a while: what it was allowed to bring is for others."""
         for receiver in self.receivers.values():
-            receiver.leave()
+            receiver.reclaim()
 
     def interrupted(self, frame: Frame, length: int) -> None:
         """Keep the bytes of a body that came before its link was lost."""
@@ -273,9 +273,9 @@ class Session:
         receiver.dropped(frame)
         self.owed[frame.lane] = receiver
 
-    def taken(self, receiver: Receiver) -> bool:
+    def release_room(self, receiver: Receiver) -> bool:
         """Give room back that the user has freed by taking messages (see Receiver); return whether to tell the peer."""
-        receiver.taken()
+        receiver.release_room()
         if self.receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
             return False
         self.owed[receiver.lane] = receiver
@@ -289,7 +289,7 @@ class Session:
     def acknowledge(self, out: list[Buffer | Part]) -> None:
         """Append the ACKs that are due, one a lane, and count them as said."""
         for lane, receiver in self.owed.items():
-            out.append(_pack(3, 0, lane, 0, receiver.held, receiver.tell()))
+            out.append(_pack(3, 0, lane, 0, receiver.held, receiver.announce_limit()))
         self.owed.clear()
 
     # Beginning, and beginning again.
@@ -306,19 +306,19 @@ class Session:
 
     def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:
         """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
-        self.epoch = epoch  # before `begun`: another thread may ask `elsewhere`
+        self.epoch = epoch  # before `begun`: another thread may ask `restarted_elsewhere`
         self.confirmed = False
         self._hear(greeting)
         for sender in self.senders.values():
             sender.limit = greeting.credit
         return self._reject()
 
-    def heard(self, greeting: Greeting) -> bool:
+    def can_resume(self, greeting: Greeting) -> bool:
         """Return whether the client has heard of the beginning of this session; raises ProtocolError.
 
         If not, our INI was lost: then nothing that we sent has been received, and all will be sent again.
         """
-        if self.late(greeting) or self.elsewhere(greeting):
+        if self.is_stale(greeting) or self.restarted_elsewhere(greeting):
             raise ProtocolError(f"the client goes on with epoch {greeting.epoch} of a session in epoch {self.epoch}")
         if greeting.epoch == self.epoch:
             self.confirmed = True
@@ -327,7 +327,7 @@ class Session:
             sender.rewind()
         return False
 
-    def elsewhere(self, greeting: Greeting) -> bool:
+    def restarted_elsewhere(self, greeting: Greeting) -> bool:
         """Return whether the client has begun this session with another server since, so that it is over here.
 
         A client's epoch never falls, and each beginning raises it. So who says a later one than ours has given up ours,
@@ -336,7 +336,7 @@ class Session:
         """
         return self.begun and greeting.epoch > self.epoch
 
-    def late(self, greeting: Greeting) -> bool:
+    def is_stale(self, greeting: Greeting) -> bool:
         """Return whether an INI was on its way for so long that its client has gone on since: it must change nothing.
 
         That of an epoch before ours is, unless it is the last before and nothing has come in ours: then our INI may
@@ -359,16 +359,16 @@ class Session:
         for lane, sender in self.senders.items():
             self._count(*sender.resume(stands[lane]))
 
-    def recount(self) -> None:
+    def repair(self) -> None:
         """Put right what a user's thread left that was interrupted; its link is to be lost."""
         if self.outbox and self._sender(self.outbox[0].lane).ends_with(self.outbox[0]):
             self.outbox.popleft()
         if self.outbox:
             self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` gives them before it takes the message
         for sender in self.senders.values():
-            sender.recount()
+            sender.repair()
         for receiver in self.receivers.values():
-            receiver.recount()
+            receiver.repair()
 
     def restart(self) -> list[Outgoing]:
         """Begin anew: the peer has forgotten us. Return the messages that had begun to travel: nobody can know
@@ -415,15 +415,15 @@ class Session:
                 options.window,
                 self._memory,
                 merge=options.get_merge,
-                grown=self._grown,
-                attend=self.attend,
+                on_grant=self._on_grant,
+                request_release=self.request_release,
             )
             self.receivers[lane] = receiver
             if self.closing and self.peer_leaving:
-                receiver.drain()
+                receiver.lift_limit()
         return receiver
 
-    def _grown(self, receiver: Receiver) -> None:
+    def _on_grant(self, receiver: Receiver) -> None:
         self.owed[receiver.lane] = receiver
         self.wake()
 

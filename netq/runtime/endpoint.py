@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 
-from netq.errors import Closed, bare
+from netq.errors import Closed, strip_tracebacks
 from netq.io.condition import Condition
 from netq.io.loop import Loop
 from netq.io.timers import Timer
@@ -198,7 +198,7 @@ class Endpoint:
 
     def lost(self, link: Link | None, error: Exception) -> None:
         """Let a link go; a client tries again."""
-        bare(error)
+        strip_tracebacks(error)
         if link is None:
             self._retry(error)
         elif isinstance(link.peer, Peer):
@@ -278,7 +278,7 @@ class Endpoint:
             return None  # lost meanwhile
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
-        same = proven and peer is not None and not peer.session.elsewhere(greeting)
+        same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
         if objection := self._objection(greeting, None if proven else peer, same=same):

@@ -156,8 +156,8 @@ class Inbox:
                     item = self._take_among((), ahead)
             if item is None and (error := self._hopeless(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
-        if item is not None and item[2].attention:
-            item[2].attend()
+        if item is not None and item[2].release_due:
+            item[2].request_release()
         self.taking = None
         return item
 
@@ -198,8 +198,8 @@ class Inbox:
             assert peer is not None
             self._release(waiter, peer)
             item = self._take(peer)
-        if item is not None and item[2].attention:
-            item[2].attend()
+        if item is not None and item[2].release_due:
+            item[2].request_release()
         self.taking = None
         return item
 
@@ -220,7 +220,7 @@ class Inbox:
         """An exception has come out of `take_now` or `accept`: let the peer hear of what was taken."""
         receiver, self.taking = self.taking, None
         if receiver is not None:
-            receiver.attend()
+            receiver.request_release()
 
     # Under the lock.
 

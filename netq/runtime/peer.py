@@ -102,7 +102,7 @@ class Peer:
         self._undelivered = 0  # messages that have failed since
         self._address = ""
         session.wake = self._flush_soon
-        session.attend = functools.partial(loop.call, self.taken)
+        session.request_release = functools.partial(loop.call, self.taken)
 
     @property
     def id(self) -> uuid.UUID | None:
@@ -164,9 +164,9 @@ class Peer:
 
     def repair(self) -> None:
         """A user's thread was interrupted while it sent or received: begin the link anew."""
-        self.session.recount()
+        self.session.repair()
         if (link := self.link) is not None:
-            link.connection.forget()
+            link.connection.discard_input()
             self.detach(link, Interrupted("a signal handler has interrupted what was being sent or received"))
             link.close()
 
@@ -179,7 +179,7 @@ class Peer:
 
     def taken(self, receiver: Receiver) -> None:
         """The user has taken messages."""
-        if self.session.taken(receiver):
+        if self.session.release_room(receiver):
             self._flush_soon()
 
     def finish(self) -> None:
@@ -226,7 +226,7 @@ class Peer:
     def probe(self) -> None:
         """Somebody says what cannot be while our link is alive: ask it."""
         if self.link is not None:
-            self.link.connection.doubt(time.monotonic())
+            self.link.connection.probe(time.monotonic())
             self._tick(self.link)
             self._flush_soon()
 
@@ -254,7 +254,7 @@ class Peer:
             self._stop_clock()
             if self._patience is None:  # it was open; if not, the time runs on
                 self._absent_since = time.monotonic()
-                self._grace = self.loop.at(self._absent_since + _GRACE, self.session.leave)
+                self._grace = self.loop.at(self._absent_since + _GRACE, self.session.reclaim)
                 self._wait()
             if not self.over:
                 self._listener.detached(self, error)
@@ -351,7 +351,7 @@ class Peer:
         """Why this greeting of our own client should not have the session; empty if it should."""
         if greeting.token != self.session.token:
             return "another process has begun this session anew"
-        if self.session.late(greeting):
+        if self.session.is_stale(greeting):
             return "this link is older than the session's last"
         if greeting.epoch != self.session.epoch and self.link is not None:
             self.probe()  # the client has not heard our last INI, or that link is the newer one

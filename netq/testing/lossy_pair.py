@@ -116,7 +116,7 @@ class LossyPair:
             _, _, receiver, number, mark = end.untaken.popleft()
             receiver.consume(number, mark)
             if end.session is not None:
-                end.session.taken(receiver)
+                end.session.release_room(receiver)
 
     def close(self, end: End) -> None:
         """Say no more than what is queued, then FIN."""

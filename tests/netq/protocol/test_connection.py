@@ -296,10 +296,10 @@ def test_silence_is_borne_for_so_many_heartbeats() -> None:
 
 def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
     connection = opened(now=100.0)
-    connection.doubt(105.0)
+    connection.probe(105.0)
     assert kinds(sent(connection, 105.0)) == [Kind.PING]
     assert connection.deadline() == 107.0
-    connection.doubt(106.0)
+    connection.probe(106.0)
     assert kinds(sent(connection, 106.0)) == [], "asked once"
     assert connection.tick(106.9) == []
     assert isinstance(only_lost(connection.tick(107.0)), TimeoutError)
@@ -307,17 +307,17 @@ def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
 
 def test_a_link_that_is_doubted_and_brings_something_goes_on() -> None:
     connection = opened(now=100.0)
-    connection.doubt(105.0)
+    connection.probe(105.0)
     connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 106.9)
     assert connection.tick(107.0) == []
     assert connection.deadline() == 115.0
-    connection.doubt(108.0)
+    connection.probe(108.0)
     assert connection.deadline() == 110.0
 
 
 def test_a_link_that_is_doubted_is_not_borne_for_longer_than_another() -> None:
     connection = opened(now=100.0)
-    connection.doubt(129.0)
+    connection.probe(129.0)
     assert isinstance(only_lost(connection.tick(130.0)), TimeoutError)
 
 
@@ -326,7 +326,7 @@ def test_who_is_not_there_is_not_doubted(state: State) -> None:
     connection = in_state(state)
     deadline = connection.deadline()
     sent(connection)
-    connection.doubt(1.0)
+    connection.probe(1.0)
     assert (connection.deadline(), sent(connection)) == (deadline, b"")
 
 
@@ -690,7 +690,7 @@ def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state
 def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
     one = message()
     connection = talking(one)
-    connection.doubt(1.0)
+    connection.probe(1.0)
     assert connection.session is not None
     connection.session.confirmed = False
     assert receive_whole(connection, whole(2) + VALID[Kind.ACK].whole() + whole(3), 1.5)
@@ -767,7 +767,7 @@ def test_what_was_left_to_the_loops_thread_of_a_large_message_is_kept() -> None:
 def test_what_a_thread_received_that_was_interrupted_is_forgotten() -> None:
     connection = talking()
     assert receive_whole(connection, whole(2) + whole(3, 100)[:50])
-    connection.forget()
+    connection.discard_input()
     connection.detach()
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
 

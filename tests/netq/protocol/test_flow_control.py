@@ -19,7 +19,7 @@ class Lane:
     def __init__(self, budget: Budget, window: int = CREDIT) -> None:
         self.grown = 0
         self._mark = 0  # what the messages that have come whole count
-        self.receiver = Receiver(0, window, Memory(budget=budget), merge=True, grown=self._grow)
+        self.receiver = Receiver(0, window, Memory(budget=budget), merge=True, on_grant=self._grow)
 
     def begin(self, size: int) -> None:
         """Let the first byte come."""
@@ -37,7 +37,7 @@ class Lane:
     def take(self) -> None:
         """Let the user take all that has come."""
         assert self.receiver.consume(self.receiver.held, self._mark)
-        self.receiver.taken()
+        self.receiver.release_room()
 
     def may_end(self, size: int) -> bool:
         """Whether the message that has begun, of `size` bytes, may be completed."""
@@ -144,7 +144,7 @@ def test_a_lane_in_use_gets_its_window_while_there_is_some() -> None:
         lane.begin(100)
     assert [lane.receiver.limit for lane in lanes] == [4 * CREDIT, 3 * CREDIT, CREDIT]
     assert budget.lent == SIZE // 2
-    lanes[0].receiver.leave()
+    lanes[0].receiver.reclaim()
     lanes[2].receiver.resume()
     assert [lane.receiver.limit for lane in lanes] == [CREDIT, 3 * CREDIT, 4 * CREDIT]
 
@@ -166,7 +166,7 @@ def test_an_absent_peer_keeps_what_it_has_while_nobody_needs_the_room() -> None:
     absent, other = Lane(budget), Lane(budget)
     absent.come(3 * CREDIT, LARGE)
     absent.receiver.pause()
-    absent.receiver.leave()
+    absent.receiver.reclaim()
     assert budget.used == 2 * CREDIT, "what was granted and has not come is free"
     assert absent.receiver.cursor.partial == 3 * CREDIT
     other.begin(LARGE)
@@ -185,7 +185,7 @@ def test_a_peer_that_comes_back_goes_on_where_it_was_though_it_has_more_than_hal
     for _ in range(3):
         lane.come(3 * CREDIT, 10 * SIZE)
         lane.receiver.pause()
-        lane.receiver.leave()
+        lane.receiver.reclaim()
         lane.receiver.resume()
         assert lane.may_end(10 * SIZE)
     assert lane.receiver.cursor.partial == 9 * CREDIT
@@ -250,7 +250,7 @@ def test_a_thousand_who_are_absent_are_forgotten_without_a_thousand_frames() -> 
     for lane in absent:
         lane.come(CREDIT + 100, 2 * CREDIT)
         lane.receiver.pause()
-        lane.receiver.leave()
+        lane.receiver.reclaim()
     giant = Lane(budget)
     giant.begin(2**32)
     assert giant.may_end(2**32)
@@ -317,9 +317,9 @@ def test_who_has_closed_takes_all_and_counts_nothing() -> None:
     budget = Budget(SIZE)
     lane = Lane(budget, window=2 * CREDIT)
     lane.begin(LARGE)
-    lane.receiver.drain()
+    lane.receiver.lift_limit()
     assert budget.used == 0
-    for step in (lane.receiver.pause, lane.receiver.leave, lane.receiver.resume):
+    for step in (lane.receiver.pause, lane.receiver.reclaim, lane.receiver.resume):
         step()
         assert lane.may_end(100 * SIZE)
         assert budget.used == 0

@@ -44,9 +44,9 @@ class Peer:
             if not self._receiver.partial:
                 self._size = None
         elif chance < 0.86 and not self._up:
-            self._receiver.leave()
+            self._receiver.reclaim()
         elif chance < 0.98:
-            self.come_back()
+            self.reconnect()
         elif chance < 0.985:
             self._receiver.retire()
             self._begin()
@@ -73,10 +73,10 @@ class Peer:
     def take(self, count: int) -> None:
         for receiver, number, mark in self._untaken[:count]:
             assert receiver.consume(number, mark)
-            receiver.taken()
+            receiver.release_room()
         del self._untaken[:count]
 
-    def come_back(self) -> None:
+    def reconnect(self) -> None:
         if not self._up:
             self._receiver.resume()
             self._up = True
@@ -88,7 +88,7 @@ class Peer:
     def finish(self) -> bool:
         """Send what has begun and take all; return whether nothing is under way."""
         self.take(len(self._untaken))
-        self.come_back()
+        self.reconnect()
         if self._size is not None:
             self.send()
         return self._size is None and not self._untaken

@@ -99,7 +99,7 @@ class Victim:
             assert peer == self.session.peer
             assert len(message) <= self.options.message_size
             assert receiver.consume(number, mark), "it came twice"
-            self.session.taken(receiver)
+            self.session.release_room(receiver)
             self.arrived.append(bytes(message))
         sent = self.connection.to_send(10_000, 1.0)
         assert all(len(buffer) >= 0 for buffer in sent)

@@ -99,7 +99,7 @@ def arrive(receiver: Receiver, frame: Frame) -> Stream | None:
 def take(receiver: Receiver, number: int, mark: int) -> None:
     """Let the user take a message; `mark`: what it and those before it count."""
     assert receiver.consume(number, mark)
-    receiver.taken()
+    receiver.release_room()
 
 
 # The sender's numbers and positions.
@@ -394,7 +394,7 @@ def test_a_message_that_has_begun_is_dropped_and_its_bytes_are_let_go() -> None:
     one, messages = sender(150, 150, limit=150 + OVERHEAD + 100)
     for _ in range(3):
         next_frame(one)
-    assert one.stuck
+    assert one.blocked
     messages[1].withdraw()
     assert len(messages[1].data) == 0
     assert one.ready
@@ -694,7 +694,7 @@ def test_batches_and_chunks_bring_all_in_order_and_within_the_window(seed: int) 
                 mark += whole.nbytes + OVERHEAD
                 take(other, other.held, mark)
         one.acked(other.held)
-        one.limit = max(one.limit, other.tell())
+        one.limit = max(one.limit, other.announce_limit())
     assert not one.ready
     assert got == [content for index, content in enumerate(contents) if index not in gone]
     assert acked(messages) == [message for message in messages if message.number]
@@ -729,32 +729,32 @@ def test_a_message_that_came_twice_is_taken_once() -> None:
     assert not one.consume(1, 656)
     assert one.consume(2, 1312)
     assert not one.consume(1, 656)
-    one.taken()
-    assert one.tell() == WINDOW + 1312
+    one.release_room()
+    assert one.announce_limit() == WINDOW + 1312
 
 
 def test_what_the_user_takes_counts_when_it_is_told_or_asked_for() -> None:
-    """`taken` may be called late: what is said meanwhile is right all the same."""
+    """`release_room` may be called late: what is said meanwhile is right all the same."""
     one = receiver(window=1000)
     arrive(one, msg(1, 100, 100))
     arrive(one, msg(2, 100, 100))
-    assert not one.attention
+    assert not one.release_due
     assert one.consume(1, 356)
-    assert (one.grant_due, one.attention) == (True, True)
-    assert one.tell() == one.limit == one.told == 1356
-    assert (one.grant_due, one.attention) == (False, False)
+    assert (one.grant_due, one.release_due) == (True, True)
+    assert one.announce_limit() == one.limit == one.announced == 1356
+    assert (one.grant_due, one.release_due) == (False, False)
     assert one.consume(2, 712)
     assert one.cursor == Cursor(3, 2, 0, 1712)
 
 
 def test_attention_goes_to_who_attends() -> None:
     told: list[Receiver] = []
-    one = Receiver(3, WINDOW, Memory(), merge=True, attend=told.append)
-    one.attend()
+    one = Receiver(3, WINDOW, Memory(), merge=True, request_release=told.append)
+    one.request_release()
     assert told == [one]
-    assert not one.attention
+    assert not one.release_due
     one.retire()
-    assert one.attention, "its untaken messages count, whatever the window"
+    assert one.release_due, "its untaken messages count, whatever the window"
 
 
 def test_what_was_cancelled_counts_beside_what_was_taken() -> None:
@@ -770,7 +770,7 @@ def test_what_was_cancelled_counts_beside_what_was_taken() -> None:
     assert one.start == 2 * 266 + 2 * 276
     for _, _, its, number, mark in items:
         assert its.consume(number, mark)
-    assert one.tell() == 1000 + 2 * 266 + 2 * 276
+    assert one.announce_limit() == 1000 + 2 * 266 + 2 * 276
 
 
 def simple(receiver: Receiver) -> bool:
@@ -792,8 +792,8 @@ def test_the_short_path_is_for_receivers_with_nothing_begun_and_nothing_beyond_t
     arrive(one, msg(3, one.limit - one.start, 3 * window))
     arrive(one, msg(3, 3 * window - one.partial, 3 * window))
     assert not simple(one), "the budget has granted what is here, and wants it back"
-    assert one.attention
-    one.taken()
+    assert one.release_due
+    one.release_room()
     assert not simple(one)
     take(one, 3, 10 + 3 * window + 2 * OVERHEAD)
     assert simple(one)
@@ -903,7 +903,7 @@ def breaks(act: str) -> Iterator[Broken]:
         if not interrupted(left, broken.act, codec, protocol_receiver, protocol_sender):
             assert left > 20, "it was interrupted somewhere"
             return
-        broken.sender.recount()
+        broken.sender.repair()
         yield broken
 
 
@@ -911,7 +911,7 @@ def breaks(act: str) -> Iterator[Broken]:
 def test_a_sender_that_was_interrupted_anywhere_has_all_its_messages_in_order(act: str) -> None:
     for broken in breaks(act):
         broken.check()
-        broken.sender.recount()
+        broken.sender.repair()
         broken.check()
 
 
@@ -923,7 +923,7 @@ def test_a_sender_that_was_interrupted_anywhere_goes_on_wherever_the_peer_stands
         for back, partial in itertools.product(range(8), (0, 40)):
             broken = Broken(act)
             interrupted(left, broken.act, codec, protocol_receiver, protocol_sender)
-            broken.sender.recount()
+            broken.sender.repair()
             begun = [message for message in broken.messages if message.number]
             held = len(begun) - back
             if held < broken.least or (partial and (held == len(begun) or begun[held].size <= partial)):
@@ -957,7 +957,7 @@ def test_a_receiver_that_was_interrupted_anywhere_holds_what_the_user_has_or_not
     if steps > 2:
         one.start = after[1]
     for _ in range(2):
-        one.recount()
+        one.repair()
         assert (one.held, one.start) == (after if steps else before)
     assert arrive(one, msg(one.held + 1, 5, 5)) is not None
     assert one.start == (after if steps else before)[1] + 5 + OVERHEAD
@@ -965,27 +965,27 @@ def test_a_receiver_that_was_interrupted_anywhere_holds_what_the_user_has_or_not
 
 def test_recounting_changes_nothing_of_what_is_right() -> None:
     one = receiver()
-    one.recount()
+    one.repair()
     assert (one.held, one.start) == (0, 0)
     arrive(one, msg(1, 7, 7))
     one.item(uuid.UUID(int=5), b"1234567")
     one.dropped(drop(2, 100))
     arrive(one, msg(3, 5, 50))
     before = one.held, one.partial, one.start, one.limit
-    one.recount()
+    one.repair()
     assert (one.held, one.partial, one.start, one.limit) == before
     assert arrive(one, msg(3, 45, 50)) is not None
     one.item(uuid.UUID(int=5), b"50")
-    one.recount()
+    one.repair()
     assert (one.held, one.start) == (3, 157 + 3 * OVERHEAD)
     empty = Sender(LANE, WINDOW)
-    empty.recount()
+    empty.repair()
     assert (empty.ready, len(empty), len(empty.sent)) == (False, 0, 0)
     sending, _ = sender(10, 20)
-    sending.recount()
+    sending.repair()
     assert [frame.number for frame in batched(sending)[0]] == [1, 2]
     sending.acked(2)
-    sending.recount()
+    sending.repair()
     sending.put(message(3))
     assert [(frame.number, frame.value) for frame in batched(sending)[0]] == [(3, 3)]
 
@@ -1030,11 +1030,11 @@ def test_a_sender_whose_link_is_away_keeps_little_of_what_was_dropped() -> None:
 @pytest.mark.parametrize(("limit", "stuck"), [(0, True), (50, True), (100, False)])
 def test_a_sender_is_stuck_when_the_limit_keeps_it(limit: int, stuck: bool) -> None:
     one, _ = sender(100, limit=limit)
-    assert not Sender(LANE, limit).stuck
+    assert not Sender(LANE, limit).blocked
     if limit:
-        assert not one.stuck
+        assert not one.blocked
         next_frame(one)
-    assert one.stuck is stuck
+    assert one.blocked is stuck
 
 
 def for_several(size: int) -> Outgoing:

@@ -174,7 +174,7 @@ def test_the_example_of_the_window() -> None:
     assert not sender.ready
     see(rows[3])
     assert receiver.consume(1, messages[0].stop)
-    receiver.taken()
+    receiver.release_room()
     sender.limit = receiver.limit
     arrive(rows[4])
     assert receiver.held == 3

@@ -120,7 +120,7 @@ def ack(number: int, limit: int = 10_000, lane: int = 0) -> Frame:
 
 def granted(session: Session) -> int:
     """How far the peer may send on lane 0; it counts as told."""
-    return session.receivers[0].tell()
+    return session.receivers[0].announce_limit()
 
 
 def arrive(session: Session, number: int, size: int, lane: int = 0) -> Receiver:
@@ -140,7 +140,7 @@ def take(session: Session, count: int) -> bool:
     for _ in range(count):
         _, _, receiver, number, mark = session.arrived.popleft()
         assert receiver.consume(number, mark)
-    return session.taken(receiver)
+    return session.release_room(receiver)
 
 
 # Sending.
@@ -423,7 +423,7 @@ def test_a_batch_leaves_until_the_window_ends_and_goes_on_when_it_is_widened() -
     one.begin(greeting(credit=3 * 266), 1)
     messages = [put(one, 10) for _ in range(10)]
     assert [frame.number for frame in sent(one)] == [1, 2, 3]
-    assert (one.ready, one.stuck) == (False, True)
+    assert (one.ready, one.blocked) == (False, True)
     assert acked(one, ack(3, limit=5 * 266 + 10)) == messages[:3]
     assert [frame.number for frame in sent(one)] == [4, 5, 6]
     one.acked(ack(3, limit=PLENTY))
@@ -724,8 +724,8 @@ def test_the_short_path_waits_until_what_went_beyond_its_window_is_taken() -> No
     assert receiver.consume(number, mark)
     assert granted(one) == 10_000 + mark
     assert take_small(one, msg(3, 5)) == 0
-    assert receiver.attention
-    one.taken(receiver)
+    assert receiver.release_due
+    one.release_room(receiver)
     assert take_small(one, msg(3, 5)) == 29
 
 
@@ -738,13 +738,13 @@ def test_a_lane_on_the_short_path_is_lent_more_when_its_user_has_taken_a_part() 
     assert granted(one) == CREDIT
     budget.lent = 0
     count = 0
-    while not one.receivers[0].attention:
+    while not one.receivers[0].release_due:
         count += 1
         assert take_small(one, msg(one.receivers[0].held + 1, 1000)) == 1024
         _, _, receiver, number, mark = one.arrived.popleft()
         assert receiver.consume(number, mark)
     assert count < CREDIT // 1256
-    assert one.taken(one.receivers[0])
+    assert one.release_room(one.receivers[0])
     assert budget.lent == CREDIT
     assert granted(one) == 2 * CREDIT + mark
 
@@ -795,7 +795,7 @@ class Twin:
             assert peer == uuid.UUID(int=8)
             assert receiver.consume(number, mark)
             self.given.append((receiver.lane, number, bytes(data)))
-            self.session.taken(receiver)
+            self.session.release_room(receiver)
 
     def seen(self) -> tuple[object, ...]:
         """Return what can be seen of it, and was not before."""
@@ -908,11 +908,11 @@ def interrupt_receiving(left: int, taken: int) -> bool:
             if receiver.consume(number, mark):
                 got[receiver.lane].append(bytes(content))
                 assert len(got[receiver.lane]) == number
-            one.taken(receiver)
+            one.release_room(receiver)
 
     if cut:
         give(taken)
-        one.recount()
+        one.repair()
         one.pause()
         other.pause()
         theirs, ours = one.greeting(PEER, resume=True), other.greeting(PEER, resume=True)
@@ -968,7 +968,7 @@ def test_a_session_whose_sending_is_interrupted_anywhere_sends_all_once_and_in_o
             netq.protocol.sender,
         )
         if cut:
-            one.recount()
+            one.repair()
         assert one.queued + len(one.outbox) == sum(not message.withdrawn for message in messages) + sum(
             message.withdrawn and message in one.outbox for message in messages
         )
@@ -997,7 +997,7 @@ def test_a_message_that_drops_the_oldest_when_it_is_interrupted_loses_none_witho
         cut = interrupted(
             left, one.drain, netq.protocol.codec, netq.protocol.session, netq.protocol.receiver, netq.protocol.sender
         )
-        one.recount()
+        one.repair()
         one.drain()
         one.begin(greeting(), 1)
         left_over = [frame.value for frame in sent(one)]
@@ -1065,14 +1065,14 @@ def test_an_epoch_is_gone_on_with_or_begun_again_or_wrong() -> None:
     one.begin(greeting(epoch=4), 5)
     message = put(one, 10)
     sent(one)
-    assert not one.heard(greeting(epoch=4))  # it never heard of 5, so it has nothing of it
+    assert not one.can_resume(greeting(epoch=4))  # it never heard of 5, so it has nothing of it
     assert one.restart() == []
     one.begin(greeting(epoch=4), 5)
     assert [frame.number for frame in sent(one)] == [message.number] == [1]
-    assert one.heard(greeting(epoch=5))
+    assert one.can_resume(greeting(epoch=5))
     for epoch in (0, 3, 4, 6):
         with pytest.raises(ProtocolError, match=f"epoch {epoch}"):
-            one.heard(greeting(epoch=epoch))
+            one.can_resume(greeting(epoch=epoch))
         with pytest.raises(ProtocolError, match=f"epoch {epoch}"):
             one.resume(greeting(epoch=epoch))
 
@@ -1090,12 +1090,12 @@ def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
     ours: int, before: tuple[int, ...], other: tuple[int, ...], after: tuple[int, ...], confirmed: bool
 ) -> None:
     one = session(begun=False)
-    assert not one.late(greeting(epoch=0))
-    assert not one.elsewhere(greeting(epoch=ours))
+    assert not one.is_stale(greeting(epoch=0))
+    assert not one.restarted_elsewhere(greeting(epoch=ours))
     one.begin(greeting(epoch=before[0]), ours)
     one.confirmed = confirmed
     said = {epoch: greeting(epoch=epoch) for epoch in (ours, *before, *other, *after)}
-    lies = {epoch: (one.late(said[epoch]), one.elsewhere(said[epoch])) for epoch in said}
+    lies = {epoch: (one.is_stale(said[epoch]), one.restarted_elsewhere(said[epoch])) for epoch in said}
     assert lies[ours] == (False, False)
     assert all(lies[epoch] == (confirmed, False) for epoch in before)
     assert all(lies[epoch] == (True, False) for epoch in other)
@@ -1126,7 +1126,7 @@ def test_a_restart_drops_nothing_by_drop_oldest() -> None:
     for size in range(1, 6):
         put(one, size)
         assert len(sent(one)) == 1
-    assert not one.heard(greeting(epoch=0))
+    assert not one.can_resume(greeting(epoch=0))
     assert one.restart() == []
     one.begin(greeting(), 1)
     assert [frame.length for frame in sent(one)] == [1, 2, 3, 4, 5]
@@ -1154,7 +1154,7 @@ def test_a_restart_forgets_what_came_and_room_of_before_is_not_given_after() -> 
     assert not take(one, 1)
     arrive(one, 1, 10)
     assert acks(one) == [ack(1, limit=10_000)]
-    assert not one.taken(receiver)
+    assert not one.release_room(receiver)
 
 
 def test_an_abandoned_session_gives_all_back() -> None:

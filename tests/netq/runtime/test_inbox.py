@@ -48,7 +48,7 @@ class Maker:
     def consumed(self, peer: uuid.UUID) -> int:
         """How much is counted as taken."""
         receiver = self.receivers[peer]
-        return receiver.tell() - CREDIT
+        return receiver.announce_limit() - CREDIT
 
 
 @pytest.fixture
@@ -680,9 +680,9 @@ def test_what_is_taken_is_reported_in_strides_and_nothing_is_forgotten(item: Mak
 
     def attend(receiver: Receiver) -> None:
         assert not inbox.lock._is_owned()  # type: ignore[attr-defined]
-        reported.append(receiver.tell() - CREDIT)
+        reported.append(receiver.announce_limit() - CREDIT)
 
-    item.receivers[A] = Receiver(0, CREDIT, Memory(), merge=True, attend=attend)
+    item.receivers[A] = Receiver(0, CREDIT, Memory(), merge=True, request_release=attend)
     size = CREDIT // 10
     arrive(inbox, *[item(A, size=size - OVERHEAD) for _ in range(7)])
     takes(inbox, take, 7)
