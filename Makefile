@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults soak check docs bench bench-federation wheel wheel-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults soak check docs pictures bench bench-federation wheel wheel-aarch64 clean
 
 PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
 OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
@@ -92,6 +92,10 @@ check: .venv/dev
 # The pages as a site, in build/docs. Warnings are errors; nothing is fetched.
 docs: .venv/docs
 	$(RUN) -m sphinx -q -E -n -W --keep-going -d build/doctrees docs build/docs
+
+# What README shows of the demo.
+pictures: .venv/demo
+	$(RUN) -m examples.digits.record
 
 clean:
 	rm -rf netq/*.so .venv .venv-other .venv-flower build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
