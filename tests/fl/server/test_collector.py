@@ -105,6 +105,22 @@ def test_a_late_update_counts_less_and_its_client_is_left_alone_meanwhile() -> N
         waiting.let_go(10)
 
 
+def test_a_late_client_is_not_asked_again_before_it_answers() -> None:
+    slow = Gate(8)
+    with Federation(strategy=fl.FedAvg(staleness=lambda late: 1.0), min_clients=1, deadline=SHORT) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, slow)
+        assert federation.round(2).failures[B].why is fl.FailureKind.LATE
+        for _ in range(12):
+            assert federation.round(2).failures == {}
+        slow.let_go()
+        while B not in (report := federation.round(2)).clients:
+            assert report.failures == {}
+        assert report.staleness == {B: report.number - 1}
+        assert slow.rounds[0] == 1
+        slow.let_go(10)
+
+
 # Without rounds
 
 

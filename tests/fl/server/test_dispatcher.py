@@ -1,0 +1,248 @@
+"""Tasks and their answers: what is returned to which caller, and when a task fails."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+import netq
+from fl.report import ClientFailure, FailureKind
+from fl.server.dispatcher import TaskDispatcher
+from tests.fl.federation import SHORT, SOON, A, B, at
+
+LOCAL = netq.NetworkLocation("127.0.0.1", 0)
+
+
+class Place:
+    """A dispatcher whose tasks have texts as keys, and its peers. A peer's reply is a key and a content."""
+
+    def __init__(self, stack: ExitStack, events: netq.EventOptions | None = None, grace: float = SOON) -> None:
+        options = netq.CommunicatorOptions(netloc=LOCAL, events=events or netq.EventOptions())
+        self.dispatcher: TaskDispatcher[str] = TaskDispatcher(options, netq.Protocol.TCP, grace, self._receive)
+        self._stack = stack
+        stack.callback(self.dispatcher.queue.close, 0)
+
+    def _receive(self, peer: uuid.UUID, message: Any) -> None:
+        if not isinstance(message, tuple):
+            raise netq.Unreadable("no tuple")
+        self.dispatcher.answer(*message)
+
+    def join(self, id: uuid.UUID) -> netq.Communicator:
+        queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(self.dispatcher.queue.netloc, id))
+        self._stack.callback(queue.close, 0)
+        until = time.monotonic() + SOON
+        while id not in self.dispatcher.queue.statistics():
+            assert time.monotonic() < until
+            self.dispatcher.sessions_changed.wait(SHORT)
+        return queue
+
+    def ask(self, *keys: str, peer: uuid.UUID = A, limit: float = SOON, keep_late: bool = False) -> None:
+        for key in keys:
+            self.dispatcher.ask(f"task {key}", {peer: key}, limit, keep_late=keep_late)
+
+    def take(self, *keys: str, within: float = SOON) -> tuple[str, Any] | None:
+        return self.dispatcher.take(keys.__contains__, time.monotonic() + within)
+
+
+@contextmanager
+def dispatching(**settings: Any) -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(stack, **settings)
+
+
+def test_each_answer_is_taken_once() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a", "b")
+        assert [peer.get(timeout=SOON).data for _ in range(2)] == ["task a", "task b"]
+        peer.put(("b", 2))
+        peer.put(("a", 1))
+        assert place.take("a") == ("a", 1)
+        assert place.take("a", "b") == ("b", 2)
+        assert place.take("a", "b") is None
+        assert not place.dispatcher.is_known("a")
+
+
+def test_the_second_answer_to_a_task_is_ignored() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a")
+        assert [place.dispatcher.answer("a", number) for number in (1, 2)] == [True, False]
+        assert place.take("a") == ("a", 1)
+
+
+def test_take_returns_at_its_time_limit() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a")
+        begin = time.monotonic()
+        assert place.take("a", within=SHORT) is None
+        assert SHORT <= time.monotonic() - begin < SOON
+        assert place.dispatcher.is_open("a")
+
+
+def test_take_without_an_open_task_does_not_wait() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a")
+        assert place.take("b") is None
+
+
+def test_one_message_goes_to_many_peers() -> None:
+    with dispatching() as place:
+        peers = [place.join(id) for id in (A, B)]
+        place.dispatcher.ask("task", {A: "a", B: "b"}, SOON)
+        for peer, key in zip(peers, "ab", strict=True):
+            assert peer.get(timeout=SOON).data == "task"
+            peer.put((key, key))
+        assert {place.take("a", "b"), place.take("a", "b")} == {("a", "a"), ("b", "b")}
+
+
+def test_a_task_past_its_limit_is_late() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a", limit=SHORT)
+        late = ClientFailure(FailureKind.LATE, f"no answer within {SHORT:g} s (deadline)")
+        assert place.take("a") == ("a", late)
+        assert not place.dispatcher.is_open("a")
+        assert not place.dispatcher.answer("a", 1)
+
+
+def test_a_late_task_that_is_kept_may_be_answered() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a", limit=SHORT, keep_late=True)
+        found = place.take("a")
+        assert found is not None
+        assert found[1].why is FailureKind.LATE
+        assert place.dispatcher.late() == {"a"}
+        assert place.take("a", within=2 * SHORT) is None, "it is late once"
+        assert place.dispatcher.answer("a", 1)
+        assert place.take("a") == ("a", 1)
+        assert place.dispatcher.late() == set()
+
+
+def test_an_answer_that_is_unread_at_the_limit_counts() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a", limit=SHORT)
+        peer.put(("a", 1)).result(SOON)
+        time.sleep(SHORT)
+        assert place.take("a") == ("a", 1)
+
+
+def test_a_peer_that_leaves_is_lost() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a", "b")
+        peer.close(SOON)
+        assert {place.take("a", "b"), place.take("a", "b")} == {
+            (key, ClientFailure(FailureKind.LOST, "it has gone")) for key in "ab"
+        }
+
+
+def test_an_answer_counts_whose_peer_has_left() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a", "b")
+        peer.put(("a", 1)).result(SOON)
+        peer.close(SOON)
+        assert place.take("a") == ("a", 1)
+        assert place.take("b") == ("b", ClientFailure(FailureKind.LOST, "it has gone"))
+
+
+def test_a_restarted_peer_loses_earlier_tasks_only() -> None:
+    with dispatching() as place:
+        place.join(A).close(SOON)
+        again = place.join(A)
+        place.ask("a")
+        again.put(("a", 1))
+        assert place.take("a") == ("a", 1)
+
+
+def test_a_task_that_is_too_large_is_lost() -> None:
+    with dispatching() as place:
+        narrow = netq.ConnectionOptions(message_size=100)
+        with netq.new(options=at(place.dispatcher.queue.netloc, A, narrow)):
+            until = time.monotonic() + SOON
+            while A not in place.dispatcher.queue.statistics():
+                assert time.monotonic() < until
+            place.ask("a" * 1000)
+            found = place.take("a" * 1000)
+        assert found is not None
+        assert found[1].why is FailureKind.LOST
+        assert "the task cannot be sent to it" in found[1].reason
+
+
+def test_an_unreadable_message_fails_all_tasks_of_its_peer() -> None:
+    with dispatching() as place:
+        peer = place.join(A)
+        place.join(B)
+        place.ask("a", "b")
+        place.ask("c", peer=B)
+        peer.put("no tuple")
+        failure = ClientFailure(FailureKind.UNREADABLE, "its message cannot be read: no tuple")
+        assert {place.take("a", "b"), place.take("a", "b")} == {("a", failure), ("b", failure)}
+        assert place.dispatcher.is_open("c")
+
+
+def test_forgotten_tasks_have_no_answer() -> None:
+    with dispatching() as place:
+        place.join(A)
+        place.ask("a", "b", "c")
+        place.dispatcher.answer("b", 1)
+        place.dispatcher.forget(["a", "b"])
+        assert place.take("a", "b") is None
+        assert place.dispatcher.is_open("c")
+        place.dispatcher.forget_all()
+        assert not place.dispatcher.is_known("c")
+
+
+def test_an_added_answer_replaces_none() -> None:
+    with dispatching() as place:
+        place.dispatcher.add_answer("a", 1)
+        place.dispatcher.add_answer("a", 2)
+        assert place.take("a") == ("a", 1)
+
+
+def test_the_end_raises_closed() -> None:
+    with dispatching() as place, ThreadPoolExecutor() as pool:
+        place.join(A)
+        place.ask("a", "b")
+        taking = [pool.submit(place.take, key) for key in "ab"]
+        place.dispatcher.end()
+        for each in taking:
+            with pytest.raises(netq.Closed, match="this server is closed"):
+                each.result(SOON)
+
+
+def test_threads_get_the_answers_that_they_want() -> None:
+    with dispatching() as place, ThreadPoolExecutor(8) as pool:
+        peer = place.join(A)
+        keys = [str(number) for number in range(40)]
+        place.ask(*keys)
+        taking = [pool.submit(place.take, key) for key in keys[:8]]
+        for key in reversed(keys):
+            peer.put((key, key))
+        assert [each.result(SOON) for each in taking] == [(key, key) for key in keys[:8]]
+        assert {place.take(*keys) for _ in keys[8:]} == {(key, key) for key in keys[8:]}
+
+
+def test_user_events_are_called() -> None:
+    seen: list[tuple[str, uuid.UUID]] = []
+
+    def note(what: str) -> Callable[[uuid.UUID], None]:
+        return lambda peer: seen.append((what, peer))
+
+    with dispatching(events=netq.EventOptions(note("ini"), note("fin"))) as place:
+        peer = place.join(A)
+        place.ask("a")
+        peer.close(SOON)
+        place.take("a")
+    assert seen == [("ini", A), ("fin", A)]
