@@ -1,4 +1,4 @@
-"""The client's side: wait for tasks, do them, answer. One thread, the caller's."""
+"""The client: waits for tasks, does them and replies, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Evaluate = Callable[[Any, Mapping[str, Any]], Report]
 
 
 class Client:
-    """Trains when a server asks for it.
+    """Trains a model when a server asks for it.
 
-    train(model, config) -> Update: `model` is a dict of arrays or tensors that are the function's to change;
-        `config` has "round" (1, 2, …) and whatever the strategy adds. An exception is reported to the server,
-        which does without this client in this round; the client goes on.
-    evaluate(model, config) -> Report: the same, for a server that asks how well a model does. Optional.
-    compression: how updates are packed on this client's link (fl.Compression, or its text); None: as the server's
-        strategy says. Packing takes the memory of two more models: where the round began, and what was not sent.
-    seed: of what packing rounds at random; None: the system's.
+    train(model, config) -> Update: `model` is a dict of arrays or tensors, which the function may change. `config` has
+        "round" (1, 2, …) and the values of the server and its strategy. An exception is reported to the server, which
+        leaves this client out of the round; the client goes on.
+    evaluate(model, config) -> Report: the same for a server that evaluates its models. Optional.
+    compression: how updates are packed (fl.Compression, or its text); None: as the server's strategy says. Packing
+        takes the memory of two more models: the model before training, and the changes that were not sent.
+    seed: of the random rounding in packing; None: the system's.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class Client:
         for name, function in (("train", train), ("evaluate", evaluate)):
             right = callable(function) or (name == "evaluate" and function is None)
             expect(right, f"Client.{name}", function, "a function of a model and a config")
-        self._does: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
+        self._functions: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
             "train": train,
             "evaluate": evaluate,
         }
         self._packing = _Packing(compression, seed)
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
-        """Take part until the server ends the federation. An absent server is waited for, a lost one too.
+        """Take part until the server ends the federation. Waits for a server that is absent, or lost.
 
         The options' serialisation is replaced by that of the federation's messages.
         """
@@ -62,34 +62,34 @@ class Client:
             server = _Server(queue)
             while (task := server.next_task()) is not None:
                 log.info("round %d: %s", task.job.round, task.job.purpose)
-                server.answer(task.job, self._do(task), task.unasked)
-                del task  # its memory, before that of the next comes
+                server.reply(task.job, self._do(task), task.unasked)
+                del task  # free its memory before the next task arrives
 
     def _do(self, task: Task) -> Update | Report | str:
         purpose, number = task.job.purpose, task.job.round
-        function = self._does[purpose]
+        function = self._functions[purpose]
         if function is None:
             return f"this client has no function to {purpose}"
         expected = Update if purpose == "train" else Report
         try:
-            pack, like = self._packing.of(task), specs_of(task.model)
+            pack, like = self._packing.function_for(task), specs_of(task.model)
             start = copied(task.model) if pack is not None else {}
             content = function(task.model, {**task.config, "round": number})
             if not isinstance(content, expected):
                 raise TypeError(f"{function!r} returned {type(content).__name__}; expected fl.{expected.__name__}")
             if isinstance(content, Update):
-                _doubt(number, content.model, like)
+                _warn_if_unlike(number, content.model, like)
             if pack is not None and isinstance(content, Update):
                 content = content.with_model(pack(content.model, start))
-        except Exception as error:  # the user's code: its failure is an answer
-            known = isinstance(error, InvalidUpdate)  # which says what is wrong without a traceback
+        except Exception as error:  # of the user's function: the server gets it as the reply
+            known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
             log.error("round %d: %s failed: %s", number, purpose, str(error), exc_info=not known)
             return f"{type(error).__name__}: {error}"
         return content
 
 
-def _doubt(number: int, model: Model, like: Mapping[str, Spec]) -> None:
-    """Say in the log what the server is going to say of an update; a strategy may take what is not alike."""
+def _warn_if_unlike(number: int, model: Model, like: Mapping[str, Spec]) -> None:
+    """Warn of an update that is not like the model. It is sent all the same: some strategies accept such updates."""
     try:
         check_specs(model, like)
     except InvalidUpdate as error:
@@ -97,16 +97,16 @@ def _doubt(number: int, model: Model, like: Mapping[str, Spec]) -> None:
 
 
 class _Packing:
-    """What becomes of an update before it travels; what is left out of one is remembered for the next."""
+    """Packs updates. Keeps the changes that compression left out of one update, and adds them to the next."""
 
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
         self._seed = seed
         self._own = None if compression is None else as_compression(compression)
         self._compressor = Compressor(Compression())
-        self._run: int | None = None  # of the server whose model it is
+        self._run: int | None = None  # of the server whose model was packed last
 
-    def of(self, task: Task) -> Callable[[Model, Model], dict[str, Any]] | None:
-        """Return what makes of a trained model, and of that which it was, what travels; None: the model itself."""
+    def function_for(self, task: Task) -> Callable[[Model, Model], dict[str, Any]] | None:
+        """Return a function that makes an update of the trained model and the model before. None: send the model."""
         if task.job.purpose != "train":
             return None
         compression = as_compression(task.compression) if self._own is None else self._own
@@ -121,17 +121,17 @@ class _Packing:
 
 
 class _Server:
-    """The server, as a client sees it: a task, an answer, a task, …"""
+    """The client's conversation with the server: a task, a reply, a task, …"""
 
     def __init__(self, queue: netq.Communicator) -> None:
         self._queue = queue
-        self._offered: Reply | None = None  # what waits for a permit
+        self._offered: Reply | None = None  # waits for a permit
 
     def next_task(self) -> Task | None:
-        """Wait for a task; None when the server has ended the federation. What is offered meanwhile is sent.
+        """Wait for a task, and return it. Return None when the server has ended the federation.
 
-        The newest, if several wait: whoever was held up (a pause, a slow training) must not work off rounds that are
-        over. What was offered for one that is over is not wanted any more.
+        Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
+        others are over, and so is the round of an offered reply.
         """
         task, timeout = None, None
         while True:
@@ -152,8 +152,8 @@ class _Server:
             else:
                 log.error("the server sent a %s where a Task was expected; it is left out", type(message).__name__)
 
-    def answer(self, job: Job, content: Update | Report | str, unasked: int) -> None:
-        """Send the answer to a task; or, if it is large, offer it, and keep it until there is a permit."""
+    def reply(self, job: Job, content: Update | Report | str, unasked: int) -> None:
+        """Send the reply to a task. Offer a large one first, and keep it until there is a permit."""
         size = content.nbytes if isinstance(content, Update) else 0
         if size > unasked:
             self._offered = Reply(job, content)
@@ -173,10 +173,10 @@ class _Server:
             if isinstance(error := delivery.exception(), netq.MessageTooLarge):
                 self._queue.put(Reply(job, f"its answer cannot be sent: {error}"))
 
-        job = reply.job  # not the reply: `check` lives as long as the delivery, and it is large
+        job = reply.job  # `check` lives as long as the delivery, and must not keep the large reply
         try:
             delivery = self._queue.put(reply)
-        except Exception as error:  # the user's content: pickling it may raise anything
+        except Exception as error:  # pickling the user's values may raise anything
             log.exception("an answer cannot be pickled")
             self._queue.put(Reply(job, f"its answer cannot be pickled: {type(error).__name__}: {error}"))
         else:

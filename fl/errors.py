@@ -1,4 +1,4 @@
-"""Every error that fl raises of its own. Imports netq's errors only, so that every module may raise them."""
+"""The errors of fl. Imports only netq's errors, so that every module of fl may raise them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from netq.errors import NetqError
 
 
 class InvalidUpdate(NetqError, ValueError):
-    """An update does not fit the model. It was not folded; nothing has changed by it."""
+    """An update does not fit the model. It was not folded, and has changed nothing."""
 
 
 class CheckpointError(NetqError):
-    """There is no checkpoint that can be gone on from; the text names the file, and what is wrong with it."""
+    """A checkpoint cannot be written or read. The text names the file and what is wrong with it."""
 
 
 class TooFewUpdates(NetqError):
-    """Fewer updates came than the strategy needs for what it promises; no client is to blame (see InvalidUpdate).
+    """A strategy's `finish` has fewer updates than the strategy needs. The round does not count.
 
-    Raised by `finish`: the round does not count.
+    The updates are valid; an invalid one raises InvalidUpdate.
     """
 
 
 class UpdateStoreError(NetqError, OSError):
-    """The folder of a spool does not take an update, or does not give it back. Has the system's errno."""
+    """An update cannot be written to a strategy's folder, or read from it. Has the system's errno."""
 
 
 class SimulationError(NetqError):
-    """A client's function raised an error, and this has its traceback; or a client's process ended, and this says how.
+    """A client's function raised an error, or a client's process ended. The simulation is over.
 
-    The simulation is over.
+    The text has the traceback of the function, or says how the process ended.
     """

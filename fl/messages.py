@@ -47,9 +47,10 @@ _MAX_NAME = 100  # characters of a metric's name
 
 @dataclass(frozen=True)
 class Update:
-    """A trained model. `metrics` are averages over the `num_examples` it was trained on. Raises InvalidUpdate.
+    """A trained model. Raises InvalidUpdate.
 
-    `extra`: further arrays or tensors by name, which some strategies want (fl.ControlVariate).
+    metrics: means over the `num_examples` of the training data.
+    extra:   further arrays or tensors by name, which some strategies need (fl.ControlVariate).
     """
 
     model: dict[str, Any]  # a strategy gets a Mapping, which may unpack each tensor on access
@@ -79,7 +80,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Report:
-    """How a model does. `metrics` are averages over `num_examples`. Raises InvalidUpdate."""
+    """The evaluation of a model. `metrics` are means over `num_examples`. Raises InvalidUpdate."""
 
     num_examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -91,7 +92,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Job:
-    """Which task is meant. `run` is the server's own number: one that is started again has another."""
+    """Identifies a task. `run` is the server's random number: a server that is started again has another one."""
 
     run: int
     round: int

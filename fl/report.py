@@ -1,6 +1,7 @@
-"""What came of a round: who was asked, who answered, who was refused and why; and the report for the user.
+"""The result of a round: the clients that were asked, those that answered, those that failed, and why.
 
-`RoundState` is kept by fl/server/server.py while the round runs, in its thread; a `RoundReport` is what is left of it.
+fl/server/collector.py keeps a `RoundState` while the round runs. fl/server/server.py makes the user's `RoundReport` of
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ log = logging.getLogger("netq.fl")
 
 
 class FailureKind(enum.Enum):
-    """What kind of thing kept a client's update out of the model."""
+    """Why a client's update is not in the model."""
 
     INVALID = "it does not fit the model, or the strategy refuses it"
     FAILED = "the client could not do its task, and said so"
@@ -31,7 +32,7 @@ class FailureKind(enum.Enum):
 
 @dataclass(frozen=True)
 class ClientFailure:
-    """FailureKind a client's update is not in the model. As text it is the reason."""
+    """Why a client's update is not in the model. As text it is the reason."""
 
     why: FailureKind
     reason: str
@@ -42,19 +43,17 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What came of a round. Bytes are those of messages to and from the clients that are there at its end."""
+    """The result of a round. Bytes are those of messages, of the clients that are connected at its end."""
 
     number: int
-    clients: tuple[uuid.UUID, ...]  # whose updates are in the model; none: the round did not count
-    failures: Mapping[uuid.UUID, ClientFailure]  # who was asked and is not in it, and why
+    clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
+    failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
     metrics: Mapping[str, float]  # of training: means by number of examples
-    evaluation: Mapping[str, float]  # of the new model, by the clients that were asked
+    evaluation: Mapping[str, float]  # of the new model: means by number of examples
     seconds: float
     bytes_in: int
     bytes_out: int
-    staleness: Mapping[uuid.UUID, int] = field(
-        default_factory=dict
-    )  # of those in it that came late: by how many rounds
+    staleness: Mapping[uuid.UUID, int] = field(default_factory=dict)  # of late updates in the model: in rounds
 
     def __str__(self) -> str:
         metrics, evaluation = [
@@ -74,20 +73,19 @@ def _size(count: int) -> str:
 
 @dataclass
 class RoundState:
-    """Who was asked, and what came of it."""
+    """The clients that were asked in a round, and what has come of them so far."""
 
-    pending: dict[uuid.UUID, None] = field(default_factory=dict)
+    pending: dict[uuid.UUID, None] = field(default_factory=dict)  # asked in this round, and not answered; ordered
     failures: dict[uuid.UUID, ClientFailure] = field(default_factory=dict)
-    weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of those that count
-    staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of those that count, and are late
-    metrics: dict[str, float] = field(default_factory=dict)  # their means by number of examples
-    totals: dict[str, int] = field(default_factory=dict)  # the examples behind each of the means
-
-    folded: int = 0  # updates; of an asynchronous strategy a client may have several
+    weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
+    staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
+    metrics: dict[str, float] = field(default_factory=dict)  # means by number of examples
+    totals: dict[str, int] = field(default_factory=dict)  # number of examples behind each mean
+    folded: int = 0  # updates; with an asynchronous strategy a client may have several
 
     @property
     def in_time(self) -> int:
-        """How many of those that count were asked in this round."""
+        """The number of answers that count and are not late."""
         return len(self.weights) - len(self.staleness)
 
     def count(self, peer: uuid.UUID, content: Any, staleness: int = 0) -> None:
@@ -103,23 +101,23 @@ class RoundState:
             total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
             mean = self.metrics.get(name, 0.0)
             share = content.num_examples / total
-            moved = mean + (value - mean) * share
+            moved = mean + (value - mean) * share  # the difference of finite floats may overflow
             self.metrics[name] = moved if math.isfinite(moved) else mean * (1 - share) + value * share
 
-    def fail(self, peer: uuid.UUID, refusal: ClientFailure) -> bool:
-        """Do without a client, if it has not answered well; return whether it has not.
+    def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
+        """Record a client's failure. Return whether it is recorded.
 
-        What is only stale does not spoil the answer that is still waited for.
+        An answer that counts outweighs any failure. A stale answer does not end the wait for the right one.
         """
-        if peer in self.weights or (refusal.why is FailureKind.STALE and peer in self.pending):
+        if peer in self.weights or (failure.why is FailureKind.STALE and peer in self.pending):
             return False
         self.pending.pop(peer, None)
-        self.failures[peer] = refusal
-        log.warning("%s: left out: %s", peer, refusal)
+        self.failures[peer] = failure
+        log.warning("%s: left out: %s", peer, failure)
         return True
 
     def void(self, reason: str) -> None:
-        """Count nothing of what has come."""
+        """Turn all answers that count into failures."""
         self.failures |= dict.fromkeys(self.weights, ClientFailure(FailureKind.VOID, reason))
         self.weights.clear()
         self.staleness.clear()

@@ -1,6 +1,6 @@
-"""Flower on netq: Flower's ServerApps and ClientApps over our transports, and our kernels in Flower's strategies.
+"""Flower on netq: Flower's ServerApps and ClientApps over netq's transports, and fl's kernels in Flower's strategies.
 
-fl.flower.run(server_app, options)                   # where the server is; options are netq's, and so is protocol=
+fl.flower.run(server_app, options)                   # on the server; options are netq's, and so is protocol=
 fl.flower.Node(client_app).run(options)              # on each device, until the run is over
 fl.flower.strategy()                                 # a Flower strategy that folds replies as they come
 

@@ -1,7 +1,7 @@
-"""What fl.flower needs of Flower and Flower keeps private: these names move between its releases, so they stand here.
+"""Flower's private names that fl.flower uses. They move between Flower's releases, so they are all imported here.
 
-Imported by the modules of fl/flower/ alone, and before anything else of Flower: a release that it does not know is
-refused here, with a sentence. Owns who this process is to Flower (`identity`), which is one run at a time.
+Imported by the modules of fl/flower/ only, and before anything else of Flower: an unknown release is refused here, with
+an error that names the known ones. Owns the process's identity in Flower (`identity`), which is one run at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INSTALL = f"pip install '{KNOWN}'"
 
 
 def check_version(version: str) -> None:
-    """Raise ImportError unless it is a release of flwr from 1.39 on, and before 2."""
+    """Raise ImportError unless this is a release of flwr from 1.39 on and before 2."""
     major, _, rest = version.partition(".")
     minor = rest.partition(".")[0]
     if major != "1" or not minor.isdigit() or int(minor) < 39:
@@ -59,17 +59,17 @@ __all__ = [
 
 
 class RunIsOver(Closed, RunNotRunningException):
-    """The grid is closed. A Closed to its users, and to Flower's own threads what ends them."""
+    """The grid is closed. Users catch it as Closed; Flower's own threads end by it."""
 
 
 def make_message(metadata: Metadata, content: RecordDict | None = None, error: Error | None = None) -> Message:
-    """Return a message of these metadata."""
-    metadata.delivered_at = ""  # which Metadata leaves without a value, and a reply may ask for
+    """Return a message with these metadata."""
+    metadata.delivered_at = ""  # Metadata gives it no value, and a reply may read it
     return _make_message(metadata=metadata, content=content, error=error)
 
 
 def set_message_id(message: Message, id: str) -> None:
-    """Name a message, which is the part of a grid."""
+    """Set the id of a message, as grids do."""
     message.metadata.__dict__["_message_id"] = id
 
 
@@ -78,9 +78,9 @@ _one_run = threading.Lock()
 
 @contextmanager
 def identity(run: int) -> Iterator[None]:
-    """Be the server of this run to Flower, whose `Message()` asks who is writing.
+    """Make this process the server of a run in Flower, whose `Message()` looks up the sender's identity.
 
-    It is the whole process that is: raises RuntimeError if another run is open in it.
+    The identity is the process's, so there is one run at a time: raises RuntimeError if another one is open.
     """
     if not _one_run.acquire(blocking=False):
         raise RuntimeError(

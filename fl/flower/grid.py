@@ -50,11 +50,11 @@ class Grid(flwr.serverapp.Grid):
     """Sends a ServerApp's messages to the nodes (fl.flower.Node) that are connected. Thread-safe; a context manager.
 
     options:    the communicator's; their serialisation is replaced by that of the grid's messages.
-    run_config: what the apps of server and nodes find in `context.run_config`.
-    grace:      seconds; a node that has been without a connection for so long is not waited for.
+    run_config: `context.run_config` of the apps on the server and on the nodes.
+    grace:      seconds; a node without a connection for longer is lost, and not waited for.
 
-    One at a time in a process: to Flower, the process is the run. Raises what netq.new raises, RuntimeError for a
-    second one, and Unreadable for a config that is none.
+    A process has one grid at a time: Flower identifies the run with the process. Raises the errors of netq.new,
+    RuntimeError for a second grid, and Unreadable for an invalid config.
     """
 
     def __init__(
@@ -104,24 +104,24 @@ class Grid(flwr.serverapp.Grid):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the run; after an error, without a goodbye: the nodes wait for the next grid."""
+        """End the run. After an error, only drop the links: the nodes then wait for the next grid."""
         self.close(10.0 if error is None else 0.0)
 
-    # What Flower asks of a grid.
+    # The interface of Flower's Grid.
 
     def set_run(self, run: Run) -> None:
-        """Refuse: the run is this grid's own, from its beginning."""
+        """Raise RuntimeError: a grid makes its own run."""
         raise RuntimeError(f"Grid.set_run: this grid has its run ({self._run.run_id}), and keeps it")
 
     @property
     def run(self) -> Run:
-        """What Flower knows of the run: its number."""
+        """The run as Flower describes it. Only its number is set."""
         return replace(self._run)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
     ) -> Message:
-        """Return `Message(...)` of the same; deprecated in Flower."""
+        """Return a Message with these values. Deprecated in Flower."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
@@ -131,17 +131,17 @@ class Grid(flwr.serverapp.Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, and return their ids, in order. Never waits.
 
-        What several nodes are sent with one RecordDict is serialised once, and put once. A message to a node that is
-        not there is answered at once, with an error. Raises what serialising raises, and Closed.
+        Messages to several nodes with the same RecordDict are serialised and put once. A message to a node without a
+        session is answered at once, with an error. Raises the errors of serialisation, and Closed.
         """
-        nodes = self._nodes(connected=False)  # who has lost its link may be back in a moment
+        nodes = self._nodes(connected=False)  # a node without a link may soon be back
         batches: dict[tuple[Any, ...], dict[int, Message]] = {}
         messages = list(messages)
         for message in messages:
             metadata = message.metadata
             key: tuple[Any, ...]
             key = id(message.content), metadata.message_type, metadata.group_id, metadata.ttl
-            while metadata.dst_node_id in batches.get(key, ()):  # the same to the same node: another batch
+            while metadata.dst_node_id in batches.get(key, ()):  # a batch has one message to each node
                 key = (*key, 0)
             batches.setdefault(key, {})[metadata.dst_node_id] = message
         for batch in batches.values():
@@ -149,7 +149,7 @@ class Grid(flwr.serverapp.Grid):
         return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the replies that are there; an error for an id that is not known (any more). Never waits."""
+        """Return the replies that have arrived, and an error for each unknown id. Never waits."""
         ids = set(message_ids)
         unknown = {id for id in ids if not self._dispatcher.is_known(id)}
         replies = []
@@ -158,10 +158,10 @@ class Grid(flwr.serverapp.Grid):
         return replies + [reply_to_nothing(self._run.run_id, id) for id in unknown]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages, wait for their replies, and return these; of Streamed messages, an iterator, which waits.
+        """Send messages, wait for their replies and return them. For Streamed messages, return an iterator that waits.
 
-        At the `timeout`, in seconds from now, it is what has come; the other nodes are not waited for any more. A node
-        that is lost answers at once, with an error.
+        After `timeout` seconds, returns the replies that have arrived, and forgets the other messages. The reply of a
+        lost node is an error.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         replies = self._replies(self.push_messages(messages), until)

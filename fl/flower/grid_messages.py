@@ -1,12 +1,12 @@
-"""What a grid and its nodes say to each other, as tuples of plain values and arrays.
+"""The messages between a grid and its nodes, as tuples of plain values and arrays.
 
     grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, records)
     grid ◄─Reply─ node      (VERSION, batch, records)  |  (VERSION, batch, code, reason)
 
-An Ask is the same for all nodes of a batch, so that it is serialised once and put once; whom it is to each node knows
-by itself, and both know the message's id by batch and node. `batch` of a Reply may be None: the node could not read
-what it was sent. Serialised by fl.tensors.serialization with an allow-list that names no class; `read_ask` and
-`read_reply` check whatever came, and raise Unreadable. Pure.
+An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
+from its batch and its node. If a node cannot read a message, the `batch` of its Reply is None. Messages are serialised
+by fl.tensors.serialization, with an allow-list that names no class. `read_ask` and `read_reply` check all fields, and
+raise Unreadable. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION = "netq-flower/1"
 MESSAGES = serialization()
 
 _CONFIG = (bool, int, float, str)
-_REASON = 1000  # characters of a reason that are sent
+_REASON = 1000  # characters of a reason; the rest is not sent
 
 
 class Ask(NamedTuple):
@@ -45,36 +45,36 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A node's answer to the message of a batch; None: to whatever came, which it cannot read."""
+    """A node's reply to the message of a batch. `batch` is None if the node could not read the message."""
 
     batch: int | None
     content: RecordDict | Error
 
 
 def node_id(peer: uuid.UUID) -> int:
-    """Return Flower's number for a peer: of 63 bits, the same in each run, and never 0 or 1, which are Flower's own."""
+    """Return a peer's node id: 63 bits, the same in each run, and never 0 or 1, which Flower uses itself."""
     return int.from_bytes(hashlib.sha256(peer.bytes).digest()[:8]) >> 1 | 2
 
 
 def message_id(batch: int, node: int) -> str:
-    """Return Flower's id for the message of a batch to a node."""
+    """Return the id of the message of a batch to a node."""
     return f"{batch:016x}{node:016x}"
 
 
 def write_ask(ask: Ask) -> tuple[Any, ...]:
-    """Return what `read_ask` reads."""
+    """Return the plain values of an Ask, for `read_ask`."""
     return VERSION, *ask[:-1], encode(ask.content)
 
 
 def write_reply(reply: Reply) -> tuple[Any, ...]:
-    """Return what `read_reply` reads."""
+    """Return the plain values of a Reply, for `read_reply`."""
     if isinstance(reply.content, Error):
         return VERSION, reply.batch, reply.content.code, (reply.content.reason or "")[:_REASON]
     return VERSION, reply.batch, encode(reply.content)
 
 
 def read_ask(plain: Any, *, copy: bool) -> Ask:
-    """Return what a grid says; raises Unreadable. For `copy` see fl.flower.record_codec.decode."""
+    """Return the message of a grid. Raises Unreadable. For `copy` see fl.flower.record_codec.decode."""
     _check_version(plain)
     expect(len(plain) == 9, "a message of the grid", "nine fields")
     _, batch, run, run_config, message_type, group_id, created_at, ttl, content = plain
@@ -88,7 +88,7 @@ def read_ask(plain: Any, *, copy: bool) -> Ask:
 
 
 def read_reply(plain: Any) -> Reply:
-    """Return what a node says; raises Unreadable. Its arrays are views of the message."""
+    """Return the message of a node, whose arrays are views of the message. Raises Unreadable."""
     _check_version(plain)
     expect(len(plain) in (3, 4), "a reply", "three fields, or four for an error")
     batch = plain[1]
@@ -103,7 +103,7 @@ def read_reply(plain: Any) -> Reply:
 
 
 def check_config(config: Any) -> None:
-    """Raise Unreadable unless it is a config of Flower: single values by name."""
+    """Raise Unreadable unless this is a config of Flower: single values by name."""
     expect(type(config) is dict, "a config", "a dict")
     for name, value in config.items():
         expect(type(name) is str and type(value) is not list, "a config", "single values by name")

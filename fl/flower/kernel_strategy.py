@@ -1,8 +1,7 @@
-"""A strategy of Flower that folds replies as they come with a kernel of ours, under whatever grid it runs.
+"""A Flower strategy that folds replies with a kernel of fl, as they arrive.
 
-Called by Flower: under fl.flower.Grid, under a SuperLink, or in its simulation. Of FedAvg it replaces what is made of
-replies, and tells a grid of ours that it wants each as it comes: sampling, configs and the means of metrics are
-Flower's.
+Called by Flower: under fl.flower.Grid, under a SuperLink, or in Flower's simulation. It replaces FedAvg's aggregation,
+and asks fl.flower.Grid for each reply as it arrives. Sampling, configs and the means of metrics stay Flower's.
 """
 
 from __future__ import annotations
@@ -29,36 +28,36 @@ log = logging.getLogger("netq.fl")
 
 
 class Kernel(Protocol):
-    """What folds models into one, as fl.aggregation.mean.WeightedMean does."""
+    """Folds models into one, as fl.aggregation.mean.WeightedMean does."""
 
-    count: int  # of the models folded since the last `finish` or `reset`
+    count: int  # models folded since the last `finish` or `reset`
 
     def fold(self, model: Model, weight: float) -> None:
-        """Fold a model in; raise InvalidUpdate, with nothing changed, for one that does not fit."""
+        """Fold a model in. For a model that does not fit, raise InvalidUpdate and change nothing."""
 
     def finish(self) -> dict[str, Any]:
-        """Return the result, and begin anew."""
+        """Return the result, and start again."""
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Drop what was folded, and start again."""
 
 
 def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -> FedAvg:
-    """Return Flower's FedAvg with a kernel of ours: `options` are FedAvg's.
+    """Return Flower's FedAvg with a kernel of fl. `options` are FedAvg's.
 
-    kernel: given a model, returns what folds models like it. Default: their mean by `weighted_by_key`. Raises
-            InvalidOption for what cannot be called.
+    kernel: called with a model, returns the Kernel that folds models like it. Default: their mean, weighted by
+            `weighted_by_key`. Raises InvalidOption for an object that cannot be called.
 
-    Each reply is folded when it is given, and its arrays are dropped; fl.flower.Grid gives it when it comes, so there a
-    round costs two models beside the replies that are just coming in, however many nodes there are. Dtypes stay what
-    they are: whole numbers are rounded, where FedAvg makes float64 of them. A reply that does not fit counts as that
-    node's failure, and the run goes on. What `train_metrics_aggr_fn` is given has no arrays any more. It and
-    `evaluate_metrics_aggr_fn` are given the replies whose metrics have the names, and lists the lengths, of most.
+    Each reply is folded, then its arrays are dropped. fl.flower.Grid returns each reply as it arrives, so a round needs
+    the memory of two models and of the replies that are arriving, for any number of nodes. Arrays keep their dtype:
+    integers are rounded, where FedAvg makes float64 of them. A reply that does not fit counts as that node's failure,
+    and the run goes on. `train_metrics_aggr_fn` gets replies without arrays. It and `evaluate_metrics_aggr_fn` get the
+    replies whose metrics have the names, and whose lists have the lengths, that most replies have.
 
-    What fits is what has the names, shapes and dtypes of the arrays that the nodes were sent, whoever answers first.
-    But FedAvg takes whatever its nodes agree on, and there are apps that answer with something else: with the layers
-    alone that are not each node's own (FedPer, FedBN), or in another dtype. So until a reply is like what was sent,
-    those like the first are folded; when one is, they are left out.
+    A reply fits if it has the names, shapes and dtypes of the arrays that the nodes were sent. But FedAvg accepts any
+    arrays on which its nodes agree, and some apps use that: their nodes send only the shared layers (FedPer, FedBN), or
+    another dtype. So as long as no reply is like the sent arrays, the replies like the first one are folded. When one
+    is, they are left out.
     """
     if not callable(kernel):
         raise InvalidOption(
@@ -68,66 +67,66 @@ def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -
 
 
 class _Folded(NamedTuple):
-    """What is left of a reply that was folded."""
+    """A reply that was folded."""
 
     reply: Message  # without the arrays
-    misfit: str  # why its arrays are not like those that were sent; empty if they are
+    misfit: str  # how its arrays differ from those that were sent; empty if they do not
 
 
 class KernelFedAvg(FedAvg):
-    """FedAvg whose mean is a kernel's."""
+    """FedAvg with the mean of a kernel."""
 
     def __init__(self, kernel: Callable[[Model], Kernel], **options: Any) -> None:
         super().__init__(**options)
         self._make = kernel
         self._kernel: Kernel | None = None
         self._sent: dict[str, Spec] = {}  # of the arrays that nodes were sent
-        self._is_met = False  # whether a reply had arrays like those
+        self._has_match = False  # whether a reply had such arrays
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return FedAvg's messages, streamed."""
+        """Return FedAvg's messages, marked for streaming."""
         sent = {name: Spec(tuple(array.shape), array.dtype, None) for name, array in arrays.items()}
         if server_round == 1 or sent != self._sent:  # another run, another model
-            self._sent, self._is_met, self._kernel = sent, False, None
+            self._sent, self._has_match, self._kernel = sent, False, None
         return Streamed(super().configure_train(server_round, arrays, config, grid))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies; return the new arrays, and the metrics' means."""
+        """Fold the replies. Return the new arrays, and the means of the metrics."""
         if self._kernel is not None:
-            self._kernel.reset()  # of a round that was broken off
+            self._kernel.reset()  # after a round that was interrupted
         folded: list[_Folded] = []
-        came = 0
+        count = 0
         for reply in replies:
-            came += 1
+            count += 1
             try:
                 self._fold(server_round, reply, folded)
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
-        log.info("round %d: %d results, %d failures", server_round, len(folded), came - len(folded))
+        log.info("round %d: %d results, %d failures", server_round, len(folded), count - len(folded))
         return self._finish(server_round, folded)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Return the metrics' means, of the replies that fit."""
+        """Return the means of the metrics of valid replies."""
         fitting: list[Message] = []
-        came = 0
+        count = 0
         for reply in replies:
-            came += 1
+            count += 1
             try:
                 self._weight(_content(reply))
                 fitting.append(reply)
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
-        log.info("round %d: %d evaluations, %d failures", server_round, len(fitting), came - len(fitting))
+        log.info("round %d: %d evaluations, %d failures", server_round, len(fitting), count - len(fitting))
         if not fitting:
             return None
         return self.evaluate_metrics_aggr_fn(_alike(server_round, fitting), self.weighted_by_key)
 
     def _finish(self, server_round: int, folded: list[_Folded]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return what was folded, and the metrics' means."""
+        """Return the kernel's result, and the means of the metrics."""
         if self._kernel is None or not folded:
             return None, None
         if why := folded[0].misfit:
@@ -138,13 +137,13 @@ class KernelFedAvg(FedAvg):
         return arrays(self._kernel.finish()), metrics
 
     def _fold(self, server_round: int, reply: Message, folded: list[_Folded]) -> None:
-        """Fold a reply in. With the first that is like what was sent, what was folded before it is left out."""
+        """Fold a reply in. The first reply that is like the sent arrays discards those folded before it."""
         model, weight = self._read(reply)
         misfit = self._misfit(model)
-        if misfit and self._is_met:
+        if misfit and self._has_match:
             raise InvalidUpdate(misfit)
-        if not (misfit or self._is_met):
-            self._is_met, self._kernel = True, None
+        if not (misfit or self._has_match):
+            self._has_match, self._kernel = True, None
             for each in folded:
                 _leave_out(server_round, each.reply.metadata.src_node_id, each.misfit)
             folded.clear()
@@ -154,14 +153,14 @@ class KernelFedAvg(FedAvg):
         folded.append(_Folded(reply, misfit))
 
     def _read(self, reply: Message) -> tuple[Model, float]:
-        """Return the arrays of a reply, which it has no more, and its weight."""
+        """Take the arrays out of a reply. Return them and the reply's weight."""
         content = _content(reply)
         record = _the_one(content, ArrayRecord)
         model = {name: _numpy(name, record.pop(name)) for name in list(record)}
         return model, self._weight(content)
 
     def _weight(self, content: RecordDict) -> float:
-        """Return what a reply counts."""
+        """Return the weight of a reply."""
         weight = _the_one(content, MetricRecord).get(self.weighted_by_key)
         if not isinstance(weight, (int, float)):
             raise InvalidUpdate(f"its metrics have no number {self.weighted_by_key!r}")
@@ -170,7 +169,7 @@ class KernelFedAvg(FedAvg):
         return weight
 
     def _misfit(self, model: Model) -> str:
-        """Why a model is not like the arrays that were sent; empty if it is. The error itself would keep the model."""
+        """Return how a model differs from the sent arrays, as text: the error itself would keep the model alive."""
         try:
             for _ in sources(model, self._sent):
                 pass
@@ -192,23 +191,23 @@ def _content(reply: Message) -> RecordDict:
 def _numpy(name: str, array: Array) -> Any:
     try:
         return array.numpy()
-    except Exception as error:  # of another serialisation; and numpy promises no more of damaged data
+    except Exception as error:  # another serialisation; numpy may raise anything for damaged data
         raise InvalidUpdate(f"{name!r} cannot be read: {error}; expected an array of numpy's") from error
 
 
 def _alike(server_round: int, replies: list[Message]) -> list[RecordDict]:
-    """Return the contents whose metrics have the form that most have: of others there is no mean."""
+    """Return the contents whose metrics have the most common form. Others would have no mean."""
     forms = [_form(reply.content) for reply in replies]
-    usual = Counter(forms).most_common(1)[0][0]
+    common = Counter(forms).most_common(1)[0][0]
     for reply, form in zip(replies, forms, strict=True):
-        if form != usual:
+        if form != common:
             text = "round %d: the metrics of node %d are left out: they are %.300s; most nodes' are %.300s"
-            log.warning(text, server_round, reply.metadata.src_node_id, form, usual)
-    return [reply.content for reply, form in zip(replies, forms, strict=True) if form == usual]
+            log.warning(text, server_round, reply.metadata.src_node_id, form, common)
+    return [reply.content for reply, form in zip(replies, forms, strict=True) if form == common]
 
 
 def _form(content: RecordDict) -> str:
-    """The record's name, and those of its metrics, with the lengths of lists."""
+    """Return the names of the record and of its metrics, with the lengths of lists."""
     ((record, metrics),) = content.metric_records.items()
     lengths = {name: f"[{len(value)}]" if isinstance(value, list) else "" for name, value in metrics.items()}
     return f"{record!r} with " + ", ".join(f"{name!r}{lengths[name]}" for name in sorted(lengths))

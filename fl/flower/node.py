@@ -1,4 +1,4 @@
-"""A node: runs an unmodified Flower ClientApp for a grid (fl/flower/grid.py), in one thread, the caller's."""
+"""A node: runs an unmodified Flower ClientApp for a grid (fl/flower/grid.py), in the caller's thread."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ log = logging.getLogger("netq.fl")
 
 
 class Node:
-    """Runs a ClientApp whenever a grid has a message for it.
+    """Runs a ClientApp for each message of a grid.
 
-    client_app:  flwr.clientapp.ClientApp, of the message API or with a `client_fn`; nothing of it is to be changed.
-                 A function of (message, context) may stand for one.
-    node_config: what it finds in `context.node_config`, as in {"partition-id": 0, "num-partitions": 2}.
-    copy:        whether `numpy()` of the arrays in a message gives a copy each time, as Flower's do. Without, it is
-                 the message's own memory: for an app that does not change it in place and then ask for it again.
+    client_app:  an unmodified flwr.clientapp.ClientApp, with the message API or a `client_fn`; or a function of
+                 (message, context).
+    node_config: the app's `context.node_config`, as in {"partition-id": 0, "num-partitions": 2}.
+    copy:        whether `numpy()` of an array in a message returns a new copy each time, as in Flower. False: it
+                 returns the message's own memory, for apps that do not change an array and then ask for it again.
 
-    What the app keeps in `context.state` it finds there again, until the grid ends; an app that raises leaves it as it
-    was, and the grid gets an error with the reason. Raises InvalidOption for what is no such app, and Unreadable for a
-    config that is none.
+    The app's `context.state` lasts until the grid ends. If the app raises, the state is as before the message, and the
+    grid gets an error with the reason. Raises InvalidOption if `client_app` is not such an app, and Unreadable for an
+    invalid config.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Node:
         self._copy = copy
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
-        """Take part until the grid is closed. An absent grid is waited for, a lost one too.
+        """Take part until the grid is closed. Waits for a grid that is absent, or lost.
 
         The options' serialisation is replaced by that of the grid's messages. Raises what netq.new raises.
         """
@@ -64,30 +64,30 @@ class Node:
                     continue
                 content, context = self._answer(ask, self._context(context, ask))
                 _put(grid, Reply(ask.batch, content))
-                del ask, content  # their memory, before that of the next comes
+                del ask, content  # free their memory before the next message arrives
 
     def _context(self, before: Context, ask: Ask) -> Context:
-        """The run's context: the one of before, or a new one in a new run."""
+        """Return the context for a message: the same as before, or a new one in a new run."""
         if before.run_id == ask.run:
             return before
         return Context(ask.run, before.node_id, self._config, RecordDict(), dict(ask.run_config))
 
     def _answer(self, ask: Ask, context: Context) -> tuple[RecordDict | Error, Context]:
-        """Return what the app says, and the context that it leaves: where it fails, the one that it found."""
+        """Run the app. Return its reply and the changed context; if it fails, an error and the context unchanged."""
         log.info("%s", _title(ask))
-        theirs = _copy_of(context)
+        changed = _copy_of(context)
         try:
-            reply = self._app(_message(ask, context.node_id), theirs)
+            reply = self._app(_message(ask, context.node_id), changed)
             if not isinstance(reply, Message):
                 raise TypeError(f"{self._app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")
-        except Exception as error:  # the user's code: its failure is an answer
+        except Exception as error:  # of the user's app: the grid gets it as the reply
             log.exception("the ClientApp failed")
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), context  # Flower's form
-        return (reply.error if reply.has_error() else reply.content), theirs
+        return (reply.error if reply.has_error() else reply.content), changed
 
 
 def _title(ask: Ask) -> str:
-    """What a message asks for, and in which round: its group, for a legacy app; else what FedAvg says in the config."""
+    """Return a message's type and round for the log. A legacy app has the round as group, FedAvg in the config."""
     rounds = [record.get("server-round", "") for record in ask.content.config_records.values()]
     return printable(f"{ask.message_type} {ask.group_id or next(iter(rounds), '')}".rstrip())
 
@@ -113,12 +113,12 @@ def _message(ask: Ask, node: int) -> Message:
 
 
 def _put(grid: netq.Communicator, reply: Reply) -> None:
-    """Put a reply, and wait until the grid has it: its arrays may be memory that the app changes for the next."""
+    """Send a reply, and wait until the grid has it: the app may change its arrays when it handles the next message."""
     try:
         error = grid.put(write_reply(reply)).exception()
-    except Exception as raised:  # the user's content: serialising it may raise anything
+    except Exception as raised:  # serialising the user's values may raise anything
         error = raised
-    if error is None or isinstance(error, netq.Closed):  # which says `get`, too
+    if error is None or isinstance(error, netq.Closed):  # the next `get` raises it too
         return
     log.error("the reply cannot be sent: %s", error)
     reason = f"{type(error)}:<'its reply cannot be sent: {error}'>"

@@ -1,11 +1,11 @@
-"""Flower's records as plain values and arrays, and back: what travels in a message of fl/flower/grid_messages.py.
+"""Encodes and decodes Flower's records for the messages of fl/flower/grid_messages.py, as plain values and arrays.
 
     RecordDict ──► [(name, "arrays", [(key, array), …]), (name, "metrics" | "config", [(key, value), …]), …]
 
-An array is a numpy array, whose memory is the message's (fl/tensors/serialization.py); or, where it is of a
-serialisation or a dtype that fl/tensors/serialization.py does not know, (dtype, shape, stype, bytes as an array). A
-value is a bool, int, float, str or bytes, or a list of one of these. What a peer sends is believed in nothing:
-`decode` raises Unreadable, which says where in the records what was expected. Pure; any thread may call it.
+An array is a numpy array, a view of the message's memory. If fl/tensors/serialization.py does not know its dtype or its
+serialisation, it is (dtype, shape, stype, bytes as an array). A value is a bool, int, float, str or bytes, or a list of
+one of these. `decode` trusts nothing that a peer sends: it raises Unreadable, which names the place in the records and
+what was expected there. Pure; any thread may call it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.r
 
 
 class Array(flwr.app.Array):
-    """A flwr.app.Array that holds a numpy array itself; the bytes of an npy file it makes for who asks for `data`.
+    """A flwr.app.Array that holds a numpy array. Its `data`, the bytes of an npy file, is made on access.
 
-    `numpy()` gives each time a copy, as that of a flwr.app.Array does, or that same array (`copy=False`). Put it into
-    an ArrayRecord by its key: what ArrayRecord(a dict) is given it makes anew, of bytes. Works under every grid of
-    Flower, to which it is an Array.
+    `numpy()` returns a new copy each time, as flwr.app.Array does, or the array itself (`copy=False`). Assign it to a
+    key of an ArrayRecord: `ArrayRecord(a dict)` would make a new Array from the bytes. Every grid of Flower accepts it.
     """
 
     def __init__(self, ndarray: NDArray[Any], *, copy: bool = True) -> None:
-        ndarray = np.asarray(ndarray)  # not a subclass, which would be pickled
+        ndarray = np.asarray(ndarray)  # an instance of a subclass would be pickled by its class
         self.__dict__.update(dtype=str(ndarray.dtype), shape=tuple(ndarray.shape), stype=SType.NUMPY)
         self.__dict__.update(_ndarray=ndarray, _copy=copy)
 
@@ -79,7 +78,7 @@ def arrays(model: Mapping[str, Any]) -> ArrayRecord:
 
 
 def encode(records: RecordDict) -> list[Any]:
-    """Return records as plain values. The arrays' memory is that of the records, which must not change meanwhile."""
+    """Return records as plain values. Arrays share their memory with the records, which must not change meanwhile."""
     seen: set[tuple[int, int]] = set()
     plain = []
     for name, record in records.items():
@@ -96,14 +95,14 @@ def _encode_array(array: flwr.app.Array, seen: set[tuple[int, int]]) -> Any:
     if ndarray is None or not _is_plain(ndarray.dtype):
         return array.dtype, tuple(array.shape), array.stype, np.frombuffer(array.data, np.uint8)
     memory = ndarray.__array_interface__["data"][0], ndarray.nbytes
-    if memory in seen:  # two of Flower's arrays never share memory; two that do would arrive so
+    if memory in seen:  # else the arrays would share memory on arrival, which Flower's arrays never do
         return ndarray.copy()
     seen.add(memory)
     return ndarray
 
 
 def _of_npy(array: flwr.app.Array) -> NDArray[Any] | None:
-    """The array in the bytes of an npy file, uncopied; None if they are none, or hold what has no memory of its own."""
+    """Return a view of the array in the bytes of an npy file. None if they are none, or hold Python objects."""
     if array.stype != SType.NUMPY:
         return None
     file = io.BytesIO(array.data)  # shares the bytes
@@ -116,7 +115,7 @@ def _of_npy(array: flwr.app.Array) -> NDArray[Any] | None:
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
-    """Whether fl/tensors/serialization.py knows it: bool and numbers, without the platform's long ones."""
+    """Return whether fl/tensors/serialization.py knows the dtype: bool and numbers, but no platform's long double."""
     return dtype.kind in "biufc" and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
@@ -133,7 +132,7 @@ def _encode_value(value: Any) -> Any:
 
 
 def decode(plain: Any, *, copy: bool) -> RecordDict:
-    """Return the records that `encode` was given; `copy`: their arrays give a copy of their own to whoever asks."""
+    """Return the records that were encoded. `copy`: `numpy()` of their arrays returns a new copy each time."""
     records = RecordDict()
     seen: set[int] = set()
     for name, kind, items in _items("the records", plain, 3):
@@ -175,7 +174,7 @@ def _expect_new(where: str, array: NDArray[Any], seen: set[int]) -> None:
 
 
 def check_value(where: str, value: Any, kinds: tuple[type, ...] = _VALUES) -> None:
-    """Raise Unreadable unless it is a value of one of these types, or a list of one of them."""
+    """Raise Unreadable unless this is a value of one of these types, or a list of one of them."""
     if type(value) is list:
         right = all(type(each) in kinds and type(each) is type(value[0]) for each in value)
         expect(right, where, f"a list of one of {_names(kinds)}")
@@ -196,7 +195,7 @@ def _check_npy(where: str, array: flwr.app.Array) -> None:
     expected = "an npy file without Python objects"
     try:
         found = array.numpy()
-    except Exception as error:  # numpy promises no more of damaged data
+    except Exception as error:  # numpy may raise anything for damaged data
         raise Unreadable(f"{where}: expected {expected}: {error}") from error
     expect(type(found) is np.ndarray, where, expected)
 

@@ -1,7 +1,6 @@
-"""Flower's messages of what nodes have answered. Called by a grid (fl/flower/grid.py).
+"""Makes Flower's reply messages. Called by a grid (fl/flower/grid.py).
 
-A reply's metadata are those of the message that it answers, turned round: of what the node says of them nothing is
-taken.
+A reply's metadata are made from those of the message that it answers, never from what a node sent.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from fl.flower._compat import SUPERLINK_NODE_ID, SYSTEM_MESSAGE_TYPE, ErrorCode,
 
 
 class Streamed(list[Message]):
-    """Messages whose sender wants each reply as it comes: `Grid.send_and_receive` returns an iterator for them.
+    """Messages whose replies are returned one by one: `Grid.send_and_receive` returns an iterator for them.
 
-    To any other grid of Flower it is a list.
+    Other grids of Flower treat it as a list.
     """
 
 
 def reply(asked: Metadata, answer: RecordDict | Error) -> Message:
-    """Return the reply to a message of these metadata."""
+    """Return the reply to a message with these metadata."""
     now = time.time()
     metadata = Metadata(
         run_id=asked.run_id,
@@ -41,7 +40,7 @@ def reply(asked: Metadata, answer: RecordDict | Error) -> Message:
 
 
 def reply_to_nothing(run: int, id: str) -> Message:
-    """Return the error for whoever asks for the reply to a message that is not known, as Flower's grids do."""
+    """Return an error in place of the reply to an unknown message, as Flower's grids do."""
     metadata = Metadata(
         run_id=run,
         message_id=uuid.uuid4().hex,

@@ -1,4 +1,4 @@
-"""Running a Flower ServerApp against the nodes that are connected. One call, in the caller's thread."""
+"""Runs a Flower ServerApp with the connected nodes, in the caller's thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def run(
     run_config: Mapping[str, bool | int | float | str] | None = None,
     grace: float = 10.0,
 ) -> Context:
-    """Run an unmodified ServerApp, with any strategy, when `min_nodes` are connected; return its context.
+    """Run an unmodified ServerApp, with any strategy, when `min_nodes` are connected. Return its context.
 
-    A strategy waits by itself for the nodes that it needs. When the app returns the nodes' `run` returns too; if it
-    raises they wait for the next server. A function of (grid, context) may stand for an app; what is neither raises
-    InvalidOption. `run_config` is what both sides find in `context.run_config`; for `options`, `grace` and what else is
-    raised see Grid.
+    A strategy waits by itself for the nodes that it needs. When the app returns, the nodes' `run` returns too. If the
+    app raises, the nodes wait for the next server.
+
+    server_app: a ServerApp, or a function of (grid, context). Raises InvalidOption for anything else.
+    run_config: `context.run_config` on both sides.
+
+    For `options`, `grace` and other errors see Grid.
     """
     check_server_app("run.server_app", server_app)
     with Grid(options, protocol, run_config=run_config, grace=grace) as grid:

@@ -1,13 +1,13 @@
-"""What a server needs to go on after its process was killed: a file that is whole, or is not there.
+"""The checkpoint file, from which a server goes on after its process was killed.
 
-Written by fl/server/server.py after each round: beside the file, to the disk, and then renamed; the one before is kept
-as `….previous`. So whenever the machine stops, one of the two is whole. `….lock` keeps a second server away. The
-layout:
+Written by fl/server/server.py after each round that counts. A new file is written as `….new`, synchronised to the disk,
+and then renamed; the checkpoint before is kept as `….previous`. So one of the two is whole, whenever the machine stops.
+`….lock` excludes a second server. The layout:
 
     8 bytes "NETQFL01"   8 bytes length of the body, little-endian   body   32 bytes BLAKE2b of all before (RFC 7693)
 
-The body is a dict of plain values, arrays and tensors, as fl/tensors/serialization.py has them in messages. Nothing of
-it is code.
+The body is a dict of plain values, arrays and tensors, serialised as in messages (fl/tensors/serialization.py). Loading
+it runs no code.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ _HEAD = struct.Struct("<8sQ")
 _MAGIC = b"NETQFL01"
 _DIGEST = 32  # bytes
 _PLAIN = serialization()
-_HELD: set[Path] = set()  # by this process; a lock of POSIX keeps other processes away, and no more
+_OPEN: set[Path] = set()  # files that this process writes; a POSIX lock excludes other processes only
 
 
 class Checkpoint:
-    """A file to be written round after round, by this process alone until it is closed, or the process has ended.
+    """A checkpoint file, locked for this process until `close` or the end of the process.
 
-    A link is followed. Raises CheckpointError if none can be written there, or another process has it.
+    Follows links. Raises CheckpointError if the file cannot be written, or another server writes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = _resolved(path)
         if not os.access(self._path.parent, os.W_OK):
             raise CheckpointError(f"{path}: its folder is not there, or cannot be written to; make it, or name another")
-        if self._path in _HELD:
+        if self._path in _OPEN:
             raise CheckpointError(f"{path}: another server of this process writes it; give each a file of its own")
         try:
             _beside(self._path, "previous").exists()  # raises for a name that is too long
@@ -56,15 +56,16 @@ class Checkpoint:
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be written ({error.strerror}); name another") from None
         try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock: forked children must not have it
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, whose lock forked children inherit
         except BlockingIOError:
             self._lock.close()
             raise CheckpointError(f"{path}: another process writes it; give each server a file of its own") from None
-        _HELD.add(self._path)
+        _OPEN.add(self._path)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write it, and keep the one before. Raises OSError, or CheckpointError for what could not be loaded again; and
-        then that one is still in its place.
+        """Write a checkpoint, and keep the one before as `….previous`.
+
+        Raises OSError, or CheckpointError for a state that could not be loaded again. Then the file is unchanged.
         """
         if wrong := unserializable(state):
             raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
@@ -78,16 +79,16 @@ class Checkpoint:
         _to_disk(self._path.parent)
 
     def close(self) -> None:
-        """Leave it to others."""
+        """Release the lock. Harmless if repeated."""
         if not self._lock.closed:
             self._lock.close()
-            _HELD.discard(self._path)
+            _OPEN.discard(self._path)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a checkpoint; or the one before, if that was interrupted or is damaged. Raises CheckpointError.
+    """Read a checkpoint. If it is missing or damaged, read the one before. Raises CheckpointError.
 
-    Its arrays are in memory of their own.
+    The arrays are views of the memory into which the file was read.
     """
     path = _resolved(path)
     previous = _beside(path, "previous")
@@ -103,13 +104,13 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:
-    """Return whether there is one, or the one before: a machine may stop between two renamings."""
+    """Return whether there is a checkpoint, or only the one before: a machine may stop between the two renames."""
     found = _resolved(path)
     return found.exists() or _beside(found, "previous").exists()
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """Return where it is, through links."""
+    """Return the path with links followed."""
     found = Path(path).resolve()
     if found.is_dir():
         raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
@@ -160,7 +161,7 @@ def _read_body(path: Path, file: BinaryIO) -> memoryview:
 
 
 def _to_disk(folder: Path) -> None:
-    """Let the renaming survive a loss of power."""
+    """Synchronise a folder to the disk, so that a rename survives a loss of power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

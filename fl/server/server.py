@@ -46,20 +46,20 @@ _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interp
 class Server:
     """Runs rounds of federated learning over a netq server. A context manager.
 
-    model:        dict of numpy arrays or torch tensors by name; what comes out has the same keys, shapes, dtypes.
-                  Raises InvalidUpdate for one of which there is no mean.
+    model:        dict of numpy arrays or torch tensors by name. Later models have the same names, shapes and dtypes.
+                  Raises InvalidUpdate for a model without a mean.
     options:      the communicator's; their serialisation is replaced by that of the federation's messages.
-    strategy:     who trains, and how updates become the next model; FedAvg.
-    min_clients:  a round begins with at least so many, and counts only if so many updates are folded (all, where
+    strategy:     selects the clients, and makes the next model of their updates. None: FedAvg.
+    min_clients:  clients that must be connected for a round to begin, and updates that it needs to count (all, where
                   the strategy selects fewer).
-    deadline:     seconds; a round closes then, with what has come.
-    grace:        seconds; a client that has been without a connection for so long is not waited for in this round.
-    config:       what the clients are told in every round; the strategy's own config is added.
-    evaluate:     whether the clients are asked, after each round, how well the new model does.
-    memory_limit: bytes for the model, its successor, and the updates that are on their way: so many are admitted at
-                  once (one at least), the others wait on their clients. None: three models and 100 MB.
+    deadline:     seconds; a client that has not answered by then is late, and the round closes.
+    grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
+    config:       values that the clients get in every round; the strategy's own config is added.
+    evaluate:     whether the clients evaluate the new model after each round.
+    memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
+                  are admitted at once (one at least); the others wait at their clients. None: three models and 100 MB.
     checkpoint:   a file that is written after each round that counts, for `resume`.
-    callbacks:     who is told how rounds go, as they go.
+    callbacks:    objects that are called as rounds go on.
     """
 
     def __init__(
@@ -114,10 +114,11 @@ class Server:
     def resume(
         cls, path: str | os.PathLike[str], options: netq.CommunicatorOptions | None = None, **settings: Any
     ) -> Self:
-        """Return a server that goes on after the last round that a checkpoint has; and writes the next ones there.
+        """Return a server that goes on after the last round of a checkpoint, and writes the next ones to the same file.
 
-        `settings`: the other arguments of Server, with a strategy made as the first was; it gets its state back. Raises
-        CheckpointError.
+        settings: the other arguments of Server. The strategy is made as the first was, and gets its state back.
+
+        Raises CheckpointError.
         """
         state = load(path)
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
@@ -136,9 +137,9 @@ class Server:
         return tuple(id for id, each in self._tasks.queue.statistics().items() if each.connected)
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Run `count` rounds, and yield the report of each as it ends; `model` is then the new one.
+        """Run `count` rounds, and yield the report of each as it ends. By then `model` is the new model.
 
-        A round that did not count is one of them: its report has no clients.
+        Rounds that do not count are included; their reports have no clients.
         """
         for _ in range(count):
             yield self.round()
@@ -196,7 +197,7 @@ class Server:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the federation; after an error, without a goodbye: the clients wait for the next server."""
+        """End the federation. After an error, only drop the links: the clients then wait for the next server."""
         self.close(10.0 if error is None else 0.0)
 
     def _train(self, clients: Collection[uuid.UUID]) -> RoundState:
@@ -245,12 +246,12 @@ class Server:
         return Task(
             Job(self._tasks.run, self.number, purpose),
             self.model,
-            self._told(),
+            self._client_config(),
             deltas=strategy.deltas,
             compression=asdict(strategy.compression),
         )
 
-    def _told(self) -> Mapping[str, Any]:
+    def _client_config(self) -> Mapping[str, Any]:
         own = self._strategy.config(self.number)
         check_config(own, f"{type(self._strategy).__name__}.config")
         return {**self._config, **own}
@@ -260,9 +261,10 @@ class Server:
             raise netq.Closed(self._tasks.queue.id, "this server is closed")
 
     def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
-        """Message bytes in and out since then."""
+        """Return the message bytes received and sent since `before`."""
         received = sent = 0
         for peer, now in self._tasks.queue.statistics().items():
+            # Counters begin at 0 with each session: smaller ones are of a new session.
             same = peer in before and before[peer].bytes_in <= now.bytes_in and before[peer].bytes_out <= now.bytes_out
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
@@ -270,14 +272,14 @@ class Server:
 
 
 def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> Model:
-    """Give a strategy its state back, and return the model."""
+    """Restore a strategy from a checkpoint's state, and return the model."""
     match state:
         case {"run": int(), "number": int(), "model": dict(model), "strategy": {"name": str(name), "state": dict(own)}}:
             if name != type(strategy).__name__:
                 ours = type(strategy).__name__
                 raise CheckpointError(f"{path}: is of the strategy {name}, and this is {ours}; give the one it is of")
             try:
-                strategy.restore(copy.deepcopy(own))  # not in the memory that the model is in, which it outlives
+                strategy.restore(copy.deepcopy(own))  # a view would keep the memory of the whole file
             except KeyError as error:
                 raise CheckpointError(
                     f"{path}: its strategy has no {error}; give the strategy as it was made"
@@ -290,7 +292,7 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
 
 
 def _room(model: int, limit: int | None) -> int:
-    """Return the bytes of updates that may be on their way: what the model and its successor leave."""
+    """Return the bytes of updates that may be on their way: the limit less the model and its successor."""
     if limit is None:
         return model + _SPARE
     expect(is_whole(limit, 3 * model), "Server.memory_limit", limit, f"{3 * model} bytes, three models, at least")

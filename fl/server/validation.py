@@ -1,6 +1,6 @@
-"""What a server is told, looked at before anything begins.
+"""Checks the arguments of a server before anything begins.
 
-Called by fl/server/server.py. Owns the sentences for what cannot be: each names the argument, and what was expected.
+Called by fl/server/server.py. Owns the error messages: each names the argument, and what was expected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def check_settings(
     config: Mapping[str, Any] | None,
     evaluate: bool,
 ) -> None:
-    """Raise InvalidOption unless these are arguments of fl.Server; InvalidUpdate for a model without a mean."""
+    """Raise InvalidOption unless these are valid arguments of fl.Server; InvalidUpdate for a model without a mean."""
     expect(isinstance(model, Mapping) and len(model) > 0, "Server.model", model, "a dict of arrays or tensors by name")
     check(model, like=model)
     known = isinstance(options, netq.CommunicatorOptions | None)
@@ -43,7 +43,7 @@ def check_settings(
 
 
 def check_config(config: Mapping[str, Any], whose: str) -> None:
-    """Raise InvalidOption unless this can be told to clients."""
+    """Raise InvalidOption unless this config can be sent to clients. `whose`: its name in the error."""
     if "round" in config:
         raise netq.InvalidOption(f"{whose}: 'round' is the number of the round; expected another name")
     if wrong := unserializable(config):

@@ -1,7 +1,7 @@
-"""Waiting until enough are connected: said in the log, and ended by time or by closing.
+"""Waits until enough peers are connected, and logs how many are.
 
-Called by fl.Server.wait and fl.flower.Grid.wait, in their caller's thread. Owns nothing: who is connected is the
-caller's to say, and so is the event that wakes the wait.
+Called by fl.Server.wait and fl.flower.Grid.wait, in their caller's thread. Owns no state: the caller counts the peers,
+and sets the event that ends a wait.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ log = logging.getLogger("netq.fl")
 
 Peers = TypeVar("Peers", bound=Sized)
 
-PATIENCE = 30.0  # seconds in which devices that are started with their server have come; then a person should look
-_LOOK = 1.0  # seconds between looks at who is connected, should an event be missed
+PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
+_CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
 
 
 def until_connected(
@@ -32,12 +32,13 @@ def until_connected(
 ) -> Peers:
     """Wait until `count` peers are connected, and return all that are. Raises TimeoutError, and what `connected` does.
 
-    connected: returns those who are; raises Closed when there is nobody to wait for any more.
-    changed:   set when somebody has come or gone, or when `connected` will raise.
-    timeout:   seconds; None: no end.
-    patience:  seconds, after which it is a warning that there are still too few; once.
+    noun:      what the peers are called in the log.
+    connected: returns the connected peers. Raises Closed if no more can come.
+    changed:   set when a peer has connected or left, and when `connected` is going to raise.
+    timeout:   seconds; None: no limit.
+    patience:  seconds, after which one line of the log is a warning.
     """
-    begin, said, warned = time.monotonic(), -1, False
+    begin, logged, warned = time.monotonic(), -1, False
     while True:
         changed.clear()
         peers = connected()
@@ -47,10 +48,10 @@ def until_connected(
         if not warned and waited >= patience:
             log.warning("waiting for %s: only %d of %d are connected after %.0f s", noun, len(peers), count, waited)
             warned = True
-        elif len(peers) != said:
+        elif len(peers) != logged:
             log.info("waiting for %s: %d of %d are connected", noun, len(peers), count)
-        said = len(peers)
-        left = min(_LOOK, (math.inf if timeout is None else timeout) - waited)
+        logged = len(peers)
+        left = min(_CHECK, (math.inf if timeout is None else timeout) - waited)
         if left <= 0:
             raise TimeoutError(f"{len(peers)} of {count} {noun} are connected after {timeout:g} s")
         changed.wait(left)
