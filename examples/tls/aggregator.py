@@ -1,0 +1,21 @@
+"""The server: fits a line to the data of two devices, over TLS."""
+
+from pathlib import Path
+
+import numpy as np
+
+import fl
+import netq
+
+FILES = Path("certificates")
+
+options = netq.CommunicatorOptions(
+    netloc=netq.NetworkLocation("127.0.0.1", 51966),
+    security=netq.SecurityOptions(key=FILES / "server-key.pem", certificate=FILES / "server.pem"),
+)
+with fl.Server({"line": np.zeros(2, np.float32)}, options, min_clients=2) as server:
+    server.wait(2)
+    for report in server.rounds(20):
+        print(report)
+    slope, offset = server.model["line"]
+    print(f"y = {slope:.1f} x + {offset:.1f}")
