@@ -3,6 +3,7 @@
 Clipping is the first half of Sun et al., 2019 (arXiv:1911.07963), section 4; the second half, noise, is left out.
 """
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ class ClippedAvg(fl.FedAvg):
 
     def fold(self, model, update, *, client, staleness=0):
         change = {name: np.asarray(update.model[name]) - array for name, array in model.items()}
-        norm = np.sqrt(sum(float(np.vdot(part, part)) for part in change.values()))
+        norm = math.sqrt(sum(float(np.vdot(part, part)) for part in change.values()))
         scale = min(1.0, self.radius / norm) if norm else 1.0
         clipped = {name: array + scale * change[name] for name, array in model.items()}
         super().fold(model, replace(update, model=clipped), client=client, staleness=staleness)

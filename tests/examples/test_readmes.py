@@ -1,0 +1,74 @@
+"""Each example's README: its commands run, in a copy of its folder, and print what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pages import ROOT, Page
+from tests.servers import ports
+
+EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
+PORTS = ("51966", "18830")  # of the examples; each run gets free ones instead
+LIMIT = 100.0  # seconds
+
+
+def prepare(name: str, folder: Path) -> None:
+    """Copy an example, with free ports in the place of its own."""
+    shutil.copytree(ROOT / "examples" / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for port in PORTS:
+        free = str(ports.free().port)
+        for path in folder.iterdir():
+            text = path.read_text(encoding="utf-8")
+            path.write_text(text.replace(port, free), encoding="utf-8")
+
+
+def run(commands: str, folder: Path) -> str:
+    """Return what the commands print. They end with all that they have started."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:/usr/sbin:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(ROOT)
+    with subprocess.Popen(
+        ["bash", "-ec", commands],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=LIMIT)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    assert process.returncode == 0, printed
+    return printed
+
+
+def test_every_example_has_a_readme_and_is_in_the_list() -> None:
+    folders = {path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    listed = set(re.findall(r"^\| \[(\w+)\]", (ROOT / "examples/README.md").read_text(), re.MULTILINE))
+    assert folders == set(EXAMPLES) == listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "notebooks"])
+def test_commands_of_the_readme_run(name: str, tmp_path: Path) -> None:
+    if name == "flower_app":
+        pytest.importorskip("flwr", reason="no flwr here")
+    if name == "mqtt_access" and shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None:
+        pytest.skip("no mosquitto here")
+    page = Page(f"examples/{name}/README.md")
+    (commands,) = page.blocks("sh")
+    folder = tmp_path / name
+    prepare(name, folder)
+    printed = run(commands, folder)
+    for line in "".join(page.blocks("text")).splitlines():
+        pattern = ".*".join(map(re.escape, line.split("…")))
+        assert re.search(f"^{pattern}", printed, re.MULTILINE), f"{line!r} is not in\n{printed}"
