@@ -1,4 +1,4 @@
-"""edge: what runs on the device. `edge.run(train, config)` in a script, or `python -m edge client.toml`."""
+"""edge: the agent of a device. `edge.run(train, config)` in a script, or the command `edge run client.toml`."""
 
 from edge.config import Config
 from edge.runtime import run

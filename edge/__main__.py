@@ -1,15 +1,15 @@
-"""python -m edge [--flower MODULE:APP] CLIENT.toml: run a device, as a service does.
+"""edge run CLIENT.toml: run a device, as a service. edge check CLIENT.toml: check its configuration.
 
-Owns the process: its arguments, its log lines on stderr, its signals and its exit status. Everything else is
-edge.config's and edge.runtime's; with --flower, edge.flower's.
+Owns the process: arguments, log lines on stderr, signals, and the exit status. edge.config and edge.runtime do the
+work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
-0       the server has ended the federation; or SIGTERM came, which is how a service is told to stop
-1       it cannot go on: one line on stderr says why
+0       the server has ended the federation, or SIGTERM came; of `check`: all is well
+1       it cannot continue; of `check`: the server does not answer. One line says why
 2       the file or the command line is wrong: one line on stderr says where
 130     Ctrl-C
 
---verbose adds the traceback to either line.
+--verbose adds the traceback to a line on stderr.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ import argparse
 import logging
 import signal
 import sys
+import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 
 from edge.config import Config
 from edge.runtime import run
 from fl.config.toml import in_file_terms
+from netq.cli.doctor import reach
 from netq.errors import InvalidOption, SecurityError
+from netq.version import version
 
 log = logging.getLogger("edge")
 
+_CHECK_TIMEOUT = 10.0  # seconds in which the server has to answer
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the device that the command line names; return the exit status."""
+    """Run the command; return the exit status."""
     options = _parser().parse_args(arguments)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
@@ -38,25 +44,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config, take_part = _load(options.config) if options.flower is None else _load_flower(options)
     except InvalidOption as error:
         return _fail(error, 2)
-    except ImportError as error:  # of Flower: another module's is an InvalidOption
+    except ImportError as error:  # Flower is missing; that of another module is an InvalidOption
         return _fail(error, 1)
     try:
-        return _serve(config, take_part)
-    except (InvalidOption, SecurityError) as error:  # what only a transport can tell: a certificate that is none, …
+        return _check(config) if options.command == "check" else _serve(config, take_part)
+    except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
         wrong = InvalidOption(f"{options.config}: {in_file_terms(error)}")
         wrong.__cause__ = error
         return _fail(wrong, 2)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the process ends here, and a service's log wants a line, not a page
+    except Exception as error:  # the process ends here; one line in the log is enough
         return _fail(error, 1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m edge", description="Take part in a federation, until it ends.")
-    parser.add_argument("config", metavar="CLIENT.toml", help="what this device is told; see docs/reference/edge.md")
-    parser.add_argument("--flower", metavar="MODULE:APP", help="run a Flower ClientApp; see docs/how-to/flower.md")
-    parser.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
+    parser = argparse.ArgumentParser(
+        "edge", description="The agent of a device in a federation.", epilog="example: edge run client.toml"
+    )
+    parser.add_argument("--version", action="version", version=f"edge {version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, help in (
+        ("run", "take part in the federation until the server ends it"),
+        ("check", "read the file, import its functions, and connect to the server once"),
+    ):
+        command = commands.add_parser(name, help=help, description=help, epilog=f"example: edge {name} client.toml")
+        command.add_argument("config", metavar="CLIENT.toml", help="the device's file; see docs/reference/edge.md")
+        command.add_argument("--flower", metavar="MODULE:APP", help="a Flower ClientApp; see docs/how-to/flower.md")
+        command.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
     return parser
 
 
@@ -65,7 +80,7 @@ def _log_to_stderr(level: int) -> None:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)  # unwinds the stack, so that the communicator says goodbye
+    raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 
 
 def _load(path: str) -> tuple[Config, Callable[[], None]]:
@@ -77,7 +92,7 @@ def _load(path: str) -> tuple[Config, Callable[[], None]]:
 
 
 def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
-    from edge.flower import Device  # only who asks for Flower needs it
+    from edge.flower import Device  # needs Flower
 
     device = Device.load(options.config, options.flower)
     return device.config, device.run
@@ -87,6 +102,18 @@ def _serve(config: Config, take_part: Callable[[], None]) -> int:
     log.info("device %s, server %s:%d", config.id, *config.netloc)
     take_part()
     log.info("the federation is over")
+    return 0
+
+
+def _check(config: Config) -> int:
+    """Connect to the server under another id, so that the device itself may be running."""
+    options = replace(config.options(), id=uuid.uuid4())
+    answer = reach(config.protocol, options, _CHECK_TIMEOUT)
+    host, port = config.netloc
+    if isinstance(answer, str):
+        print(f"edge: the file is right, but {host}:{port} {answer}", file=sys.stderr)
+        return 1
+    print(f"all is well: {host}:{port} answers in {answer * 1000:.1f} ms over {config.protocol.value}")
     return 0
 
 

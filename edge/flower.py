@@ -1,4 +1,4 @@
-"""A device that runs a Flower ClientApp: `python -m edge --flower module:app CLIENT.toml`.
+"""A device that runs a Flower ClientApp: `edge run --flower module:app CLIENT.toml`.
 
 The file is that of edge/config.py, without the keys that a ClientApp replaces (client.train, client.evaluate,
 client.compression, [settings]), and with one more table:
@@ -10,17 +10,14 @@ Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 
 from __future__ import annotations
 
-import functools
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fl.flower
 from edge.config import FILE, KEYS, Config, from_file
-from fl.config.toml import File
+from fl.config.toml import File, named_object
 from fl.flower.apps import is_client_app
-from netq.errors import InvalidOption
 from netq.validate import expect
 
 
@@ -61,17 +58,7 @@ def _node_config(file: File) -> dict[str, Any]:
 
 def _import(name: str) -> fl.flower.ClientApp:
     """Return the app that `--flower` names. Raises InvalidOption."""
-    expected = '"module:app", as in "farm.client_app:app"'
-    module, _, attribute = name.partition(":")
-    expect(bool(module.strip() and attribute.strip()), "--flower", name, expected)
-    try:
-        app: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except Exception as error:  # the code of the module may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidOption(
-            f"--flower: {name!r}; expected {expected}, and this gives {reason}: correct the name, or set PYTHONPATH to "
-            "the folder the module lies in"
-        ) from error
+    app = named_object("--flower", name, "farm.client_app:app", "app")
     expect(is_client_app(app), "--flower", name, f"a flwr.clientapp.ClientApp, and this is {app!r}")
     found: fl.flower.ClientApp = app
     return found

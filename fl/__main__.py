@@ -1,15 +1,15 @@
-"""python -m fl serve CONFIG.toml: run an aggregator, as a service does; plot ROUNDS.jsonl: draw its rounds.
+"""fl serve | simulate | plot | flower: an aggregator as a service, without devices, its rounds as a plot, Flower apps.
 
-Owns the process: its arguments, its environment, log lines on stderr, signals and exit status. Everything else is
-fl.config.server's, fl.server's and fl.callbacks.plots's. Needs typer.
+Owns the process: arguments, environment, log lines on stderr, signals, and the exit status. fl.config.server,
+fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs typer. `python -m fl` is the same.
 
 status  when
-0       all rounds are done; or SIGTERM came, which is how a service is told to stop: its clients wait for the next
-1       it cannot go on: one line on stderr says why
+0       all rounds are done, or SIGTERM came: the clients wait for the next server
+1       it cannot continue: one line on stderr says why
 2       the file or the command line is wrong: one line on stderr says where
 130     Ctrl-C
 
---verbose adds the traceback to either line.
+--verbose adds the traceback to a line on stderr.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import logging
 import os
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 try:
     import typer
 except ImportError as error:
-    sys.exit(f"fl: the command line needs typer ({error}): pip install typer")
+    raise ImportError("the command line needs typer", name="typer") from error
 
 import fl
 from fl.callbacks import plots
@@ -36,16 +37,20 @@ from fl.callbacks.mlflow import MLflow
 from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
-from fl.config.server import Config
+from fl.config.server import Config, load_connection
+from fl.config.toml import function, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.errors import AddressError, InvalidOption
+from netq.version import version
 
 log = logging.getLogger("fl")
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+flower = typer.Typer(help="Flower apps over netq.", no_args_is_help=True)
+app.add_typer(flower, name="flower")
 
-_MLFLOW = {  # its client reads these of the environment; it would try for four minutes
+_MLFLOW = {  # MLflow's client reads these from the environment. Its defaults retry for four minutes
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
@@ -53,12 +58,22 @@ _MLFLOW = {  # its client reads these of the environment; it would try for four 
 _Verbose = Annotated[bool, typer.Option("--verbose", help="log more, and tracebacks")]
 
 
-@app.callback()
-def _describe() -> None:
-    """Federated learning: run an aggregator, draw what came of its rounds."""
+def _show_version(show: bool) -> None:
+    if show:
+        print(f"fl {version()}")
+        raise typer.Exit
 
 
-@app.command()
+@app.callback(epilog="Example: fl serve aggregator.toml")
+def _describe(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version, and exit.")
+    ] = False,
+) -> None:
+    """Federated learning: run an aggregator, simulate its clients, plot its rounds."""
+
+
+@app.command(epilog="Example: fl serve aggregator.toml")
 def serve(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="see docs/how-to/aggregator.md")],
     verbose: _Verbose = False,
@@ -70,11 +85,49 @@ def serve(
         _serve(Config.load(config))
 
 
-@app.command()
+@app.command(epilog="Example: fl simulate aggregator.toml --train farm.training:train --clients 8")
+def simulate(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="an aggregator's file")],
+    train: Annotated[str, typer.Option(metavar="MODULE:FUNCTION", help="the train function of the clients")],
+    clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 4,
+    processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
+    verbose: _Verbose = False,
+) -> None:
+    """Run an aggregator's rounds with clients in processes of this machine.
+
+    Model, strategy, rounds and callbacks are those of the file; its address, checkpoint and TLS are not used. Each
+    client finds its number in its config, as `partition`, and their number as `partitions`.
+    """
+    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
+    with _statuses():
+        _simulate(Config.load(config), function("--train", train, "farm.training:train"), clients, processes)
+
+
+@flower.command("run", epilog="Example: fl flower run farm.server_app:app server.toml --nodes 2")
+def run_flower(
+    server_app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="a Flower ServerApp")],
+    config: Annotated[Path, typer.Argument(metavar="SERVER.toml", help="[server], [security], [mqtt], [connection]")],
+    nodes: Annotated[int, typer.Option(min=1, help="nodes to wait for")] = 1,
+    run_config: Annotated[str, typer.Option(metavar="TOML", help="as in 'rounds = 3, lr = 0.1'")] = "",
+    verbose: _Verbose = False,
+) -> None:
+    """Run a Flower ServerApp for the nodes that connect: edge run --flower MODULE:APP CLIENT.toml."""
+    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
+    with _statuses():
+        options, protocol = load_connection(config)
+        values = _run_config(run_config)
+        import fl.flower
+
+        app = named_object("MODULE:APP", server_app, "farm.server_app:app", "app")
+        log.info("waiting for %d nodes at %s:%d", nodes, *options.netloc)
+        fl.flower.run(app, options, protocol, min_nodes=nodes, run_config=values)
+
+
+@app.command(epilog="Example: fl plot rounds.jsonl --metric accuracy --out rounds.png")
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="ROUNDS.jsonl...", help="what [callbacks] json has written")],
     out: Annotated[Path, typer.Option(help="PNG, SVG or PDF")] = Path("rounds.png"),
-    metric: Annotated[str | None, typer.Option(help="which; the first that there is")] = None,
+    metric: Annotated[str | None, typer.Option(help="name of a metric; default: the first")] = None,
     verbose: _Verbose = False,
 ) -> None:
     """Draw a metric and the bytes, by round."""
@@ -101,7 +154,7 @@ def _serve(config: Config) -> None:
             _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
         for _ in server.rounds(config.rounds - server.number):
-            pass  # the callbacks have seen it
+            pass  # the callbacks report it
         if config.save is not None:
             npz.save(config.save, server.model)
         log.info("all rounds are done")
@@ -130,8 +183,35 @@ def _mlflow(config: Config, uri: str) -> MLflow:
         raise AddressError(f"{config.path}: callbacks.mlflow: {error}") from error
 
 
+def _simulate(config: Config, train: Callable[..., Any], clients: int, processes: int | None) -> None:
+    with ExitStack() as stack:
+        callbacks = list(_callbacks(config, stack))
+        measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
+        result = fl.simulate(
+            config.initial_model(),
+            [train] * clients,
+            config.rounds,
+            strategy=config.strategy,
+            processes=processes,
+            callbacks=measured or callbacks,
+            **config.settings,
+        )
+        if config.save is not None:
+            npz.save(config.save, result.model)
+        log.info("all rounds are done")
+
+
+def _run_config(text: str) -> dict[str, Any]:
+    """Read Flower's form of a run's config: TOML pairs, separated by commas or spaces."""
+    try:
+        values: dict[str, Any] = tomllib.loads(f"values = {{ {text} }}")["values"]
+        return values
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidOption(f"--run-config: {text!r} ({error}); expected 'rounds = 3, lr = 0.1'") from None
+
+
 class _Logged(fl.Callback):
-    """Logs a line a round."""
+    """Logs one line a round."""
 
     def round_ends(self, report: fl.RoundReport, model: Model) -> None:
         log.info("%s", report)
@@ -146,26 +226,26 @@ def _check(config: Config, model: Model) -> None:
 
 @contextmanager
 def _statuses() -> Iterator[None]:
-    """End with the status and the line that an error has."""
+    """Exit with the status of an error, and print its line."""
     try:
         yield
     except InvalidOption as error:
         _fail(error, 2)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except Exception as error:  # the process ends here, and a service's log wants a line, not a page
+    except Exception as error:  # the process ends here; one line in the log is enough
         _fail(error, 1)
 
 
 def _fail(error: Exception, status: int) -> None:
     log.debug("where it happened", exc_info=error)
-    with suppress(BrokenPipeError):  # nobody reads: there is the status
+    with suppress(BrokenPipeError):  # stderr is closed; the exit status remains
         print(f"fl: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
     raise typer.Exit(status)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the time: rich puts itself there, to keep lines and drawing apart."""
+    """Writes to the present sys.stderr: rich replaces it, to keep log lines and its drawing apart."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -176,17 +256,19 @@ def _log_to_stderr(level: int) -> None:
     form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(handlers=[_Stderr()], level=level, format=form)
     if level > logging.DEBUG:
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # of each call to an MLflow that is away; fl says it once
+        logging.getLogger("urllib3").setLevel(
+            logging.ERROR
+        )  # one warning per failed call to MLflow; fl.MLflow logs the outage once
 
 
 def _on_signals(do: Callable[[int, FrameType | None], None]) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
-        if signal.getsignal(signum) is not signal.SIG_IGN:  # as a shell starts what is to run behind it
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # a shell ignores SIGINT for a process in the background
             signal.signal(signum, do)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    """Unwind the stack: the clients wait for the next server, which has the checkpoint."""
+    """Unwind the stack. The clients wait for the next server, which has the checkpoint."""
     _on_signals(_end)
     if signum == signal.SIGINT:
         raise KeyboardInterrupt
@@ -194,9 +276,15 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _end(signum: int, frame: FrameType | None) -> None:
-    """End at once: it was said twice."""
+    """Exit at once: this is the second signal."""
     os._exit(0 if signum == signal.SIGTERM else 130)
 
 
+def main() -> int:
+    """Run the command; typer exits with its status."""
+    app(prog_name="fl")
+    return 0
+
+
 if __name__ == "__main__":
-    app(prog_name="python -m fl")
+    main()

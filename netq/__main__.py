@@ -1,28 +1,46 @@
-"""python -m netq COMMAND: what netq can do from a shell.
-
-bench   measure what a link gives (netq/bench)
-"""
+"""netq COMMAND: what netq does from a shell. `python -m netq` is the same."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Sequence
 
-from netq.bench import command
+from netq.version import version
 
-_USAGE = "usage: python -m netq bench ...   measure what a link gives; python -m netq bench --help says how"
+_COMMANDS = {  # the module of each, which has a function `main`; imported when it is needed
+    "bench": ("netq.bench.command", "measure a link between two machines, or on one"),
+    "certs": ("netq.cli.certs", "make a private authority and a server certificate"),
+    "doctor": ("netq.cli.doctor", "show what this machine can do, and whether a server answers"),
+}
+_USAGE = "\n".join(
+    [
+        "usage: netq COMMAND …    netq COMMAND --help explains a command",
+        "",
+        *[f"  {name:<8} {help}" for name, (_, help) in _COMMANDS.items()],
+        "",
+        "example: netq bench throughput --size 128MiB --direction both",
+    ]
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    match given:
-        case ["bench", *rest]:
-            return command.main(rest)
+    match list(sys.argv[1:] if arguments is None else arguments):
+        case [name, *rest] if name in _COMMANDS:
+            command = importlib.import_module(_COMMANDS[name][0])
+            status: int = command.main(rest)
+            return status
+        case ["--version"]:
+            print(f"netq {version()}")
+            return 0
         case ["-h" | "--help"]:
             print(_USAGE)
             return 0
-    print(_USAGE, file=sys.stderr)
+        case [name, *_]:
+            print(f"netq: {name}: no such command\n{_USAGE}", file=sys.stderr)
+        case _:
+            print(_USAGE, file=sys.stderr)
     return 2
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
-    ["netq.errors", "netq.text", "netq.buffers", "netq.bench.percentiles", "netq.bench.search"],
+    ["netq.errors", "netq.text", "netq.version", "netq.buffers", "netq.bench.percentiles", "netq.bench.search"],
     ["netq.validate"],
     ["netq.utils", "netq.utils.stream"],
     ["netq.options"],
@@ -39,6 +39,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
     ["netq.aio", "netq.testing*", "netq.bench*"],
+    ["netq.cli*"],
     ["netq.__main__"],
     ["fl.errors", "fl.data"],
     ["fl.tensors", "fl.tensors.spec", "fl.tensors.serialization"],

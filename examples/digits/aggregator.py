@@ -2,7 +2,7 @@
 
 This is the script to copy. It says what happens as one JSON object a line, and ends with the last round.
 By hand, without TLS: `python -m examples.digits.aggregator --port 51966`, and for each client, with a file like
-examples/digits/client.toml: `python -m edge CLIENT.toml`. A client that is killed may be started again at any
+examples/digits/client.toml: `edge run CLIENT.toml`. A client that is killed may be started again at any
 time; a round that it missed is a failure in that round's report, and no more.
 """
 

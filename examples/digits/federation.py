@@ -1,7 +1,7 @@
 """A whole federation on one machine: the aggregator and its clients as processes of their own, and a broker for MQTT.
 
 Owns the processes and sees that none outlives it, however it ends. Called by examples/digits/__main__.py.
-Nothing here is needed in real life, where each device starts `python -m edge` for itself.
+Nothing here is needed in real life, where each device starts `edge run` for itself.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
         port = (await _port(aggregator, folder))["port"]
         for number in range(setting.clients):
             file = _client_file(setting, folder, number, port)
-            processes[file.stem] = await _start(folder, file.stem, sys.executable, "-m", "edge", str(file))
+            processes[file.stem] = await _start(folder, file.stem, sys.executable, "-m", "edge", "run", str(file))
         await _watch(processes, folder, show)
     finally:
         await _stop(processes.values())
@@ -174,7 +174,7 @@ def _aggregator(setting: Setting, files: certificates.Files, port: int) -> list[
 
 
 def _client_file(setting: Setting, folder: Path, number: int, port: int) -> Path:
-    """Write what `python -m edge` needs to know of one client."""
+    """Write what `edge run` needs to know of one client."""
     path = folder / f"client-{number}.toml"
     security = "" if setting.protocol is Protocol.SHM else '[security]\ncertificate = "authority.pem"'
     path.write_text(f"""\

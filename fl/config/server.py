@@ -45,6 +45,7 @@ from netq.options import (
     SecurityOptions,
 )
 
+_ADDRESS = ("host", "port", "protocol")
 _SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # arguments of fl.Server
 
 
@@ -140,13 +141,14 @@ class Config:
         if self.checkpoint is not None and is_there(self.checkpoint):
             make = partial(fl.Server.resume, self.checkpoint)
         else:
-            make = partial(fl.Server, self._initial_model())
+            make = partial(fl.Server, self.initial_model())
         try:
             return make(options, **settings)
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
 
-    def _initial_model(self) -> Mapping[str, Any]:
+    def initial_model(self) -> Mapping[str, Any]:
+        """Return the first model. Raises InvalidOption if `model.initial` does not return one."""
         try:
             model = self.initial()
         except Exception as error:  # the user's code may raise anything
@@ -160,6 +162,20 @@ class Config:
         except InvalidUpdate as error:
             raise InvalidOption(f"{self.path}: model.initial: {error}") from None
         return model
+
+
+def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
+    """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
+    file = File(Path(path), "the server's TOML file")
+    file.check_names({**{name: KEYS[name] for name in ("security", "mqtt", "connection")}, "server": _ADDRESS})
+    protocol = file.choice("server", "protocol", Protocol.TCP)
+    options = CommunicatorOptions(
+        netloc=_netloc(file),
+        connection=file.options("connection", ConnectionOptions, file.table("connection")),
+        security=file.security(),
+        mqtt=file.mqtt(protocol),
+    )
+    return options, protocol
 
 
 def _netloc(file: File) -> NetworkLocation:

@@ -156,26 +156,12 @@ class File:
     def function(self, table: str, key: str, example: str) -> Callable[..., Any]:
         """Return the callable that a value "module:function" names; `example` is such a name, for the error."""
         where, name = f"{table}.{key}", self.table(table).get(key)
-        right = isinstance(name, str) and all(part.strip() for part in name.partition(":"))
-        self.check(where, name, right, f'"module:function", as in "{example}"')
-        module_name, _, function_name = str(name).partition(":")
-        module = self._import(where, str(name), module_name)
+        if name is None:
+            self.check(where, name, False, f'"module:function", as in "{example}"')
         try:
-            function: Callable[..., Any] = functools.reduce(getattr, function_name.split("."), module)
-        except AttributeError:
-            raise self.wrong(f"{where}: {name!r}; {_no_function(module, function_name)}") from None
-        self.check(where, name, callable(function), f"a function, and {function_name} is a {type(function).__name__}")
-        return function
-
-    def _import(self, where: str, name: str, module: str) -> Any:
-        try:
-            return importlib.import_module(module)
-        except Exception as error:  # the code of the module may raise anything
-            reason = f"{type(error).__name__}: {error}"
-            raise self.wrong(
-                f"{where}: {name!r}; expected a module that can be imported from here, but {module} gives {reason}: "
-                "correct the name, or set PYTHONPATH to the folder it lies in"
-            ) from error
+            return function(where, name, example)
+        except InvalidOption as error:
+            raise self.wrong(str(error)) from error.__cause__
 
     def _read(self, table: str, key: str, is_right: Callable[[Any], bool], expected: str) -> Any:
         value = self.table(table).get(key)
@@ -222,6 +208,36 @@ def in_file_terms(error: Exception) -> str:
     text = str(error)
     prefix = next((each for each in _TERMS if text.startswith(each)), "")
     return _TERMS.get(prefix, "") + text.removeprefix(prefix)
+
+
+def function(where: str, name: object, example: str) -> Callable[..., Any]:
+    """Return the callable that "module:function" names. Raises InvalidOption with `where` and `example` in it."""
+    found = named_object(where, name, example)
+    if not callable(found):
+        kind = type(found).__name__
+        attribute = str(name).partition(":")[2]
+        raise InvalidOption(f"{where}: {name!r}; expected a function, and {attribute} is a {kind}")
+    callable_: Callable[..., Any] = found
+    return callable_
+
+
+def named_object(where: str, name: object, example: str, kind: str = "function") -> Any:
+    """Return the object that "module:name" names, and import its module. Raises InvalidOption as `function` does."""
+    if not isinstance(name, str) or not all(part.strip() for part in name.partition(":")):
+        raise InvalidOption(f'{where}: {name!r}; expected "module:{kind}", as in "{example}"')
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # the code of the module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise InvalidOption(
+            f"{where}: {name!r}; expected a module that can be imported from here, but {module_name} gives {reason}: "
+            "correct the name, or set PYTHONPATH to the folder it lies in"
+        ) from error
+    try:
+        return functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError:
+        raise InvalidOption(f"{where}: {name!r}; {_no_function(module, attribute)}") from None
 
 
 def _no_function(module: Any, name: str) -> str:

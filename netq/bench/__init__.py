@@ -1,4 +1,4 @@
-"""python -m netq bench: what the link between a board and a server gives, as iperf tells it of a bare socket.
+"""netq bench: what the link between a board and a server gives, as iperf tells it of a bare socket.
 
 arguments.py, checks.py    the command line: what may be said, and what goes with what
 command.py                 the exit status, what is printed (report.py, progress.py), in whose words (words.py)

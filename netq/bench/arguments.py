@@ -1,4 +1,4 @@
-"""The command line of `python -m netq bench`: what may be said. checks.py holds what goes with what.
+"""The command line of `netq bench`: what may be said. checks.py holds what goes with what.
 
 A mistake is one line on stderr and status 2. Each option's help ends with its default, as in docs/reference/bench.md.
 """
@@ -53,7 +53,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def make_parser() -> Parser:
     """Return what reads the command line."""
-    parser = Parser("python -m netq bench", description="Measure what a link gives.", epilog=_EPILOG)
+    parser = Parser("netq bench", description="Measure what a link gives.", epilog=_EPILOG)
     works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|load")
     _server(works.add_parser("server", help="wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM"))
     _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2", epilog=_EXAMPLE))

@@ -6,13 +6,14 @@ Memory is resident memory as Linux tells it; elsewhere it is not known, and None
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from netq.version import version
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MACHINE = Path("/proc/meminfo")
@@ -76,7 +77,7 @@ def facts() -> Facts:
     """Return what this side runs on."""
     return {
         "python": platform.python_version(),
-        "netq": _version(),
+        "netq": version(),
         "system": platform.system(),
         "machine": platform.machine(),
         "cores": str(os.cpu_count() or 1),
@@ -127,10 +128,3 @@ def _read(path: Path, name: str) -> int:
     """Return the bytes that a line of /proc tells."""
     lines = path.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("netq")
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout
-        return "unknown"

@@ -13,7 +13,7 @@ from typing import Self
 
 from netq.options import NetworkLocation, Protocol
 
-NAME = "python -m netq bench"
+NAME = "netq bench"
 _TLS = "SecurityOptions.certificate"  # the option that has this word depends on the side
 _WORDS = {  # replaced in this order: what is part of another comes after it
     "set SecurityOptions(certificate=...)": "give --tls CA.pem",

@@ -180,7 +180,7 @@ def test_failing_module_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "edge", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-m", "edge", "run", *arguments], capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,9 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
         nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
         server = f'[server]\nhost = "127.0.0.1"\nport = {nobody.getsockname()[1]}\n'
         path = write(tmp_path, server + '[client]\ntrain = "numpy:mean"\n')
-        with subprocess.Popen([sys.executable, "-m", "edge", str(path)], stderr=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            [sys.executable, "-m", "edge", "run", str(path)], stderr=subprocess.PIPE, text=True
+        ) as process:
             assert process.stderr is not None
             lines = [process.stderr.readline() for _ in range(2)]
             process.terminate()

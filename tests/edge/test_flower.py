@@ -1,4 +1,4 @@
-"""`python -m edge --flower`: devices that run a Flower ClientApp, each a process, for a grid in this one."""
+"""`edge run --flower`: devices that run a Flower ClientApp, each a process, for a grid in this one."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Device:
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "edge", "--flower", "farm_app:app", str(self.path)]
+        command = [sys.executable, "-m", "edge", "run", "--flower", "farm_app:app", str(self.path)]
         paths = os.pathsep.join([str(self.path.parent), str(ROOT)])
         with subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
@@ -97,7 +97,7 @@ class Device:
 
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    command = [sys.executable, "-m", "edge", *arguments]
+    command = [sys.executable, "-m", "edge", "run", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=SOON, env=environment, check=False)
 
 

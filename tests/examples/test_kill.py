@@ -76,7 +76,7 @@ partitions = {CLIENTS}
         if self._files is not None:
             with config.open("a") as file:
                 file.write(f'[security]\ncertificate = "{self._files.authority}"\n')
-        return self._start("edge", str(config))
+        return self._start("edge", "run", str(config))
 
     def until_training(self, number: int, round: int) -> None:
         """Wait until a client trains in that round."""

@@ -1,4 +1,4 @@
-"""python -m fl: real processes, with real clients; what they write, say, and end with."""
+"""fl: real processes, with real clients; what they write, say, and end with."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write(folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp"
 
 
 class Serving:
-    """`python -m fl serve`, as a process; its log is read as it comes."""
+    """`fl serve`, as a process; its log is read as it comes."""
 
     def __init__(self, config: Path) -> None:
         self.process = subprocess.Popen([*COMMAND, "serve", str(config)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -166,7 +166,9 @@ def _device(folder: Path, netloc: netq.NetworkLocation, step: int) -> Iterator[s
         [settings]
         step = {step}
     """)
-    with subprocess.Popen([sys.executable, "-m", "edge", str(config)], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        [sys.executable, "-m", "edge", "run", str(config)], cwd=ROOT, stderr=subprocess.DEVNULL
+    ) as process:
         try:
             yield process
         finally:
@@ -379,7 +381,7 @@ def test_plot_draws_runs_and_says_what_is_not_there(tmp_path: Path) -> None:
 def test_a_wrong_command_line_is_2(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
-    assert "Usage: python -m fl" in done.stderr
+    assert "Usage: fl" in done.stderr
 
 
 def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 
 
 def start_in(stack: ExitStack, *arguments: str) -> subprocess.Popen[str]:
-    """Start `python -m netq bench …`; it is killed at the end of the stack, if it still runs."""
+    """Start `netq bench …`; it is killed at the end of the stack, if it still runs."""
     command = [sys.executable, "-W", "error", "-m", "netq", "bench", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     stack.enter_context(process)

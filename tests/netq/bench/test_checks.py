@@ -56,7 +56,7 @@ def test_a_size_that_this_machine_cannot_hold_is_one_line_and_status_2(
     assert main(["bench", "latency", "--size", "1TiB"]) == 2
     out, errors = capfd.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
-    assert errors.startswith("python -m netq bench: error: --size: messages of 1TiB need 3.0TiB of this machine's")
+    assert errors.startswith("netq bench: error: --size: messages of 1TiB need 3.0TiB of this machine's")
 
 
 def _no_memory(size: int) -> memoryview:
@@ -70,7 +70,7 @@ def test_memory_that_is_not_there_after_all_is_one_line_and_status_2(
     assert main(["bench", "throughput", "--size", "1MiB", "--netloc", netloc]) == 2
     errors = capsys.readouterr().err
     assert errors == (
-        "python -m netq bench: error: --size: no memory for such messages on this machine; choose a smaller --size\n"
+        "netq bench: error: --size: no memory for such messages on this machine; choose a smaller --size\n"
     )
 
 

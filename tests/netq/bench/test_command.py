@@ -119,15 +119,15 @@ def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], 
         status = end.code
     out, errors = capsys.readouterr()
     assert (status, out, errors.count("\n")) == (2, "", 1)
-    assert re.match(r"python -m netq bench( \w+)?: error: ", errors)
+    assert re.match(r"netq bench( \w+)?: error: ", errors)
     assert says in errors
 
 
 def test_netq_without_a_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "python -m netq bench" in capsys.readouterr().err
+    assert "netq bench" in capsys.readouterr().err
     assert main(["--help"]) == 0
-    assert "python -m netq bench" in capsys.readouterr().out
+    assert "netq bench" in capsys.readouterr().out
 
 
 def test_no_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +172,7 @@ def test_sigterm_ends_a_server_that_says_so_and_its_client_too(start: Start) -> 
         server.send_signal(signal.SIGTERM)
         with pytest.raises(netq.Closed, match="it has closed"):
             client.get(timeout=LIMIT)
-    assert server.communicate(timeout=LIMIT) == ("", "python -m netq bench: SIGTERM: the server has ended\n")
+    assert server.communicate(timeout=LIMIT) == ("", "netq bench: SIGTERM: the server has ended\n")
     assert server.returncode == 0
 
 
@@ -180,7 +180,7 @@ def test_sigterm_ends_a_server_whose_broker_is_not_there(start: Start) -> None:
     server = start("server", "--protocol", "mqtt", "--netloc", "127.0.0.1:1", "--json")
     where(server)
     server.send_signal(signal.SIGTERM)
-    assert server.communicate(timeout=LIMIT)[1].endswith("python -m netq bench: SIGTERM: the server has ended\n")
+    assert server.communicate(timeout=LIMIT)[1].endswith("netq bench: SIGTERM: the server has ended\n")
     assert server.returncode == 0
 
 

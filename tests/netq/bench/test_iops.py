@@ -80,7 +80,7 @@ def test_sigterm_and_ctrl_c_end_a_server_before_its_clients_came(start: Start) -
     servers[0].send_signal(signal.SIGTERM)
     servers[1].send_signal(signal.SIGINT)
     ended = [(*server.communicate(timeout=LIMIT), server.returncode) for server in servers]
-    assert ended == [("", "python -m netq bench: SIGTERM: the server has ended\n", 0), ("", "", 130)]
+    assert ended == [("", "netq bench: SIGTERM: the server has ended\n", 0), ("", "", 130)]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -163,7 +163,7 @@ def test_without_cryptography_there_is_no_certificate(
     monkeypatch.delattr("netq.security.certificates")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["bench", "iops", "tcp", "both", "sync", "--secure"]) == 2
-    expected = "python -m netq bench: error: --secure needs cryptography: pip install cryptography\n"
+    expected = "netq bench: error: --secure needs cryptography: pip install cryptography\n"
     assert capfd.readouterr() == ("", expected)
 
 
@@ -188,9 +188,7 @@ def test_small_buffers_that_a_transport_joins_in_any_case(capfd: pytest.CaptureF
     assert main(["bench", "iops", "shm", "both", "sync", "--no-put-merge"]) == 2
     out, errors = capfd.readouterr()  # of the server that could not start
     assert (out, errors.count("\n")) == ("", 1)
-    assert errors.startswith(
-        "python -m netq bench: error: --no-put-merge: shared memory joins small buffers in any case"
-    )
+    assert errors.startswith("netq bench: error: --no-put-merge: shared memory joins small buffers in any case")
 
 
 def test_a_server_of_its_own_is_told_the_same() -> None:

@@ -19,7 +19,7 @@ from tests.pages import Page
 from tests.servers.mosquitto import Mosquitto
 
 PAGE = Page("docs/reference/bench.md")
-LINES = re.findall(r"^python -m netq bench ([^#\n]*)", PAGE.text, re.MULTILINE)
+LINES = re.findall(r"^netq bench ([^#\n]*)", PAGE.text, re.MULTILINE)
 CLIENTS = ("iops", "latency", "throughput", "load")
 GROUPS = {"all": ("server", *CLIENTS), "clients": CLIENTS}
 

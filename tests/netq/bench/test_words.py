@@ -94,4 +94,4 @@ def test_trouble_is_told_in_these_words_from_when_it_is_wanted(capsys: pytest.Ca
         trouble.is_told = True
         log.warning("at here:5 (netloc)")
     log.warning("and nothing after it")
-    assert "python -m netq bench: at here:5 (--netloc)\n" in capsys.readouterr().err
+    assert "netq bench: at here:5 (--netloc)\n" in capsys.readouterr().err

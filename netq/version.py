@@ -1,0 +1,15 @@
+"""The installed version, of netq, fl and edge alike: they are one distribution."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+DISTRIBUTION = "netq-fl"  # the name on the package index; `netq` is another project there
+
+
+def version() -> str:
+    """Return the version; "unknown" if the packages are used without being installed."""
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
