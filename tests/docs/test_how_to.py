@@ -79,9 +79,7 @@ def test_unit_files_start_programs_that_exist(scripts: Open) -> None:
         unit.optionxform = str  # type: ignore[assignment,method-assign]
         unit.read_string(block)
         commands.append(shlex.split(unit["Service"]["ExecStart"]))
-    assert [command[1:] for command in commands] == [
-        ["-m", "fl", "serve", "aggregator.toml"],
-        ["-m", "edge", "client.toml"],
-    ]
-    for _, *command in commands:
-        assert run.start(*command).wait(LIMIT) == 2  # there is no such file here
+    programs = [[Path(program).name, *words] for program, *words in commands]
+    assert programs == [["fl", "serve", "aggregator.toml"], ["edge", "run", "client.toml"]]
+    for command in programs:
+        assert run.start("-m", *command).wait(LIMIT) == 2  # there is no such file here
