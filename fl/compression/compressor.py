@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.compression import quantize, sparse
-from fl.compression.packed import DTYPES, Packed, zstandard
+from fl.compression.packed import Packed, zstandard
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import BLOCK, Source, sources
+from fl.tensors.dtypes import DELTA_DTYPES
 from fl.tensors.spec import Model, specs_of
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
@@ -120,10 +121,10 @@ class Compressor:
         float32 and float64 as they are) more than 2**126.
         """
         for name, new, old in _pairs(model, start):
-            if new.spec.dtype in DTYPES:
+            if new.spec.dtype in DELTA_DTYPES:
                 self._check(name, new, old)
         return {
-            name: self._pack(name, new, old) if new.spec.dtype in DTYPES else model[name]
+            name: self._pack(name, new, old) if new.spec.dtype in DELTA_DTYPES else model[name]
             for name, new, old in _pairs(model, start)
         }
 

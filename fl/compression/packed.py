@@ -24,12 +24,10 @@ from fl.compression import quantize, sparse
 from fl.errors import InvalidUpdate
 from fl.tensors.blocks import sources
 from fl.tensors.checks import expect
+from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS
 from fl.tensors.spec import Model, specs_of
 from netq.validate import is_whole
 
-DTYPES = ("float16", "float32", "float64")  # of tensors that are packed; others travel as they are
-
-_MAX_DIMS = 64  # numpy's limit
 _MAX_SIZE = 2**48  # elements
 
 
@@ -52,7 +50,7 @@ class Packed:
     data: NDArray[np.uint8]
 
     def __post_init__(self) -> None:
-        _expect_text("dtype", self.dtype, DTYPES)
+        _expect_text("dtype", self.dtype, DELTA_DTYPES)
         expect(_is_shape(self.shape), "shape", self.shape, f"a tuple of whole numbers, of {_MAX_SIZE} elements at most")
         _expect_text("coding", self.coding, quantize.BITS)
         counted = is_whole(self.count, 0, self.size)
@@ -182,7 +180,7 @@ def _expect_text(name: str, value: object, known: Mapping[str, Any] | tuple[str,
 
 
 def _is_shape(shape: object) -> bool:
-    if type(shape) is not tuple or len(shape) > _MAX_DIMS:
+    if type(shape) is not tuple or len(shape) > MAX_DIMS:
         return False
     whole = all(is_whole(size, 0, _MAX_SIZE) for size in shape)
     return whole and math.prod(max(size, 1) for size in shape) <= _MAX_SIZE

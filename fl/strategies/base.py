@@ -58,7 +58,7 @@ class Strategy(abc.ABC):
             known = options_of(type(self))
             raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
-        self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, low_too=True)
+        self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, include_low=True)
         right = isinstance(config, Mapping | None)
         expect(right, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
@@ -150,7 +150,7 @@ def as_discount(value: Discount | Mapping[str, Any] | str) -> Discount:
     else:
         discount = value
     try:
-        within("staleness", discount(1), 0, math.inf, low_too=True)
+        within("staleness", discount(1), 0, math.inf, include_low=True)
     except (TypeError, ValueError):
         raise InvalidOption(f"staleness: {value!r}; expected {_DISCOUNT}, of a staleness to a weight") from None
     return discount
@@ -171,7 +171,7 @@ def _make(value: object, name: Any, numbers: Iterable[str], options: Mapping[str
 
 def polynomial(exponent: float = 0.5) -> Discount:
     """Return (1 + staleness) ** -exponent (FedAsync: Xie et al., 2019, section 5.2; FedBuff has 0.5)."""
-    within("exponent", exponent, 0, math.inf, low_too=True)
+    within("exponent", exponent, 0, math.inf, include_low=True)
     return lambda staleness: float((1 + staleness) ** -exponent)
 
 
@@ -181,9 +181,9 @@ def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
     return lambda staleness: 1.0 if staleness <= bound else 1 / (slope * (staleness - bound) + 1)
 
 
-def within(name: str, value: float, low: float, high: float, *, low_too: bool = False) -> float:
+def within(name: str, value: float, low: float, high: float, *, include_low: bool = False) -> float:
     """Return an option's value; raises InvalidOption unless it is a finite number above `low` and at most `high`."""
-    right = is_number(value, low, high) and math.isfinite(value) and (low_too or value != low)
-    more = f"{low:g} or more" if low_too else f"more than {low:g}"
+    right = is_number(value, low, high) and math.isfinite(value) and (include_low or value != low)
+    more = f"{low:g} or more" if include_low else f"more than {low:g}"
     expect(right, name, value, more + (f", and {high:g} at most" if high < math.inf else ""))
     return value

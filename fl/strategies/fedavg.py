@@ -77,7 +77,7 @@ class FedProx(FedAvg):
 
     def __init__(self, mu: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
-        self._config["proximal_mu"] = within("mu", mu, 0, math.inf, low_too=True)
+        self._config["proximal_mu"] = within("mu", mu, 0, math.inf, include_low=True)
 
 
 class FedAvgM(FedAvg):

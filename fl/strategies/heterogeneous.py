@@ -33,7 +33,7 @@ class QFedAvg(Strategy):
 
     def __init__(self, q: float = 0.1, learning_rate: float = 0.1, loss: str = "loss", **options: Any) -> None:
         super().__init__(**options)
-        self._q = within("q", q, 0, _MOST_Q, low_too=True)
+        self._q = within("q", q, 0, _MOST_Q, include_low=True)
         self._smoothness = 1 / within("learning_rate", learning_rate, 0, math.inf)
         self._loss = loss
 

@@ -37,7 +37,7 @@ _NO_STALENESS = (
 Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # of real numbers [updates, elements] to [elements]
 
 
-class Spooled(Strategy):
+class RobustStrategy(Strategy):
     """A strategy that sees all updates of a round at once. Subclass it, and write `finish`.
 
     `folder`: on whose disk they are kept, with room for all of a round; see UpdateStore.
@@ -51,30 +51,30 @@ class Spooled(Strategy):
 
     def begin(self, model: Model) -> None:
         """Make the memory of the result, and see to the folder; raises SpoolError if it cannot be written to."""
-        self._spool, self._result = UpdateStore(model, self._folder), Accumulator(model)
+        self._updates, self._result = UpdateStore(model, self._folder), Accumulator(model)
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
         """Put the update on disk. Raises SpoolError, too, and has changed nothing then, if there is no room for it."""
-        self._spool.add(update.model)
+        self._updates.add(update.model)
 
     def abandon(self) -> None:
         """Forget the updates, and give the disk back."""
-        self._spool.reset()
+        self._updates.reset()
 
-    def _need(self, count: int, why: str) -> None:
-        if len(self._spool) < count:
-            came = f"{len(self._spool)} updates came; {type(self).__name__} needs {count} ({why})"
+    def _require_count(self, count: int, why: str) -> None:
+        if len(self._updates) < count:
+            came = f"{len(self._updates)} updates came; {type(self).__name__} needs {count} ({why})"
             raise TooFewUpdates(f"{came}; set min_clients to so many, or expect fewer liars")
 
-    def _reduced(self, kernel: Kernel, updates: Sequence[int] | None = None) -> Model:
+    def _combine(self, kernel: Kernel, updates: Sequence[int] | None = None) -> Model:
         """Return the model that a kernel makes of the updates, or of some. The next round begins."""
-        for stack in self._spool.blocks(updates):
+        for stack in self._updates.blocks(updates):
             reals(self._result[stack.name][stack.start : stack.stop])[:] = kernel(reals(stack.matrix))
         self.abandon()
         return self._result.finish()
 
 
-class FedMedian(Spooled):
+class FedMedian(RobustStrategy):
     """The median of each coordinate; of an even number of updates, the mean of the two in the middle.
 
     Source: Yin et al., 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", algorithm 1,
@@ -84,11 +84,11 @@ class FedMedian(Spooled):
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the median."""
-        self._need(1, "for a median")
-        return self._reduced(median)
+        self._require_count(1, "for a median")
+        return self._combine(median)
 
 
-class FedTrimmedAvg(Spooled):
+class FedTrimmedAvg(RobustStrategy):
     """The mean of each coordinate without the largest and the smallest, a share of `beta` each, 0 to 0.5.
 
     Source: Yin et al., 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", algorithm 1,
@@ -99,17 +99,17 @@ class FedTrimmedAvg(Spooled):
 
     def __init__(self, beta: float = 0.2, **options: Any) -> None:
         super().__init__(**options)
-        self._beta = within("beta", beta, 0, 0.5, low_too=True)
+        self._beta = within("beta", beta, 0, 0.5, include_low=True)
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the trimmed mean."""
-        self._need(1, "for a mean")
-        count = len(self._spool)
+        self._require_count(1, "for a mean")
+        count = len(self._updates)
         cut = int(self._beta * count + 1e-9)  # 0.29 * 100 is 28.999999999999996
-        return self._reduced(functools.partial(trimmed_mean, cut=min(cut, (count - 1) // 2)))
+        return self._combine(functools.partial(trimmed_mean, cut=min(cut, (count - 1) // 2)))
 
 
-class Neighbourly(Spooled):
+class KrumSelection(RobustStrategy):
     """What Krum and MultiKrum have in common: `_keep` of the updates, those that are closest to their neighbours."""
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
@@ -124,14 +124,14 @@ class Neighbourly(Spooled):
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean of the best."""
-        self._need(2 * self._byzantine + 3, f"2f + 3, with f = {self._byzantine} byzantine")
-        keep = len(self._spool) - self._byzantine if self._keep is None else self._keep
-        self._need(keep + self._byzantine, f"{keep} to keep, and {self._byzantine} byzantine")
-        best = np.argsort(scores(squared_distances(self._spool), self._byzantine), kind="stable")
-        return self._reduced(mean, best[:keep].tolist())
+        self._require_count(2 * self._byzantine + 3, f"2f + 3, with f = {self._byzantine} byzantine")
+        keep = len(self._updates) - self._byzantine if self._keep is None else self._keep
+        self._require_count(keep + self._byzantine, f"{keep} to keep, and {self._byzantine} byzantine")
+        best = np.argsort(scores(squared_distances(self._updates), self._byzantine), kind="stable")
+        return self._combine(mean, best[:keep].tolist())
 
 
-class MultiKrum(Neighbourly):
+class MultiKrum(KrumSelection):
     """The mean of the `keep` updates that are closest to their neighbours; None: of all but `byzantine`.
 
     Source: Blanchard et al., 2017, "Machine learning with adversaries: Byzantine tolerant gradient descent" (Krum and
@@ -145,7 +145,7 @@ class MultiKrum(Neighbourly):
         self._keep = None if keep is None else whole("keep", keep, 1)
 
 
-class Krum(Neighbourly):
+class Krum(KrumSelection):
     """The one update that is closest to its neighbours: see MultiKrum. Against f liars, 2f + 3 updates are needed."""
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
@@ -153,7 +153,7 @@ class Krum(Neighbourly):
         self._keep = 1
 
 
-class Bulyan(Spooled):
+class Bulyan(RobustStrategy):
     """Of the updates that Krum chooses one after the other, the mean of the values around each coordinate's median.
 
     Source: El Mhamdi et al., 2018, "The hidden vulnerability of distributed learning in Byzantium". Against f liars
@@ -173,16 +173,16 @@ class Bulyan(Spooled):
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the mean around the median of those that are chosen."""
-        self._need(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
-        count, distances = len(self._spool), squared_distances(self._spool)
+        self._require_count(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
+        count, distances = len(self._updates), squared_distances(self._updates)
         left, chosen = list(range(count)), list[int]()
         while len(chosen) < count - 2 * self._byzantine:
             best = np.argmin(scores(distances[np.ix_(left, left)], self._byzantine))
             chosen.append(left.pop(int(best)))
-        return self._reduced(functools.partial(mean_around_median, keep=count - 4 * self._byzantine), chosen)
+        return self._combine(functools.partial(mean_around_median, keep=count - 4 * self._byzantine), chosen)
 
 
-class GeometricMedian(Spooled):
+class GeometricMedian(RobustStrategy):
     """The point whose distances from all updates, by their numbers of examples, have the smallest sum (RFA).
 
     Source: Pillutla et al., 2022, "Robust aggregation for federated learning", the smoothed Weiszfeld algorithm.
@@ -210,13 +210,13 @@ class GeometricMedian(Spooled):
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the point after the last iteration."""
-        self._need(1, "for a median")
+        self._require_count(1, "for a median")
         weights, point = np.array(self._weights) / max(self._weights), median
         for _ in range(self._iterations):
             distances = np.maximum(self._distances(point), self._smoothing)
             shares = weights * (distances.min() / distances)
             point = functools.partial(np.matmul, shares / shares.sum())
-        return self._reduced(point)
+        return self._combine(point)
 
     def abandon(self) -> None:
         """Forget the updates and their weights."""
@@ -225,9 +225,9 @@ class GeometricMedian(Spooled):
 
     def _distances(self, point: Kernel) -> NDArray[np.float64]:
         """Return how far each update is from what the kernel makes of all."""
-        squares = np.zeros(len(self._spool))
+        squares = np.zeros(len(self._updates))
         with np.errstate(over="ignore"):  # infinitely far is as far as a float goes
-            for stack in self._spool.blocks(exact=False):
+            for stack in self._updates.blocks(exact=False):
                 rows = reals(stack.matrix).astype(np.float64)
                 squares += squared_norms(rows - point(rows))
         return np.minimum(np.sqrt(squares), np.finfo(np.float64).max)

@@ -60,7 +60,7 @@ class Momentum:
 
     def __init__(self, learning_rate: float = 1.0, momentum: float = 0.9) -> None:
         self._rate = within("learning_rate", learning_rate, 0, math.inf)
-        self._momentum = within("momentum", momentum, 0, 1, low_too=True)
+        self._momentum = within("momentum", momentum, 0, 1, include_low=True)
         self._velocity = Slots()
 
     def step(self, block: Block) -> None:
@@ -93,8 +93,8 @@ class Adaptive:
     def __init__(self, moment: Moment, learning_rate: float, beta_1: float, adaptivity: float) -> None:
         self._moment = moment
         self._rate = within("learning_rate", learning_rate, 0, math.inf)
-        self._beta_1 = within("beta_1", beta_1, 0, 1, low_too=True)
-        self._adaptivity = within("adaptivity", adaptivity, *_ADAPTIVITY, low_too=True)
+        self._beta_1 = within("beta_1", beta_1, 0, 1, include_low=True)
+        self._adaptivity = within("adaptivity", adaptivity, *_ADAPTIVITY, include_low=True)
         self._first, self._second = Slots(), Slots(adaptivity**2)
 
     def step(self, block: Block) -> None:
@@ -142,7 +142,7 @@ def adagrad() -> Moment:
 
 def adam(beta_2: float) -> Moment:
     """Take their running mean."""
-    within("beta_2", beta_2, 0, 1, low_too=True)
+    within("beta_2", beta_2, 0, 1, include_low=True)
 
     def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
         second *= beta_2
@@ -153,7 +153,7 @@ def adam(beta_2: float) -> Moment:
 
 def yogi(beta_2: float) -> Moment:
     """Go towards them by a step that their own size bounds."""
-    within("beta_2", beta_2, 0, 1, low_too=True)
+    within("beta_2", beta_2, 0, 1, include_low=True)
 
     def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
         second -= (1 - beta_2) * square * np.sign(second - square)

@@ -1,7 +1,7 @@
-"""The elements of a model's tensors, read block by block.
+"""Reads the elements of a model's tensors block by block, in C order for any memory layout.
 
-Blocks stay in the processor's cache and come in C order, whatever the layout. float16, bfloat16, float8 and float32 are
-computed with as float32; float64, integers (those beyond 2**53 are rounded) and bool as float64; complex as it is.
+A block fits in the processor's cache. float16, bfloat16, float8 and float32 are computed in float32; float64, integers
+(beyond 2**53 they are rounded) and bool in float64; complex dtypes in their own precision.
 """
 
 from __future__ import annotations
@@ -12,35 +12,39 @@ import reprlib
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl.errors import InvalidUpdate
-from fl.tensors.spec import _TORCH_ONLY, Model, Spec, _spec
+from fl.tensors.dtypes import TORCH_ONLY
+from fl.tensors.spec import Model, Spec, spec_of
 
-if TYPE_CHECKING:
-    pass
+BLOCK = 64 * 1024  # elements; the fastest for float32 of 4 Ki to 128 Ki, measured with 2 MiB of L2 cache per core
 
-BLOCK = 64 * 1024  # elements; of 4 Ki to 128 Ki the fastest for float32, with 2 MiB of second-level cache a core
+_WIDEST = 16  # bytes of an element of the widest dtype, complex128
 
-_WIDEST = 16  # bytes of an element: complex128
+# Bytes of a page. Large arrays begin at a page or just behind it. If scratch memory began at the same offset, the
+# processor would mistake a store to scratch for a store to the array that is read next, and wait (4K aliasing): a fold
+# took a tenth longer. So scratch memory begins a quarter of a page further.
+_PAGE = 4096
 
-_PAGE = 4096  # bytes; models begin where one does, or just behind. To write at the same place of a page as is read next
-
-_OF_BLAS = (np.dtype(np.float32), np.dtype(np.float64))
+_BLAS_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 @dataclass(frozen=True)
 class Source:
-    """The elements of an update's tensor. `bits` is its memory: the elements themselves where numpy knows them."""
+    """A tensor of an update.
+
+    bits: its memory as an array: the elements, or their bit patterns as unsigned integers if numpy lacks the dtype.
+    """
 
     bits: NDArray[Any]
     spec: Spec
 
     def blocks(self, scratch: Scratch) -> Iterator[NDArray[Any]]:
-        """The elements in C order, a block at a time; a block is valid until the next."""
+        """Yield the elements in C order, a block at a time. A block is valid until the next one."""
         if self.bits.size == 0:
             return
         blocks: Any = np.nditer(self.bits, ["external_loop", "buffered"], ["readonly"], order="C", buffersize=BLOCK)
@@ -48,10 +52,10 @@ class Source:
             yield self._widen(block, scratch)
 
     def _widen(self, block: NDArray[Any], scratch: Scratch) -> NDArray[Any]:
-        if self.spec.dtype not in _TORCH_ONLY:
+        if self.spec.dtype not in TORCH_ONLY:
             return block
         wide = scratch.wide[: block.size]
-        if self.spec.dtype == "bfloat16":  # the upper half of a float32
+        if self.spec.dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
             np.left_shift(block, 16, out=wide.view(np.uint32), dtype=np.uint32)
         else:
             np.take(_float8(self.spec.dtype), block, out=wide, mode="clip")
@@ -59,7 +63,7 @@ class Source:
 
 
 def pairs_of_blocks(one: Source, other: Source) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield the elements of two tensors of one shape side by side, in C order; a pair is valid until the next."""
+    """Yield blocks of two tensors of one shape in C order, in pairs. A pair is valid until the next one."""
     if one.bits.size == 0:
         return
     scratch = Scratch(), Scratch()
@@ -70,7 +74,7 @@ def pairs_of_blocks(one: Source, other: Source) -> Iterator[tuple[NDArray[Any], 
 
 
 class Scratch:
-    """One block of each working memory."""
+    """Working memory of one block, allocated once and used for every block."""
 
     def __init__(self) -> None:
         self.wide = np.empty(BLOCK, np.float32)
@@ -80,12 +84,15 @@ class Scratch:
         self._bytes = whole[start : start + BLOCK * _WIDEST]
 
     def of(self, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-        """Return memory for `size` elements, one block's at most; each call returns the same."""
+        """Return memory for `size` elements, one block at most. Each call returns the same memory."""
         return self._bytes[: size * dtype.itemsize].view(dtype)
 
 
 def sources(model: Model, specs: Mapping[str, Spec]) -> Iterator[tuple[str, Source]]:
-    """The tensors of a model that fits the specs; their values are not looked at."""
+    """Yield the tensors of a model. Raises InvalidUpdate if names, shapes or dtypes differ from the specs.
+
+    Does not read the values.
+    """
     if not isinstance(model, Mapping):
         raise InvalidUpdate(f"an update is a {type(model).__name__}; expected a mapping of names to arrays")
     for name in specs:
@@ -97,32 +104,32 @@ def sources(model: Model, specs: Mapping[str, Spec]) -> Iterator[tuple[str, Sour
             raise InvalidUpdate(f"{what} is unexpected; expected the model's {len(specs)} names only")
     for name, expected in specs.items():
         tensor = model[name]
-        spec = _spec(name, tensor)
+        spec = spec_of(name, tensor)
         if spec[:2] != expected[:2]:
             raise InvalidUpdate(f"{name!r} is {spec}; expected {expected}")
-        yield name, Source(_bits(tensor), expected)
+        yield name, Source(bits_of(tensor), expected)
 
 
-def _bits(tensor: Any) -> NDArray[Any]:
-    """The memory of a tensor as an array of its shape and strides, uncopied if it lies on the CPU."""
+def bits_of(tensor: Any) -> NDArray[Any]:
+    """Return the memory of a tensor as an array of its shape and strides. Copies only from another device."""
     if isinstance(tensor, (np.ndarray, np.generic)):
         return np.asarray(tensor)
     torch = sys.modules["torch"]
     dense = tensor.detach().cpu().resolve_conj().resolve_neg()
-    if str(dense.dtype).removeprefix("torch.") in _TORCH_ONLY:
+    if str(dense.dtype).removeprefix("torch.") in TORCH_ONLY:
         dense = dense.view(torch.uint16 if dense.itemsize == 2 else torch.uint8)
     array: NDArray[Any] = dense.numpy()
     return array
 
 
 def check_finite(name: str, source: Source, scratch: Scratch) -> None:
-    """Raise InvalidUpdate for NaN or infinity."""
+    """Raise InvalidUpdate if the tensor holds NaN or infinity."""
     if source.spec.is_exact:
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        if source.bits.flags.c_contiguous and source.bits.dtype in _OF_BLAS:
+        if source.bits.flags.c_contiguous and source.bits.dtype in _BLAS_DTYPES:
             whole = source.bits.reshape(-1)
-            if math.isfinite(np.dot(whole, whole)):  # at once; a sum that overflows says nothing of who is to blame
+            if math.isfinite(np.dot(whole, whole)):  # the sum of finite squares may overflow: then look block by block
                 return
         for block in source.blocks(scratch):
             if not _is_finite(block, scratch):
@@ -130,18 +137,21 @@ def check_finite(name: str, source: Source, scratch: Scratch) -> None:
 
 
 def _is_finite(block: NDArray[Any], scratch: Scratch) -> bool:
-    """By the sum of squares, which is the fastest to read memory; it may overflow though all is finite."""
-    if block.dtype in _OF_BLAS and math.isfinite(np.dot(block, block)):
+    """Return whether all elements are finite.
+
+    The sum of squares reads memory fastest. It may overflow although all elements are finite; then each is tested.
+    """
+    if block.dtype in _BLAS_DTYPES and math.isfinite(np.dot(block, block)):
         return True
     return bool(np.isfinite(block, out=scratch.flags[: block.size]).all())
 
 
 def restore(mean: NDArray[Any], spec: Spec, scratch: Scratch) -> Any:
-    """The mean as a tensor of the spec: in the same memory, if it is of the same dtype."""
+    """Return a mean as a tensor of the spec. It keeps the memory of `mean` if the dtypes are equal."""
     if spec.device is None:
         return _narrow(mean, np.dtype(spec.dtype), scratch).reshape(spec.shape)
     torch = sys.modules["torch"]
-    if spec.dtype in _TORCH_ONLY:
+    if spec.dtype in TORCH_ONLY:
         tensor = torch.from_numpy(mean).to(getattr(torch, spec.dtype))
     else:
         tensor = torch.from_numpy(_narrow(mean, np.dtype(spec.dtype), scratch))
@@ -160,7 +170,7 @@ def _narrow(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArr
 def _round(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArray[Any]:
     rounded = np.empty(mean.size, dtype)
     low, high = float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
-    if int(high) > np.iinfo(dtype).max:  # 64 bits: the float next to it is out of range
+    if int(high) > np.iinfo(dtype).max:  # of 64-bit integers: float(max) rounds up, out of range
         high = math.nextafter(high, 0)
     for start in range(0, mean.size, BLOCK):
         block = mean[start : start + BLOCK]
@@ -171,7 +181,7 @@ def _round(mean: NDArray[Any], dtype: np.dtype[Any], scratch: Scratch) -> NDArra
 
 @functools.cache
 def _float8(dtype: str) -> NDArray[np.float32]:
-    """The value of each of the 256 patterns."""
+    """Return the float32 values of the 256 bit patterns of a float8 dtype."""
     torch = sys.modules["torch"]
     values: NDArray[np.float32] = torch.arange(256, dtype=torch.uint8).view(getattr(torch, dtype)).float().numpy()
     return values

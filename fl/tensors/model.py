@@ -1,20 +1,15 @@
-"""Whole models: checked against another one, copied, subtracted, measured."""
+"""Operations on whole models: compare with another model, copy, subtract, measure the distance."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fl.tensors.blocks import Scratch, _bits, check_finite, pairs_of_blocks, sources
-from fl.tensors.spec import Model, Spec, _is_torch, _spec, specs_of
-
-if TYPE_CHECKING:
-    pass
-
-
-DIFFERENCES = ("float16", "float32", "float64")
+from fl.tensors.blocks import Scratch, bits_of, check_finite, pairs_of_blocks, sources
+from fl.tensors.dtypes import DELTA_DTYPES
+from fl.tensors.spec import Model, Spec, is_torch, spec_of, specs_of
 
 
 def check(model: Model, like: Model) -> None:
@@ -26,14 +21,14 @@ def check(model: Model, like: Model) -> None:
 
 
 def check_specs(model: Model, specs: Mapping[str, Spec]) -> None:
-    """Do the same as `check`, where no model of the kind is there any more."""
+    """Check a model as `check` does, against the specs of a model instead of the model itself."""
     scratch = Scratch()
     for name, source in sources(model, specs):
         check_finite(name, source, scratch)
 
 
 def copied(model: Model) -> dict[str, Any]:
-    """Return a copy in memory of its own: to remember what the round began with, where training changes that."""
+    """Return a copy in new memory: training changes the model of the round in place, and the start may be needed."""
     return {name: _copied(tensor) for name, tensor in model.items()}
 
 
@@ -42,30 +37,31 @@ def _copied(tensor: Any) -> Any:
 
 
 def is_difference(name: str, tensor: Any) -> bool:
-    """Return whether a tensor travels as a difference where models do. Those of other dtypes travel as they are."""
-    return _spec(name, tensor).dtype in DIFFERENCES
+    """Return whether this tensor of an update travels as a difference. Tensors of other dtypes travel as they are."""
+    return spec_of(name, tensor).dtype in DELTA_DTYPES
 
 
 def difference(model: Model, start: Model) -> dict[str, Any]:
-    """Return `model - start`, where tensors travel so, in the memory of `start`; the others as they are.
+    """Return `model - start` for the tensors that travel as differences, and the others unchanged.
 
-    What is not like the other model's is left as it is too: whoever gets it refuses it.
+    The differences overwrite the memory of `start`. A tensor that has no counterpart of its shape and dtype in `start`
+    is also returned unchanged: the server refuses it, with a better error message than a subtraction here.
     """
     return {name: _difference(name, tensor, start.get(name)) for name, tensor in model.items()}
 
 
 def _difference(name: str, tensor: Any, start: Any) -> Any:
-    if start is None or _spec(name, tensor)[:2] != _spec(name, start)[:2] or not is_difference(name, tensor):
+    if start is None or spec_of(name, tensor)[:2] != spec_of(name, start)[:2] or not is_difference(name, tensor):
         return tensor
-    if _is_torch(tensor) and _is_torch(start):
+    if is_torch(tensor) and is_torch(start):
         return start.sub_(tensor.detach()).neg_()
-    values = _bits(start)  # a tensor's own memory, where it lies on the CPU
-    values = values if values.flags.writeable else values.copy()  # a numpy scalar
-    return np.subtract(_bits(tensor), values, out=values)
+    values = bits_of(start)  # shares memory with a tensor on the CPU
+    values = values if values.flags.writeable else values.copy()  # a numpy scalar is read-only
+    return np.subtract(bits_of(tensor), values, out=values)
 
 
 def squared_distance(left: Model, right: Model) -> float:
-    """Return the square of the Euclidean distance of two models that are alike, without whole numbers and bools."""
+    """Return the squared Euclidean distance of two models of equal specs. Integers and bools do not count."""
     specs, total = specs_of(left), 0.0
     for (_, one), (_, other) in zip(sources(left, specs), sources(right, specs), strict=True):
         if not one.spec.is_exact:

@@ -1,7 +1,7 @@
-"""A model as an .npz file, which `np.load` reads: whatever its names are, and from whichever device its tensors come.
+"""Writes a model to an .npz file, which `np.load` reads. Tensors may be on any device.
 
-Called by fl/__main__.py: `check` before the first round, so that nothing is found wrong after the last one; then
-`save`. `np.savez` would not do: it takes some names for its own arguments.
+Called by fl/__main__.py: `check` before the first round, so that a model that cannot be saved is refused before it is
+trained; `save` at the end. `np.savez` is not used: a tensor with the name of one of its parameters ("file") breaks it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from fl.tensors.spec import Model, specs_of
 
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
-_LONGEST = 60_000  # bytes of a name; a zip file has 65535 for it
+_MAX_NAME = 60_000  # bytes; the limit of a zip file is 65535, extra fields included
 
 
 def check(model: Model) -> None:
-    """Raise ValueError for a model that `save` cannot write, or `np.load` could not read; its values are not read."""
+    """Raise ValueError for a model that `save` cannot write or `np.load` cannot read. Does not read the values."""
     for name, spec in specs_of(model).items():
         if not _is_name(name):
             raise ValueError(
@@ -33,10 +33,7 @@ def check(model: Model) -> None:
 
 
 def save(path: Path, model: Model) -> None:
-    """Write a file that is whole, or is not there: beside it first, to the disk, and renamed. A link is followed.
-
-    Raises OSError.
-    """
+    """Replace the file atomically: write `….new`, sync it to the disk, rename it. Follows a link. Raises OSError."""
     path = path.resolve()
     new = path.with_name(f"{path.name}.new")
     with new.open("wb") as file:
@@ -49,9 +46,11 @@ def save(path: Path, model: Model) -> None:
     new.replace(path)
 
 
-def _is_name(name: object) -> bool:
-    """Whether a file in a zip file can have it, and `np.load` finds it there: that takes "w.npy" for "w"."""
-    return isinstance(name, str) and name.isprintable() and not name.endswith(".npy") and len(name.encode()) <= _LONGEST
+def _is_name(name: str) -> bool:
+    """Return whether a member of a zip file can have this name and `np.load` finds it: that reads "w.npy" as "w"."""
+    return (
+        isinstance(name, str) and name.isprintable() and not name.endswith(".npy") and len(name.encode()) <= _MAX_NAME
+    )
 
 
 def _array(tensor: Any) -> NDArray[Any]:

@@ -1,17 +1,16 @@
-"""Arrays and tensors in messages: they travel as they lie in memory, and arrive as views of the message.
+"""Arrays and tensors in messages. They are sent from their own memory, and arrive as views of the message.
 
-Owns the persistent identifiers that `netq.utils.stream.PickleSerializer` is given as `dump` and `load`, and
-the one global that such a message names, `STORAGE`. Whoever makes a communicator for models calls
-`serialization`. Never imports torch: a program that has not done so gets numpy arrays.
+Owns the persistent identifiers of arrays and tensors (`dump` and `load`, for `netq.utils.stream.PickleSerializer`), and
+the one global that such a message names, `STORAGE`. A communicator for models takes its options from `serialization`.
+Never imports torch: in a program that has not imported it, torch tensors arrive as numpy arrays.
 
     ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
     ("scalar", dtype, bytes)
 
-`dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in
-elements, None for C order. Memory goes uncopied if the elements fill it without gaps, in whatever order of
-dimensions; other layouts are copied to C order first. Two tensors in the same memory (tied weights) share a
-Storage, which pickle sends once, and share memory when they arrive. Not sent: a tensor's `grad`, hooks, and
-attributes of the user's own.
+`dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in elements, None
+for C order. Memory is not copied if the elements fill it without gaps, in any order of dimensions; other layouts are
+copied to C order first. Two tensors in the same memory (tied weights) share a Storage. Pickle sends it once, and the
+tensors share memory again when they arrive. Not sent: a tensor's `grad`, its hooks, and attributes that a user added.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fl.tensors.dtypes import MAX_DIMS, TORCH_ONLY
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.utils.stream import PickleSerializer
@@ -42,30 +42,33 @@ _IN_BOTH = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
-_IN_TORCH_ONLY = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
 _TORCH: dict[str, np.dtype[Any] | None] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _IN_BOTH},
-    **dict.fromkeys(_IN_TORCH_ONLY),
+    **dict.fromkeys(TORCH_ONLY),
 }
 _KINDS = ("numpy", "torch", "parameter")
-_MAX_DIMS = 64  # numpy's limit
-_MAX_SIZE = 2**62  # of a dimension or a stride
-_PLAIN = frozenset({str, int, float, bool, bytes, type(None), tuple, list, dict})  # most of what pickle asks about
+_MAX_SIZE = 2**62  # elements of a dimension, or of a stride
+_BUILTIN = frozenset(
+    {str, int, float, bool, bytes, type(None), tuple, list, dict}
+)  # the types of most objects in a pickle: a quick exit
 
 
 class Storage:
-    """The memory of one tensor or of several. Pickle's memo sends each Storage once a message.
+    """The memory of one or more tensors. Pickle's memo sends each Storage once per message.
 
-    Going out, `memory` keeps its owner alive; coming in, it is a view of the message.
+    `memory` keeps the owner of the memory alive in the sender. In the receiver it is a view of the message.
     """
 
-    __slots__ = ("__weakref__", "found", "memory", "untyped")
+    __slots__ = ("__weakref__", "loaded", "memory", "torch_storage")
 
     def __init__(self, memory: Any) -> None:
-        # An array as it is: exporters of exporters (a memoryview's memoryview) do not outlive the garbage collector.
+        # An array is kept as it is: a memoryview of a memoryview does not keep the owner alive through the garbage
+        # collector.
         self.memory: Any = memory if type(memory) is np.ndarray else memoryview(memory)
-        self.found: dict[Hashable, Any] = {}  # what was loaded from here: the same again is the same object
-        self.untyped: Any = None  # torch's face of `memory`, so that torch too sees what is tied
+        self.loaded: dict[Hashable, Any] = {}  # tensors built on this memory; the same fields give the same object
+        self.torch_storage: Any = (
+            None  # torch's storage of `memory`, shared by all its tensors: torch recognises tied weights by it
+        )
 
     def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:
         return Storage, (pickle.PickleBuffer(self.memory),)
@@ -88,13 +91,13 @@ def serialization(*allow: str) -> SerializationOptions:
 
 
 def dump(obj: Any) -> Any | None:
-    """Return the persistent identifier of an array, numpy scalar or tensor; None for all else.
+    """Return the persistent identifier of an array, numpy scalar or tensor; None for any other object.
 
-    None also for what ordinary pickling must decide: object and structured arrays, subclasses, and tensors that
+    Ordinary pickling, with its allow-list, also decides on object and structured arrays, subclasses, and tensors that
     are sparse, quantised, nested or without memory.
     """
     kind = type(obj)
-    if kind in _PLAIN:
+    if kind in _BUILTIN:
         return None
     if kind is np.ndarray:
         return _dump_numpy(obj)
@@ -107,10 +110,10 @@ def dump(obj: Any) -> Any | None:
 
 
 def load(pid: Any) -> Any:
-    """Return what a persistent identifier of `dump` describes: a writable view of the message's memory.
+    """Return the array or tensor of a persistent identifier: a writable view of the message's memory.
 
-    Raises Unreadable for any other identifier, naming what is wrong with it. It is the peer's word: nothing in
-    it is believed. Memory does not grow with what it claims.
+    The identifier comes from a peer, so every field is checked, and no memory is allocated by its claims. Raises
+    Unreadable, which names the wrong field.
     """
     if type(pid) is tuple and len(pid) == 3 and pid[0] == "scalar":
         return _load_scalar(*pid[1:])
@@ -119,30 +122,33 @@ def load(pid: Any) -> Any:
     expect(type(kind) is str and kind in _KINDS, "the kind of a tensor", f"one of {', '.join(_KINDS)}")
     expect(type(storage) is Storage, "the memory of a tensor", "a Storage")
     expect(type(name) is str, "the dtype of a tensor", "a name")
-    expect(_are_sizes(shape), "the shape of a tensor", f"at most {_MAX_DIMS} whole numbers, 0 or more")
-    expect(strides is None or _are_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
+    expect(_is_sizes(shape), "the shape of a tensor", f"at most {MAX_DIMS} whole numbers, 0 or more")
+    expect(strides is None or _is_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
     expect(type(requires_grad) is bool, "requires_grad of a tensor", "True or False")
     key = (kind, name, shape, strides, requires_grad)
-    if key not in storage.found:
-        storage.found[key] = _build(*pid)
-    return storage.found[key]
+    if key not in storage.loaded:
+        storage.loaded[key] = _load_tensor(*pid)
+    return storage.loaded[key]
 
 
-# Out
+# Serialise
 
 
-class _Mine(threading.local):
-    """The storages of the dump that this thread is in. Pickle's memo holds them until it ends."""
+class _ThreadStorages(threading.local):
+    """The storages of the pickling that runs in this thread. Pickle's memo keeps them alive until it ends."""
 
     def __init__(self) -> None:
         self.storages: weakref.WeakValueDictionary[Hashable, Storage] = weakref.WeakValueDictionary()
 
 
-_mine = _Mine()
+_current = _ThreadStorages()
 
 
-class _Face:
-    """Shows numpy the memory of `owner`, writable though the owner may not be: what arrives must be writable."""
+class _WritableView:
+    """The memory of `owner` for numpy, writable even if the owner is read-only.
+
+    Pickle marks a read-only buffer as such, and the receiver needs writable tensors. The sender never writes to it.
+    """
 
     def __init__(self, owner: Any, address: int, nbytes: int) -> None:
         self.owner = owner
@@ -155,7 +161,7 @@ def _dump_numpy(array: NDArray[Any]) -> Any | None:
         return None
     strides: Strides = None
     if not array.flags.c_contiguous:
-        strides = _in_elements(array)
+        strides = _element_strides(array)
         if strides is None:
             array = array.copy(order="C")
     address = array.__array_interface__["data"][0]
@@ -176,44 +182,49 @@ def _dump_torch(torch: Any, tensor: Any, kind: str) -> Any | None:
     shape = tuple(tensor.shape)
     source = tensor.detach().resolve_conj().resolve_neg()
     strides: Strides = None
-    if not source.is_contiguous() or (1 in shape and source.numel()):  # torch reads formats in strides of size 1 too
-        strides = _dense(shape, source.stride())
+    if not source.is_contiguous() or (
+        1 in shape and source.numel()
+    ):  # torch infers memory formats also from strides of dimensions of size 1
+        strides = _dense_strides(shape, source.stride())
         if strides is None:
             source = source.contiguous()
     nbytes = source.numel() * source.itemsize
-    if len(shape) > _MAX_DIMS or (nbytes and not source.data_ptr()):
+    if len(shape) > MAX_DIMS or (nbytes and not source.data_ptr()):
         return None
     storage = _storage(str(source.device), source.data_ptr(), nbytes, source)
     return kind, storage, name, shape, strides, tensor.requires_grad
 
 
 def _storage(device: str, address: int, nbytes: int, owner: Any) -> Storage:
-    """The Storage of this memory: the one that this dump has already, if it has."""
+    """Return the Storage of this memory; the same one for each tensor of a message that uses the memory."""
     if nbytes == 0:
         return Storage(bytearray())
     key = (device, address, nbytes)
-    storage = _mine.storages.get(key)
+    storage = _current.storages.get(key)
     if storage is None:
-        storage = Storage(np.asarray(_face(device, address, nbytes, owner)))
-        _mine.storages[key] = storage
+        storage = Storage(np.asarray(_writable_view(device, address, nbytes, owner)))
+        _current.storages[key] = storage
     return storage
 
 
-def _face(device: str, address: int, nbytes: int, owner: Any) -> _Face:
+def _writable_view(device: str, address: int, nbytes: int, owner: Any) -> _WritableView:
     if device == "cpu":
-        return _Face(owner, address, nbytes)
-    here = owner.cpu()  # keeps dense strides as they are
-    return _Face((owner, here), here.data_ptr(), nbytes)
+        return _WritableView(owner, address, nbytes)
+    here = owner.cpu()  # keeps dense strides
+    return _WritableView((owner, here), here.data_ptr(), nbytes)
 
 
-def _in_elements(array: NDArray[Any]) -> Strides:
+def _element_strides(array: NDArray[Any]) -> Strides:
     if any(stride % array.itemsize for stride in array.strides):
         return None
-    return _dense(array.shape, [stride // array.itemsize for stride in array.strides])
+    return _dense_strides(array.shape, [stride // array.itemsize for stride in array.strides])
 
 
-def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
-    """The strides, if the elements lie without gap or overlap; else None. Those of size 1 are put in range."""
+def _dense_strides(shape: Sequence[int], strides: Sequence[int]) -> Strides:
+    """Return the strides if the elements have no gap and no overlap, else None.
+
+    The stride of a dimension of size 1 may be any number; it is limited, so that the receiver accepts it.
+    """
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
@@ -223,16 +234,16 @@ def _dense(shape: Sequence[int], strides: Sequence[int]) -> Strides:
     return tuple(min(max(stride, 0), expected) for stride in strides)
 
 
-# In
+# Deserialise
 
 
-def _build(kind: str, storage: Storage, name: str, shape: tuple[int, ...], strides: Strides, grad: bool) -> Any:
+def _load_tensor(kind: str, storage: Storage, name: str, shape: tuple[int, ...], strides: Strides, grad: bool) -> Any:
     torch = None if kind == "numpy" else _torch()
     dtype = _numpy_dtype(kind, name) if torch is None else _torch_dtype(torch, name)
     what, memory = f"{kind} {name} of shape {shape}", storage.memory
     nbytes = math.prod(shape) * dtype.itemsize
     expect(nbytes == memory.nbytes, f"the memory of {what}, of {memory.nbytes} bytes", f"{nbytes}")
-    dense = strides is None or (len(strides) == len(shape) and _dense(shape, strides) == strides)
+    dense = strides is None or (len(strides) == len(shape) and _dense_strides(shape, strides) == strides)
     expect(dense, f"the strides of {what}", "one for each dimension, without gap or overlap")
     expect(not memory.readonly, "the memory of the message", "writable memory, such as a bytearray")
     _check_bools(name, memory)
@@ -253,11 +264,13 @@ def _numpy_view(memory: memoryview, dtype: np.dtype[Any], shape: tuple[int, ...]
 def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...], strides: Strides) -> Any:
     if storage.memory.nbytes == 0:
         return torch.empty(shape, dtype=dtype, device="cpu")
-    if storage.untyped is None:
-        storage.untyped = torch.frombuffer(storage.memory, dtype=torch.uint8).untyped_storage()
+    if storage.torch_storage is None:
+        storage.torch_storage = torch.frombuffer(storage.memory, dtype=torch.uint8).untyped_storage()
     tensor = torch.empty(0, dtype=dtype, device="cpu")
     return (
-        tensor.set_(storage.untyped, 0, shape) if strides is None else tensor.set_(storage.untyped, 0, shape, strides)
+        tensor.set_(storage.torch_storage, 0, shape)
+        if strides is None
+        else tensor.set_(storage.torch_storage, 0, shape, strides)
     )
 
 
@@ -286,25 +299,25 @@ def _torch_dtype(torch: Any, name: str) -> Any:
 
 
 def _check_bools(name: str, memory: memoryview | bytes) -> None:
-    """Refuse a bool that is neither 0 nor 1: computing with one is undefined."""
+    """Raise Unreadable for a bool that is neither 0 nor 1: computing with such a bool is undefined."""
     if name in ("|b1", "bool"):
         expect(np.frombuffer(memory, np.uint8).max(initial=0) <= 1, "a bool", "0 or 1")
 
 
-def _are_sizes(value: Any) -> bool:
-    if type(value) is not tuple or len(value) > _MAX_DIMS:
+def _is_sizes(value: Any) -> bool:
+    if type(value) is not tuple or len(value) > MAX_DIMS:
         return False
     return all(is_whole(size, 0, _MAX_SIZE) for size in value)
 
 
 def expect(right: bool, what: str, expected: str) -> None:
-    """Raise Unreadable unless what a message says is right."""
+    """Raise Unreadable unless a field of a message is right."""
     if not right:
         raise Unreadable(f"{what}: expected {expected}")
 
 
 def _torch() -> Any | None:
-    """The torch that this program has imported, if it has. Waits if another thread is importing it now."""
+    """Return torch if this program has imported it, else None. Waits while another thread imports it."""
     if sys.modules.get("torch") is None:
         return None
     import torch

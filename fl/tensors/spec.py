@@ -1,4 +1,4 @@
-"""What a tensor of a model must look like: its shape, its dtype, and the dtype to compute with."""
+"""The specs of a model's tensors: shape, dtype, device, and the dtype of the computation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.errors import InvalidUpdate
+from fl.tensors.dtypes import TORCH_ONLY
 
 if TYPE_CHECKING:
     import torch
 
 Model: TypeAlias = "Mapping[str, NDArray[Any] | torch.Tensor]"
 
-# makes the processor wait (4K aliasing): a fold took a tenth longer
-_TORCH_ONLY = ("bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu")
-
+# dtype of a tensor -> dtype of the accumulator that its mean is computed in
 _ACCUMULATORS: dict[str, np.dtype[Any]] = {
-    **dict.fromkeys(("float16", "float32", *_TORCH_ONLY), np.dtype(np.float32)),
+    **dict.fromkeys(("float16", "float32", *TORCH_ONLY), np.dtype(np.float32)),
     **dict.fromkeys(("bool", "float64"), np.dtype(np.float64)),
     **{f"{sign}int{bits}": np.dtype(np.float64) for sign in ("", "u") for bits in (8, 16, 32, 64)},
     **{name: np.dtype(name) for name in ("complex64", "complex128")},
@@ -29,9 +28,9 @@ _ACCUMULATORS: dict[str, np.dtype[Any]] = {
 
 
 def plain(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the same in a dict, with arrays of numpy's subclasses, such as memmap, as plain ones in the same memory.
+    """Return a dict of the same tensors. An array of a numpy subclass (memmap) becomes a plain view of its memory.
 
-    Raises InvalidUpdate for masked arrays, which would lose their mask.
+    Raises InvalidUpdate for a masked array, because a plain view loses the mask.
     """
     for name, tensor in model.items():
         if isinstance(tensor, np.ma.MaskedArray):
@@ -40,41 +39,41 @@ def plain(model: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nbytes(model: Mapping[str, Any]) -> int:
-    """Return the bytes of its arrays and tensors; 0 for what is none."""
+    """Return the total bytes of the arrays and tensors. Other values count as 0."""
     sizes = [getattr(tensor, "nbytes", 0) for tensor in model.values()]
     return sum([size for size in sizes if isinstance(size, int)])
 
 
 def zeros_like(model: Model) -> dict[str, Any]:
-    """Return zeros of the same shapes, dtypes and kinds, for the tensors that are not of whole numbers or bools."""
-    inexact = {name: tensor for name, tensor in model.items() if not _spec(name, tensor).is_exact}
+    """Return zeros of the same shapes, dtypes and kinds (numpy or torch), without the integer and bool tensors."""
+    inexact = {name: tensor for name, tensor in model.items() if not spec_of(name, tensor).is_exact}
     return {name: _zeros_like(tensor) for name, tensor in inexact.items()}
 
 
 def _zeros_like(tensor: Any) -> Any:
-    return sys.modules["torch"].zeros_like(tensor.detach()) if _is_torch(tensor) else np.zeros_like(tensor)
+    return sys.modules["torch"].zeros_like(tensor.detach()) if is_torch(tensor) else np.zeros_like(tensor)
 
 
 class Spec(NamedTuple):
-    """What a tensor must look like."""
+    """Shape, dtype and device of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
-    device: Any  # None: numpy
+    device: Any  # of torch; None for a numpy array
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def accumulator(self) -> np.dtype[Any]:
-        """What is computed with."""
+        """The dtype that sums and means are computed in."""
         return _ACCUMULATORS[self.dtype]
 
     @property
     def is_exact(self) -> bool:
-        """Whether it holds whole numbers or bools."""
+        """Whether the dtype is an integer or bool. Means of such tensors are rounded."""
         return self.dtype.startswith(("bool", "int", "uint"))
 
     def __str__(self) -> str:
@@ -82,24 +81,26 @@ class Spec(NamedTuple):
 
 
 def specs_of(like: Model) -> dict[str, Spec]:
-    """Return what each tensor of a model must look like; raises InvalidUpdate for one that cannot be computed with."""
-    specs = {name: _spec(name, tensor) for name, tensor in like.items()}
+    """Return the spec of each tensor. Raises InvalidUpdate for a dtype that has no mean."""
+    specs = {name: spec_of(name, tensor) for name, tensor in like.items()}
     for name, spec in specs.items():
         if spec.dtype not in _ACCUMULATORS:
             raise InvalidUpdate(f"{name!r}: {spec.dtype} has no mean; expected one of {', '.join(_ACCUMULATORS)}")
     return specs
 
 
-def _spec(name: str, tensor: Any) -> Spec:
-    if isinstance(tensor, (np.ndarray, np.generic)):  # arithmetic makes scalars of 0-d arrays
+def spec_of(name: str, tensor: Any) -> Spec:
+    """Return the spec of a tensor. Raises InvalidUpdate, with the name, for any other object."""
+    if isinstance(tensor, (np.ndarray, np.generic)):  # numpy arithmetic turns 0-d arrays into scalars
         dtype = tensor.dtype
         return Spec(tensor.shape, dtype.name if dtype.isnative else dtype.str, None)
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return Spec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), tensor.device)
     raise InvalidUpdate(f"{name!r}: a {type(tensor).__name__}; expected a numpy array or a dense torch tensor")
 
 
-def _is_torch(tensor: Any) -> bool:
+def is_torch(tensor: Any) -> bool:
+    """Return whether this is a dense torch tensor with values. Never imports torch."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(tensor, torch.Tensor):
         return False

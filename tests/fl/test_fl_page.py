@@ -16,7 +16,7 @@ import pytest
 
 import fl
 import netq
-from fl.strategies.robust import Spooled
+from fl.strategies.robust import RobustStrategy
 from netq.errors import NetqError
 from netq.utils.stream import Stream
 from tests.pages import Page
@@ -170,7 +170,7 @@ def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
 
 @pytest.mark.parametrize("kind", STRATEGY)
 def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
-    common = {*parameters(fl.Strategy.__init__), *parameters(Spooled.__init__)}
+    common = {*parameters(fl.Strategy.__init__), *parameters(RobustStrategy.__init__)}
     mine = {name: value for name, value in parameters(kind).items() if name not in common}
     block = ALL_STRATEGIES.blocks("")[0].splitlines()
     assert any(re.split(r"(?<=\)) {2,}", line)[0] == call(kind.__name__, mine) for line in block)
@@ -180,7 +180,7 @@ def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
 def test_the_options_that_each_strategy_has_are_there_with_their_defaults() -> None:
     for name, default in own(fl.Strategy.__init__).items():
         assert f"`{name}={shown(default)[1:-1]}`" in STRATEGIES
-    assert own(Spooled.__init__) == {"folder": None}
+    assert own(RobustStrategy.__init__) == {"folder": None}
     assert "`folder=None`" in STRATEGIES
 
 

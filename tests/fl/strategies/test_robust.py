@@ -22,11 +22,11 @@ import fl.aggregation.update_store
 from fl.errors import InvalidUpdate, TooFewUpdates, UpdateStoreError
 from fl.messages import Update
 from fl.strategies.base import polynomial
-from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, Spooled
+from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, RobustStrategy
 from netq.errors import InvalidOption, NetqError
 from tests.fl.federation import A
 
-ALL: list[Callable[..., Spooled]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
+ALL: list[Callable[..., RobustStrategy]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
 
 Points = list[list[float]]  # for each update its coordinates
@@ -53,7 +53,7 @@ def updates(count: int) -> list[Update]:
     return [Update(model(seed), 1 + seed * 37 % 11) for seed in range(1, count + 1)]
 
 
-def run(strategy: Spooled, each: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
+def run(strategy: RobustStrategy, each: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
     """A round of a strategy that has begun."""
     try:
         for update in each:
@@ -64,12 +64,12 @@ def run(strategy: Spooled, each: Sequence[Update], start: dict[str, Any]) -> dic
         raise
 
 
-def begun(strategy: Spooled, start: dict[str, Any]) -> Spooled:
+def begun(strategy: RobustStrategy, start: dict[str, Any]) -> RobustStrategy:
     strategy.begin(start)
     return strategy
 
 
-def of(strategy: Spooled, points: Any, examples: int = 1, dtype: str = "f8") -> NDArray[Any]:
+def of(strategy: RobustStrategy, points: Any, examples: int = 1, dtype: str = "f8") -> NDArray[Any]:
     """What becomes of some vectors."""
     each = [Update({"w": np.array(point, dtype)}, examples) for point in points]
     found: NDArray[Any] = run(begun(strategy, each[0].model), each, each[0].model)["w"]
@@ -236,7 +236,7 @@ def honest(count: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize("size", [-1e300, -1e30, -50.0, 3.0, 1e10, 1.7e308])
 @pytest.mark.parametrize("first", [True, False])
 def test_liars_move_no_coordinate_out_of_the_range_of_the_honest(
-    kind: Callable[[], Spooled], size: float, first: bool
+    kind: Callable[[], RobustStrategy], size: float, first: bool
 ) -> None:
     truth, lies = honest(9), np.full((2, 40), size)
     lies[1] /= 2
@@ -248,7 +248,7 @@ def test_liars_move_no_coordinate_out_of_the_range_of_the_honest(
 @pytest.mark.parametrize(
     "kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2), GeometricMedian]
 )
-def test_those_who_flip_signs_do_not_turn_the_model(kind: Callable[[], Spooled]) -> None:
+def test_those_who_flip_signs_do_not_turn_the_model(kind: Callable[[], RobustStrategy]) -> None:
     truth = honest(9)
     centre = truth.mean(0)
     lies = -10 * truth[:2]
@@ -348,7 +348,7 @@ def test_the_order_of_arrival_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
-def test_equal_updates_give_exactly_themselves(kind: Callable[..., Spooled], dtype: str) -> None:
+def test_equal_updates_give_exactly_themselves(kind: Callable[..., RobustStrategy], dtype: str) -> None:
     values = torch.from_numpy(np.random.default_rng(1).normal(size=500) * 100).to(getattr(torch, dtype))
     each = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
     result = run(begun(kind(), {"w": values}), each, {"w": values})["w"]
@@ -360,7 +360,7 @@ def test_equal_updates_give_exactly_themselves(kind: Callable[..., Spooled], dty
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_finite_updates_have_a_finite_result(kind: Callable[..., Spooled], dtype: str) -> None:
+def test_finite_updates_have_a_finite_result(kind: Callable[..., RobustStrategy], dtype: str) -> None:
     largest = float(np.finfo(dtype).max)
     for values in itertools.product([largest, -largest], repeat=3):
         found = of(kind(), [[value, 1.0] for value in (*values, *values, largest / 2)], dtype=dtype)
@@ -370,7 +370,7 @@ def test_finite_updates_have_a_finite_result(kind: Callable[..., Spooled], dtype
 
 @pytest.mark.parametrize("kind", ALL)
 def test_the_size_of_a_block_changes_rounding_only(
-    kind: Callable[..., Spooled], monkeypatch: pytest.MonkeyPatch
+    kind: Callable[..., RobustStrategy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = run(begun(kind(), model(0)), updates(8), model(0))
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 40)  # five elements
@@ -383,7 +383,7 @@ def test_the_size_of_a_block_changes_rounding_only(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., Spooled]) -> None:
+def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., RobustStrategy]) -> None:
     start, each = model(0), updates(14)
     strategy = begun(kind(), start)
     first = run(strategy, each[:7], start)
@@ -395,7 +395,7 @@ def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., Spooled]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
+def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., RobustStrategy]) -> None:
     start, each = model(0), updates(14)
     strategy = begun(kind(), start)
     strategy.abandon()
@@ -408,7 +408,7 @@ def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., Spooled]) -> Non
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_refused_update_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
+def test_a_refused_update_leaves_no_trace(kind: Callable[..., RobustStrategy]) -> None:
     start, each, bad = model(0), updates(7), model(8)
     bad["scale"] = np.array(np.nan, np.float16)
     strategy = begun(kind(), start)
@@ -419,13 +419,13 @@ def test_a_refused_update_leaves_no_trace(kind: Callable[..., Spooled]) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_staleness_is_refused_at_construction(kind: Callable[..., Spooled]) -> None:
+def test_staleness_is_refused_at_construction(kind: Callable[..., RobustStrategy]) -> None:
     with pytest.raises(InvalidOption, match=rf"^{kind.__name__}\.staleness: expected None; .* late update began at an"):
         kind(staleness=polynomial())
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_memory_does_not_grow_with_clients(kind: Callable[..., Spooled]) -> None:
+def test_memory_does_not_grow_with_clients(kind: Callable[..., RobustStrategy]) -> None:
     start = {"w": np.arange(500_000, dtype="f4")}
     strategy = begun(kind(), start)
     tracemalloc.start()
@@ -436,7 +436,7 @@ def test_memory_does_not_grow_with_clients(kind: Callable[..., Spooled]) -> None
         tracemalloc.stop()
 
 
-TOO_FEW: dict[str, tuple[Spooled, int, str]] = {
+TOO_FEW: dict[str, tuple[RobustStrategy, int, str]] = {
     "median": (FedMedian(), 1, "FedMedian needs 1 "),
     "trimmed": (FedTrimmedAvg(), 1, "FedTrimmedAvg needs 1 "),
     "geometric": (GeometricMedian(), 1, "GeometricMedian needs 1 "),
@@ -449,7 +449,7 @@ TOO_FEW: dict[str, tuple[Spooled, int, str]] = {
 
 
 @pytest.mark.parametrize(("strategy", "needed", "match"), TOO_FEW.values(), ids=TOO_FEW)
-def test_too_few_updates_are_said_and_kept(strategy: Spooled, needed: int, match: str) -> None:
+def test_too_few_updates_are_said_and_kept(strategy: RobustStrategy, needed: int, match: str) -> None:
     start, each = model(0), updates(needed)
     begun(strategy, start)
     for update in each[:-1]:
@@ -465,7 +465,7 @@ def test_too_few_updates_are_said_and_kept(strategy: Spooled, needed: int, match
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., Spooled], tmp_path: Path) -> None:
+def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., RobustStrategy], tmp_path: Path) -> None:
     strategy = kind(fraction=0.5, config={"rate": 0.1}, folder=tmp_path)
     assert strategy.enough(10) == 5
     assert strategy.config(1) == {"rate": 0.1}
@@ -488,6 +488,6 @@ def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., S
         (lambda: GeometricMedian(smoothing=0), "smoothing: 0; expected more than 0"),
     ],
 )
-def test_options_that_are_out_of_range(make: Callable[[], Spooled], match: str) -> None:
+def test_options_that_are_out_of_range(make: Callable[[], RobustStrategy], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
