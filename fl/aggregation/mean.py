@@ -1,10 +1,9 @@
-"""Kernels that fold one update after the other into memory they own.
+"""The running mean of a round's updates. Each update is folded as it arrives, in memory that this module owns.
 
-Called by the server's thread, one update at a time. Never keeps an update, never sees a peer, starts no thread (but
-numpy's BLAS, which looks at the values, has some of its own). The memory is one accumulator and one block
-(fl/tensors/model.py). A result is the accumulator's own memory where the dtypes are the same; the next round's
-accumulator is the memory of an earlier result, as soon as nobody has that any more. So a round costs no more than two
-models: the one that clients are sent, and the next.
+Called by the server's thread, one update at a time. Keeps no update, sees no peer, starts no thread (numpy's BLAS,
+which checks the values, has its own). The memory is one accumulator and one block (fl/tensors/blocks.py). A result
+keeps the accumulator's memory where the dtypes are equal, and the next accumulator takes the memory of an earlier
+result that has no references left. So a round needs two models at most: the one that clients are sent, and the next.
 """
 
 from __future__ import annotations
@@ -27,23 +26,23 @@ from netq.protocol.memory import Memory
 
 @dataclass(slots=True)
 class Block:
-    """Some elements of one tensor, in C order, in the precision that is computed with."""
+    """Some elements of one tensor, in C order and in the precision of the computation."""
 
     name: str
     size: int  # of the whole tensor
     start: int
     stop: int
-    value: NDArray[Any]  # the accumulator's memory: what is written here is in the result
-    model: NDArray[Any]  # the same elements of the round's model; not to be written
+    value: NDArray[Any]  # the accumulator's memory; changes go into the result
+    model: NDArray[Any]  # the same elements of the round's model; read only
 
 
 class Accumulator:
-    """Memory for one model, in the precision that is computed with: a flat array for each tensor."""
+    """Memory for one model in the precision of the computation: a flat array for each tensor."""
 
     def __init__(self, like: Model) -> None:
         self.specs = specs_of(like)
         self.scratch = Scratch()
-        self._memory = Memory(keep=2**62)  # never more than what one result had
+        self._memory = Memory(keep=2**62)  # bytes: keep all; it never holds more than one result
         self._values: dict[str, NDArray[Any]] = {}
 
     def __getitem__(self, name: str) -> NDArray[Any]:
@@ -53,17 +52,17 @@ class Accumulator:
             self._values[name] = np.frombuffer(taken, spec.accumulator)
         return self._values[name]
 
-    def checked(self, model: Model) -> Iterator[tuple[str, Source]]:
-        """Return the tensors of a model that is alike and finite, one after the other; raises InvalidUpdate at once.
+    def checked_sources(self, model: Model) -> Iterator[tuple[str, Source]]:
+        """Check the specs and values of a whole model, then return its tensors. Raises InvalidUpdate before the first.
 
-        They are asked for twice: a packed update makes each when it is asked for, and keeps none.
+        Each tensor is read twice, and a packed update decodes it twice. Keeping it would need the memory of a model.
         """
         for name, source in sources(model, self.specs):
             check_finite(name, source, self.scratch)
         return sources(model, self.specs)
 
     def blocks(self, model: Model) -> Iterator[Block]:
-        """Yield what is here beside `model`, block by block: of the tensors that are not of whole numbers or bools."""
+        """Yield the accumulator and `model` side by side, block by block, without integer and bool tensors."""
         for name, source in sources(model, self.specs):
             if source.spec.is_exact:
                 continue
@@ -74,9 +73,9 @@ class Accumulator:
                 start = stop
 
     def finish(self) -> dict[str, Any]:
-        """Return what is here as a model: keys, shapes, dtypes and kinds are those of `like`.
+        """Return the accumulator as a model with the keys, shapes, dtypes and kinds of `like`.
 
-        Whole numbers are rounded to the nearest, a bool is whether more than 0.5 is here.
+        Integers are rounded to the nearest; a bool is True if its value is above 0.5.
         """
         values = [self[name] for name in self.specs]
         self._values.clear()
@@ -85,14 +84,14 @@ class Accumulator:
 
 
 class WeightedMean:
-    """The mean of a round's updates by weight (FedAvg: McMahan et al., 2017), folded as they arrive.
+    """The weighted mean of a round's updates (FedAvg: McMahan et al., 2017), folded as they arrive.
 
-    A running mean (West, 1979): equal updates give exactly themselves, and no sum overflows. The order of
-    updates changes nothing but rounding.
+    It is a running mean (West, 1979): the mean of equal updates is exactly that update, and no sum overflows. The order
+    of updates changes the rounding only.
     """
 
     def __init__(self, like: Model) -> None:
-        self._sum = Accumulator(like)
+        self._accumulator = Accumulator(like)
         self.reset()
 
     def reset(self) -> None:
@@ -101,28 +100,28 @@ class WeightedMean:
         self.weight = 0.0
 
     def fold(self, model: Model, weight: float) -> None:
-        """Fold an update in. It is the caller's again when this returns.
+        """Fold one update. Its arrays belong to the caller again when this returns.
 
-        Raises InvalidUpdate, with the mean untouched, for a weight that is not finite and above 0, and for
-        what `check` refuses.
+        Raises InvalidUpdate, with the mean unchanged, for a weight that is not a finite number above 0, and for a model
+        that `fl.tensors.model.check` refuses.
         """
         value = checked_weight(weight)
         total = self.weight + value
         if not math.isfinite(total):
             raise InvalidUpdate(f"the weight is {value}; with {self.weight} before it, that exceeds a float")
-        for name, source in self._sum.checked(model):
-            _fold(self._sum[name], source, value / total, self._sum.scratch)
+        for name, source in self._accumulator.checked_sources(model):
+            _fold(self._accumulator[name], source, value / total, self._accumulator.scratch)
         self.count += 1
         self.weight = total
 
     def blocks(self, model: Model) -> Iterator[Block]:
-        """Yield the mean beside the round's model, block by block, to be changed before `finish`."""
-        return self._sum.blocks(model)
+        """Yield the mean and the round's model side by side, block by block. Change the mean before `finish`."""
+        return self._accumulator.blocks(model)
 
     def finish_towards(self, model: Model, factor: float) -> dict[str, Any]:
-        """Return `model` moved towards the mean: by a factor of 1 it is the mean. The next round begins.
+        """Return `model + factor * (mean - model)`, and begin the next round.
 
-        Whole numbers and bools are those of the mean.
+        Integers and bools are those of the mean, for any factor.
         """
         for block in self.blocks(model):
             np.subtract(block.value, block.model, out=block.value)
@@ -131,14 +130,14 @@ class WeightedMean:
         return self.finish()
 
     def finish(self) -> dict[str, Any]:
-        """Return the mean: keys, shapes, dtypes and kinds are those of `like`. The next round begins.
+        """Return the mean with the keys, shapes, dtypes and kinds of `like`, and begin the next round.
 
-        Integers are rounded to the nearest, a bool is what more than half of the weight says. Raises
-        InvalidUpdate if nothing was folded.
+        Integers are rounded to the nearest; a bool is True if more than half of the weight is. Raises InvalidUpdate if
+        nothing was folded.
         """
         self.require()
         self.reset()
-        return self._sum.finish()
+        return self._accumulator.finish()
 
     def require(self) -> None:
         """Raise InvalidUpdate if nothing was folded."""
@@ -160,7 +159,7 @@ def checked_weight(weight: Any) -> float:
 
 
 def _fold(mean: NDArray[Any], source: Source, share: float, scratch: Scratch) -> None:
-    """mean += share * (source - mean), block by block. The first update has a share of 1."""
+    """Compute mean += share * (source - mean), block by block. The first update has a share of 1."""
     start = 0
     for block in source.blocks(scratch):
         target = mean[start : start + block.size]
@@ -176,14 +175,14 @@ def _move(mean: NDArray[Any], block: NDArray[Any], share: float, scratch: Scratc
     try:
         with np.errstate(over="raise"):
             np.subtract(block, mean, out=change, dtype=mean.dtype)
-    except FloatingPointError:  # they are further apart than a float goes
-        _move_far(mean, block, share)
+    except FloatingPointError:  # the difference of two finite values overflows
+        _move_without_difference(mean, block, share)
         return
     np.multiply(change, share, out=change)
     np.add(mean, change, out=mean)
 
 
-def _move_far(mean: NDArray[Any], block: NDArray[Any], share: float) -> None:
-    """The same without the difference; equal values may come out rounded."""
+def _move_without_difference(mean: NDArray[Any], block: NDArray[Any], share: float) -> None:
+    """Move the mean as `_move` does, but slower, and with rounding also for equal values."""
     np.multiply(mean, 1 - share, out=mean)
     np.add(mean, block * share, out=mean)

@@ -1,9 +1,8 @@
-"""A round's updates on disk, for strategies that need all of them at once; they come back block by block.
+"""A round's updates on disk, for strategies that need all updates at once. They are read back block by block.
 
-Made, filled and emptied by a strategy (fl/strategies/robust.py) in the server's thread. The file has no name: when the
-process ends, however it ends, the system frees its space. It is read and not mapped: what was read of a mapping stays
-in the process's resident memory, and an error of the disk would be a signal there, not an exception. Never keeps an
-update in memory, never computes with one.
+Used by fl/strategies/robust.py in the server's thread. The file has no name, so the system frees its space when the
+process ends in any way. The file is read, not mapped: pages of a mapping count as resident memory of the process, and
+an I/O error there raises a signal (SIGBUS) instead of an exception. Keeps no update in memory, and computes nothing.
 """
 
 from __future__ import annotations
@@ -23,25 +22,27 @@ from fl.errors import UpdateStoreError
 from fl.tensors.blocks import Scratch, Source, check_finite, sources
 from fl.tensors.spec import Model, specs_of
 
-CELLS = 128 * 1024  # elements in a block, of all updates together; of 64 Ki to 512 Ki only the last is slower
+CELLS = 128 * 1024  # elements of a block, all updates together; measured from 64 Ki to 512 Ki: only 512 Ki is slower
 
 
 class Stack(NamedTuple):
-    """The same elements of one tensor, in C order, of several updates."""
+    """The same elements of one tensor of several updates, in C order."""
 
     name: str
     size: int  # of the whole tensor
     start: int
     stop: int
-    matrix: NDArray[Any]  # [updates, stop - start] in the precision that is computed with; the receiver's own
+    matrix: NDArray[Any]  # [updates, stop - start] in the precision of the computation; owned by the receiver
 
 
 class UpdateStore:
-    """Keeps a round's updates in a file without a name, in the precision that is computed with.
+    """Stores a round's updates in a file without a name, in the precision of the computation.
 
-    `folder`: where; None: the system's folder for temporary files. It needs room for all updates of a round, and if it
-    is a file system in memory (tmpfs, as /tmp often is), that room is memory. Raises UpdateStoreError if no file can
-    be made there. Between the first `add` and `reset`, one file descriptor is open.
+    folder: of the file; None: the system's folder for temporary files. It needs room for all updates of a round. On a
+            file system in memory (tmpfs, as /tmp often is) that room is memory.
+
+    Raises UpdateStoreError if no file can be made in the folder. One file descriptor is open from the first `add` to
+    `reset`.
     """
 
     def __init__(self, like: Model, folder: str | os.PathLike[str] | None = None) -> None:
@@ -53,22 +54,24 @@ class UpdateStore:
         self._scratch = Scratch()
         self._file: io.FileIO | None = None
         self._count = 0
-        self._open().close()  # if that cannot be, it is better known before the clients train
+        self._open().close()  # an unusable folder is reported before the clients train
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, model: Model) -> None:
-        """Append an update. It is the caller's again when this returns.
+        """Append an update. Its arrays belong to the caller again when this returns.
 
-        Raises InvalidUpdate for what `fl.tensors.model.check` refuses, and UpdateStoreError if the folder has no room
-        for it; then nothing has changed.
+        Raises InvalidUpdate for a model that `fl.tensors.model.check` refuses, and UpdateStoreError if the folder has
+        no room; then the store is unchanged.
         """
         for name, source in sources(model, self._specs):
             check_finite(name, source, self._scratch)
         descriptor, end = self._descriptor(), self._count * self._update
         try:
-            for name, source in sources(model, self._specs):  # again: a packed update makes each when it is asked for
+            for name, source in sources(
+                model, self._specs
+            ):  # a packed update decodes each tensor again: keeping all needs memory
                 self._write(descriptor, source, end + self._offsets[name])
         except OSError as error:
             os.ftruncate(descriptor, end)
@@ -76,10 +79,12 @@ class UpdateStore:
         self._count += 1
 
     def blocks(self, updates: Sequence[int] | None = None, *, exact: bool = True) -> Iterator[Stack]:
-        """Yield tensor by tensor all elements of the updates, or of some of them by order of arrival, in that order.
+        """Yield the elements of the updates tensor by tensor, CELLS elements at a time, but one of each at least.
 
-        No more than CELLS elements at a time (one of each update at least). Of whole numbers and bools only if `exact`.
-        Raises UpdateStoreError if the disk does not give back what it was given.
+        updates: indices by order of arrival, which are also the order of the rows; None: all.
+        exact:   whether to yield integer and bool tensors too.
+
+        Raises UpdateStoreError if the file has lost data.
         """
         chosen = range(self._count) if updates is None else updates
         width = max(1, CELLS // max(1, len(chosen)))
@@ -89,7 +94,7 @@ class UpdateStore:
                 yield Stack(name, spec.size, start, stop, self._read(name, start, stop, chosen))
 
     def reset(self) -> None:
-        """Forget all updates, and give the disk back."""
+        """Delete all updates, and free the disk space."""
         self._count = 0
         if self._file is not None:
             self._file.close()

@@ -1,7 +1,7 @@
-"""Strategies without rounds: a new model as soon as some updates have come, whoever is still at work on an older one.
+"""Asynchronous strategies: a new model after a fixed number of updates, while other clients still train older models.
 
-The server gives a client its next task as soon as its update is folded. A "round" is a model: its report has the
-updates that made it.
+The server gives a client its next task as soon as its update is folded. A "round" of the report is one model, and lists
+the updates that went into it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from netq.validate import whole
 
 
 class FedAsync(Strategy):
-    """Asynchronous averaging: each update moves the model towards itself, the less the staler it is.
+    """Asynchronous averaging: each update moves the model towards itself, by less the staler it is.
 
-    Source: Xie et al., 2019, "Asynchronous federated optimization", algorithm 1. `mixing`: the paper's alpha.
-    `staleness`: its s; see fl.polynomial and fl.hinge.
+    mixing:    how far an update moves the model; the paper's alpha.
+    staleness: the paper's s; see fl.polynomial and fl.hinge.
+
+    Source: Xie et al., 2019, "Asynchronous federated optimization", algorithm 1.
     """
 
     buffer = 1
@@ -34,28 +36,31 @@ class FedAsync(Strategy):
         self._factor = 0.0
 
     def begin(self, model: Model) -> None:
-        """Make the memory of an update."""
+        """Allocate the memory of one update."""
         self._mean = WeightedMean(model)
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
-        """Take the update."""
+        """Store the update and the factor of the move."""
         self._mean.fold(update.model, 1.0)
         self._factor = self._mixing * self.discount(staleness)
 
     def finish(self, model: Model, *, number: int) -> Model:
-        """Return the model moved towards the update."""
+        """Return the model, moved towards the update."""
         return self._mean.finish_towards(model, self._factor)
 
     def abandon(self) -> None:
-        """Forget the update."""
+        """Discard the update."""
         self._mean.reset()
 
 
 class FedBuff(Strategy):
-    """Buffered asynchronous aggregation: the changes of some clients, from whatever model each began with.
+    """Buffered asynchronous aggregation: adds the mean of K changes, each relative to the model that its client got.
 
-    Source: Nguyen et al., 2022, "Federated learning with buffered asynchronous aggregation", algorithm 1. `size`: of
-    the buffer, the paper's K. `staleness`: the weight of a change by how many models have been made since it began.
+    size:          number of changes to a new model; the paper's K.
+    learning_rate: of the server.
+    staleness:     weight of a change as a function of the number of models made since its client began.
+
+    Source: Nguyen et al., 2022, "Federated learning with buffered asynchronous aggregation", algorithm 1.
     """
 
     deltas = True
@@ -68,7 +73,7 @@ class FedBuff(Strategy):
         self._rate = within("learning_rate", learning_rate, 0, math.inf)
 
     def begin(self, model: Model) -> None:
-        """Make the memory of the mean change."""
+        """Allocate the memory of the mean change. Raises InvalidUpdate for dtypes that have no differences."""
         self._mean = WeightedMean(model)
         self._differences = {name for name, tensor in model.items() if is_difference(name, tensor)}
         if missing := zeros_like(model).keys() - self._differences:
@@ -76,19 +81,22 @@ class FedBuff(Strategy):
             raise InvalidUpdate(f"FedBuff adds changes, and has none of {names}; expected float16, float32 or float64")
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
-        """Add to the mean change."""
+        """Fold the change into the mean."""
         self._mean.fold(update.model, self.discount(staleness))
 
     def finish(self, model: Model, *, number: int) -> Model:
-        """Return the model with the mean change added; stale changes count for less, in the sum too."""
+        """Return the model plus the mean change.
+
+        The paper divides by K, not by the sum of the weights: a buffer of stale changes moves the model by less.
+        """
         self._mean.require()
         factor = self._rate * self._mean.weight / self._mean.count
         for block in self._mean.blocks(model):
-            if block.name in self._differences:  # the others are means as they are
+            if block.name in self._differences:  # other tensors are sent as values: their mean is the result
                 block.value *= factor
                 block.value += block.model
         return self._mean.finish()
 
     def abandon(self) -> None:
-        """Start over."""
+        """Discard the changes."""
         self._mean.reset()

@@ -1,9 +1,15 @@
-"""Who trains, with what configuration, and how their updates become the next model.
+"""The interface of strategies: which clients train, with what configuration, and how updates become the next model.
 
-A strategy is called by one thread, the server's: `begin` once; then in each round `select`, `config`, `fold` for each
-update as it arrives, and `finish` or `abandon`; `reject`, if it finished with no model. It never sees a socket.
-Whatever it refuses with InvalidUpdate counts as that client's failure, and must have changed nothing.
-docs/reference/strategies.md writes one.
+One thread calls a strategy, the server's:
+
+    restore                                 if the server resumes from a checkpoint
+    begin                                   once
+    select, config, fold, fold, …, finish   in each round; `fold` for each update as it arrives
+    reject                                  if the model that `finish` returned is not finite
+    abandon                                 if the round does not count, or `finish` has failed
+    state                                   after each round that counts, for the checkpoint
+
+A strategy never sees a connection. docs/reference/strategies.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -24,24 +30,26 @@ from netq.errors import InvalidOption
 from netq.text import did_you_mean
 from netq.validate import expect, is_number, whole
 
-Discount = Callable[[int], float]  # of a staleness in rounds, 0 for none, to a factor of the weight, 1 at most
+Discount = Callable[[int], float]  # staleness in rounds (0: in time) -> factor of the weight, at most 1
 
 
 class Strategy(abc.ABC):
-    """How a federation learns. Subclass it, and write `begin`, `fold`, `finish` and `abandon`; the rest has a default.
+    """How a federation learns. Subclasses write `begin`, `fold`, `finish` and `abandon`; the others have a default.
 
-    fraction:    of the connected clients that take part in a round, more than 0 to 1; one at least. Drawn by `seed`
-                 and round.
-    oversample:  so many more are asked, as a fraction of those needed; the round ends when enough have answered.
-    config:      what the clients are told in every round. Plain values: numbers, texts, lists, dicts, arrays.
-    compression: how clients pack their updates (fl.Compression, or its text), unless one knows better; None: not at all
-    staleness:   the weight of an update that comes a round late or more, by how many rounds: a function, or the text of
-                 one, as in "polynomial(0.5)" or "hinge(10, 4)"; None: it is refused.
+    fraction:    fraction of the connected clients that take part in a round, above 0, at most 1; at least one client.
+    oversample:  additional clients that are asked, as a fraction of those needed. The round ends when enough have
+                 answered.
+    config:      values that all clients get in every round: numbers, texts, lists, dicts, arrays.
+    compression: how clients compress their updates (fl.Compression or its text). A client's own compression takes
+                 precedence. None: no compression.
+    staleness:   weight of a late update as a function of its age in rounds: fl.polynomial, fl.hinge, a function, or a
+                 text such as "hinge(10, 4)". None: late updates are refused.
+    seed:        of the random selection of clients, together with the number of the round.
     """
 
-    buffer: int | None = None  # of an asynchronous strategy: after so many updates there is a new model
-    least = 1  # updates without which `finish` raises TooFewUpdates
-    deltas = False  # whether `fold` wants differences from the model that the client was sent, not models
+    buffer: int | None = None  # updates after which an asynchronous strategy makes a model; None: it works in rounds
+    least = 1  # number of updates below which `finish` raises TooFewUpdates
+    deltas = False  # whether `fold` gets the differences from the model that the client was sent, instead of models
 
     def __init__(
         self,
@@ -67,25 +75,25 @@ class Strategy(abc.ABC):
         self.staleness = None if staleness is None else as_discount(staleness)
 
     def select(self, number: int, clients: Sequence[uuid.UUID]) -> Sequence[uuid.UUID]:
-        """Return those of the connected clients that take part in round `number` (1, 2, …): at random, reproducibly."""
+        """Return the connected clients that take part in round `number` (1, 2, …). Random, but reproducible."""
         count = math.ceil(self.enough(len(clients)) * (1 + self._oversample))
         return random.Random(f"{self._seed} {number}").sample(sorted(clients), min(count, len(clients)))
 
     def enough(self, clients: int) -> int:
-        """Return how many answers end a round, when so many clients are connected."""
+        """Return the number of answers that ends a round, for a number of connected clients."""
         return max(1, round(self._fraction * clients))
 
     def config(self, number: int) -> Mapping[str, Any]:
-        """Return what the clients are told in round `number` beside the model."""
+        """Return the config that the clients get with the model in round `number`."""
         return self._config
 
     def discount(self, staleness: int) -> float:
-        """Return the factor of the weight of an update that is so many rounds late."""
+        """Return the factor by which the weight of an update of this age in rounds is multiplied."""
         return 1.0 if staleness == 0 or self.staleness is None else self.staleness(staleness)
 
     @abc.abstractmethod
     def begin(self, model: Model) -> None:
-        """Learn what models look like, before the first round; raises InvalidUpdate if it can do nothing with them."""
+        """Prepare for models like this one, before the first round. Raises InvalidUpdate for unusable dtypes."""
 
     @abc.abstractmethod
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
@@ -106,25 +114,25 @@ class Strategy(abc.ABC):
 
     @abc.abstractmethod
     def abandon(self) -> None:
-        """Forget the updates folded since the last `finish`: the round does not count."""
+        """Discard the updates folded since the last `finish`: the round does not count."""
 
     def reject(self) -> None:
-        """Forget what has led to the model that `finish` returned: it is not finite, and is not taken.
+        """Discard the state that led to the last result of `finish`: it is not finite, and the server does not use it.
 
-        A memory from round to round that is as far gone as the model begins anew.
+        State that is kept from round to round, such as the moments of an optimiser, may not be finite either: reset it.
         """
         self.abandon()
 
     def state(self) -> dict[str, Any]:
-        """Return what must be kept from round to round, plain values and arrays; it is the strategy's own memory."""
+        """Return the state for a checkpoint: plain values and arrays, which stay in the memory of the strategy."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # nothing is kept, nothing is restored
-        """Go on from what `state` returned; called before `begin`."""
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027  # a strategy without state has none to restore
+        """Continue from what `state` returned. Called before `begin`."""
 
 
 def options_of(kind: type) -> list[str]:
-    """Return the names of a strategy's options: its own, and those of its parents as long as it passes others on."""
+    """Return the names of a strategy's options: those of its class, and of its parents if it has **options for them."""
     names: list[str] = []
     for each in kind.__mro__:
         if "__init__" in vars(each):

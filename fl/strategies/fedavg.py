@@ -1,7 +1,7 @@
-"""Strategies whose next model comes of a mean of the clients': FedAvg and what is made of it.
+"""FedAvg and its variants: the next model is the weighted mean of the updates, or an optimiser step towards it.
 
-Each folds updates as they arrive, in one model's worth of memory, however many clients there are
-(fl/aggregation/mean.py). The options of every Strategy are options of each.
+Updates are folded as they arrive (fl/aggregation/mean.py), in the memory of one model for any number of clients. Each
+class also takes the options of Strategy.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from fl.tensors.spec import Model
 
 
 class FedAvg(Strategy):
-    """Federated averaging: the mean of the clients' models by their numbers of examples.
+    """Federated averaging: the mean of the clients' models, weighted by numbers of examples.
+
+    optimizer: makes the next model from the mean (fl/strategies/server_optimizers.py); None: the mean is the model.
 
     Source: McMahan et al., 2017, "Communication-efficient learning of deep networks from decentralized data",
-    algorithm 1. `optimizer`: what is done with the mean (fl/strategies/server_optimizers.py); None: it is the next
-    model.
+    algorithm 1.
     """
 
     def __init__(self, *, optimizer: Optimizer | None = None, **options: Any) -> None:
@@ -32,36 +33,36 @@ class FedAvg(Strategy):
         self._optimizer = optimizer
 
     def begin(self, model: Model) -> None:
-        """Make the mean's memory."""
+        """Allocate the memory of the mean."""
         self._mean = WeightedMean(model)
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
-        """Add to the mean, in place."""
+        """Fold the model into the mean."""
         self._mean.fold(update.model, update.num_examples * self.discount(staleness))
 
     def finish(self, model: Model, *, number: int) -> Model:
-        """Return the mean, or what the optimizer makes of it."""
+        """Return the mean, or the optimizer's step from `model` towards it."""
         if self._optimizer is not None:
             for block in self._mean.blocks(model):
                 self._optimizer.step(block)
         return self._mean.finish()
 
     def abandon(self) -> None:
-        """Start over."""
+        """Discard the updates."""
         self._mean.reset()
 
     def reject(self) -> None:
-        """Start over, the optimizer too."""
+        """Discard the updates, and reset the optimizer."""
         self.abandon()
         if self._optimizer is not None:
             self._optimizer.reset()
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's."""
+        """Return the state of the optimizer."""
         return {} if self._optimizer is None else self._optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Give it back to the optimizer. Raises CheckpointError, if there is none now."""
+        """Restore the optimizer. Raises CheckpointError for a state without an optimizer to restore."""
         if self._optimizer is not None:
             self._optimizer.restore(state)
         elif state:
@@ -70,7 +71,7 @@ class FedAvg(Strategy):
 
 
 class FedProx(FedAvg):
-    """FedAvg whose clients stay near the round's model: they are told `proximal_mu`, and use `fl.proximal_term`.
+    """FedAvg whose clients stay near the round's model: they read `proximal_mu` from the config for `fl.proximal_term`.
 
     Source: Li et al., 2020, "Federated optimization in heterogeneous networks", algorithm 2.
     """

@@ -1,8 +1,8 @@
-"""Strategies that some clients may lie to: medians, trimmed means, Krum and what was made of it, the geometric median.
+"""Byzantine-robust strategies: median, trimmed mean, Krum, Multi-Krum, Bulyan, geometric median.
 
-Each needs all updates of a round at once, and reads them block by block from disk (fl/aggregation/update_store.py):
-the server's memory does not grow with its clients. All but GeometricMedian ignore num_examples, because a client may
-claim any number.
+Each needs all updates of a round at once. They are kept on disk and read block by block
+(fl/aggregation/update_store.py), so the server's memory does not grow with the number of clients. All but
+GeometricMedian ignore num_examples, because a client may claim any number.
 
 Each refuses the option `staleness`. The guarantees hold for updates that began at the same model; a late update began
 at an older one, so its distance from the others says nothing about its client.
@@ -34,13 +34,13 @@ _NO_STALENESS = (
     "the option out, so that late updates are refused"
 )
 
-Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # of real numbers [updates, elements] to [elements]
+Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # real numbers [updates, elements] -> [elements]
 
 
 class RobustStrategy(Strategy):
-    """A strategy that sees all updates of a round at once. Subclass it, and write `finish`.
+    """A strategy that needs all updates of a round at once. Subclasses write `finish`.
 
-    `folder`: on whose disk they are kept, with room for all of a round; see UpdateStore.
+    folder: where the updates of a round are stored; see UpdateStore.
     """
 
     def __init__(self, *, folder: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -50,15 +50,15 @@ class RobustStrategy(Strategy):
         self._folder = folder
 
     def begin(self, model: Model) -> None:
-        """Make the memory of the result, and see to the folder; raises SpoolError if it cannot be written to."""
+        """Allocate the memory of the result. Raises UpdateStoreError if the folder cannot be written to."""
         self._updates, self._result = UpdateStore(model, self._folder), Accumulator(model)
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
-        """Put the update on disk. Raises SpoolError, too, and has changed nothing then, if there is no room for it."""
+        """Store the update on disk. Raises UpdateStoreError, with nothing changed, if there is no room."""
         self._updates.add(update.model)
 
     def abandon(self) -> None:
-        """Forget the updates, and give the disk back."""
+        """Discard the updates, and free the disk space."""
         self._updates.reset()
 
     def _require_count(self, count: int, why: str) -> None:
@@ -67,7 +67,7 @@ class RobustStrategy(Strategy):
             raise TooFewUpdates(f"{came}; set min_clients to so many, or expect fewer liars")
 
     def _combine(self, kernel: Kernel, updates: Sequence[int] | None = None) -> Model:
-        """Return the model that a kernel makes of the updates, or of some. The next round begins."""
+        """Apply a kernel to all updates, or to some. Returns the model, and begins the next round."""
         for stack in self._updates.blocks(updates):
             reals(self._result[stack.name][stack.start : stack.stop])[:] = kernel(reals(stack.matrix))
         self.abandon()
@@ -77,9 +77,11 @@ class RobustStrategy(Strategy):
 class FedMedian(RobustStrategy):
     """The median of each coordinate; of an even number of updates, the mean of the two in the middle.
 
+    With 2f + 1 updates or more, f of them cannot move a coordinate out of the range of the others. It works with one
+    update or more. Integers are the rounded median; a bool is the majority.
+
     Source: Yin et al., 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", algorithm 1,
-    option I. Of 2f + 1 updates or more, f can move no coordinate out of the range of the others. Takes one update or
-    more. Whole numbers are the rounded median, bools what more than half say.
+    option I.
     """
 
     def finish(self, model: Model, *, number: int) -> Model:
@@ -89,12 +91,15 @@ class FedMedian(RobustStrategy):
 
 
 class FedTrimmedAvg(RobustStrategy):
-    """The mean of each coordinate without the largest and the smallest, a share of `beta` each, 0 to 0.5.
+    """The mean of each coordinate without its largest and smallest values.
+
+    beta: fraction of the updates that is dropped at each end, rounded down; 0 to 0.5. 0.5 leaves the median.
+
+    Against f byzantine clients it needs f / beta updates. It works with one update or more. Integers and bools are
+    trimmed too, then rounded.
 
     Source: Yin et al., 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", algorithm 1,
-    option II. So many are dropped at each end as are whole in beta * updates, and 0.5 leaves the median; against f
-    liars, f / beta updates are needed. Takes one update or more. Whole numbers and bools are trimmed as all else, then
-    rounded.
+    option II.
     """
 
     def __init__(self, beta: float = 0.2, **options: Any) -> None:
@@ -110,20 +115,20 @@ class FedTrimmedAvg(RobustStrategy):
 
 
 class KrumSelection(RobustStrategy):
-    """What Krum and MultiKrum have in common: `_keep` of the updates, those that are closest to their neighbours."""
+    """The selection of Krum and MultiKrum: the `_keep` updates with the lowest scores."""
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
         super().__init__(**options)
         self._byzantine = whole("byzantine", byzantine, 0)
-        self._keep: int | None = None  # all but the byzantine
+        self._keep: int | None = None  # None: all but `byzantine`
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """2f + 3, and f + keep."""
+        """Return max(2f + 3, f + keep)."""
         return max(2 * self._byzantine + 3, (self._keep or 0) + self._byzantine)
 
     def finish(self, model: Model, *, number: int) -> Model:
-        """Return the mean of the best."""
+        """Return the mean of the updates with the lowest scores."""
         self._require_count(2 * self._byzantine + 3, f"2f + 3, with f = {self._byzantine} byzantine")
         keep = len(self._updates) - self._byzantine if self._keep is None else self._keep
         self._require_count(keep + self._byzantine, f"{keep} to keep, and {self._byzantine} byzantine")
@@ -132,12 +137,17 @@ class KrumSelection(RobustStrategy):
 
 
 class MultiKrum(KrumSelection):
-    """The mean of the `keep` updates that are closest to their neighbours; None: of all but `byzantine`.
+    """The mean of the updates that are closest to their neighbours.
+
+    byzantine: number of byzantine clients, the paper's f. 2f + 3 updates are needed, and f + keep.
+    keep:      number of updates in the mean; None: all but `byzantine`.
+
+    The score of an update is the sum of the squared distances to its n - f - 2 nearest others. Of equal scores the
+    earlier arrival comes first. Integers and bools count in no distance; they are the rounded mean of the same updates.
+    The time grows with the square of the number of updates.
 
     Source: Blanchard et al., 2017, "Machine learning with adversaries: Byzantine tolerant gradient descent" (Krum and
-    Multi-Krum). Against f liars (`byzantine`), 2f + 3 updates are needed, and f + keep. Score: the sum of the squared
-    distances to the n - f - 2 closest others; of equal scores the earlier arrival is first. Whole numbers and bools
-    count in no distance, and are the rounded mean of the same updates. Time grows with the square of the updates.
+    Multi-Krum).
     """
 
     def __init__(self, byzantine: int = 1, keep: int | None = None, **options: Any) -> None:
@@ -146,7 +156,10 @@ class MultiKrum(KrumSelection):
 
 
 class Krum(KrumSelection):
-    """The one update that is closest to its neighbours: see MultiKrum. Against f liars, 2f + 3 updates are needed."""
+    """The update that is closest to its neighbours; see MultiKrum.
+
+    byzantine: number of byzantine clients, the paper's f. 2f + 3 updates are needed.
+    """
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
         super().__init__(byzantine, **options)
@@ -154,12 +167,15 @@ class Krum(KrumSelection):
 
 
 class Bulyan(RobustStrategy):
-    """Of the updates that Krum chooses one after the other, the mean of the values around each coordinate's median.
+    """Selects updates by Krum, one after the other, and takes the mean of the values around each coordinate's median.
 
-    Source: El Mhamdi et al., 2018, "The hidden vulnerability of distributed learning in Byzantium". Against f liars
-    (`byzantine`), 4f + 3 updates are needed: n - 2f are chosen, each by its score among those that are left (see
-    MultiKrum; at least one neighbour counts), and n - 4f of their values are kept, the lower of two that are as far
-    from the median. Whole numbers and bools count in no distance; they are kept as all else, then rounded.
+    byzantine: number of byzantine clients, the paper's f. 4f + 3 updates are needed.
+
+    Of n updates, n - 2f are selected, each by its score among the updates that are left (see MultiKrum; at least one
+    neighbour counts). For each coordinate n - 4f of their values go into the mean: those nearest to the median, and the
+    lower of two at the same distance. Integers and bools count in no distance; they are selected too, then rounded.
+
+    Source: El Mhamdi et al., 2018, "The hidden vulnerability of distributed learning in Byzantium".
     """
 
     def __init__(self, byzantine: int = 1, **options: Any) -> None:
@@ -168,11 +184,11 @@ class Bulyan(RobustStrategy):
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """4f + 3."""
+        """Return 4f + 3."""
         return 4 * self._byzantine + 3
 
     def finish(self, model: Model, *, number: int) -> Model:
-        """Return the mean around the median of those that are chosen."""
+        """Return the mean around the median of the selected updates."""
         self._require_count(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
         count, distances = len(self._updates), squared_distances(self._updates)
         left, chosen = list(range(count)), list[int]()
@@ -183,13 +199,16 @@ class Bulyan(RobustStrategy):
 
 
 class GeometricMedian(RobustStrategy):
-    """The point whose distances from all updates, by their numbers of examples, have the smallest sum (RFA).
+    """The point with the smallest sum of distances to all updates, weighted by numbers of examples (RFA).
 
-    Source: Pillutla et al., 2022, "Robust aggregation for federated learning", the smoothed Weiszfeld algorithm.
-    `iterations`: of it, each of which reads all updates; they begin at each coordinate's median. `smoothing`: the least
-    distance, the paper's nu. It withstands liars who send less than half of the updates, 2f + 1 against f, and claim
-    less than half of the examples: what is claimed is believed. Takes one update or more. Whole numbers and bools count
-    in no distance; they are the rounded mean by the last weights.
+    iterations: of the smoothed Weiszfeld algorithm. Each reads all updates; the start is each coordinate's median.
+    smoothing:  lower bound of a distance, the paper's nu.
+
+    It tolerates f byzantine clients among 2f + 1 if they also claim less than half of the examples: the server cannot
+    verify num_examples. It works with one update or more. Integers and bools count in no distance; they are the rounded
+    mean with the last weights.
+
+    Source: Pillutla et al., 2022, "Robust aggregation for federated learning".
     """
 
     def __init__(self, iterations: int = 8, smoothing: float = 1e-6, **options: Any) -> None:
@@ -198,12 +217,12 @@ class GeometricMedian(RobustStrategy):
         self._smoothing = within("smoothing", smoothing, 0, np.inf)
 
     def begin(self, model: Model) -> None:
-        """Make the memory of the result, and begin with no weights."""
+        """Allocate the memory of the result, and start without weights."""
         super().begin(model)
         self._weights: list[float] = []
 
     def fold(self, model: Model, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
-        """Put the update on disk, and remember its number of examples."""
+        """Store the update on disk, and its number of examples in memory."""
         weight = checked_weight(update.num_examples)
         super().fold(model, update, client=client, staleness=staleness)
         self._weights.append(weight)
@@ -219,31 +238,31 @@ class GeometricMedian(RobustStrategy):
         return self._combine(point)
 
     def abandon(self) -> None:
-        """Forget the updates and their weights."""
+        """Discard the updates and their weights."""
         super().abandon()
         self._weights.clear()
 
     def _distances(self, point: Kernel) -> NDArray[np.float64]:
-        """Return how far each update is from what the kernel makes of all."""
+        """Return the distance of each update from the point that the kernel computes."""
         squares = np.zeros(len(self._updates))
-        with np.errstate(over="ignore"):  # infinitely far is as far as a float goes
+        with np.errstate(over="ignore"):  # an overflow is limited to the largest float below
             for stack in self._updates.blocks(exact=False):
                 rows = reals(stack.matrix).astype(np.float64)
                 squares += squared_norms(rows - point(rows))
         return np.minimum(np.sqrt(squares), np.finfo(np.float64).max)
 
 
-def squared_distances(spool: UpdateStore) -> NDArray[np.float64]:
-    """Return the squares of the distances of all from all, without whole numbers and bools; [updates, updates].
+def squared_distances(updates: UpdateStore) -> NDArray[np.float64]:
+    """Return the squared distances between all updates, [updates, updates], without integers and bools.
 
-    Of differences, some nanosecond for each element of a pair. Products (|a|² + |b|² - 2ab) are quicker by far for many
-    updates; but this way nothing is lost however near two are and however far a third, and equal updates have equal
-    distances to the last bit.
+    They are computed from differences, at about a nanosecond per element of a pair. Products (|a|² + |b|² - 2ab) are
+    much faster for many updates, but lose all digits for two near updates when a third is far away. With differences,
+    equal updates also have distances that are equal to the last bit.
     """
-    count = len(spool)
+    count = len(updates)
     squares = np.zeros((count, count))
-    with np.errstate(over="ignore"):  # infinitely far is far enough
-        for stack in spool.blocks(exact=False):
+    with np.errstate(over="ignore"):  # an infinite distance sorts last, as it should
+        for stack in updates.blocks(exact=False):
             rows = reals(stack.matrix).astype(np.float64)
             for at in range(count - 1):
                 squares[at, at + 1 :] += squared_norms(rows[at + 1 :] - rows[at])

@@ -1,7 +1,7 @@
-"""What a server does with the mean of a round beyond taking it: optimisers, with the round's change as gradient.
+"""Server optimisers: momentum, Adagrad, Adam and Yogi, with the change of a round as the (negative) gradient.
 
 The change is the mean of the clients' models minus the model that they were sent. Each optimiser works block by block
-in the mean's own memory, and keeps one or two models of its own. Whole numbers and bools take their mean as it is.
+in the memory of the mean, and keeps one or two models of state. Integers and bools take their mean without a step.
 
 Sources: Hsu et al., 2019, "Measuring the effects of non-identical data distribution for federated visual
 classification" (momentum); Reddi et al., 2021, "Adaptive federated optimization", algorithm 2 (the others; as there,
@@ -22,34 +22,34 @@ from fl.strategies.base import within
 
 Arrays = dict[str, NDArray[Any]]
 
-_ADAPTIVITY = (1e-30, 1e18)  # as a float32 it is more than 0, and its square is one too
+_ADAPTIVITY = (1e-30, 1e18)  # range in which the value and its square are positive finite float32 numbers
 
 
 class Optimizer(Protocol):
-    """What FedAvg does with its mean. `state` and `restore` are a strategy's."""
+    """Turns the mean of FedAvg into the next model. `state` and `restore` are as those of Strategy."""
 
     def step(self, block: Block) -> None:
-        """Write the next model into `block.value`, which holds the mean."""
+        """Replace the mean in `block.value` by the next model."""
 
     def reset(self) -> None:
-        """Forget all rounds."""
+        """Reset the state to that before the first round."""
 
     def state(self) -> dict[str, Any]:
-        """Return what is kept from round to round."""
+        """Return the state that is kept from round to round."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from it."""
+        """Continue from a state."""
 
 
 class Slots:
-    """A number for each element of a model, from round to round."""
+    """Optimiser state with one number for each element of the model, allocated on first use."""
 
     def __init__(self, initial: float = 0.0) -> None:
         self._initial = initial
         self.arrays: Arrays = {}
 
     def of(self, block: Block) -> NDArray[Any]:
-        """Return those of a block, to be changed in place."""
+        """Return the numbers of a block, to be changed in place."""
         if block.name not in self.arrays:
             self.arrays[block.name] = np.full(block.size, self._initial, block.value.dtype)
         return self.arrays[block.name][block.start : block.stop]
@@ -64,7 +64,7 @@ class Momentum:
         self._velocity = Slots()
 
     def step(self, block: Block) -> None:
-        """Write the next model into the block."""
+        """Replace the mean in the block by the next model."""
         velocity = self._velocity.of(block)
         velocity *= self._momentum
         velocity += block.value - block.model
@@ -72,7 +72,7 @@ class Momentum:
         block.value += block.model
 
     def reset(self) -> None:
-        """Stand still."""
+        """Set the velocity to 0."""
         self._velocity.arrays.clear()
 
     def state(self) -> dict[str, Any]:
@@ -80,14 +80,14 @@ class Momentum:
         return {"velocity": self._velocity.arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a velocity."""
+        """Continue from a velocity."""
         self._velocity.arrays = dict(state["velocity"])
 
 
 class Adaptive:
     """first = beta_1 * first + (1 - beta_1) * change; model += learning_rate * first / (sqrt(second) + adaptivity).
 
-    What becomes of the second moment, `moment` says.
+    moment: updates the second moment; it makes the difference between Adagrad, Adam and Yogi.
     """
 
     def __init__(self, moment: Moment, learning_rate: float, beta_1: float, adaptivity: float) -> None:
@@ -98,7 +98,7 @@ class Adaptive:
         self._first, self._second = Slots(), Slots(adaptivity**2)
 
     def step(self, block: Block) -> None:
-        """Write the next model into the block."""
+        """Replace the mean in the block by the next model."""
         change = block.value
         change -= block.model
         first, second = self._first.of(block), self._second.of(block)
@@ -111,7 +111,7 @@ class Adaptive:
         block.value += block.model
 
     def reset(self) -> None:
-        """Begin both moments anew."""
+        """Reset both moments."""
         self._first.arrays.clear()
         self._second.arrays.clear()
 
@@ -120,19 +120,19 @@ class Adaptive:
         return {"first": self._first.arrays, "second": self._second.arrays}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from both moments."""
+        """Continue from both moments."""
         self._first.arrays, self._second.arrays = dict(state["first"]), dict(state["second"])
 
 
 class Moment(Protocol):
-    """How the second moment follows the squares of the changes."""
+    """Updates the second moment from the squares of the changes."""
 
     def __call__(self, second: NDArray[Any], square: NDArray[Any]) -> None:
         """Change `second` in place."""
 
 
 def adagrad() -> Moment:
-    """Add them up."""
+    """Sum the squares."""
 
     def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
         second += square
@@ -141,7 +141,7 @@ def adagrad() -> Moment:
 
 
 def adam(beta_2: float) -> Moment:
-    """Take their running mean."""
+    """Average the squares exponentially."""
     within("beta_2", beta_2, 0, 1, include_low=True)
 
     def moment(second: NDArray[Any], square: NDArray[Any]) -> None:
@@ -152,7 +152,7 @@ def adam(beta_2: float) -> Moment:
 
 
 def yogi(beta_2: float) -> Moment:
-    """Go towards them by a step that their own size bounds."""
+    """Move towards the squares by a step that is proportional to the square, not to the difference."""
     within("beta_2", beta_2, 0, 1, include_low=True)
 
     def moment(second: NDArray[Any], square: NDArray[Any]) -> None:

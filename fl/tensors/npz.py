@@ -46,11 +46,11 @@ def save(path: Path, model: Model) -> None:
     new.replace(path)
 
 
-def _is_name(name: str) -> bool:
+def _is_name(name: object) -> bool:
     """Return whether a member of a zip file can have this name and `np.load` finds it: that reads "w.npy" as "w"."""
-    return (
-        isinstance(name, str) and name.isprintable() and not name.endswith(".npy") and len(name.encode()) <= _MAX_NAME
-    )
+    if not isinstance(name, str) or not name.isprintable() or name.endswith(".npy"):
+        return False
+    return len(name.encode()) <= _MAX_NAME  # a printable text has no lone surrogates, so it can be encoded
 
 
 def _array(tensor: Any) -> NDArray[Any]:

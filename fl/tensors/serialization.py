@@ -48,9 +48,8 @@ _TORCH: dict[str, np.dtype[Any] | None] = {
 }
 _KINDS = ("numpy", "torch", "parameter")
 _MAX_SIZE = 2**62  # elements of a dimension, or of a stride
-_BUILTIN = frozenset(
-    {str, int, float, bool, bytes, type(None), tuple, list, dict}
-)  # the types of most objects in a pickle: a quick exit
+# the types of most objects that pickle asks `dump` about: a quick exit
+_BUILTIN = frozenset({str, int, float, bool, bytes, type(None), tuple, list, dict})
 
 
 class Storage:
@@ -66,9 +65,7 @@ class Storage:
         # collector.
         self.memory: Any = memory if type(memory) is np.ndarray else memoryview(memory)
         self.loaded: dict[Hashable, Any] = {}  # tensors built on this memory; the same fields give the same object
-        self.torch_storage: Any = (
-            None  # torch's storage of `memory`, shared by all its tensors: torch recognises tied weights by it
-        )
+        self.torch_storage: Any = None  # of `memory`; torch recognises tied weights by a common storage
 
     def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:
         return Storage, (pickle.PickleBuffer(self.memory),)
@@ -182,9 +179,8 @@ def _dump_torch(torch: Any, tensor: Any, kind: str) -> Any | None:
     shape = tuple(tensor.shape)
     source = tensor.detach().resolve_conj().resolve_neg()
     strides: Strides = None
-    if not source.is_contiguous() or (
-        1 in shape and source.numel()
-    ):  # torch infers memory formats also from strides of dimensions of size 1
+    # torch infers a memory format (channels last) also from the strides of dimensions of size 1, so they are sent
+    if not source.is_contiguous() or (1 in shape and source.numel()):
         strides = _dense_strides(shape, source.stride())
         if strides is None:
             source = source.contiguous()
@@ -267,11 +263,8 @@ def _torch_view(torch: Any, storage: Storage, dtype: Any, shape: tuple[int, ...]
     if storage.torch_storage is None:
         storage.torch_storage = torch.frombuffer(storage.memory, dtype=torch.uint8).untyped_storage()
     tensor = torch.empty(0, dtype=dtype, device="cpu")
-    return (
-        tensor.set_(storage.torch_storage, 0, shape)
-        if strides is None
-        else tensor.set_(storage.torch_storage, 0, shape, strides)
-    )
+    layout = (shape,) if strides is None else (shape, strides)
+    return tensor.set_(storage.torch_storage, 0, *layout)
 
 
 def _load_scalar(name: Any, value: Any) -> np.generic:
