@@ -47,7 +47,7 @@ class Wire:
             sent += self._writer.write((message[sent:],))
 
     def receive(self, size: int) -> memoryview:
-        ready, read_into = self._reader.ready, self._reader.read_into
+        ready, read_into = self._reader.available, self._reader.read_into
         if len(self._view) < size:
             self._view = memoryview(bytearray(size))
         view = self._view[:size]

@@ -7,13 +7,13 @@ from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
 from netq.shm import rendezvous
-from netq.shm.control import ControlSocket, bring
+from netq.shm.control import ControlSocket, offer_rings
 from netq.shm.link import Link
 from netq.shm.segments import Pool
 
 
 class ClientTransport:
-    """A transport: each `open` is one attempt."""
+    """A transport. Each `open` is one attempt to connect."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         rendezvous.check(listener.options)
@@ -25,11 +25,11 @@ class ClientTransport:
         self._closed = False
 
     def open(self) -> None:
-        """Connect, which succeeds at once or not at all."""
+        """Connect in the loop's next turn. That succeeds at once or fails."""
         self._loop.call(self._connect)
 
     def close(self) -> None:
-        """Connect no more."""
+        """Make no more attempts."""
         self._closed = True
 
     def _connect(self) -> None:
@@ -40,7 +40,7 @@ class ClientTransport:
         except OSError as error:
             return self._listener.lost(None, error)
         try:
-            found = bring(control)
+            rings = offer_rings(control)
         except ConnectionError:
             control.sock.close()
             return self._listener.lost(None, ConnectionResetError("the peer hung up"))
@@ -48,7 +48,7 @@ class ClientTransport:
             control.sock.close()
             return self._listener.lost(None, OSError(error.errno, f"no memory for the rings: {error.strerror}"))
         address = "{}:{}".format(*self.netloc)
-        return self._listener.attach(Link(self._listener, self._loop, control, found, self._pool, address))
+        return self._listener.attach(Link(self._listener, self._loop, control, rings, self._pool, address))
 
 
 class Communicator(core.Communicator):

@@ -1,14 +1,15 @@
-"""The socket of a link: it greets, rings the peer's bell, hands descriptors over, and its end is the peer's death.
+"""The control socket of a link, and how two processes come to share their rings.
 
-And how two processes come to share their rings: the client brings the memory, the server checks it. One sealed block
-holds two rings of equal size: the first is written by the client, the second by the server.
+The client makes the memory, and the server checks it. One sealed memfd holds two rings of equal size: the client writes
+the first, the server the second. Then the socket carries wakeups and the descriptors of segments. Its end is the end of
+the link, so the death of a process is noticed at once.
 
-Packets of a Unix SOCK_SEQPACKET socket; the first byte says what it is:
+Packets of a Unix SOCK_SEQPACKET socket; the first byte is the kind:
 
-    1 HELLO    "NETQ-SHM", version u16, and the rings' descriptor     the client's first packet, and its only one
-    2 BELL     -                                                      look into the rings
+    1 HELLO    "NETQ-SHM", version u16, and the rings' descriptor     the client's first packet, and its only HELLO
+    2 WAKE     -                                                      look into the rings
     3 SEGMENT  number u32, and its descriptor                         before the first GRANT that names it
-    4 REFUSED  text, UTF-8                                            the server's answer to a HELLO that will not do
+    4 REFUSED  text, UTF-8                                            the server's answer to a HELLO that it refuses
 
 Never waits. Owned by a link.
 """
@@ -28,20 +29,21 @@ from netq.shm.fence import make_fence
 from netq.shm.ring import Reader, Writer
 
 VERSION = 1
-RING = 256 * 1024  # bytes of a ring, its header too: a batch of less than BESIDE is read while another is written
-_LEAST, _MOST = 4096, 1024 * 1024  # bytes of a peer's ring
+RING_SIZE = 256 * 1024  # bytes, with the header: room for a batch that is read while the next one is written
+_MIN_RING, _MAX_RING = 4096, 1024 * 1024  # bytes of a ring that a peer may bring
 _MAGIC = b"NETQ-SHM"
 _HELLO = struct.Struct("<8sH")
-HELLO, BELL, SEGMENT, REFUSED = 1, 2, 3, 4
+HELLO, WAKE, SEGMENT, REFUSED = 1, 2, 3, 4
 NUMBER = struct.Struct("<I")  # of a segment
-_LONGEST = 512  # bytes of a packet
+_MAX_PACKET = 512  # bytes
 _FD = struct.Struct("i")
-_ROOM = socket.CMSG_LEN(_FD.size) if hasattr(socket, "CMSG_LEN") else 0  # for one descriptor: the system closes others
-_BELL = bytes([BELL])
+# Ancillary data for one descriptor: the system closes all others that a peer sends.
+_FD_SPACE = socket.CMSG_LEN(_FD.size) if hasattr(socket, "CMSG_LEN") else 0
+_WAKE = bytes([WAKE])
 
 
 class Packet(NamedTuple):
-    """What came; its receiver owns the descriptor."""
+    """A received packet. Its receiver owns the descriptor."""
 
     kind: int
     body: bytes
@@ -49,25 +51,25 @@ class Packet(NamedTuple):
 
 
 class ControlSocket:
-    """Packets in and out."""
+    """Sends and receives packets."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         sock.setblocking(False)
 
-    def ring(self) -> None:
-        """Ring the peer's bell. A peer whose socket is full has bells waiting, or is gone: that, its end tells."""
+    def wake_peer(self) -> None:
+        """Send WAKE. An error is ignored: a full socket has a WAKE in it, and the end of a socket is received later."""
         with suppress(OSError):
-            self.sock.send(_BELL)
+            self.sock.send(_WAKE)
 
     def send(self, kind: int, body: bytes = b"", fd: int | None = None) -> None:
         """Send a packet; raises OSError."""
         socket.send_fds(self.sock, [bytes([kind]), body], () if fd is None else (fd,))
 
-    def take_bell(self) -> bool:
-        """Take the next packet if it is a BELL; return whether it was."""
+    def take_wake(self) -> bool:
+        """Receive the next packet if it is a WAKE, and return whether it is; leave any other packet in the socket."""
         try:
-            if self.sock.recv(1, socket.MSG_PEEK) != _BELL:
+            if self.sock.recv(1, socket.MSG_PEEK) != _WAKE:
                 return False
             self.sock.recv(1)
         except OSError:
@@ -76,7 +78,7 @@ class ControlSocket:
 
     def receive(self) -> Packet | None:
         """Return the next packet, None at the end; raises OSError, and BlockingIOError when there is none now."""
-        data, files, _, _ = self.sock.recvmsg(_LONGEST, _ROOM, socket.MSG_CMSG_CLOEXEC)
+        data, files, _, _ = self.sock.recvmsg(_MAX_PACKET, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         fd = _FD.unpack(files[0][2])[0] if files and files[0][1] == socket.SCM_RIGHTS else None
         if data:
             return Packet(data[0], data[1:], fd)
@@ -85,35 +87,35 @@ class ControlSocket:
         return None
 
 
-class Channel(NamedTuple):
-    """Our ends of the two rings."""
+class RingPair(NamedTuple):
+    """This side's ends of the two rings."""
 
     writer: Writer
     reader: Reader
     memory: mmap.mmap
-    brought: bool  # by this side: it is the client
+    is_client: bool
 
     def close(self) -> None:
-        """Let go of the memory, and of the descriptor that the mapping has."""
+        """Unmap the memory, which closes the mapping's own descriptor."""
         self.writer.release()
         self.reader.release()
-        with suppress(BufferError):  # an exception that came out of a get has a view: it goes with that
+        with suppress(BufferError):  # the traceback of an exception may hold a view; the memory goes with that
             self.memory.close()
 
 
-def bring(control: ControlSocket) -> Channel:
+def offer_rings(control: ControlSocket) -> RingPair:
     """Make the rings and send them to the server; raises OSError."""
-    fd = memfd.make(2 * RING)
+    fd = memfd.make(2 * RING_SIZE)
     try:
-        memory = mmap.mmap(fd, 2 * RING)
+        memory = mmap.mmap(fd, 2 * RING_SIZE)
         control.send(HELLO, _HELLO.pack(_MAGIC, VERSION), fd)
     finally:
         os.close(fd)
-    return _ends(memory, writes_first=True)
+    return _ring_pair(memory, is_client=True)
 
 
-def take(packet: Packet) -> Channel:
-    """Map the rings that a client's HELLO brings; raises ProtocolError and OSError."""
+def accept_rings(packet: Packet) -> RingPair:
+    """Check and map the rings of a client's HELLO; raises ProtocolError and OSError."""
     if packet.kind != HELLO or len(packet.body) != _HELLO.size:
         raise ProtocolError(f"the peer does not speak netq: its first packet is {bytes([packet.kind]) + packet.body!r}")
     magic, version = _HELLO.unpack(packet.body)
@@ -124,14 +126,14 @@ def take(packet: Packet) -> Channel:
     if packet.fd is None:
         raise ProtocolError("the peer's rings did not come: it sent no descriptor, or this process may have no more")
     size = memfd.inspect(packet.fd)
-    if not 2 * _LEAST <= size <= 2 * _MOST or size % (2 * _LEAST):
-        raise ProtocolError(f"two rings in {size} bytes; expected a multiple of {2 * _LEAST} up to {2 * _MOST}")
-    return _ends(mmap.mmap(packet.fd, size), writes_first=False)
+    if not 2 * _MIN_RING <= size <= 2 * _MAX_RING or size % (2 * _MIN_RING):
+        raise ProtocolError(f"two rings in {size} bytes; expected a multiple of {2 * _MIN_RING} up to {2 * _MAX_RING}")
+    return _ring_pair(mmap.mmap(packet.fd, size), is_client=False)
 
 
-def _ends(memory: mmap.mmap, *, writes_first: bool) -> Channel:
+def _ring_pair(memory: mmap.mmap, *, is_client: bool) -> RingPair:
     half = len(memory) // 2
     fence = make_fence()
     with memoryview(memory) as whole, whole[:half] as first, whole[half:] as second:
-        ours, theirs = (first, second) if writes_first else (second, first)
-        return Channel(Writer(ours, fence), Reader(theirs, fence), memory, writes_first)
+        ours, theirs = (first, second) if is_client else (second, first)
+        return RingPair(Writer(ours, fence), Reader(theirs, fence), memory, is_client)

@@ -1,4 +1,4 @@
-"""The descriptors of the peer's segments, by which we write into them. Owned by a link."""
+"""The descriptors of the peer's segments, for direct transfers into them. Owned by a link."""
 
 from __future__ import annotations
 
@@ -7,38 +7,41 @@ from collections.abc import Callable
 
 from netq.errors import ProtocolError
 from netq.shm import memfd
-from netq.shm.segments import MOST
+from netq.shm.segments import MAX_SEGMENTS
 
-_AWAITED = 1024  # packets that are read at once for a descriptor: no peer that reads its own has so many bells waiting
+_MAX_PACKETS = (
+    1024  # packets read in a row while waiting for a descriptor; a correct peer has fewer WAKEs in the socket
+)
 
 
 class Descriptors:
-    """By the numbers that the peer has given them. `listen` takes a packet that may bring one; False: there is none."""
+    """The peer's segments by number. `read_packet` handles one packet of the control socket; False: there was none."""
 
-    def __init__(self, listen: Callable[[], bool]) -> None:
-        self._listen = listen
-        self._table: dict[int, tuple[int | None, int]] = {}  # the descriptor, and the segment's size
+    def __init__(self, read_packet: Callable[[], bool]) -> None:
+        self._read_packet = read_packet
+        self._table: dict[int, tuple[int | None, int]] = {}  # descriptor, None if it was not kept; size in bytes
 
-    def place(self, number: int, offset: int, size: int) -> int | None:
-        """Return the descriptor of a segment, to write `size` bytes there; None if we do not have it.
+    def find(self, number: int, offset: int, size: int) -> int | None:
+        """Return the descriptor to write `size` bytes at `offset` of a segment; None if it was not kept.
 
-        Raises ProtocolError if they do not fit, or it was never sent.
+        Raises ProtocolError if the segment is too small or was never sent.
         """
         self._await(number)
-        fd, there = self._table[number]
-        if fd is not None and offset + size > there:
-            raise ProtocolError(f"{size} bytes are granted at {offset} of segment {number}, which has {there}")
+        fd, segment_size = self._table[number]
+        if fd is not None and offset + size > segment_size:
+            raise ProtocolError(f"{size} bytes are granted at {offset} of segment {number}, which has {segment_size}")
         return fd
 
     def add(self, number: int, fd: int | None) -> None:
-        """Own a descriptor; None: the system lets us have no more. Raises ProtocolError if the peer may not send it.
+        """Take ownership of a descriptor; None: the system gave this process none. Raises ProtocolError.
 
-        Where they are scarce it is closed again, and what is meant for it goes through the ring: half of them are the
-        user's, and those of clients to come.
+        Where descriptors are scarce it is closed, and the bytes for it go through the ring: half of the descriptors are
+        for the user and for clients to come.
         """
         try:
             size = 0 if fd is None else memfd.inspect(fd)
-            if number in self._table or len(self._table) >= 2 * MOST:  # those that were released may be under way
+            # Twice the limit of one link: RELEASE of old segments may still be in transit.
+            if number in self._table or len(self._table) >= 2 * MAX_SEGMENTS:
                 raise ProtocolError(f"segment {number} is sent twice, or is one of too many")
         except ProtocolError:
             if fd is not None:
@@ -50,21 +53,21 @@ class Descriptors:
         self._table[number] = fd, size
 
     def close(self, number: int) -> None:
-        """Let go of one; raises ProtocolError if it was never sent."""
+        """Close one descriptor; raises ProtocolError if it was never sent."""
         self._await(number)
         fd, _ = self._table.pop(number)
         if fd is not None:
             os.close(fd)
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Close all descriptors."""
         for number in tuple(self._table):
             self.close(number)
 
     def _await(self, number: int) -> None:
-        """The descriptor of a segment is in the socket before the first record that names it is in the ring."""
-        for _ in range(_AWAITED):
-            if number in self._table or not self._listen():
+        """Read packets until the segment is known: its SEGMENT is in the socket before a record names it."""
+        for _ in range(_MAX_PACKETS):
+            if number in self._table or not self._read_packet():
                 break
         if number not in self._table:
             raise ProtocolError(f"segment {number}, which was never sent")

@@ -1,9 +1,10 @@
-"""Two rings, the socket that rings their bells, and the Connection whose bytes they carry. In a loop; never waits.
+"""A link over shared memory: two rings, a control socket, and the Connection whose bytes they carry.
 
-    flush ──► Sender.push ──► ring ──► the peer's Receiver ──► its connection          what is small
-                  └── ANNOUNCE ──► GRANT ──► pwritev into its segment ──► WROTE ──►     what is large
+    flush ──► Sender.push ──► ring ──► the peer's Receiver ──► its connection          small parts
+                  └── ANNOUNCE ──► GRANT ──► pwritev into its segment ──► WROTE ──►     direct transfer of large bodies
 
-A link looks into its rings when the peer rings the bell, until it finds nothing; then it says that it sleeps.
+A woken link reads its ring until it is empty; then it sleeps, and the peer sends WAKE when it writes again. Owned by a
+loop; never waits. Where it is `inline`, a user's thread that holds the loop's baton calls `flush` and `receive` too.
 """
 
 from __future__ import annotations
@@ -18,10 +19,9 @@ from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.io.receive_size import TURN_BUDGET, ReceiveSize
 from netq.io.selector import READ, WRITE
-from netq.io.signal_handlers import raised_by_handler
 from netq.io.timers import Timer
-from netq.runtime.link import LinkListener
-from netq.shm.control import BELL, NUMBER, REFUSED, SEGMENT, Channel, ControlSocket, Packet
+from netq.runtime.link import LinkListener, fail
+from netq.shm.control import NUMBER, REFUSED, SEGMENT, WAKE, ControlSocket, Packet, RingPair
 from netq.shm.descriptors import Descriptors
 from netq.shm.receiver import Receiver
 from netq.shm.records import Kind, Record
@@ -30,297 +30,296 @@ from netq.shm.segments import Pool, Segments
 from netq.shm.sender import Sender
 from netq.text import printable
 
-_READS, _WRITES = 64, 8  # steps of taking, and of sending, before the others have their turn
-_AGE = 10.0  # seconds after which memory that nobody uses is given back
-_PARTING = 1.0  # seconds to wait for a peer that does not take the rest
+_READS, _WRITES = 64, 8  # steps of receiving and of sending in one turn, so that the other links have theirs
+_IDLE_TIME = 10.0  # seconds after which idle segments are freed
+_CLOSE_TIMEOUT = 1.0  # seconds to wait for a peer that does not read the last bytes
 
 
 class Link:
     """Moves bytes between two rings and a connection."""
 
     def __init__(
-        self, listener: LinkListener, loop: Loop, control: ControlSocket, channel: Channel, pool: Pool, address: str
+        self, listener: LinkListener, loop: Loop, control: ControlSocket, rings: RingPair, pool: Pool, address: str
     ) -> None:
         self.connection = listener.connect()
         self.address = address
-        self.awake = True  # the peer need not ring the bell
+        self.awake = True  # this side looks into the ring, so the peer need not send WAKE
         self.peer: Worker | None = None
-        self.inline = True  # but while the ring has no room
+        self.inline = True  # False while something waits for room in the ring
         self._listener = listener
         self._loop = loop
         self._baton = loop.baton
         self._control = control
-        self._channel = channel
-        self._writer, self._reader = channel.writer, channel.reader
-        self._segments = Segments(self.connection, pool, control, self._released)
-        self._files = Descriptors(self._listen)
-        self.look = self._reader.waits
-        self._in = Receiver(self._reader, self.connection, self._segments, partial(listener.deliver, self))
-        self._out = Sender(self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._files)
+        self._rings = rings
+        self._writer, self._reader = rings.writer, rings.reader
+        self._segments = Segments(self.connection, pool, control, self._on_release)
+        self._descriptors = Descriptors(self._read_packet)
+        self.look = self._reader.has_data
+        self._receiver = Receiver(self._reader, self.connection, self._segments, partial(listener.deliver, self))
+        self._sender = Sender(
+            self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._descriptors
+        )
         self._receive_size = ReceiveSize()
-        self._due = 0  # what the loop has been asked to go on with in its next turn
-        self._aging: Timer | None = None
-        self._closing = self._gone = self._hung_up = False
-        self._parting: Timer | None = None
-        self._settle(loop)
+        self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
+        self._age_timer: Timer | None = None
+        self._closing = self._ended = self._hung_up = False
+        self._close_timer: Timer | None = None
+        self._start(loop)
 
     def flush(self) -> None:
-        """Send until there is nothing to send, or the peer must make room."""
-        if self._gone:
+        """Send until there is nothing to send, or the ring is full."""
+        if self._ended:
             return
         try:
-            if self._closing or not self._out.push_small():
+            if self._closing or not self._sender.push_small():
                 self._send()
-            elif self._writer.bell():
-                self._control.ring()
+            elif self._writer.claim_wakeup():
+                self._control.wake_peer()
         except (OSError, ProtocolError, RingError) as error:
-            self._failed(error)
+            fail(self._loop, self._lose, error)
 
     def receive(self) -> bool:
-        """Receive small messages and ACKs, in a user's thread; return False if the loop's thread has to go on."""
+        """Receive small messages and ACKs in a user's thread; return False if the loop's thread has to continue."""
         baton, peer = self._baton, self.peer
-        if peer is None or self._closing or self._gone or self._due or self.connection.buffer_for_small() is None:
+        if (
+            peer is None
+            or self._closing
+            or self._ended
+            or self._scheduled
+            or self.connection.buffer_for_small() is None
+        ):
             return False
         baton.working_on = peer
         self.awake = True
         self._reader.wake()
         try:
-            if not self._in.take_small():
-                self._soon(READ)
-            elif self._reader.bell():
-                self._control.ring()
+            if not self._receiver.take_small():
+                self._schedule(READ)
+            elif self._reader.claim_wakeup():
+                self._control.wake_peer()
         except (OSError, ProtocolError, RingError) as error:
-            self._failed(error)
+            fail(self._loop, self._lose, error)
         session = self.connection.session
         if session is not None and (session.owed or session.ready):
             baton.flush_later(peer)
         baton.working_on = None
-        return not self._due
+        return not self._scheduled
 
-    def heard(self) -> bool:
-        """Hear the bell, and receive: for a user's thread that polls."""
-        if not self._control.take_bell():
+    def woken(self) -> bool:
+        """Take a WAKE from the socket, and receive; for a user's thread that polls."""
+        if not self._control.take_wake():
             return False
         done = self.receive()
         if not done:
-            self.go_on()  # the bell is not heard again
+            self.go_on()  # there will be no other WAKE
         return done
 
     def sleep(self) -> bool:
-        """Have the peer ring the bell when something comes; return False if it is there already."""
-        if not self._gone and not self._due:
+        """Have the peer send WAKE when it writes; return False if there are bytes already."""
+        if not self._ended and not self._scheduled:
             self.awake = not self._reader.sleep()
         return not self.awake
 
     def go_on(self) -> None:
-        """Look into the ring, in the loop's thread."""
-        if not self._gone:
-            self._soon(READ)
+        """Look into the ring in the loop's next turn."""
+        if not self._ended:
+            self._schedule(READ)
 
     def keep(self) -> None:
-        """Go on with copies, of one batch at most."""
-        self._out.keep()
+        """Replace what is unsent, one batch at most, by copies."""
+        self._sender.keep()
 
     def close(self) -> None:
-        """Send what the connection has left to say, then end: the peer finds it in the ring."""
-        if self._closing or self._gone:
+        """Send the connection's last bytes, then end. The peer reads what is in the ring before it ends, too."""
+        if self._closing or self._ended:
             return
-        self._closing = self._in.deaf = True
-        self._parting = self._loop.at(time.monotonic() + _PARTING, self._go)
+        self._closing = self._receiver.discarding = True
+        self._close_timer = self._loop.at(time.monotonic() + _CLOSE_TIMEOUT, self._end)
         self.flush()
 
     def move(self, loop: Loop) -> None:
-        """Go on in another loop."""
+        """Continue in another loop."""
         self._loop.forget(self._control.sock)
         self._loop.remove_ring(self)
         self._loop = loop
         self._baton = loop.baton
-        loop.call(self._settle, loop)
+        loop.call(self._start, loop)
 
-    def _settle(self, loop: Loop) -> None:
-        """Begin in a loop: something may have come before."""
-        if not self._gone:
-            self._due = 0
-            loop.watch(self._control.sock, READ, self._rung, self.heard)
+    def _start(self, loop: Loop) -> None:
+        """Begin in a loop. Bytes may have arrived before, so look into the ring."""
+        if not self._ended:
+            self._scheduled = 0
+            loop.watch(self._control.sock, READ, self._ready, self.woken)
             loop.add_ring(self)
-            self._soon(READ)
+            self._schedule(READ)
 
-    def _soon(self, event: int) -> None:
-        """Go on in the loop's next turn, when the others have had theirs; once, however often it is asked for."""
-        if not self._due:
-            self._loop.call(self._go_on, self._loop)
-        self._due |= event
+    def _schedule(self, event: int) -> None:
+        """Continue in the loop's next turn, after the other links. Several calls before that are one."""
+        if not self._scheduled:
+            self._loop.call(self._run_scheduled, self._loop)
+        self._scheduled |= event
 
-    def _go_on(self, loop: Loop) -> None:
-        if loop is not self._loop:  # it has moved meanwhile
+    def _run_scheduled(self, loop: Loop) -> None:
+        if loop is not self._loop:  # the link moved to another loop meanwhile
             return
-        events, self._due = self._due, 0
+        events, self._scheduled = self._scheduled, 0
         if events & WRITE:
             self.flush()
         if events & READ:
-            self._guarded(self._turn)
+            self._guarded(self._run_turn)
 
-    def _rung(self, mask: int) -> None:
-        self._guarded(self._listen)
-        if not self._due & READ:
-            self._guarded(self._turn)
+    def _ready(self, mask: int) -> None:
+        self._guarded(self._read_packet)
+        if not self._scheduled & READ:
+            self._guarded(self._run_turn)
 
-    def _listen(self) -> bool:
-        """Take one packet, if there is one: nearly always there is just one."""
+    def _read_packet(self) -> bool:
+        """Handle one packet; return False if there is none. Nearly always there is just one."""
         try:
             packet = self._control.receive()
         except BlockingIOError:
             return False
-        except ConnectionError:  # it ended without having read ours; what it said before counts all the same
+        except ConnectionError:  # the peer ended without reading our packets; its last bytes are in the ring
             packet = None
         if packet is None:
             self._hung_up = True
         else:
-            self._heard(packet)
+            self._handle_packet(packet)
         return packet is not None
 
-    def _heard(self, packet: Packet) -> None:
+    def _handle_packet(self, packet: Packet) -> None:
         kind, body, fd = packet
         if kind == SEGMENT and len(body) == NUMBER.size:
-            self._files.add(NUMBER.unpack(body)[0], fd)
+            self._descriptors.add(NUMBER.unpack(body)[0], fd)
             return
         if fd is not None:
             os.close(fd)
-        if kind == REFUSED and self._channel.brought:
+        if kind == REFUSED and self._rings.is_client:
             raise ConnectionRefusedError(f"the peer refuses: {printable(body.decode(errors='replace'))}")
-        if kind != BELL:
+        if kind != WAKE:
             raise ProtocolError(f"a packet of kind {kind} and {len(body)} bytes")
 
-    def _turn(self) -> None:
-        """Take what is there, send what is due, and sleep when there is nothing more."""
+    def _run_turn(self) -> None:
+        """Receive, send, and sleep if the ring is empty."""
         self.awake = True
         self._reader.wake()
         self._receive()
-        if self._baton.reply_expected and self.peer is not None and not self._gone:
-            self._baton.flush_later_from_loop(self.peer)  # the answer takes our ACK along
-        elif not self._gone:
+        if self._baton.reply_expected and self.peer is not None and not self._ended:
+            self._baton.flush_later_from_loop(self.peer)  # the reply will carry the ACK
+        elif not self._ended:
             self._send()
-        if self._gone:
+        if self._ended:
             return
         self.awake = not self._reader.sleep()
         if self.awake:
-            self._soon(READ)
+            self._schedule(READ)
         elif self._hung_up:
             raise ConnectionResetError("the peer hung up")
 
     def _receive(self) -> None:
-        begin = now = time.thread_time()  # what it costs, and not what else the machine has to do meanwhile
+        begin = now = time.thread_time()  # processor time: a busy machine does not shrink the reads
         for _ in range(_READS):
-            if self._gone:
+            if self._ended:
                 return
-            n = self._in.take(self._receive_size.size)
+            n = self._receiver.take(self._receive_size.size)
             if not n:
-                said = self._in.next()
-                if said is None:
+                record = self._receiver.next_record()
+                if record is None:
                     break
-                self._do(said)
+                self._handle_record(record)
             before, now = now, time.thread_time()
             if n:
                 self._receive_size.record(n, now - before)
             if now - begin > self._receive_size.turn_budget:
                 break
-        self._wake_peer()
+        self._wake_peer_if_asleep()
 
-    def _do(self, said: Record) -> None:
-        match said.kind:
+    def _handle_record(self, record: Record) -> None:
+        match record.kind:
             case Kind.DATA:
-                pass  # its bytes are taken next
+                pass  # the next `take` moves its bytes
             case Kind.ANNOUNCE:
-                if not self._closing:  # a link that is about to end asks for no more
-                    answer = self._in.offer(said)
-                    self._out.say(answer)
-                    if answer.kind == Kind.GRANT and self._aging is None:
-                        self._age_later()
+                if not self._closing:  # a link that is closing receives nothing more
+                    reply = self._receiver.answer(record)
+                    self._sender.queue(reply)
+                    if reply.kind == Kind.GRANT and self._age_timer is None:
+                        self._schedule_aging()
             case Kind.GRANT:
-                self._out.granted(said)
+                self._sender.granted(record)
             case Kind.INLINE:
-                self._out.inline()
+                self._sender.declined()
             case Kind.WROTE:
-                self._in.wrote(said)
+                self._receiver.wrote(record)
             case Kind.STOPPED:
-                self._in.stopped()
+                self._receiver.stopped()
             case Kind.RELEASE:
-                self._out.released(said.segment)
+                self._sender.released(record.segment)
             case _:
-                raise ProtocolError(f"a record of kind {said.kind}")
+                raise ProtocolError(f"a record of kind {record.kind}")
 
-    def _age_later(self) -> None:
-        """There are segments, so the link has moved to its loop for good: a stranger's link has none."""
-        self._aging = self._loop.at(time.monotonic() + _AGE, self._age)
+    def _schedule_aging(self) -> None:
+        """Check for idle segments later. A link with segments has a session, so it does not move to another loop."""
+        self._age_timer = self._loop.at(time.monotonic() + _IDLE_TIME, self._age)
 
     def _age(self) -> None:
-        """Give segments back that no message has needed for a while."""
-        self._aging = None
+        """Free segments that no message has needed for a while."""
+        self._age_timer = None
         if self._segments.age():
-            self._age_later()
+            self._schedule_aging()
 
     def _send(self) -> None:
         until = time.thread_time() + TURN_BUDGET
         for _ in range(_WRITES):
-            more = self._out.push()
+            more = self._sender.push()
             if not more or time.thread_time() > until:
                 break
         if more:
-            self._soon(WRITE)
-        self._wake_peer()
-        self.inline = self._out.empty
-        if self._out.blocked and not self._writer.sleep():
-            self._soon(WRITE)
-        if self._closing and self._out.empty:
-            self._go()
+            self._schedule(WRITE)
+        self._wake_peer_if_asleep()
+        self.inline = self._sender.empty
+        if self._sender.blocked and not self._writer.sleep():
+            self._schedule(WRITE)
+        if self._closing and self._sender.empty:
+            self._end()
 
-    def _wake_peer(self) -> None:
-        if self._writer.bell() | self._reader.bell():
-            self._control.ring()
+    def _wake_peer_if_asleep(self) -> None:
+        if self._writer.claim_wakeup() | self._reader.claim_wakeup():
+            self._control.wake_peer()
 
-    def _released(self, number: int) -> None:
-        """A segment is gone, in whatever thread its last view died."""
-        self._loop.call(self._release, number)
+    def _on_release(self, number: int) -> None:
+        """Report a freed segment to the peer. Called in any thread: that in which the last view was freed."""
+        self._loop.call(self._queue_release, number)
 
-    def _release(self, number: int) -> None:
-        self._guarded(lambda: self._out.say(Record(Kind.RELEASE, number)))
+    def _queue_release(self, number: int) -> None:
+        self._guarded(lambda: self._sender.queue(Record(Kind.RELEASE, number)))
         self.flush()
 
     def _guarded(self, step: Callable[[], object]) -> None:
-        """Run a step, unless the link is gone; what goes wrong is its end."""
-        if self._gone:
+        """Run a step, unless the link has ended; an error ends it."""
+        if self._ended:
             return
         try:
             step()
         except (OSError, ProtocolError, RingError) as error:
-            self._failed(error)
+            fail(self._loop, self._lose, error)
 
-    def _failed(self, error: Exception) -> None:
-        """A step has: the loop's thread deals with it. An exception that a signal handler has raised is not ours."""
-        if self._loop.is_own:
-            self._broken(error)
-        elif raised_by_handler(error) is not None:
-            raise error
-        else:
-            self._loop.call(self._broken, error)
-
-    def _broken(self, error: Exception) -> None:
-        if not self._gone:
-            self._go()
+    def _lose(self, error: Exception) -> None:
+        if not self._ended:
+            self._end()
             if not self._closing:
                 self._listener.lost(self, error)
 
-    def _go(self) -> None:
-        if self._gone:
+    def _end(self) -> None:
+        if self._ended:
             return
-        self._gone = True
-        for timer in (self._parting, self._aging):
+        self._ended = True
+        for timer in (self._close_timer, self._age_timer):
             if timer is not None:
                 timer.cancel()
-        self._out.clear()
-        self._in.clear()
+        self._sender.clear()
+        self._receiver.clear()
         self._loop.forget(self._control.sock)
         self._loop.remove_ring(self)
         self._control.sock.close()
         self._segments.end()
-        self._loop.call(self._channel.close)  # not now: the step that has led here may still look into it
+        self._loop.call(self._rings.close)  # later: the step that has led here may still use the ring

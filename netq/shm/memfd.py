@@ -1,7 +1,7 @@
-"""Memory that two processes share: a descriptor without a name in any file system, whose size is sealed.
+"""Memory that two processes share: a memfd, which has no name in a file system, with its size sealed.
 
-The seals are why neither side can harm the other: memory that cannot shrink gives no SIGBUS to whoever has mapped it.
-But huge pages do, where none is left when they are touched: they are refused.
+The seals protect both sides: memory that cannot shrink raises no SIGBUS in a process that has it mapped. Memory in huge
+pages is refused, because touching it raises SIGBUS when the system has no huge page left.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _NOEXEC_SEAL = 0x8  # MFD_NOEXEC_SEAL (linux/memfd.h)
 
 
 def make(size: int) -> int:
-    """Return the descriptor of fresh memory, whose pages come as they are used; raises OSError."""
+    """Return the descriptor of fresh memory, whose pages are provided on first use; raises OSError."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("netq", flags | _NOEXEC_SEAL)
@@ -40,9 +40,9 @@ def make(size: int) -> int:
 
 
 def inspect(fd: int) -> int:
-    """Return the size of a peer's memory; raises ProtocolError unless it is memory and sealed.
+    """Return the size of a peer's memory; raises ProtocolError unless it is sealed memory.
 
-    Any other kind of file could make whoever writes to it wait, or die.
+    A write to any other kind of file could block this process or end it.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -50,20 +50,20 @@ def inspect(fd: int) -> int:
         raise ProtocolError("the descriptor that the peer sent is no shared memory") from error
     if seals & _SEALS != _SEALS:
         raise ProtocolError(f"the peer's shared memory has the seals {seals:#x}; expected {_SEALS:#x}")
-    block = os.fstatvfs(fd).f_bsize  # and not st_blksize, which transparent huge pages change: those are harmless
+    block = os.fstatvfs(fd).f_bsize  # not st_blksize: transparent huge pages, which are harmless, change it
     if block != mmap.PAGESIZE:
         raise ProtocolError(f"the peer's shared memory has pages of {block} bytes; expected {mmap.PAGESIZE}")
     return os.fstat(fd).st_size
 
 
 def scarce(fd: int) -> bool:
-    """Return whether this descriptor's number, the lowest that was free, says that half of all are in use."""
+    """Return whether half of all descriptors are in use. `fd` is new, so its number was the lowest that was free."""
     return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
 def strict() -> bool:
-    """Return whether the system counts each page before it is used: then one that is not to be had kills its user."""
+    """Return whether the system is in strict overcommit: then a process that touches a missing page is killed."""
     try:
         return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
-    except OSError:  # a container without /proc/sys: as most systems are
+    except OSError:  # a container without /proc/sys; most systems are not strict
         return False

@@ -1,7 +1,7 @@
-"""What a link receives: the stream's bytes, out of the ring to where the connection wants them, or beside it.
+"""The receiving half of a link: records out of the ring, and bytes of the stream into the connection.
 
-Owned by a link; never waits. Raises ProtocolError or RingError for a peer that does what it must not: the link is lost
-then, and nothing else suffers.
+The bytes come in the ring or by direct transfer (netq/shm/records.py). Owned by a link; never waits. A peer that breaks
+the rules raises ProtocolError or RingError, which ends the link and nothing else.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from netq.shm import records
 from netq.shm.records import Kind, Record
 from netq.shm.ring import Reader
 from netq.shm.segments import Segments
-from netq.shm.sender import BATCH
+from netq.shm.sender import MAX_BATCH
 
-_WHOLE = 64  # steps of taking what is small, in a user's thread
+_INLINE_STEPS = 64  # DATA records that a user's thread processes in one call
 
 
 class Receiver:
-    """Takes records out of the ring, and bytes of the stream into the connection."""
+    """Takes records out of the ring, and moves bytes of the stream into the connection."""
 
     def __init__(
         self,
@@ -31,93 +31,96 @@ class Receiver:
         segments: Segments,
         deliver: Callable[[Sequence[Event]], None],
     ) -> None:
-        self.deaf = False  # the link is closing: what comes is for nobody
+        self.discarding = False  # the link is closing: received bytes are dropped
         self._reader = reader
         self._connection = connection
         self._segments = segments
         self._deliver = deliver
         self._header = memoryview(bytearray(records.SIZE))
-        self._granted = memoryview(b"")  # where the peer writes beside; held, so that nobody else gets it
-        self._left = 0  # bytes of the present DATA that are still in the ring
+        self._granted = memoryview(b"")  # memory of the direct transfer; the view keeps it from being used otherwise
+        self._unread = 0  # bytes of the present DATA that are still in the ring
 
-    def next(self) -> Record | None:
-        """Return the next record, if there is one; the bytes of DATA are still in the ring, for `take`."""
-        ready = self._reader.ready()
-        if not ready:
+    def next_record(self) -> Record | None:
+        """Return the next record, if there is one. The bytes of DATA stay in the ring, for `take`."""
+        available = self._reader.available()
+        if not available:
             return None
-        if ready < records.SIZE:
-            raise ProtocolError(f"{ready} bytes of a record that has {records.SIZE}")
+        if available < records.SIZE:
+            raise ProtocolError(f"{available} bytes of a record that has {records.SIZE}")
         self._reader.read_into(self._header)
-        said = Record(*records.unpack(self._header))
-        if said.kind == Kind.DATA:
-            if not 0 < said.size <= ready - records.SIZE:
-                raise ProtocolError(f"{said.size} bytes are said to follow, {ready - records.SIZE} do")
+        record = Record(*records.unpack(self._header))
+        if record.kind == Kind.DATA:
+            if not 0 < record.size <= available - records.SIZE:
+                raise ProtocolError(f"{record.size} bytes are said to follow, {available - records.SIZE} do")
             if self._granted:
-                raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come beside it")
-            self._left = said.size
-        return said
+                raise ProtocolError(f"bytes in the ring before {len(self._granted)} that come by direct transfer")
+            self._unread = record.size
+        return record
 
     def take_small(self) -> bool:
-        """Take DATA of small whole messages and ACKs where they lie, in a user's thread.
+        """Process DATA with small whole messages and ACKs in place, in a user's thread.
 
-        Return False if there is anything else: the loop's thread has to go on.
+        Return False if there is anything else, which the loop's thread has to process.
         """
         reader = self._reader
-        for _ in range(_WHOLE):
-            ready = reader.ready()
-            if self._left or ready < records.SIZE:
-                return not ready
-            data = reader.look(records.SIZE)
+        for _ in range(_INLINE_STEPS):
+            available = reader.available()
+            if self._unread or available < records.SIZE:
+                return not available
+            data = reader.peek(records.SIZE)
             kind, _, _, size = records.unpack(data)
             stop = records.SIZE + size
-            if kind != Kind.DATA or not size or stop > ready:
+            if kind != Kind.DATA or not size or stop > available:
                 return False
             if stop > len(data):
-                data = reader.look(stop)
+                data = reader.peek(stop)
             low = self._connection.read_small(data, records.SIZE, stop, time.monotonic())
             reader.skip(low)
-            self._left = stop - low
-            if self._left or not reader.waits():
-                return not self._left
+            self._unread = stop - low
+            if self._unread or not reader.has_data():
+                return not self._unread
         return True
 
-    def take(self, most: int) -> int:
-        """Take some of the bytes that are left of DATA; return how many, 0 if none are."""
-        if not self._left:
+    def take(self, limit: int) -> int:
+        """Move up to `limit` bytes of the present DATA into the connection; return how many, 0 if none are left."""
+        if not self._unread:
             return 0
-        n = self._reader.read_into(self._connection.buffer()[: min(self._left, most)])
-        self._left -= n
-        self._came(n)
+        n = self._reader.read_into(self._connection.buffer()[: min(self._unread, limit)])
+        self._unread -= n
+        self._process(n)
         return n
 
-    def offer(self, said: Record) -> Record:
-        """Return the answer to ANNOUNCE: how many of the bytes may be written where, or that they come in the ring."""
-        if self._granted or not said.size:
-            raise ProtocolError(f"{said.size} bytes are announced before {len(self._granted)} others have come")
-        view = self._connection.buffer()[: min(said.size, BATCH)]  # it costs: its pages are taken here and now
+    def answer(self, announce: Record) -> Record:
+        """Return GRANT or INLINE, the answer to an ANNOUNCE."""
+        if self._granted or not announce.size:
+            raise ProtocolError(f"{announce.size} bytes are announced before {len(self._granted)} others have come")
+        # At most a batch: the system provides the pages of a fresh segment here and now, in this turn of the loop.
+        view = self._connection.buffer()[: min(announce.size, MAX_BATCH)]
         place = self._segments.find(view)
         if place is None:
             return Record(Kind.INLINE)
         self._granted = view
         return Record(Kind.GRANT, *place, len(view))
 
-    def wrote(self, said: Record) -> None:
-        """Take bytes that the peer has written beside the ring."""
-        if not 0 < said.size <= len(self._granted):
-            raise ProtocolError(f"{said.size} bytes were written beside the ring, {len(self._granted)} were allowed")
-        self._granted = self._granted[said.size :] if said.size < len(self._granted) else memoryview(b"")
-        self._came(said.size)
+    def wrote(self, record: Record) -> None:
+        """Process bytes that the peer has written by direct transfer."""
+        if not 0 < record.size <= len(self._granted):
+            raise ProtocolError(
+                f"{record.size} bytes were written by direct transfer, {len(self._granted)} were allowed"
+            )
+        self._granted = self._granted[record.size :] if record.size < len(self._granted) else memoryview(b"")
+        self._process(record.size)
 
     def stopped(self) -> None:
-        """The rest of what was granted comes in the ring."""
+        """End the direct transfer: its other bytes come in the ring."""
         if not self._granted:
             raise ProtocolError("the peer cannot write where it was not asked to")
         self.clear()
 
     def clear(self) -> None:
-        """Hold no memory any more."""
+        """Release the memory of the direct transfer."""
         self._granted = memoryview(b"")
 
-    def _came(self, n: int) -> None:
-        if not self.deaf and (events := self._connection.received(n, time.monotonic())):
+    def _process(self, n: int) -> None:
+        if not self.discarding and (events := self._connection.received(n, time.monotonic())):
             self._deliver(events)

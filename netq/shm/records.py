@@ -1,18 +1,22 @@
-"""What two links say to each other in their rings: the stream's bytes, and how some of them come beside. Pure.
+"""The records that two links exchange in their rings. Pure.
 
-A record is 24 bytes, little-endian, `<IIQQ`: kind, segment, offset, size; DATA is followed by `size` bytes. A record is
-in the ring whole or not at all.
+Small parts of the stream go through the ring. A large body takes a direct transfer: the receiver names a segment of its
+own memory, and the sender writes there straight from the user's buffers, past the ring.
 
-    kind         fields                 says
+A record has 24 bytes, little-endian, `<IIQQ`: kind, segment, offset, size. DATA is followed by `size` bytes. The ring
+contains whole records only.
+
+    kind         fields                 meaning
     1 DATA       size                   the next bytes of the stream follow
-    2 ANNOUNCE   size                   the next bytes of the stream could come beside the ring: where to?
-    3 GRANT      segment, offset, size  write the first `size` of them there
-    4 INLINE     -                      instead of GRANT: send them in the ring
-    5 WROTE      size                   so many more of those granted are there
-    6 STOPPED    -                      those granted and not written will come in the ring
-    7 RELEASE    segment                it will not be granted any more: close it
+    2 ANNOUNCE   size                   offers a direct transfer of the next bytes of the stream
+    3 GRANT      segment, offset, size  accepts it: write the first `size` of these bytes there
+    4 INLINE     -                      declines it: send these bytes as DATA
+    5 WROTE      size                   that many more of the granted bytes are written
+    6 STOPPED    -                      the rest of the granted bytes comes as DATA
+    7 RELEASE    segment                the segment is not granted any more: close its descriptor
 
-After ANNOUNCE, no DATA and no other ANNOUNCE before INLINE or STOPPED is said, or all that was granted is written.
+After ANNOUNCE the sender writes no DATA and no other ANNOUNCE before it has received INLINE, sent STOPPED, or written
+everything that was granted.
 """
 
 from __future__ import annotations
@@ -26,11 +30,11 @@ _RECORD = struct.Struct("<IIQQ")
 
 SIZE = _RECORD.size
 unpack = _RECORD.unpack_from
-data = functools.partial(_RECORD.pack, 1, 0, 0)  # the 24 bytes of DATA, by its size
+data = functools.partial(_RECORD.pack, 1, 0, 0)  # the 24 bytes of a DATA record, given its size
 
 
 class Kind(enum.IntEnum):
-    """See the table above."""
+    """The kinds of records; see the table above."""
 
     DATA = 1
     ANNOUNCE = 2
@@ -42,7 +46,7 @@ class Kind(enum.IntEnum):
 
 
 class Record(NamedTuple):
-    """One record; `kind` is a number that the peer chose."""
+    """One record. `kind` may be any number that the peer chose."""
 
     kind: int
     segment: int = 0
@@ -50,5 +54,5 @@ class Record(NamedTuple):
     size: int = 0
 
     def pack(self) -> bytes:
-        """Return its 24 bytes."""
+        """Return the 24 bytes of this record."""
         return _RECORD.pack(*self)

@@ -1,7 +1,6 @@
-"""Where peers on one host find each other: an abstract Unix socket for a port, or a socket at a path.
+"""The addresses of shared memory: an abstract Unix socket for a port, or a socket file for a path.
 
-Called by the transports; says in a sentence why an address will not do. Waits for nothing: names other than this
-machine's own are not looked up.
+Called by the transports. Never waits: it resolves no names other than those of this machine.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from netq.options import CommunicatorOptions, NetworkLocation, check_put_merge
 from netq.text import printable
 
 _BACKLOG = 1024
-_FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
-_LONGEST = 107  # bytes of a socket's path (unix(7))
-_RIVAL = "a server listens there"
+_DYNAMIC_PORTS = range(49152, 65536)  # for port 0: the dynamic ports of RFC 6335
+_MAX_PATH = 107  # bytes of a socket's path (unix(7))
+_IN_USE = "a server listens there"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class ListeningSocket:
-    """A listening socket, and the file that it has, if any."""
+    """A listening socket, and its file if it has one."""
 
     def __init__(self, sock: socket.socket, netloc: NetworkLocation, file: tuple[int, int] | None = None) -> None:
         self.sock = sock
         self.netloc = netloc
-        self._file = file  # device and inode
+        self._inode = file  # device and inode
 
     def close(self) -> None:
-        """Listen no more; remove the file, if it is still ours."""
+        """Stop listening; remove the file, unless another server has replaced it."""
         with contextlib.suppress(OSError):
-            if self._file is not None and _identity(self.netloc.host) == self._file:
+            if self._inode is not None and _inode(self.netloc.host) == self._inode:
                 os.unlink(self.netloc.host)
         self.sock.close()
 
 
 def check(options: CommunicatorOptions) -> None:
-    """Raise InvalidOption if this system has no such shared memory, or it needs what the options ask for."""
+    """Raise InvalidOption if this system does not support shared memory, or shared memory an option."""
     if not sys.platform.startswith("linux") or sys.maxsize < 2**32 or not hasattr(os, "memfd_create"):
         raise InvalidOption("Protocol.SHM: shared memory needs Linux and a 64-bit Python; use Protocol.TCP here")
     if options.security is not None:
@@ -58,21 +57,21 @@ def check(options: CommunicatorOptions) -> None:
     check_put_merge(options, "shared memory")
 
 
-def is_here(host: str) -> bool:
-    """Return whether a host's name or address is this machine's."""
+def is_local(host: str) -> bool:
+    """Return whether a host's name or address belongs to this machine."""
     if host.startswith("/") or host in ("localhost", socket.gethostname()):
         return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    return address.is_loopback or address.is_unspecified or _is_ours(address)
+    return address.is_loopback or address.is_unspecified or _is_bindable(address)
 
 
 def listen(netloc: NetworkLocation) -> ListeningSocket:
     """Listen; raises AddressError."""
-    if not is_here(netloc.host):
-        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {_elsewhere(netloc.host)}")
+    if not is_local(netloc.host):
+        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {_not_local(netloc.host)}")
     try:
         return _listen_at_path(netloc) if netloc.host.startswith("/") else _listen_at_port(netloc)
     except OSError as error:
@@ -83,10 +82,10 @@ def listen(netloc: NetworkLocation) -> ListeningSocket:
 
 
 def connect(netloc: NetworkLocation) -> socket.socket:
-    """Connect to a server of the same user; raises OSError. Unix sockets connect at once or not at all."""
-    sock = _socket()
+    """Connect to a server of the same user; raises OSError. A Unix socket connects at once or fails."""
+    sock = _new_socket()
     try:
-        sock.connect(_name(netloc))
+        sock.connect(_socket_name(netloc))
         check_user(sock)
     except BlockingIOError as error:
         sock.close()
@@ -98,9 +97,9 @@ def connect(netloc: NetworkLocation) -> socket.socket:
 
 
 def check_client(netloc: NetworkLocation) -> None:
-    """Raise InvalidOption if no server can be there."""
-    if not is_here(netloc.host):
-        raise InvalidOption(f"CommunicatorOptions.netloc: {_elsewhere(netloc.host)}")
+    """Raise InvalidOption if no server can have this address."""
+    if not is_local(netloc.host):
+        raise InvalidOption(f"CommunicatorOptions.netloc: {_not_local(netloc.host)}")
     if netloc.host.startswith("/"):
         try:
             _check_path(netloc.host)
@@ -111,7 +110,7 @@ def check_client(netloc: NetworkLocation) -> None:
 
 
 def check_user(sock: socket.socket) -> None:
-    """Raise PermissionError if the peer is another user's process, the superuser's too."""
+    """Raise PermissionError if the peer is a process of another user, also of root."""
     pid, uid = peer(sock)
     if uid != os.geteuid():
         raise PermissionError(
@@ -126,7 +125,7 @@ def check_user(sock: socket.socket) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """Return the peer's process, for people, and its user."""
+    """Return the peer's process id, for log lines, and its user id."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -140,36 +139,36 @@ def _overflow() -> int:
 
 
 def _sees_all_users() -> bool:
-    """Whether each user has an id of its own here: this is no user namespace that maps but some."""
+    """Return whether each user has an own id here. It is False in a user namespace that maps only some users."""
     try:
         return Path("/proc/self/uid_map").read_text().split() == ["0", "0", str(2**32 - 1)]
     except OSError:
         return Path("/proc/self").exists()  # a system that has no user namespaces
 
 
-def _elsewhere(host: str) -> str:
+def _not_local(host: str) -> str:
     return (
         f"{host!r} is not this machine, and shared memory does not leave it; expected localhost, an address or the "
         f"name of this machine ({socket.gethostname()}), or the path of a socket; use Protocol.TCP for other machines"
     )
 
 
-def _name(netloc: NetworkLocation) -> str:
+def _socket_name(netloc: NetworkLocation) -> str:
     return netloc.host if netloc.host.startswith("/") else f"\0netq:{netloc.port}"
 
 
-def _socket() -> socket.socket:
+def _new_socket() -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.setblocking(False)
     return sock
 
 
 def _listen_at_port(netloc: NetworkLocation) -> ListeningSocket:
-    for port in [netloc.port] if netloc.port else random.sample(_FREE, len(_FREE)):
+    for port in [netloc.port] if netloc.port else random.sample(_DYNAMIC_PORTS, len(_DYNAMIC_PORTS)):
         found = NetworkLocation(netloc.host, port)
-        sock = _socket()
+        sock = _new_socket()
         try:
-            sock.bind(_name(found))
+            sock.bind(_socket_name(found))
             sock.listen(_BACKLOG)
             return ListeningSocket(sock, found)
         except OSError as error:
@@ -180,14 +179,17 @@ def _listen_at_port(netloc: NetworkLocation) -> ListeningSocket:
 
 
 def _listen_at_path(netloc: NetworkLocation) -> ListeningSocket:
-    """Listen under a name of its own first: so whoever finds the path finds a server, or what is left of one."""
+    """Listen under a temporary name, then link the socket to the path.
+
+    A socket at the path listens from the beginning. So if a connection there is refused, its server is dead.
+    """
     path = netloc.host
     _check_path(path)
-    own = _neighbour(path)
-    if len(os.fsencode(own)) > _LONGEST:
-        most = _LONGEST - len(os.path.basename(own)) - 1
+    own = _sibling(path)
+    if len(os.fsencode(own)) > _MAX_PATH:
+        most = _MAX_PATH - len(os.path.basename(own)) - 1
         raise OSError(errno.ENAMETOOLONG, f"the path of its folder is too long, which may have {most} bytes")
-    sock = _socket()
+    sock = _new_socket()
     try:
         sock.bind(own)
         try:
@@ -196,22 +198,22 @@ def _listen_at_path(netloc: NetworkLocation) -> ListeningSocket:
             _link(own, path)
         finally:
             os.unlink(own)
-        return ListeningSocket(sock, netloc, _identity(path))
+        return ListeningSocket(sock, netloc, _inode(path))
     except BaseException:
         sock.close()
         raise
 
 
 def _check_path(path: str) -> None:
-    """Raise OSError if no socket can be there."""
+    """Raise OSError if a socket cannot have this path."""
     try:
         size = len(os.fsencode(path))
     except UnicodeEncodeError as error:
         raise OSError(errno.EINVAL, "the path cannot be written in the encoding of file names") from error
     if "\0" in path:
         raise OSError(errno.EINVAL, "a path cannot contain NUL")
-    if size > _LONGEST:
-        raise OSError(errno.ENAMETOOLONG, f"the path is too long for a socket, which takes {_LONGEST} bytes")
+    if size > _MAX_PATH:
+        raise OSError(errno.ENAMETOOLONG, f"the path is too long for a socket, which takes {_MAX_PATH} bytes")
 
 
 def _link(own: str, path: str) -> None:
@@ -221,53 +223,60 @@ def _link(own: str, path: str) -> None:
         _remove_stale(path)
         try:
             os.link(own, path)
-        except FileExistsError as error:  # another was faster
-            raise FileExistsError(errno.EADDRINUSE, _RIVAL) from error
+        except FileExistsError as error:  # another server was faster
+            raise FileExistsError(errno.EADDRINUSE, _IN_USE) from error
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket of a dead server; raises FileExistsError if it lives, or is none."""
-    aside = _neighbour(path)
+    """Remove the socket of a dead server; raises FileExistsError if a server listens there, or it is no socket.
+
+    The socket is renamed before it is removed, so that this never removes the socket of a server that started between
+    the check and the removal.
+    """
+    renamed = _sibling(path)
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
             raise FileExistsError(errno.EEXIST, "a file that is no socket is there")
         if _is_alive(path):
-            raise FileExistsError(errno.EADDRINUSE, _RIVAL)
-        os.rename(path, aside)
-    except FileNotFoundError:  # another has removed it
+            raise FileExistsError(errno.EADDRINUSE, _IN_USE)
+        os.rename(path, renamed)
+    except FileNotFoundError:  # another server has removed it
         return
     try:
-        if _is_alive(aside):  # another has taken the place between our look and our grip
-            os.link(aside, path)
-            raise FileExistsError(errno.EADDRINUSE, _RIVAL)
+        if _is_alive(renamed):  # a server replaced it after the check: put it back
+            os.link(renamed, path)
+            raise FileExistsError(errno.EADDRINUSE, _IN_USE)
     finally:
-        os.unlink(aside)
+        os.unlink(renamed)
 
 
-def _neighbour(path: str) -> str:
-    """A name of our own in the same directory."""
+def _sibling(path: str) -> str:
+    """Return a random name in the same directory."""
     return f"{os.path.dirname(path).rstrip('/')}/.{secrets.token_hex(4)}"
 
 
 def _is_alive(path: str) -> bool:
-    with _socket() as sock:
+    with _new_socket() as sock:
         try:
             sock.connect(path)
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # it is full, or of another kind, or not for us
+        except OSError:  # its queue is full, it is of another type, or this user may not connect
             return True
         return True
 
 
-def _identity(path: str) -> tuple[int, int]:
+def _inode(path: str) -> tuple[int, int]:
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
 
-def _is_ours(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Whether it is of this machine alone: it can be bound to, and is none of a group or of all (to connect to that of
-    a network is forbidden)."""
+def _is_bindable(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Return whether an address belongs to this machine alone.
+
+    Such an address can be bound, and it is no multicast address and no broadcast address: to connect to the latter is
+    forbidden.
+    """
     if address.is_multicast:
         return False
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

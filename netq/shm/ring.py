@@ -1,28 +1,31 @@
-"""A ring of bytes between one writer and one reader, over any writable memory that both see. Pure.
+"""A lock-free ring of bytes between one writer and one reader, in any writable memory that both share. Pure.
 
-Four numbers of 64 bits, each on a cache line of its own and written by one side only, then the bytes:
+Four numbers of 64 bits, then the bytes. Each number is on a cache line of its own and is written by one side only:
 
     offset  written by  what
          0  writer      head: bytes written since the beginning
-        64  writer      wanted: wake me when tail has come this far; 0: I do not sleep
+        64  writer      wanted: the writer sleeps until tail has this value; 0: the writer is awake
        128  reader      tail: bytes read since the beginning
-       192  reader      asleep: the number of my present sleep; 0: I do not sleep
+       192  reader      asleep: the number of the reader's present sleep; 0: the reader is awake
        256              the bytes; byte k of the stream lies at k modulo their number
 
-A side that is to sleep says so, and looks once more whether it must; a side that has moved its number looks whether
-the other sleeps, and has it woken, once for each sleep (`bell`). So neither sleeps through anything, and nobody is
-woken who is awake. Between its steps each side calls `fence`: all that it loaded and stored before must be seen by the
-other side before what follows. In one thread that is so by itself; netq/shm/fence.py has the one for two processes.
+No wakeup is lost, and a side that is awake is never woken. A side that wants to sleep stores its flag first, and then
+checks the other side's number again. A side that advances its number does so first, and then checks the other side's
+flag. Whatever the order of these four steps, one of the two checks sees the other side's store. `claim_wakeup` returns
+True once for each sleep.
+
+The order of the steps is kept by `fence`: the other side sees all loads and stores before a fence before those after
+it. Within one thread no fence is needed; netq/shm/fence.py has one for two processes.
 
     memory = bytearray(HEADER + 4096)
     writer, reader = Writer(memory), Reader(memory)
-    writer.write([b"any ", b"bytes"])           # 9: as much as there is room for
-    reader.ready()                              # 9
+    writer.write([b"any ", b"bytes"])           # 9: as many bytes as there is room for
+    reader.available()                          # 9
     into = bytearray(100)
     reader.read_into(memoryview(into))          # 9, and into begins with b"any bytes"
 
-What the other side writes is not believed: RingError, if its number cannot be. Neither Writer nor Reader may be used
-by two threads at a time.
+The numbers of the other side are checked: an impossible one raises RingError. Neither Writer nor Reader may be used by
+two threads at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ _HEAD, _WANTED, _TAIL, _ASLEEP = 0, 8, 16, 24  # in words of 8 bytes
 
 
 class RingError(Exception):
-    """The other side has written what it must not."""
+    """The other side has written an impossible number."""
 
 
 def _no_fence() -> None:
@@ -51,23 +54,23 @@ class Writer:
         self._words, self._bytes = _parts(memory)
         self.size = len(self._bytes)
         self._head = self._tail = 0
-        self._rung = 0  # the sleep from which the reader was woken last
-        self._shown = False  # something, since it was last looked whether the reader sleeps
+        self._woken = 0  # number of the sleep from which the reader was woken last
+        self._advanced = False  # head has moved since the reader's flag was checked last
         self._fence = fence
 
-    def room(self) -> int:
-        """Return how many bytes can be written now."""
+    def free(self) -> int:
+        """Return how many bytes can be written now. Raises RingError."""
         tail = self._words[_TAIL]
         if not self._tail <= tail <= self._head:
             raise RingError(f"the reader says {tail}, expected {self._tail} to {self._head}")
         self._tail = tail
-        self._fence()  # what it has read, before we write there
+        self._fence()  # its reads come before our writes to the same place
         return self.size - (self._head - tail)
 
     def write(self, buffers: Iterable[Buffer]) -> int:
-        """Copy from the start of `buffers` as much as there is room for, and show it to the reader; return how much."""
+        """Copy as much of `buffers` as there is room for, and publish it to the reader; return the count of bytes."""
         start = position = self._head
-        room = self.room()
+        room = self.free()
         for buffer in buffers:
             taken = len(buffer)
             if taken > room:
@@ -75,47 +78,47 @@ class Writer:
             self._copy(position, buffer, taken)
             position += taken
             room -= taken
-        self._fence()  # the bytes, before the number that shows them
+        self._fence()  # the bytes come before the number that publishes them
         self._words[_HEAD] = self._head = position
-        self._shown = True
+        self._advanced = True
         return position - start
 
     def put(self, data: bytes) -> bool:
-        """Write all of `data` in one piece; return False, and write nothing, if that cannot be."""
+        """Write all of `data` in one piece. If there is no room for that, write nothing and return False."""
         n, start = len(data), self._head % self.size
-        if start + n > self.size or n > self.room():
+        if start + n > self.size or n > self.free():
             return False
         self._bytes[start : start + n] = data
-        self._fence()  # the bytes, before the number that shows them
+        self._fence()  # the bytes come before the number that publishes them
         self._head += n
         self._words[_HEAD] = self._head
-        self._shown = True
+        self._advanced = True
         return True
 
-    def bell(self) -> bool:
-        """Return whether the reader sleeps, and knows nothing of what was written: then wake it."""
-        if not self._shown:
+    def claim_wakeup(self) -> bool:
+        """Return True if the caller must wake the reader: it sleeps, and was not woken since it fell asleep."""
+        if not self._advanced:
             return False
-        self._shown = False
-        self._fence()  # our number, before its
+        self._advanced = False
+        self._fence()  # our number comes before its flag
         asleep = self._words[_ASLEEP]
-        if not asleep or asleep == self._rung:
+        if not asleep or asleep == self._woken:
             return False
-        self._rung = asleep
+        self._woken = asleep
         return True
 
     def sleep(self) -> bool:
-        """Wish to be woken when half of the ring is free; return False if it is already."""
+        """Ask to be woken when half of the ring is free; return False if it is free already."""
         wanted = self._head - self.size // 2
         self._words[_WANTED] = max(wanted, 0)
-        self._fence()  # our wish, before its number
-        if self.room() >= self.size - self.size // 2:
+        self._fence()  # our flag comes before its number
+        if self.free() >= self.size - self.size // 2:
             self._words[_WANTED] = 0
             return False
         return True
 
     def release(self) -> None:
-        """Let go of the memory; nothing else may be called any more."""
+        """Release the memory. No other method may be called after that."""
         self._words.release()
         self._bytes.release()
 
@@ -136,31 +139,33 @@ class Reader:
         self._words, self._bytes = _parts(memory)
         self.size = len(self._bytes)
         self._head = self._tail = 0
-        self._rung = 0  # what the writer wanted when it was woken last
-        self._freed = False  # something, since it was last looked whether the writer sleeps
-        self._sleeps = 0
+        self._woken = 0  # the writer's `wanted` when it was woken last
+        self._advanced = False  # tail has moved since the writer's flag was checked last
+        self._sleeps = 0  # number of the latest sleep
         self._fence = fence
 
-    def ready(self) -> int:
-        """Return how many bytes can be read now."""
+    def available(self) -> int:
+        """Return how many bytes can be read now. Raises RingError."""
         head = self._words[_HEAD]
         if not self._head <= head <= self._tail + self.size:
             raise RingError(f"the writer says {head}, expected {self._head} to {self._tail + self.size}")
         if head != self._head:
             self._head = head
-            self._fence()  # its number, before the bytes
+            self._fence()  # its number comes before the bytes
         return head - self._tail
 
-    def waits(self) -> bool:
-        """Whether there is something to read. In any thread, at any time."""
+    def has_data(self) -> bool:
+        """Return whether there is something to read. May be called in any thread, at any time."""
         try:
             return self._words[_HEAD] != self._tail
         except ValueError:  # released
             return False
 
-    def look(self, least: int) -> memoryview:
-        """Return the first of the bytes that `ready` has counted, `least` or more, still in the ring; or a copy of
-        `least`, if they lie in two pieces."""
+    def peek(self, least: int) -> memoryview:
+        """Return the next bytes, which stay in the ring: at least `least` of those that `available` counted.
+
+        It is a view of the ring, or a copy of `least` bytes if these lie at the end and at the start of the ring.
+        """
         start = self._tail % self.size
         piece = self._bytes[start : start + self._head - self._tail]
         if least <= len(piece):
@@ -168,7 +173,7 @@ class Reader:
         return memoryview(bytes(piece) + self._bytes[: least - len(piece)])
 
     def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` as far as the bytes go that `ready` has counted, and free their room; return how many."""
+        """Move bytes that `available` counted into `buffer`, and free their room; return the count of bytes."""
         n = min(len(buffer), self._head - self._tail)
         start = self._tail % self.size
         first = min(n, self.size - start)
@@ -179,40 +184,40 @@ class Reader:
         return n
 
     def skip(self, n: int) -> None:
-        """Free the room of `n` bytes that `ready` has counted."""
+        """Free the room of `n` bytes that `available` counted."""
         self._tail += n
-        self._fence()  # what we have read, before the number that frees its room
+        self._fence()  # our reads come before the number that frees the room
         self._words[_TAIL] = self._tail
-        self._freed = True
+        self._advanced = True
 
-    def bell(self) -> bool:
-        """Return whether the writer sleeps, has the room that it wants, and was not told: then wake it."""
-        if not self._freed:
+    def claim_wakeup(self) -> bool:
+        """Return True if the caller must wake the writer: it sleeps, has the room that it wants, and was not woken."""
+        if not self._advanced:
             return False
-        self._freed = False
-        self._fence()  # our number, before its
+        self._advanced = False
+        self._fence()  # our number comes before its flag
         wanted = self._words[_WANTED]
-        if not wanted or wanted == self._rung or self._tail < wanted:
+        if not wanted or wanted == self._woken or self._tail < wanted:
             return False
-        self._rung = wanted
+        self._woken = wanted
         return True
 
     def sleep(self) -> bool:
-        """Wish to be woken when something comes; return False if something is there already."""
+        """Ask to be woken when bytes arrive; return False if there are bytes already."""
         self._sleeps += 1
         self._words[_ASLEEP] = self._sleeps
-        self._fence()  # our wish, before its number
-        if self.ready():
+        self._fence()  # our flag comes before its number
+        if self.available():
             self._words[_ASLEEP] = 0
             return False
         return True
 
     def wake(self) -> None:
-        """Wish to be woken no more."""
+        """End the sleep: the writer need not wake this side."""
         self._words[_ASLEEP] = 0
 
     def release(self) -> None:
-        """Let go of the memory; nothing else may be called any more."""
+        """Release the memory. No other method may be called after that."""
         self._words.release()
         self._bytes.release()
 

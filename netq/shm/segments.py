@@ -1,10 +1,10 @@
-"""The memory of one link's large messages: segments, to which the peer writes straight from its user's buffers.
+"""The segments of a link: shared memory for its large messages, into which the peer writes by direct transfer.
 
-A segment is used again for messages of the same link only, never for another peer's: a process that was stopped in the
-middle of writing may wake up at any time, and still has the descriptor. It goes when nobody has a view of it and it
-has been idle for a while, or the link is gone.
+A segment is used again for messages of the same link only, never for another peer. A process that was stopped during a
+write may continue at any time, and still has the descriptor. A segment is unmapped when there is no view of it, and it
+has been idle for a while or the link has ended.
 
-Owned by a link, whose loop alone takes memory here. The last view of a segment may die in any thread.
+Owned by a link. Only the link's loop takes memory here, but the last view of a segment may be freed in any thread.
 """
 
 from __future__ import annotations
@@ -25,43 +25,45 @@ from netq.shm.control import NUMBER, SEGMENT, ControlSocket
 
 _libc = ctypes.CDLL(None)
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE (linux/mman.h)
-MOST = 64  # segments of one link: each costs a descriptor on either side
+MAX_SEGMENTS = 64  # of one link: each costs a descriptor on each side
 
 
 class _Segment:
-    """What is known of a block that somebody else owns: the mapping itself is the Memory's."""
+    """Describes a block. The Memory owns the mapping itself."""
 
     def __init__(self, block: mmap.mmap, fd: int) -> None:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(block))
         self.size = len(block)
         self.fd: int | None = fd
         self._block = weakref.ref(block)
-        self._populated = 0  # bytes
+        self._populated = 0  # bytes whose pages are present
         self._loan: weakref.ref[object] | None = None
 
     def has(self, address: int) -> bool:
-        """Return whether an address lies here: not if the block is dying.
+        """Return whether an address is in this block, and the block is still mapped.
 
-        The system unmaps it before anybody is told of its end, and another may have its addresses by then.
+        A block is unmapped before its finalizers run, and another block may have its addresses by then.
         """
         return self.address <= address < self.address + self.size and self._block() is not None
 
     def lend(self, loan: object, make_room: Callable[[int], object]) -> None:
-        """Have room made when `loan`, which all views of it keep alive, ends: then it is idle."""
+        """Call `make_room` when `loan` is freed. All views keep it alive, so the segment is idle then."""
         if self._loan is None or self._loan() is not loan:
             self._loan = weakref.ref(loan)
             weakref.finalize(loan, make_room, self.size).atexit = False
 
     def close(self) -> None:
-        """Let go of the descriptor, if it is still here."""
+        """Close the descriptor, if it is still open here."""
         fd, self.fd = self.fd, None
         if fd is not None:
             os.close(fd)
 
     def populate(self, start: int, stop: int) -> None:
-        """Take the pages from the system here, in the name of who will hold them (a cgroup pays for what it touches
-        first), and so that it is this process that learns it if there are none. Without the GIL, which mmap.madvise
-        would keep. Before Linux 5.14 the peer takes them.
+        """Have the system provide the pages now, in this process.
+
+        A cgroup pays for the pages that its processes touch first, and the receiver is to pay for its message. And if
+        there is no memory, this process notices, not the peer. Called by ctypes, which releases the GIL; mmap.madvise
+        keeps it. Before Linux 5.14 this has no effect, and the peer touches the pages first.
         """
         start = max(start, self._populated) // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > self._populated:
@@ -70,35 +72,40 @@ class _Segment:
 
 
 class Segments:
-    """Makes the blocks of a link's Memory, and finds the one that a view lies in."""
+    """Makes the blocks of a link's Memory, and finds the block of a view."""
 
     def __init__(
-        self, connection: Connection, pool: Pool, control: ControlSocket, released: Callable[[int], object]
+        self, connection: Connection, pool: Pool, control: ControlSocket, on_release: Callable[[int], object]
     ) -> None:
         self.pool = pool
-        self._connection: Connection | None = connection  # until the end: what waits for users holds blocks
+        self._connection: Connection | None = (
+            connection  # None after the end: unread messages keep blocks, and these keep this
+        )
         self._control = control
-        self._released = weakref.WeakMethod(released)  # arrays that outlive the link keep this, and no link
+        self._on_release = weakref.WeakMethod(
+            on_release
+        )  # arrays outlive the link; they keep this object, but not the link
         self._table: dict[int, _Segment] = {}
         self._numbers = itertools.count(1)
         self.memory = connection.source = Memory(pool.keep, mapping=self._map)
         _all[id(self)] = self
 
     def renew(self) -> None:
-        """Use no present segment for a message to come: a forked child has a view of it, and does not expect that."""
+        """Use the present segments for no new message: after a fork, the child sees the same memory."""
         if self._connection is not None and self._table:
             self.memory.retire()
             self.memory = self._connection.source = Memory(self.pool.keep, mapping=self._map)
 
     def age(self) -> bool:
-        """Let segments go that have been idle for long; return whether there are others."""
+        """Free segments that have been idle for long; return whether there are others."""
         self.memory.age()
         return bool(self._table)
 
     def find(self, view: memoryview) -> tuple[int, int] | None:
-        """Return the number of the segment that a view lies in, and where, ready for the peer to write there.
+        """Return the number of a view's segment and the offset there, ready for the peer to write.
 
-        None if it is in no segment, or the peer cannot have it: its socket is full, or too many are under way.
+        None if the view is in no segment, or the descriptor cannot be sent: the socket is full, or too many descriptors
+        are in transit.
         """
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         for number, segment in list(self._table.items()):
@@ -106,11 +113,11 @@ class Segments:
                 start = address - segment.address
                 segment.populate(start, start + len(view))
                 segment.lend(view.obj, self.pool.make_room)
-                return (number, start) if self._share(number, segment) else None
+                return (number, start) if self._send_descriptor(number, segment) else None
         return None
 
     def end(self) -> None:
-        """The link is gone: what is idle goes, and what is in use goes with its last view."""
+        """Free idle segments now, and the others with their last view: the link has ended."""
         if self._connection is not None:
             self._connection.source = None
             self._connection = None
@@ -118,16 +125,16 @@ class Segments:
         for segment in list(self._table.values()):
             segment.close()
 
-    def gone(self, number: int) -> None:
-        """A block is no more."""
+    def block_freed(self, number: int) -> None:
+        """Forget a block that was unmapped, and report it if the peer has its descriptor."""
         segment = self._table.pop(number)
-        was_sent = segment.fd is None
+        is_sent = segment.fd is None
         segment.close()
-        if was_sent and (released := self._released()):
-            released(number)
+        if is_sent and (on_release := self._on_release()):
+            on_release(number)
 
-    def _share(self, number: int, segment: _Segment) -> bool:
-        """Send the descriptor, if the peer does not have it yet; the mapping here has one of its own."""
+    def _send_descriptor(self, number: int, segment: _Segment) -> bool:
+        """Send the descriptor once, and close it: the mapping has its own. Return whether the peer has it."""
         if segment.fd is not None:
             try:
                 self._control.send(SEGMENT, NUMBER.pack(number), segment.fd)
@@ -137,7 +144,7 @@ class Segments:
         return True
 
     def _map(self, size: int) -> mmap.mmap:
-        """A new segment; private memory, to be filled through the ring, if there cannot be one."""
+        """Return a new segment, or private memory if there can be none; that is filled through the ring."""
         with contextlib.suppress(OSError, OverflowError):
             return self._make(size)
         try:
@@ -146,7 +153,7 @@ class Segments:
             raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error
 
     def _make(self, size: int) -> mmap.mmap:
-        if len(self._table) >= MOST or memfd.strict():
+        if len(self._table) >= MAX_SEGMENTS or memfd.strict():
             raise OSError("enough segments")
         self.pool.make_room()
         fd = memfd.make(size)
@@ -159,20 +166,22 @@ class Segments:
             raise
         number = next(self._numbers)
         self._table[number] = _Segment(block, fd)
-        weakref.finalize(block, _tell, weakref.WeakMethod(self.gone), number).atexit = False
+        weakref.finalize(block, _report_freed, weakref.WeakMethod(self.block_freed), number).atexit = False
         return block
 
 
 class Pool:
-    """All that the links of one communicator have: how much of it may lie idle. Used in the loops of all of them."""
+    """Bounds the idle segments of all links of one communicator. Used in all their loops."""
 
     def __init__(self, memory: int) -> None:
-        self.keep = min(KEEP, memory // 4)  # of the `memory` that the communicator may use
+        self.keep = min(KEEP, memory // 4)  # bytes of idle segments; `memory` is what the communicator may use
 
     def make_room(self, size: int = 0) -> None:
-        """Let idle segments of all links go, if they are too many together: a new one is about to be made, or one of
-        `size` bytes is about to come back, in whatever thread its last view died."""
-        idle = [(member.memory.idle, member.memory) for member in _alive() if member.pool is self]
+        """Free idle segments above the bound, from the links with the most.
+
+        Called before a segment is made, and when one of `size` bytes becomes idle, in any thread.
+        """
+        idle = [(member.memory.idle, member.memory) for member in _living() if member.pool is self]
         over = sum([held for held, _ in idle]) + size - self.keep
         for held, memory in sorted(idle, key=operator.itemgetter(0), reverse=True):
             if over <= 0:
@@ -184,18 +193,18 @@ class Pool:
 _all: weakref.WeakValueDictionary[int, Segments] = weakref.WeakValueDictionary()
 
 
-def _alive() -> list[Segments]:
+def _living() -> list[Segments]:
     return [segments for ref in _all.valuerefs() if (segments := ref())]
 
 
-def _tell(gone: weakref.WeakMethod[Callable[[int], None]], number: int) -> None:
-    """Tell a link's segments of a block's end. What waits for that must not keep them: they may hold the block."""
-    if tell := gone():
-        tell(number)
+def _report_freed(block_freed: weakref.WeakMethod[Callable[[int], None]], number: int) -> None:
+    """Report a freed block. The reference is weak: a strong one would keep the Segments, which may hold the block."""
+    if report := block_freed():
+        report(number)
 
 
 def _renew_all() -> None:
-    for segments in _alive():
+    for segments in _living():
         segments.renew()
 
 

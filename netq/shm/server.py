@@ -10,6 +10,7 @@ import time
 
 from netq import core
 from netq.errors import ProtocolError
+from netq.io.accept import Acceptor
 from netq.io.loop import Loop
 from netq.io.selector import READ
 from netq.io.timers import Timer
@@ -24,122 +25,92 @@ from netq.text import printable
 
 log = logging.getLogger("netq")
 
-_ACCEPTS = 64  # connections accepted before the others have their turn
-_PAUSE = 1.0  # seconds, when the system has no descriptors left
-_NEWS = 60.0  # seconds after which the log is told again what it has been told
+_REPEAT_AFTER = 60.0  # seconds after which the log has the same warning about a user again
 
 
 class ServerTransport:
-    """A transport: accepts connections, and makes links of those that bring their rings."""
+    """A transport that makes a link of each accepted connection once its HELLO has brought the rings."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         rendezvous.check(listener.options)
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        self._door: rendezvous.ListeningSocket | None = None
-        self._guests: dict[ControlSocket, Timer] = {}  # have not said HELLO; and what cuts them
+        self._listening: rendezvous.ListeningSocket | None = None
+        self._acceptor: Acceptor | None = None
+        self._waiting: dict[ControlSocket, Timer] = {}  # connections without a HELLO, and their timeouts
         self._pool = Pool(listener.options.connection.memory)
-        self._starved = False  # and the log has been told
         self._log_dedup = LogDedup()
 
     def open(self) -> None:
         """Listen; raises AddressError."""
-        self._door = rendezvous.listen(self.netloc)
-        self.netloc = self._door.netloc
-        self._loop.watch(self._door.sock, READ, self._accept)
+        self._listening = rendezvous.listen(self.netloc)
+        self.netloc = self._listening.netloc
+        self._acceptor = Acceptor(self._loop, self._listening.sock, self._where, self._accepted)
 
     def close(self) -> None:
-        """Listen no more."""
-        if self._door is not None:
-            self._loop.forget(self._door.sock)
-            self._door.close()
-            self._door = None
-        for guest in list(self._guests):
-            self._dismiss(guest)
+        """Stop listening, and close the connections without a HELLO."""
+        if self._acceptor is not None and self._listening is not None:
+            self._acceptor.close()
+            self._listening.close()
+            self._acceptor = self._listening = None
+        for connection in list(self._waiting):
+            self._drop(connection)
 
-    def _accept(self, mask: int) -> None:
-        for _ in range(_ACCEPTS):
-            if self._door is None:
-                return
-            try:
-                sock, _ = self._door.sock.accept()
-            except BlockingIOError:
-                self._starved = False  # nobody waits any more
-                return
-            except ConnectionError:
-                continue  # it was gone before we looked
-            except OSError as error:
-                self._pause(error)
-                return
-            self._admit(sock)
-
-    def _admit(self, sock: socket.socket) -> None:
+    def _accepted(self, sock: socket.socket, address: object) -> None:
         try:
             rendezvous.check_user(sock)
         except OSError as error:
-            self._complain(sock, str(error.strerror))
+            self._warn(sock, str(error.strerror))
             sock.close()
             return
-        guest = ControlSocket(sock)
-        late = time.monotonic() + self._listener.options.connection.handshake_timeout
-        self._guests[guest] = self._loop.at(late, self._dismiss, guest)
-        self._loop.watch(sock, READ, lambda mask: self._greeted(guest))
+        connection = ControlSocket(sock)
+        deadline = time.monotonic() + self._listener.options.connection.handshake_timeout
+        self._waiting[connection] = self._loop.at(deadline, self._drop, connection)
+        self._loop.watch(sock, READ, lambda mask: self._ready(connection))
 
-    def _greeted(self, guest: ControlSocket) -> None:
+    def _ready(self, connection: ControlSocket) -> None:
+        """Read the first packet of a connection, which is to be HELLO."""
         try:
-            packet = guest.receive()
+            packet = connection.receive()
         except OSError:
             packet = None
         if packet is None:
-            self._dismiss(guest)
+            self._drop(connection)
             return
         try:
-            found = control.take(packet)
+            rings = control.accept_rings(packet)
         except (OSError, ProtocolError) as error:
-            self._refuse(guest, str(error))
+            self._refuse(connection, str(error))
         else:
-            self._forget(guest)
-            address = f"{self._where}, process {rendezvous.peer(guest.sock)[0]}"
-            self._listener.attach(Link(self._listener, self._loop, guest, found, self._pool, address))
+            self._forget(connection)
+            address = f"{self._where}, process {rendezvous.peer(connection.sock)[0]}"
+            self._listener.attach(Link(self._listener, self._loop, connection, rings, self._pool, address))
         finally:
             if packet.fd is not None:
                 os.close(packet.fd)
 
-    def _refuse(self, guest: ControlSocket, reason: str) -> None:
-        self._complain(guest.sock, reason)
+    def _refuse(self, connection: ControlSocket, reason: str) -> None:
+        self._warn(connection.sock, reason)
         with contextlib.suppress(OSError):
-            guest.send(REFUSED, reason.encode()[:256])
-        self._dismiss(guest)
+            connection.send(REFUSED, reason.encode()[:256])
+        self._drop(connection)
 
-    def _complain(self, sock: socket.socket, reason: str) -> None:
-        """Tell the log, of each user a few things a minute: whoever knocks for ever fills no disk."""
+    def _warn(self, sock: socket.socket, reason: str) -> None:
+        """Log a refusal. Of each user, few different warnings a minute: repeated connections must not fill the disk."""
         now, user = time.monotonic(), f"user {rendezvous.peer(sock)[1]}"
         is_new = self._log_dedup.is_new(user, reason, now)
-        self._log_dedup.forget_at(user, now + _NEWS)
+        self._log_dedup.forget_at(user, now + _REPEAT_AFTER)
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 
-    def _dismiss(self, guest: ControlSocket) -> None:
-        self._forget(guest)
-        guest.sock.close()
+    def _drop(self, connection: ControlSocket) -> None:
+        self._forget(connection)
+        connection.sock.close()
 
-    def _forget(self, guest: ControlSocket) -> None:
-        self._guests.pop(guest).cancel()
-        self._loop.forget(guest.sock)
-
-    def _pause(self, error: OSError) -> None:
-        """The system has no descriptor or memory for another: those who knock wait in its queue."""
-        if not self._starved:
-            log.warning("%s: no connection can be accepted for now: %s", self._where, error)
-        self._starved = True
-        if self._door is not None:
-            self._loop.forget(self._door.sock)
-        self._loop.at(time.monotonic() + _PAUSE, self._resume)
-
-    def _resume(self) -> None:
-        if self._door is not None:
-            self._loop.watch(self._door.sock, READ, self._accept)
+    def _forget(self, connection: ControlSocket) -> None:
+        self._waiting.pop(connection).cancel()
+        self._loop.forget(connection.sock)
 
     @property
     def _where(self) -> str:

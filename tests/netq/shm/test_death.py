@@ -1,4 +1,4 @@
-"""A process that is killed, at whatever instant: the other notices at once, and nothing is halved, doubled or left."""
+"""A killed process: its peer notices at once, and no message is delivered in part or twice."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ with netq.new(netq.Protocol.SHM, options=options) as client:
 """
 
 
-def take(server: Communicator, until: float) -> int:
-    """Take messages while there are some, or the time is not over; return how many. Each is whole, and the next."""
+def receive_all(server: Communicator, until: float) -> int:
+    """Receive messages until `until`, and then all that are there; return how many. Check each one and the order."""
     for number in itertools.count():
         try:
             data = server.get(CLIENT, timeout=max(0.0, until - time.monotonic())).data
@@ -52,7 +52,7 @@ def take(server: Communicator, until: float) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_peer_killed_fifty_times_at_random_instants(
+def test_client_killed_fifty_times_at_random_instants(
     communicators: Communicators, start: Start, log: LogRecorder
 ) -> None:
     chance, noticed, taken = random.Random(5), [], 0
@@ -60,8 +60,8 @@ def test_a_peer_killed_fifty_times_at_random_instants(
     for deaths in range(1, 51):
         process = start(SENDER, *server.netloc)
         while server.get(CLIENT, timeout=LIMIT).data != "ready":
-            pass  # what its predecessor had said
-        taken += take(server, time.monotonic() + chance.uniform(0, 0.05))
+            pass  # messages of its predecessor
+        taken += receive_all(server, time.monotonic() + chance.uniform(0, 0.05))
         killed = time.monotonic()
         process.kill()
         log.wait(f"{CLIENT}: lost (the peer hung up", deaths)
@@ -73,7 +73,7 @@ def test_a_peer_killed_fifty_times_at_random_instants(
     client = communicators.client(server.netloc)
     introduce(server, client)
     communicators.abort(client)
-    communicators.abort(server)  # what the last one did not take is lost with it
+    communicators.abort(server)  # what the last one did not receive_all is lost with it
 
 
 SERVER = """
@@ -88,7 +88,7 @@ with netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, options=options) as server
 
 
 @pytest.mark.slow
-def test_a_client_goes_on_with_the_next_server(communicators: Communicators, start: Start, log: LogRecorder) -> None:
+def test_client_continues_with_the_next_server(communicators: Communicators, start: Start, log: LogRecorder) -> None:
     netloc: NetworkLocation = communicators.unused_address()
     client = communicators.client(netloc)
     for deaths in range(1, 4):
@@ -112,7 +112,7 @@ else:
     communicator.get(timeout=30)
 ours, theirs = os.pipe()
 if os.fork():
-    os.read(ours, 1)  # the child has begun, and has closed its copies
+    os.read(ours, 1)  # the child runs, and has closed its copies
     print(flush=True)
     sys.stdin.read()
 os.write(theirs, b"x")
@@ -122,7 +122,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("purpose", ["client", "server"])
-def test_a_fork_that_lives_on_does_not_hide_a_death(
+def test_surviving_fork_does_not_hide_a_death(
     communicators: Communicators, start: Start, log: LogRecorder, purpose: str
 ) -> None:
     netloc = communicators.unused_address()
@@ -140,4 +140,4 @@ def test_a_fork_that_lives_on_does_not_hide_a_death(
     if purpose == "server":
         introduce(communicators.server(netloc), ours)
     assert process.stdin is not None
-    process.stdin.close()  # the end of the child, which has it too
+    process.stdin.close()  # ends the child, which has the same stdin

@@ -37,7 +37,7 @@ def get_for_ever(communicator: netq.Communicator) -> None:
 
 
 @pytest.mark.usefixtures("alarm")
-def test_an_exception_that_is_kept_and_has_a_view_of_the_ring_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_with_a_view_of_the_ring_is_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     read_small, armed = Connection.read_small, threading.Event()
 
     def read_and_be_interrupted(self: Connection, *args: Any) -> int:
@@ -66,7 +66,7 @@ def test_an_exception_that_is_kept_and_has_a_view_of_the_ring_ends_nothing(monke
         try:
             with pytest.raises(Alarm) as kept:
                 get_for_ever(server)
-            assert server.get(timeout=LIMIT).data == "more"  # over the next link, while `kept` has the view
+            assert server.get(timeout=LIMIT).data == "more"  # over the next link, while `kept` still has the view
             assert any(entry.name == "take_small" for entry in kept.traceback)
         finally:
             over.set()

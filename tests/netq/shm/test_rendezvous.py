@@ -1,4 +1,4 @@
-"""How peers find each other on one host, and who is refused."""
+"""Addresses of shared memory: ports and paths, and which processes are refused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.conftest import Start
 
-HERE = ["localhost", "127.0.0.1", "127.8.9.10", "::1", "0.0.0.0", "::", socket.gethostname()]
-ELSEWHERE = [
+LOCAL = ["localhost", "127.0.0.1", "127.8.9.10", "::1", "0.0.0.0", "::", socket.gethostname()]
+REMOTE = [
     "239.1.2.3",
     "ff02::1",
     "255.255.255.255",
@@ -33,27 +33,27 @@ ELSEWHERE = [
 ]
 
 
-@pytest.mark.parametrize("host", HERE)
-def test_all_names_of_this_machine_are_one_place(communicators: Communicators, host: str) -> None:
+@pytest.mark.parametrize("host", LOCAL)
+def test_all_names_of_this_machine_are_one_address(communicators: Communicators, host: str) -> None:
     server = communicators.server(NetworkLocation("127.0.0.1", 0))
     introduce(server, communicators.client(NetworkLocation(host, server.netloc.port)))
 
 
-@pytest.mark.parametrize("host", ELSEWHERE)
-def test_another_machine_is_refused(communicators: Communicators, host: str) -> None:
+@pytest.mark.parametrize("host", REMOTE)
+def test_address_of_another_machine_is_refused(communicators: Communicators, host: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen at {host}:1 .* is not this machine"):
         communicators.server(NetworkLocation(host, 1))
     with pytest.raises(InvalidOption, match=f"netloc: '{host}' is not this machine, .* use Protocol.TCP"):
         communicators.client(NetworkLocation(host, 1))
 
 
-def test_port_0_gives_a_free_one_of_the_dynamic_range(communicators: Communicators) -> None:
+def test_port_0_is_a_free_dynamic_port(communicators: Communicators) -> None:
     ports = {communicators.server(NetworkLocation("localhost", 0)).netloc.port for _ in range(20)}
     assert len(ports) == 20
     assert all(49152 <= port < 65536 for port in ports)
 
 
-def test_a_port_that_is_taken(communicators: Communicators) -> None:
+def test_port_in_use_is_named_for_every_host(communicators: Communicators) -> None:
     server = communicators.server()
     port = server.netloc.port
     with pytest.raises(AddressError, match=f"cannot listen at ::1:{port} .*: Address already in use; choose another"):
@@ -61,7 +61,7 @@ def test_a_port_that_is_taken(communicators: Communicators) -> None:
     introduce(server, communicators.client(server.netloc))
 
 
-def test_a_path_is_for_its_user_only_and_gone_at_the_end(communicators: Communicators, tmp_path: Path) -> None:
+def test_path_is_private_and_removed_at_the_end(communicators: Communicators, tmp_path: Path) -> None:
     path = tmp_path / "netq"
     server = communicators.server(NetworkLocation(str(path), 7))
     assert server.netloc == NetworkLocation(str(path), 7)
@@ -72,7 +72,7 @@ def test_a_path_is_for_its_user_only_and_gone_at_the_end(communicators: Communic
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_file_of_a_dead_server_is_taken_over(communicators: Communicators, start: Start, tmp_path: Path) -> None:
+def test_file_of_a_dead_server_is_replaced(communicators: Communicators, start: Start, tmp_path: Path) -> None:
     path = tmp_path / "netq"
     code = "import sys, netq; netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, netq.CommunicatorOptions("
     dead = start(code + "netloc=(sys.argv[1], 0))); print(flush=True); sys.stdin.read()", path)
@@ -86,7 +86,7 @@ def test_the_file_of_a_dead_server_is_taken_over(communicators: Communicators, s
     assert [path] == list(tmp_path.iterdir())
 
 
-def test_the_file_of_a_live_server_is_not(communicators: Communicators, tmp_path: Path) -> None:
+def test_file_of_a_live_server_is_kept(communicators: Communicators, tmp_path: Path) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
     server = communicators.server(path)
     with pytest.raises(AddressError, match=f"cannot listen at {path.host} .* a server listens there"):
@@ -95,7 +95,7 @@ def test_the_file_of_a_live_server_is_not(communicators: Communicators, tmp_path
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_file_that_is_no_socket_is_left_alone(communicators: Communicators, tmp_path: Path) -> None:
+def test_file_that_is_no_socket_is_kept(communicators: Communicators, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     with pytest.raises(AddressError, match="a file that is no socket is there; choose another path"):
         communicators.server(NetworkLocation(str(tmp_path / "precious"), 0))
@@ -103,18 +103,18 @@ def test_a_file_that_is_no_socket_is_left_alone(communicators: Communicators, tm
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_directory_that_is_not_there(communicators: Communicators, tmp_path: Path) -> None:
+def test_missing_directory_is_named(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="No such file or directory; choose another path"):
         communicators.server(NetworkLocation(str(tmp_path / "no" / "netq"), 0))
 
 
-def test_a_path_that_is_too_long(communicators: Communicators, tmp_path: Path) -> None:
+def test_long_path_is_refused(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="too long for a socket, which takes 107 bytes; choose another path"):
         communicators.server(NetworkLocation(str(tmp_path / ("x" * 200)), 0))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_successor_keeps_its_file_when_its_predecessor_closes(tmp_path: Path) -> None:
+def test_close_keeps_the_file_of_a_newer_server(tmp_path: Path) -> None:
     where = NetworkLocation(str(tmp_path / "netq"), 0)
     first = rendezvous.listen(where)
     os.unlink(where.host)
@@ -156,7 +156,7 @@ with LogRecorder() as log:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_another_users_process_is_refused_on_both_sides(
+def test_process_of_another_user_is_refused_on_both_sides(
     communicators: Communicators, start: Start, log: LogRecorder
 ) -> None:
     server = communicators.server()
@@ -171,7 +171,7 @@ def test_another_users_process_is_refused_on_both_sides(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user: needs root")
-def test_another_user_cannot_even_open_a_path(
+def test_another_user_cannot_open_a_path(
     communicators: Communicators, start: Start, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     directory = Path(tmp_path_factory.mktemp("open"))
@@ -197,7 +197,7 @@ with LogRecorder() as log, netq.new(netq.Protocol.SHM, netq.Purpose.SERVER, opti
 """
 
 
-def test_where_users_have_no_id_of_their_own_nobody_is_let_in(start: Start) -> None:
+def test_unmapped_user_namespace_is_refused(start: Start) -> None:
     process = start(NAMESPACE)
     _, errors = process.communicate(timeout=LIMIT)
     if process.returncode == 77:
@@ -206,7 +206,7 @@ def test_where_users_have_no_id_of_their_own_nobody_is_let_in(start: Start) -> N
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
-def test_the_log_is_told_once_of_another_user(communicators: Communicators, start: Start, log: LogRecorder) -> None:
+def test_log_warns_once_about_another_user(communicators: Communicators, start: Start, log: LogRecorder) -> None:
     server = communicators.server()
     code = """
 import os, socket, sys
@@ -214,7 +214,7 @@ os.setresuid(3000, 3000, 3000)
 for _ in range(20):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.connect("\\0netq:" + sys.argv[1])
-        sock.recv(1)  # until it is hung up
+        sock.recv(1)  # until the server hangs up
 """
     _, errors = start(code, server.netloc.port).communicate(timeout=LIMIT)
     assert errors == ""
@@ -223,28 +223,28 @@ for _ in range(20):
     introduce(server, communicators.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_at_once_is_not_short_of_memory(communicators: Communicators, log: LogRecorder) -> None:
-    door = rendezvous.listen(NetworkLocation("localhost", 0))
+def test_early_hang_up_is_not_reported_as_lack_of_memory(communicators: Communicators, log: LogRecorder) -> None:
+    listening = rendezvous.listen(NetworkLocation("localhost", 0))
     stop = threading.Event()
 
     def hang_up() -> None:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
-                door.sock.accept()[0].close()
+                listening.sock.accept()[0].close()
 
-    door.sock.settimeout(0.05)
+    listening.sock.settimeout(0.05)
     thread = threading.Thread(target=hang_up)
     thread.start()
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(control, "bring", broken_pipe)
-            communicators.client(door.netloc)
+            patch.setattr(control, "offer_rings", broken_pipe)
+            communicators.client(listening.netloc)
             assert "the peer hung up" in log.wait("trying again")
         assert not log.having("no memory")
     finally:
         stop.set()
         thread.join()
-        door.close()
+        listening.close()
 
 
 def broken_pipe(control: ControlSocket) -> NoReturn:
@@ -260,20 +260,20 @@ def broken_pipe(control: ControlSocket) -> NoReturn:
     ],
     ids=["long", "NUL", "surrogate"],
 )
-def test_a_path_that_cannot_be(communicators: Communicators, path: str, flaw: str) -> None:
+def test_impossible_path_is_refused(communicators: Communicators, path: str, flaw: str) -> None:
     with pytest.raises(AddressError, match=flaw):
         communicators.server(NetworkLocation(path, 0))
     with pytest.raises(InvalidOption, match=f"netloc: .*{flaw}"):
         communicators.client(NetworkLocation(path, 0))
 
 
-def test_a_folder_that_leaves_no_room_for_a_socket_says_so(communicators: Communicators, tmp_path: Path) -> None:
+def test_long_folder_is_refused(communicators: Communicators, tmp_path: Path) -> None:
     with pytest.raises(AddressError, match="the path of its folder is too long, which may have 97 bytes"):
         communicators.server(NetworkLocation(str(tmp_path / ("x" * (98 - len(str(tmp_path)) - 1)) / "s"), 0))
 
 
 @pytest.mark.parametrize("step", ["rename", "link"])
-def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
+def test_race_for_the_path_of_a_dead_server(
     communicators: Communicators, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     path = NetworkLocation(str(tmp_path / "netq"), 0)
@@ -282,7 +282,7 @@ def test_whoever_comes_second_to_a_stale_path_is_told_who_has_it(
     really = getattr(os, step)
 
     def late(*names: str) -> None:
-        """Let another server be faster, just before this step."""
+        """Start another server just before this step."""
         if names[0 if step == "rename" else 1] == path.host and not (step == "link" and os.path.lexists(path.host)):
             monkeypatch.undo()
             communicators.server(path)

@@ -1,4 +1,4 @@
-"""Large messages lie in segments: written once, used again, given back; and what happens when there can be none."""
+"""Segments: direct transfer into them, their reuse and release, and large messages without them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from netq.core import Communicator
 from netq.protocol.memory import Memory
 from netq.shm import link, memfd
 from netq.shm.control import ControlSocket
-from netq.shm.segments import MOST, Pool, Segments
+from netq.shm.segments import MAX_SEGMENTS, Pool, Segments
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.conftest import Start
 
 MIB = 2**20
-CONTROL = cast(ControlSocket, SimpleNamespace(send=lambda *_: None))  # to a peer that takes all that it is sent
+CONTROL = cast(ControlSocket, SimpleNamespace(send=lambda *_: None))  # accepts all that is sent
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def lies_in(array: Array) -> str:
-    """The file that this process has mapped there."""
+def mapping_of(array: Array) -> str:
+    """Return the file that this process has mapped at the array's address."""
     address = array.__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, _, *path = line.split(maxsplit=5)
@@ -51,18 +51,18 @@ def mapped() -> list[str]:
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "/memfd:netq" in line]
 
 
-def test_an_array_lies_where_the_peer_has_written_it(communicators: Communicators) -> None:
+def test_array_lies_where_the_peer_wrote_it(communicators: Communicators) -> None:
     server, client = communicators.pair()
     sent = np.random.default_rng(1).random((300, 1000), dtype=np.float32)
     got = send(client, server, sent)
-    assert lies_in(got).startswith("/memfd:netq")
+    assert mapping_of(got).startswith("/memfd:netq")
     assert np.array_equal(got, sent)
     assert got.flags.writeable
-    assert not lies_in(send(client, server, sent[:10])).startswith("/memfd:netq")  # a small one does not
+    assert not mapping_of(send(client, server, sent[:10])).startswith("/memfd:netq")  # a small array does not
     send(server, client, got)
 
 
-def test_a_message_of_many_arrays_of_all_sizes(communicators: Communicators) -> None:
+def test_message_of_many_arrays_of_all_sizes(communicators: Communicators) -> None:
     server, client = communicators.pair()
     chance = np.random.default_rng(2)
     sent = {f"layer {n}": chance.random(size, dtype=np.float32) for n, size in enumerate([1, 10, 5000, 40_000] * 300)}
@@ -72,7 +72,7 @@ def test_a_message_of_many_arrays_of_all_sizes(communicators: Communicators) -> 
         assert all(np.array_equal(got[name], array) for name, array in sent.items())
 
 
-def test_a_segment_is_used_again_when_its_last_view_is_gone(communicators: Communicators) -> None:
+def test_segment_is_used_again_without_views(communicators: Communicators) -> None:
     server, client = communicators.pair()
     sent = np.ones(MIB)
     first = send(client, server, sent)
@@ -82,10 +82,10 @@ def test_a_segment_is_used_again_when_its_last_view_is_gone(communicators: Commu
     del first
     third = send(client, server, sent * 3)
     assert third.ctypes.data == address
-    assert second.sum() == MIB  # and nobody else has written there
+    assert second.sum() == MIB  # nothing else was written there
 
 
-def test_segments_are_not_lent_to_another_peer(communicators: Communicators) -> None:
+def test_segment_is_never_used_for_another_peer(communicators: Communicators) -> None:
     server, one = communicators.pair()
     other = communicators.client(server.netloc)
     introduce(server, other)
@@ -94,15 +94,15 @@ def test_segments_are_not_lent_to_another_peer(communicators: Communicators) -> 
     assert send(one, server, np.ones(MIB)).ctypes.data == addresses["a"]
 
 
-def test_idle_segments_are_given_back_by_both(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_AGE", 0.02)
+def test_idle_segments_are_freed_on_both_sides(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_IDLE_TIME", 0.02)
     server, client = communicators.pair()
     before = len(memfds())
     send(client, server, np.ones(MIB))
-    assert len(memfds()) == before + 2  # that of the mapping, and the sender's
+    assert len(memfds()) == before + 2  # the descriptor of the mapping, and the sender's
     deadline = time.monotonic() + LIMIT
     while len(memfds()) > before and time.monotonic() < deadline:
-        introduce(server, client)  # what passes between meanwhile
+        introduce(server, client)  # small messages do not need the segment
     assert len(memfds()) == before
     assert send(client, server, np.ones(MIB)).sum() == MIB
 
@@ -117,7 +117,7 @@ def memfds() -> list[str]:
     return [target for target in found if "memfd:netq" in target]
 
 
-def test_arrays_outlive_their_link_and_hold_nothing_else(communicators: Communicators) -> None:
+def test_arrays_outlive_their_link(communicators: Communicators) -> None:
     before = len(mapped())
     server, client = communicators.pair()
     kept, other = send(client, server, np.ones(MIB)), send(client, server, np.ones(MIB))
@@ -134,15 +134,15 @@ def test_arrays_outlive_their_link_and_hold_nothing_else(communicators: Communic
     assert len(mapped()) == before
 
 
-def test_more_arrays_than_there_may_be_segments(communicators: Communicators) -> None:
+def test_more_arrays_than_segments(communicators: Communicators) -> None:
     server, client = communicators.pair()
-    got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MOST + 20)]
-    assert [int(array[0]) for array in got] == list(range(MOST + 20))
-    kinds = [lies_in(array).startswith("/memfd:netq") for array in got]
-    assert kinds == [True] * MOST + [False] * 20
+    got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MAX_SEGMENTS + 20)]
+    assert [int(array[0]) for array in got] == list(range(MAX_SEGMENTS + 20))
+    kinds = [mapping_of(array).startswith("/memfd:netq") for array in got]
+    assert kinds == [True] * MAX_SEGMENTS + [False] * 20
 
 
-def test_nothing_has_a_name_in_a_file_system(communicators: Communicators) -> None:
+def test_memory_has_no_name_in_a_file_system(communicators: Communicators) -> None:
     before = sorted(Path("/dev/shm").iterdir())
     server, client = communicators.pair()
     got = send(client, server, np.ones(MIB))
@@ -162,7 +162,7 @@ def test_both_directions_at_once(communicators: Communicators) -> None:
         future.result(LIMIT)
 
 
-def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(communicators: Communicators) -> None:
+def test_small_message_passes_a_large_one_on_another_lane(communicators: Communicators) -> None:
     server, client = communicators.pair(window=2**30)
     client.put(np.ones(8 * MIB))
     client.put("small", lane=1)
@@ -170,7 +170,7 @@ def test_a_small_message_on_another_lane_does_not_wait_for_a_large_one(communica
     assert server.get(timeout=LIMIT).data.sum() == 8 * MIB
 
 
-def test_a_message_that_is_cancelled_in_the_middle(communicators: Communicators) -> None:
+def test_cancel_during_a_direct_transfer(communicators: Communicators) -> None:
     server, client = communicators.pair()
     for n in range(20):
         data = np.full(2 * MIB, n)
@@ -179,18 +179,18 @@ def test_a_message_that_is_cancelled_in_the_middle(communicators: Communicators)
         if not future.cancel():
             future.result(LIMIT)
             assert server.get(timeout=LIMIT).data[-1] == n
-        data[:] = -1  # it is ours again
+        data[:] = -1  # the array is the user's again
         assert server.get(timeout=LIMIT).data == n
 
 
-def test_a_fork_keeps_what_it_saw(communicators: Communicators) -> None:
+def test_forked_child_keeps_its_arrays(communicators: Communicators) -> None:
     server, client = communicators.pair()
     got = send(client, server, np.ones(MIB))
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.close(write)
-        os.read(read, 1)  # until the parent has written, or is no more
+        os.read(read, 1)  # until the parent has written or has ended
         os._exit(0 if got.sum() == MIB else 1)
     try:
         del got
@@ -202,32 +202,32 @@ def test_a_fork_keeps_what_it_saw(communicators: Communicators) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_idle_segments_of_all_links_together_are_bounded() -> None:
+def test_idle_segments_of_all_links_are_bounded() -> None:
     class Connection:
         source: Memory | None = None
 
     class Link:
-        def released(self, number: int) -> None:
+        def on_release(self, number: int) -> None:
             pass
 
     pool, owners = Pool(16 * MIB), [Link() for _ in range(5)]
-    members = [Segments(Connection(), pool, CONTROL, owner.released) for owner in owners]  # type: ignore[arg-type]
+    members = [Segments(Connection(), pool, CONTROL, owner.on_release) for owner in owners]  # type: ignore[arg-type]
     for member in members:
-        member.memory.take(2 * MIB)  # and gone at once
+        member.memory.take(2 * MIB)  # freed at once
     assert sum(member.memory.idle for member in members) <= 4 * MIB + 2 * (2 * MIB)
     for member in members:
         member.end()
 
 
-def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addresses() -> None:
-    """The system unmaps it before its finalizers run, and the loop may map another there meanwhile."""
+def test_freed_segment_is_not_confused_with_its_successor() -> None:
+    """A block is unmapped before its finalizers run, and the loop may map another there meanwhile."""
 
     class Link:
-        def released(self, number: int) -> None:
+        def on_release(self, number: int) -> None:
             pass
 
     link = Link()
-    segments = Segments(SimpleNamespace(source=None), Pool(0), CONTROL, link.released)  # type: ignore[arg-type]
+    segments = Segments(SimpleNamespace(source=None), Pool(0), CONTROL, link.on_release)  # type: ignore[arg-type]
     first = segments.memory.take(MIB)
     places, later = [segments.find(first)], list[memoryview]()
 
@@ -237,14 +237,14 @@ def test_a_segment_that_is_dying_is_not_mistaken_for_the_one_that_gets_its_addre
 
     block = segments._table[1]._block()
     assert block is not None
-    weakref.finalize(block, meanwhile)  # runs before that of the segments, which was registered earlier
+    weakref.finalize(block, meanwhile)  # finalizers run in reverse order: this one before that of the segments
     del block, first
     assert places == [(1, 0), (2, 0)]
     segments.end()
 
 
-def test_segments_that_come_back_are_bounded_over_all_links(communicators: Communicators) -> None:
-    server = communicators.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may lie idle
+def test_segments_that_become_idle_are_bounded(communicators: Communicators) -> None:
+    server = communicators.server(memory=32 * MIB, message_size=16 * MIB)  # so 8 MiB may be idle
     before = mapped_bytes()
     clients = [communicators.client(server.netloc) for _ in range(4)]
     for client in clients:
@@ -262,7 +262,7 @@ def mapped_bytes() -> int:
     return sum(int(high, 16) - int(low, 16) for low, high in spans)
 
 
-def test_a_descriptor_number_says_that_they_are_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_high_descriptor_number_means_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (100, 100))
     assert [memfd.scarce(fd) for fd in (3, 49, 50, 99)] == [False, False, True, True]
 
@@ -293,7 +293,7 @@ with netq.new(netq.Protocol.SHM, options=options) as client:
 
 
 @pytest.mark.parametrize("which", ["size", "descriptors"])
-def test_without_segments_the_ring_does(
+def test_large_messages_without_segments(
     communicators: Communicators, start: Start, log: LogRecorder, which: str
 ) -> None:
     server = communicators.server()
@@ -304,11 +304,11 @@ def test_without_segments_the_ring_does(
         server.put(data, peer)
     out, errors = process.communicate(timeout=LIMIT)
     assert (process.returncode, errors) == (0, "")
-    assert not log.having("lost (")  # no link had to be given up for it
+    assert not log.having("lost (")  # no link was lost
     assert json.loads(out) < 8  # the rings, and the few segments that were possible
 
 
-def test_without_memory_for_rings_a_client_says_so(communicators: Communicators, start: Start) -> None:
+def test_client_without_memory_for_rings_logs_it(communicators: Communicators, start: Start) -> None:
     server = communicators.server()
     code = """
 import resource, sys, netq, netq.shm.client
