@@ -1,0 +1,34 @@
+"""docs/reference/commands.md has every command and option that `--help` shows, and no other."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.pages import Page
+
+PAGE = Page("docs/reference/commands.md")
+SECTIONS = dict(text.split("\n", 1) for text in PAGE.text.replace("\n## ", "\n### ").split("\n### ")[1:])
+COMMANDS = [title for title in SECTIONS if " " in title and title != "netq bench"]  # which has a page of its own
+
+
+def shown(*command: str) -> str:
+    return subprocess.check_output([sys.executable, "-m", *command, "--help"], text=True)
+
+
+@pytest.mark.parametrize("title", COMMANDS)
+def test_it_has_every_option(title: str) -> None:
+    text = shown(*title.split())
+    rows = "".join(row[0] for row in Page("", SECTIONS[title]).rows("argument"))
+    assert {*re.findall(r"--[a-z-]+", rows)} == {*re.findall(r"^ +(--[a-z-]+)", text, re.MULTILINE)} - {"--help"}
+    assert f"xample: {Page('', SECTIONS[title]).blocks('')[0]}" in text
+
+
+@pytest.mark.parametrize("program", ["netq", "fl", "edge"])
+def test_it_has_every_command(program: str) -> None:
+    found = {title.split()[1] for title in SECTIONS if title.startswith(f"{program} ")}
+    text = shown(program)
+    assert {name for name in re.findall(r"^ {2,4}([a-z]+) {2,}\w", text, re.MULTILINE) if name != "options"} == found
