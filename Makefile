@@ -78,12 +78,12 @@ bench-federation: .venv-flower
 ABI3 = $(RUN) -m pip wheel --quiet --no-deps --config-settings=--build-option=--py-limited-api=cp311
 
 wheel: .venv/demo
-	$(ABI3) --wheel-dir dist .
+	rm -rf build && $(ABI3) --wheel-dir dist .
 
 # For boards with a 64-bit ARM processor, by Debian's cross compiler.
 wheel-aarch64: .venv/demo
 	@which aarch64-linux-gnu-gcc > /dev/null || { apt-get update -qq && $(INSTALL) gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
-	_PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
+	rm -rf build && _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
 	$(ABI3) --wheel-dir dist .
 
 check: .venv/dev
