@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 import fl
 
-CLIENTS, ROUNDS = 10, 15
+CLIENTS, ROUNDS = 10, 30
 
 images, labels = load_digits(return_X_y=True)  # 1797 images of 8 x 8 pixels
 images = torch.from_numpy((images / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
