@@ -36,7 +36,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(programs: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a program of the environment, outside the clone."""
-    arguments = [programs / command[0], *command[1:]]
+    arguments = [str(programs / command[0]), *command[1:]]
     return subprocess.run(arguments, cwd=programs, env={}, capture_output=True, text=True, timeout=60)
 
 
@@ -59,7 +59,7 @@ def test_missing_extra_is_named_in_one_line(environment: Path, command: str, ext
 def test_readme_server_and_client_talk(environment: Path) -> None:
     scripts = Page("README.md").scripts()
     prologue = PROLOGUE.format(port=ports.free().port)
-    command = [environment / "python", "-c", prologue + scripts["server.py"]]
+    command = [str(environment / "python"), "-c", prologue + scripts["server.py"]]
     with subprocess.Popen(command, cwd=environment, env={}) as server:
         client = run(environment, "python", "-c", prologue + scripts["client.py"])
         assert (client.stdout, server.wait(timeout=60)) == ("Hello, server! Hello, client!\n", 0)
