@@ -2,9 +2,9 @@
 
 fl.flower.run(server_app, options)                   # on the server; options are netq's, and so is protocol=
 fl.flower.Node(client_app).run(options)              # on each device, until the run is over
-fl.flower.strategy()                                 # a Flower strategy that folds replies as they come
+fl.flower.strategy()                                 # a Flower strategy that folds replies as they arrive
 
-Imported by who wants it: `import fl` does not, and needs no Flower. docs/how-to/flower.md.
+`import fl` does not import this package, and needs no Flower. docs/how-to/flower.md explains how to use it.
 """
 
 from __future__ import annotations

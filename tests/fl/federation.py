@@ -1,4 +1,4 @@
-"""A server and its clients in one process, for tests. Models are small, and their means exact floats: `==` means it."""
+"""A server and its clients in one process, for tests. Models are small, and their means exact floats."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gives(value: float, number: int = 1, **metrics: float) -> Train:
 
 
 def adds(value: float) -> Train:
-    """A client that shows from which model it set out."""
+    """A client that adds to the model that it was sent."""
     return lambda model, config: Update({"w": model["w"] + np.float32(value)}, 1)
 
 
@@ -47,7 +47,7 @@ def at(
 
 
 class Federation:
-    """A server, and its clients in threads: they end with it."""
+    """A server, and its clients in threads, which end with the server."""
 
     def __init__(self, model: Any = None, port: int = 0, connection: Any = QUICK, **settings: Any) -> None:
         options = at(netq.NetworkLocation("127.0.0.1", port), connection=connection)
@@ -62,7 +62,7 @@ class Federation:
         return self.start(fl.Client(train, evaluate).run, at(self.server.netloc, id, connection))
 
     def join_raw(self, id: uuid.UUID, answer: Callable[[Task], Sequence[Any]]) -> Future[None]:
-        """Start a client that puts whatever `answer` returns."""
+        """Start a client that puts the messages that `answer` returns."""
         return self.start(_raw, at(self.server.netloc, id), answer)
 
     def start(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
@@ -70,7 +70,7 @@ class Federation:
         return self._runs[-1]
 
     def round(self, clients: int) -> fl.RoundReport:
-        """Run a round when so many clients are there; it must end long before its deadline."""
+        """Run a round when `clients` are connected. It must end long before its deadline."""
         self.server.wait(clients, SOON)
         report = self.server.round()
         assert report.seconds < SOON

@@ -1,4 +1,4 @@
-"""A client against a server of plain tasks: each is answered once, whatever the user's function does."""
+"""A client replies once to each task, whatever the user's function does."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def score(model: Any, config: Mapping[str, Any]) -> Report:
     return Report(2, {"accuracy": 0.5})
 
 
-class Asks:
-    """A server that puts what it is told to, and one client in a thread."""
+class ControlledServer:
+    """A server that the test controls, and one client in a thread."""
 
     def __init__(self, queue: netq.Communicator, run: Future[None]) -> None:
         self.queue = queue
         self.run = run
 
     def __call__(self, purpose: Any = "train", round: int = 1, run: int = 7, **config: Any) -> Any:
-        """The content of the answer to a task."""
+        """Give the client a task, and return the content of its reply."""
         self.put(Task(Job(run, round, purpose), {"w": np.arange(4.0)}, config))
         return self.answer(purpose, round, run)
 
@@ -56,7 +56,7 @@ class Asks:
         return reply.content
 
     def close(self) -> None:
-        """End the federation; nothing that was not asked for has come."""
+        """End the federation. There must be no further messages."""
         assert self.queue.close(SOON) == 0
         self.run.result(SOON)
         with pytest.raises(netq.Closed):
@@ -66,7 +66,7 @@ class Asks:
 @contextlib.contextmanager
 def serving(
     client: fl.Client, message_size: int = 2**30, options: netq.CommunicatorOptions | None = None
-) -> Iterator[Asks]:
+) -> Iterator[ControlledServer]:
     mine = options or netq.CommunicatorOptions()
     came = threading.Event()
     anything = PickleSerializer(None, tensor_dump)
@@ -84,24 +84,24 @@ def serving(
         try:
             run = pool.submit(client.run, replace(mine, netloc=queue.netloc))
             assert came.wait(SOON)
-            asks = Asks(queue, run)
-            yield asks
-            asks.close()
+            server = ControlledServer(queue, run)
+            yield server
+            server.close()
         finally:
             queue.close(SOON)
 
 
 def test_tasks_are_answered_in_order_until_the_server_ends() -> None:
-    with serving(fl.Client(echo, score)) as asks:
+    with serving(fl.Client(echo, score)) as server:
         for round in (1, 2, 5):
-            update = asks("train", round)
+            update = server("train", round)
             assert type(update) is Update
             np.testing.assert_array_equal(update.model["w"], np.arange(4.0))
             assert update.metrics == {"round": round}
-            assert asks("evaluate", round, run=round) == Report(2, {"accuracy": 0.5})
+            assert server("evaluate", round, run=round) == Report(2, {"accuracy": 0.5})
 
 
-def test_of_the_tasks_that_came_meanwhile_only_the_newest_is_done() -> None:
+def test_only_the_newest_of_waiting_tasks_is_done() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(model: Any, config: Mapping[str, Any]) -> Update:
@@ -109,49 +109,49 @@ def test_of_the_tasks_that_came_meanwhile_only_the_newest_is_done() -> None:
         assert go_on.wait(SOON)
         return echo(model, config)
 
-    with serving(fl.Client(slow)) as asks:
-        asks.put(Task(Job(7, 1, "train"), {}, {}))
+    with serving(fl.Client(slow)) as server:
+        server.put(Task(Job(7, 1, "train"), {}, {}))
         assert begun.wait(SOON)
         for round in range(2, 6):
-            asks.put(Task(Job(7, round, "train"), {}, {}))
+            server.put(Task(Job(7, round, "train"), {}, {}))
         go_on.set()
-        assert asks.answer(round=1).metrics == {"round": 1}
-        assert asks.answer(round=5).metrics == {"round": 5}
+        assert server.answer(round=1).metrics == {"round": 1}
+        assert server.answer(round=5).metrics == {"round": 5}
 
 
-def test_config_has_the_round_and_what_the_server_adds() -> None:
+def test_the_config_has_the_round_and_the_servers_values() -> None:
     told: list[Mapping[str, Any]] = []
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         told.append(config)
         return Update(model, 1)
 
-    with serving(fl.Client(train)) as asks:
-        asks(round=3, rate=0.1, nested={"on": [1, 2]})
+    with serving(fl.Client(train)) as server:
+        server(round=3, rate=0.1, nested={"on": [1, 2]})
     assert told == [{"round": 3, "rate": 0.1, "nested": {"on": [1, 2]}}]
 
 
-def test_the_model_is_the_functions_to_change() -> None:
+def test_the_function_may_change_the_model() -> None:
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         assert type(model) is dict
         model["w"] *= 2
         model["w"][0] = 9
         return Update(model, 1)
 
-    with serving(fl.Client(train)) as asks:
+    with serving(fl.Client(train)) as server:
         for _ in range(2):
-            assert asks().model["w"].tolist() == [9, 2, 4, 6]
+            assert server().model["w"].tolist() == [9, 2, 4, 6]
 
 
-def test_a_model_is_free_again_when_it_is_answered() -> None:
+def test_a_model_is_freed_after_the_reply() -> None:
     freed = threading.Event()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
         weakref.finalize(model["w"], freed.set)
         return Update({"w": np.zeros(1)}, 1)
 
-    with serving(fl.Client(train)) as asks:
-        asks()
+    with serving(fl.Client(train)) as server:
+        server()
         assert freed.wait(SOON)
 
 
@@ -179,39 +179,39 @@ FAILS: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", FAILS)
-def test_a_failure_is_an_answer_and_the_client_goes_on(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_replied_and_the_client_goes_on(case: str, caplog: pytest.LogCaptureFixture) -> None:
     fails, reason = FAILS[case]
 
     def train(model: Any, config: Mapping[str, Any]) -> Any:
         return fails() if config["round"] == 1 else echo(model, config)
 
-    with serving(fl.Client(train), message_size=20_000) as asks:
-        failure = asks(round=1)
+    with serving(fl.Client(train), message_size=20_000) as server:
+        failure = server(round=1)
         assert type(failure) is str
         assert reason in failure
-        assert type(asks(round=2)) is Update
+        assert type(server(round=2)) is Update
     if case == "an error":
         assert "round 1: train failed" in caplog.text
         assert "Traceback" in caplog.text
 
 
-def test_a_client_that_cannot_evaluate_says_so() -> None:
-    with serving(fl.Client(echo)) as asks:
-        assert asks("evaluate") == "this client has no function to evaluate"
-        assert type(asks("train", 2)) is Update
+def test_a_client_without_evaluate_replies_with_a_failure() -> None:
+    with serving(fl.Client(echo)) as server:
+        assert server("evaluate") == "this client has no function to evaluate"
+        assert type(server("train", 2)) is Update
 
 
 def test_an_evaluation_must_be_a_report() -> None:
-    with serving(fl.Client(echo, echo)) as asks:  # type: ignore[arg-type]
-        assert "returned Update; expected fl.Report" in asks("evaluate")
+    with serving(fl.Client(echo, echo)) as server:  # type: ignore[arg-type]
+        assert "returned Update; expected fl.Report" in server("evaluate")
 
 
-def test_what_is_no_task_is_logged_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    with serving(fl.Client(echo)) as asks, caplog.at_level(logging.ERROR, "netq.fl"):
-        asks.put(Reply(Job(7, 1, "train"), "x"))
+def test_other_messages_are_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(fl.Client(echo)) as server, caplog.at_level(logging.ERROR, "netq.fl"):
+        server.put(Reply(Job(7, 1, "train"), "x"))
         for junk in ("hello", None, Job(7, 1, "train"), Report(1), {"raise": ValueError}):
-            asks.put(junk)
-        assert type(asks()) is Update
+            server.put(junk)
+        assert type(server()) is Update
     assert caplog.text.count("the server sent a Reply where a Task was expected") == 1
     assert caplog.text.count("a message of the server cannot be read") == 5
     assert caplog.text.count("builtins.ValueError, which `allow` refuses") == 1
@@ -221,16 +221,16 @@ def test_an_interrupt_ends_the_run() -> None:
     class Stop(BaseException):
         pass
 
-    with contextlib.suppress(Stop), serving(fl.Client(lambda model, config: _raise(Stop()))) as asks:
-        asks.put(Task(Job(7, 1, "train"), {}, {}))
-        assert type(asks.run.exception(SOON)) is Stop
+    with contextlib.suppress(Stop), serving(fl.Client(lambda model, config: _raise(Stop()))) as server:
+        server.put(Task(Job(7, 1, "train"), {}, {}))
+        assert type(server.run.exception(SOON)) is Stop
 
 
-def test_the_options_given_are_used_but_for_the_serialisation() -> None:
+def test_options_are_used_except_the_serialisation() -> None:
     def unused(data: Any) -> Any:
         raise AssertionError("the serialisation of the options is used")
 
     mine = netq.CommunicatorOptions(id=uuid.UUID(int=5), serialization=netq.SerializationOptions(unused, unused))
-    with serving(fl.Client(echo), options=mine) as asks:
-        assert type(asks()) is Update
-        assert asks.peer == mine.id
+    with serving(fl.Client(echo), options=mine) as server:
+        assert type(server()) is Update
+        assert server.peer == mine.id

@@ -59,11 +59,11 @@ def table(section: str, *head: str) -> dict[str, str]:
     return {row[0].split("`")[1]: row[1] for row in FL.section(section).rows(*head)}
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_is_on_the_page() -> None:
     assert [name for name in fl.__all__ if not re.search(rf"\b{name}\b", PAGE)] == []
 
 
-def test_every_name_that_the_page_takes_from_fl_is_there() -> None:
+def test_every_name_on_the_page_exists() -> None:
     for name in re.findall(r"`(fl\.[\w.]+)", PAGE):
         pkgutil.resolve_name(name)
 
@@ -77,7 +77,7 @@ def test_every_name_that_the_page_takes_from_fl_is_there() -> None:
         ("A federation on one machine", "argument", fl.simulate),
     ],
 )
-def test_every_argument_is_there_with_its_default(section: str, head: str, function: Callable[..., Any]) -> None:
+def test_every_argument_is_listed_with_its_default(section: str, head: str, function: Callable[..., Any]) -> None:
     expected = {name: shown(default) for name, default in parameters(function).items() if name != "self"}
     if function is fl.simulate:
         assert f"`fl.simulate({call('', dict(list(parameters(function).items())[:3]))[1:-1]}, …)`" in PAGE
@@ -103,11 +103,11 @@ def test_every_argument_is_there_with_its_default(section: str, head: str, funct
         "proximal_term",
     ],
 )
-def test_what_is_shown_as_a_call_has_these_arguments(name: str) -> None:
+def test_calls_on_the_page_have_the_right_arguments(name: str) -> None:
     assert f"`{call(name, parameters(getattr(fl, name)))}`" in PAGE
 
 
-def test_the_methods_are_there_with_their_defaults() -> None:
+def test_methods_are_listed_with_their_defaults() -> None:
     assert f"`{call('run', own(fl.Client.run))}`" in PAGE
     assert "`fl.Server.resume(path, options=None, **settings)`" in PAGE
     assert list(inspect.signature(fl.Server.resume).parameters) == ["path", "options", "settings"]
@@ -124,7 +124,7 @@ def own(method: Callable[..., Any]) -> dict[str, Any]:
     return {name: default for name, default in parameters(method).items() if name != "self"}
 
 
-def test_of_a_server_there_is_all_that_is_public() -> None:
+def test_every_public_member_of_the_server_is_listed() -> None:
     methods = [name for name, value in vars(fl.Server).items() if inspect.isfunction(value) and name[0] != "_"]
     properties = [name for name, value in vars(fl.Server).items() if isinstance(value, property)]
     expected = {call(name, own(getattr(fl.Server, name))) for name in methods} | {*properties, "model", "number"}
@@ -132,7 +132,7 @@ def test_of_a_server_there_is_all_that_is_public() -> None:
 
 
 @pytest.mark.parametrize("kind", [fl.Update, fl.Report])
-def test_what_a_client_returns_is_there_with_its_fields(kind: Any) -> None:
+def test_update_and_report_are_listed_with_their_fields(kind: Any) -> None:
     fields = {
         each.name: each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
         for each in dataclasses.fields(kind)
@@ -141,21 +141,21 @@ def test_what_a_client_returns_is_there_with_its_fields(kind: Any) -> None:
     assert f"`{call(kind.__name__, {**fields, **needed})}`" in PAGE
 
 
-def test_a_report_a_refusal_and_a_state_have_what_the_page_says() -> None:
+def test_fields_of_reports_failures_and_states_are_listed() -> None:
     names = [row[0] for row in FL.section("What a round comes to").rows("of a `RoundReport`")]
     assert re.findall(r"`(\w+)`", "".join(names)) == [each.name for each in dataclasses.fields(fl.RoundReport)]
     assert f"`{call('ClientFailure', parameters(fl.ClientFailure))}`" in PAGE
     assert [state.name for state in fl.ClientState if state.name not in FL.section("Callbacks").text] == []
 
 
-def test_every_reason_is_there_in_its_own_words() -> None:
+def test_every_failure_kind_is_listed_with_its_text() -> None:
     rows = table("What a round comes to", "`FailureKind`", "kept an update out")
     assert list(rows) == [why.name for why in fl.FailureKind]
     for why in fl.FailureKind:
         assert rows[why.name].startswith(why.value)
 
 
-def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
+def test_every_error_is_listed_with_its_base_class() -> None:
     rows = re.findall(r"^\| ([A-Z]\w+)(?: \((\w+)\))? \|", FL.section("Errors").text, re.MULTILINE)
     ours = {name: base for name, base in rows if hasattr(fl, name)}
     errors = {
@@ -169,7 +169,7 @@ def test_every_error_is_there_and_of_the_kind_that_the_page_says() -> None:
 
 
 @pytest.mark.parametrize("kind", STRATEGY)
-def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
+def test_each_strategy_is_listed_with_its_options(kind: type) -> None:
     common = {*parameters(fl.Strategy.__init__), *parameters(RobustStrategy.__init__)}
     mine = {name: value for name, value in parameters(kind).items() if name not in common}
     block = ALL_STRATEGIES.blocks("")[0].splitlines()
@@ -177,14 +177,14 @@ def test_each_strategy_is_shown_with_its_own_options(kind: type) -> None:
     assert len([line for line in block if line[0] != " "]) == len(STRATEGY)
 
 
-def test_the_options_that_each_strategy_has_are_there_with_their_defaults() -> None:
+def test_common_options_are_listed_with_their_defaults() -> None:
     for name, default in own(fl.Strategy.__init__).items():
         assert f"`{name}={shown(default)[1:-1]}`" in STRATEGIES
     assert own(RobustStrategy.__init__) == {"folder": None}
     assert "`folder=None`" in STRATEGIES
 
 
-def test_fedprox_tells_its_clients_what_the_page_says() -> None:
+def test_fedprox_config_is_as_documented() -> None:
     assert fl.FedProx(mu=0.3).config(1) == {"proximal_mu": 0.3}
     assert "FedProx's option is `mu`; its clients find the value in their config as `proximal_mu`" in STRATEGIES
 
@@ -192,7 +192,7 @@ def test_fedprox_tells_its_clients_what_the_page_says() -> None:
 @pytest.mark.parametrize(
     "value", [None, True, 1, 2**100, 1.5, "a", b"a", bytearray(b"a"), (1,), [1], {"a": 1}, {1}, frozenset({1})]
 )
-def test_what_the_page_calls_plain_is_sent_and_comes_back(value: Any) -> None:
+def test_plain_values_of_the_page_round_trip(value: Any) -> None:
     assert f" {type(value).__name__}".removesuffix("Type").lower() in FL.section("What may be sent").text.lower()
     assert passed(value) == value
 
@@ -200,7 +200,7 @@ def test_what_the_page_calls_plain_is_sent_and_comes_back(value: Any) -> None:
 @pytest.mark.parametrize(
     "dtype", ["bool", "int8", "uint64", "float16", "float32", "float64", "complex64", "complex128"]
 )
-def test_so_are_arrays_and_scalars_of_these(dtype: str) -> None:
+def test_arrays_and_scalars_of_the_page_round_trip(dtype: str) -> None:
     np.testing.assert_array_equal(passed(np.ones(3, dtype)), np.ones(3, dtype))
     assert passed(np.ones(3, dtype)[0]) == 1
 
@@ -212,7 +212,7 @@ class Own(dict[str, int]):
 @pytest.mark.parametrize(
     "value", [1j, Own(a=1), fl.FailureKind.LOST, np.array(["a"]), np.array([None]), np.datetime64(1, "s")]
 )
-def test_what_the_page_excludes_is_refused(value: Any) -> None:
+def test_values_the_page_excludes_are_refused(value: Any) -> None:
     with pytest.raises(netq.NotAllowed):
         passed(value)
 

@@ -1,4 +1,4 @@
-"""What server and clients say: what it accepts, and that a pickle can make it in no other way."""
+"""Messages between server and clients: round trips, checks of the fields, and hostile pickles."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def hostile(obj: Any) -> Stream:
     ],
     ids=lambda message: str(message)[:40],
 )
-def test_a_message_arrives_as_it_left(message: Any) -> None:
+def test_a_message_round_trips(message: Any) -> None:
     assert arrived(MESSAGES.dump(message)) == message
 
 
@@ -85,7 +85,7 @@ def test_a_model_arrives_in_memory_of_its_own() -> None:
         assert not np.shares_memory(moved[key], array)
 
 
-def test_the_state_of_a_torch_module_can_be_an_update() -> None:
+def test_a_torch_state_dict_can_be_an_update() -> None:
     module = torch.nn.BatchNorm1d(2)
     moved = arrived(MESSAGES.dump(Reply(Job(1, 1, "train"), Update(module.state_dict(), 1)))).content.model
     assert type(moved) is dict
@@ -93,7 +93,7 @@ def test_the_state_of_a_torch_module_can_be_an_update() -> None:
     assert list(moved) == list(module.state_dict())
 
 
-def test_an_update_keeps_no_dict_of_the_callers() -> None:
+def test_an_update_copies_its_dicts() -> None:
     model, metrics = {"w": np.zeros(1)}, {"loss": 1.0}
     update = Update(model, 1, metrics)
     model.clear()
@@ -106,18 +106,18 @@ WRONG_NUMBERS = [0, -5, True, False, 1.0, 1.5, float("nan"), "5", None, np.float
 
 @pytest.mark.parametrize("number", WRONG_NUMBERS, ids=[f"{type(n).__name__}{i}" for i, n in enumerate(WRONG_NUMBERS)])
 @pytest.mark.parametrize("make", [lambda n: Update({}, n), Report], ids=["Update", "Report"])
-def test_a_number_of_examples_is_whole_and_above_0(make: Callable[[Any], Any], number: object) -> None:
+def test_num_examples_is_an_integer_above_0(make: Callable[[Any], Any], number: object) -> None:
     with pytest.raises(fl.InvalidUpdate, match=r"num_examples: .*expected a whole number above 0"):
         make(number)
 
 
 @pytest.mark.parametrize("number", [5, np.int64(5), np.uint8(5)])
-def test_a_number_of_examples_becomes_an_int(number: Any) -> None:
+def test_num_examples_becomes_an_int(number: Any) -> None:
     for made in (Update({}, number), Report(number)):
         assert (made.num_examples, type(made.num_examples)) == (5, int)
 
 
-def test_a_name_of_a_metric_is_short() -> None:
+def test_a_metric_name_is_short() -> None:
     assert Update({}, 1, {"n" * 100: 1.0}).metrics == {"n" * 100: 1.0}
     with pytest.raises(fl.InvalidUpdate, match="at most 100 characters") as caught:
         Update({}, 1, {"n" * 10**6: 1.0})
@@ -163,11 +163,11 @@ def test_an_error_does_not_print_a_whole_model() -> None:
     assert len(str(caught.value)) < 200
 
 
-def test_a_reason_is_kept_short() -> None:
+def test_a_reason_is_shortened() -> None:
     assert Reply(Job(1, 1, "train"), "x" * 10**6).content == "x" * 500 + "…"
 
 
-def test_a_reason_is_one_line_without_commands_to_a_terminal() -> None:
+def test_a_reason_has_no_control_characters() -> None:
     assert Reply(Job(1, 1, "train"), "no data\n12:00 CRITICAL fl: all is lost\x1b[2J").content == (
         "no data\\n12:00 CRITICAL fl: all is lost\\x1b[2J"
     )
@@ -177,7 +177,7 @@ class Subclass(np.ndarray[Any, Any]):
     """An array with something of its own."""
 
 
-def test_arrays_of_subclasses_travel_as_plain_ones(tmp_path: Path) -> None:
+def test_subclasses_of_arrays_travel_as_arrays(tmp_path: Path) -> None:
     np.save(tmp_path / "w.npy", np.arange(3.0))
     mapped = np.load(tmp_path / "w.npy", mmap_mode="r")
     update = Update({"w": mapped, "m": np.ones(1).view(Subclass)}, 1)
@@ -187,7 +187,7 @@ def test_arrays_of_subclasses_travel_as_plain_ones(tmp_path: Path) -> None:
 
 
 class TestHostile:
-    def test_names_of_others_are_refused_and_nothing_runs(self, tmp_path: Path) -> None:
+    def test_foreign_names_are_refused_and_nothing_runs(self, tmp_path: Path) -> None:
         mark = tmp_path / "executed"
         code = f"open({str(mark)!r}, 'w')"
         attacks: list[tuple[str, Any]] = [
@@ -216,7 +216,7 @@ class TestHostile:
             *("Mapping", "InvalidUpdate", "Unreadable", "numbers", "reprlib.repr"),
         ],
     )
-    def test_nothing_else_in_reach_of_the_module_can_be_named(self, full: str) -> None:
+    def test_nothing_in_the_module_can_be_named(self, full: str) -> None:
         with pytest.raises(Unreadable):
             arrived(pickled(b"\x80\x05" + name(full) + b"."))
 
@@ -312,20 +312,20 @@ class TestHostile:
         with pytest.raises(Unreadable, match=named):
             arrived(hostile(("Reply", JOB, bad)))
 
-    def test_neither_is_that_of_storages(self) -> None:
+    def test_the_storage_class_cannot_be_changed(self) -> None:
         module, _, full = STORAGE.rpartition(".")
         state = b"N}" + text("poison") + text("x") + b"s\x86b"
         with pytest.raises(Unreadable):
             arrived(pickled(b"\x80\x05" + name(full, module) + state + b"."))
 
-    def test_a_message_that_is_cut_is_unreadable(self) -> None:
+    def test_a_truncated_message_is_unreadable(self) -> None:
         whole = bytes(MESSAGES.dump(Reply(Job(1, 1, "train"), "no memory")))
         for size in range(len(whole)):
             with pytest.raises(Unreadable):
                 arrived(Stream([whole[:size]]))
 
 
-def test_they_can_be_pickled_and_copied_like_any_other_object() -> None:
+def test_an_update_can_be_pickled_and_copied() -> None:
     update = Update({"w": np.ones(2)}, 3, {"loss": 0.5})
     for other in (pickle.loads(pickle.dumps(update)), copy.copy(update), copy.deepcopy(update)):
         assert (other.num_examples, other.metrics) == (3, {"loss": 0.5})

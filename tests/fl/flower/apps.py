@@ -70,7 +70,7 @@ def evaluate(message: Message, context: Context) -> Message:
 
 @app.query()
 def count(message: Message, context: Context) -> Message:
-    """How often it was asked in this run, and what it was told."""
+    """Return the number of messages in this run, and the config."""
     counter: Any = context.state.setdefault("counter", MetricRecord({"calls": 0}))
     counter["calls"] += 1
     if message.metadata.group_id == "fail":

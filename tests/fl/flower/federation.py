@@ -1,4 +1,4 @@
-"""A grid and its nodes, in threads of this process: they end with it."""
+"""A grid and its nodes, in threads of this process, which end with the grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def at(netloc: tuple[str, int], id: uuid.UUID | None = None, **settings: Any) ->
 
 
 class Federation:
-    """A grid, and who takes part. What goes wrong in a node's thread is raised at the end."""
+    """A grid and its nodes. Errors of the nodes' threads are raised at the end."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Federation:
         assert len(self.grid.wait(nodes, SOON)) == nodes
 
     def join_raw(self, answer: Callable[[Any], Sequence[Any]]) -> uuid.UUID:
-        """Start a peer that puts whatever `answer` returns: objects as pickle makes them, and bytes as they are."""
+        """Start a peer that puts what `answer` returns: objects pickled, bytes unchanged."""
         id = uuid.uuid4()
         anything = PickleSerializer()
 
@@ -86,7 +86,7 @@ class Federation:
         return context
 
     def ask(self, *messages: Message) -> Iterator[Message]:
-        """Send messages, and return the replies as they come."""
+        """Send messages, and return an iterator of the replies."""
         return iter(self.grid.send_and_receive(fl.flower.Streamed(messages)))
 
     def query(self, *ids: uuid.UUID, timeout: float | None = None, **settings: Any) -> dict[uuid.UUID, Message]:

@@ -133,7 +133,7 @@ class Flower:
         return (self.folder / "log").read_text()[-5000:]
 
     def kill_rest(self) -> None:
-        """End what its processes have left, which is known by its environment."""
+        """End the processes that it left behind, found by their environment."""
         mark = f"FLWR_HOME={self.folder / 'home'}\0".encode()
         for environment in Path("/proc").glob("[0-9]*/environ"):
             try:

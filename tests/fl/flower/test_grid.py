@@ -1,4 +1,4 @@
-"""A grid and its nodes over real sockets: who is asked, what comes of it, and who is not waited for."""
+"""A grid and its nodes over real sockets: messages, replies and lost nodes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def echo(message: Message, context: Context) -> Message:
 
 
 class Gate:
-    """A client that answers when it is let."""
+    """A client that replies when the test opens the gate."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -49,7 +49,7 @@ def content(number: int = 1) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord({"a": Array(np.full(3, number))}), "config": ConfigRecord({"n": number})})
 
 
-def test_a_reply_is_of_the_node_and_to_the_message() -> None:
+def test_a_reply_names_its_node_and_message() -> None:
     with Federation() as federation:
         one, two = (federation.join(echo) for _ in range(2))
         nodes = {fl.flower.node_id(one), fl.flower.node_id(two)}
@@ -67,7 +67,7 @@ def test_a_reply_is_of_the_node_and_to_the_message() -> None:
         assert theirs.delivered_at == ""
 
 
-def test_a_client_knows_whose_message_it_has() -> None:
+def test_a_message_names_its_sender() -> None:
     seen: list[Any] = []
 
     def client(message: Message, context: Context) -> Message:
@@ -83,7 +83,7 @@ def test_a_client_knows_whose_message_it_has() -> None:
         assert (metadata.src_node_id, metadata.group_id, metadata.ttl, metadata.reply_to_message_id) == (1, "3", 9, "")
 
 
-def test_one_record_for_many_is_put_once() -> None:
+def test_a_record_for_many_nodes_is_put_once() -> None:
     with Federation() as federation:
         nodes = [fl.flower.node_id(federation.join(echo)) for _ in range(3)]
         shared, own = content(1), content(2)
@@ -97,13 +97,13 @@ def test_one_record_for_many_is_put_once() -> None:
     assert sorted(content["config"]["n"] for content in contents) == [1, 1, 1, 1, 1, 2]
 
 
-def test_replies_are_a_list_or_come_as_they_land() -> None:
+def test_replies_come_as_a_list_or_one_by_one() -> None:
     gate = Gate()
     with Federation() as federation:
         ids = [federation.join(echo), federation.join(gate)]
         messages = [Message(RecordDict(), fl.flower.node_id(id), "query") for id in ids]
         replies = federation.ask(*messages)
-        assert next(replies).metadata.src_node_id == fl.flower.node_id(ids[0])  # and nobody waits for the other
+        assert next(replies).metadata.src_node_id == fl.flower.node_id(ids[0])  # without waiting for the other
         gate.open.set()
         assert next(replies).metadata.src_node_id == fl.flower.node_id(ids[1])
         assert next(replies, None) is None
@@ -112,7 +112,7 @@ def test_replies_are_a_list_or_come_as_they_land() -> None:
         assert len(found) == 2
 
 
-def test_who_wants_no_more_replies_forgets_the_rest() -> None:
+def test_an_abandoned_iterator_forgets_its_messages() -> None:
     gate = Gate()
     with LogRecorder() as log, Federation() as federation:
         ids = [federation.join(echo), federation.join(gate)]
@@ -124,21 +124,21 @@ def test_who_wants_no_more_replies_forgets_the_rest() -> None:
         assert len(log.having("its answer is not waited for (any more)")) == 1
 
 
-def test_nobody_asked_is_nobody_waited_for() -> None:
+def test_no_messages_give_no_replies() -> None:
     with Federation() as federation:
         assert federation.grid.send_and_receive([]) == []
         assert list(federation.ask()) == []
         assert federation.grid.pull_messages([]) == []
 
 
-def test_at_the_timeout_there_is_what_has_come() -> None:
+def test_the_timeout_returns_the_replies_so_far() -> None:
     gate = Gate()
     with Federation() as federation:
         fast, slow = federation.join(echo), federation.join(gate)
         replies = federation.query(fast, slow, timeout=SHORT)
         assert list(replies) == [fast]
         gate.open.set()
-        assert set(federation.query(slow, fast)) == {slow, fast}  # what came late is not counted
+        assert set(federation.query(slow, fast)) == {slow, fast}  # the late reply is ignored
 
 
 def test_messages_are_pushed_and_pulled() -> None:
@@ -171,7 +171,7 @@ def test_a_reply_is_pulled_once() -> None:
             assert "was not sent by this grid, or its reply has been taken" in str(error_of(reply).reason)
 
 
-def test_many_threads_ask_at_a_time() -> None:
+def test_many_threads_ask_at_once() -> None:
     with Federation() as federation:
         ids = [federation.join(echo) for _ in range(4)]
 
@@ -184,7 +184,7 @@ def test_many_threads_ask_at_a_time() -> None:
             list(pool.map(ask, range(200)))
 
 
-def test_a_client_that_raises_is_an_error_as_flowers() -> None:
+def test_an_exception_in_a_client_has_flowers_form() -> None:
     def client(message: Message, context: Context) -> Message:
         raise ZeroDivisionError("division by zero")
 
@@ -194,7 +194,7 @@ def test_a_client_that_raises_is_an_error_as_flowers() -> None:
     assert (error.code, error.reason) == (RAISED, "<class 'ZeroDivisionError'>:<'division by zero'>")
 
 
-def test_a_round_goes_on_without_the_client_that_raises() -> None:
+def test_a_round_goes_on_without_a_failing_client() -> None:
     def client(message: Message, context: Context) -> Message:
         if message.metadata.message_type == "train":
             raise OSError("the sensor does not answer")
@@ -209,16 +209,16 @@ def test_a_round_goes_on_without_the_client_that_raises() -> None:
 
 
 def silent(message: Message, context: Context) -> Any:
-    """Forgets to return what it has."""
+    """Returns no message."""
 
 
-def test_what_is_no_message_is_an_error() -> None:
+def test_a_client_that_returns_no_message_is_an_error() -> None:
     with Federation() as federation:
         id = federation.join(silent)
         assert "returned a NoneType; expected a flwr.app.Message" in str(error_of(federation.query(id)[id]).reason)
 
 
-def test_a_node_that_is_not_there_answers_at_once() -> None:
+def test_an_unknown_node_is_an_error_at_once() -> None:
     with Federation() as federation:
         (reply,) = federation.grid.send_and_receive([Message(RecordDict(), 12345, "query")])
         assert error_of(reply).code == NODE_UNAVAILABLE
@@ -226,8 +226,8 @@ def test_a_node_that_is_not_there_answers_at_once() -> None:
         assert reply.metadata.src_node_id == 12345
 
 
-class Puppet:
-    """A client of which the test holds the strings."""
+class ControlledNode:
+    """A node whose communicator the test controls."""
 
     def __init__(self, federation: Federation) -> None:
         self.options = federation.options(uuid.uuid4())
@@ -235,11 +235,11 @@ class Puppet:
         federation.wait_for(self.options.id)
 
 
-def lost(federation: Federation, puppet: Puppet, leave: Callable[[], object]) -> str:
-    """The reason of the error for a node that leaves when it has a message."""
-    node = fl.flower.node_id(puppet.options.id)
+def lost(federation: Federation, controlled: ControlledNode, leave: Callable[[], object]) -> str:
+    """Return the reason of the error for a node that leaves when it has a message."""
+    node = fl.flower.node_id(controlled.options.id)
     replies = federation.ask(Message(RecordDict(), node, "query"))
-    puppet.queue.get(timeout=SOON)
+    controlled.queue.get(timeout=SOON)
     leave()
     started = time.monotonic()
     error = error_of(next(replies))
@@ -249,50 +249,52 @@ def lost(federation: Federation, puppet: Puppet, leave: Callable[[], object]) ->
     return str(error.reason)
 
 
-def test_a_node_that_says_goodbye_answers_at_once() -> None:
+def test_a_node_that_leaves_is_an_error_at_once() -> None:
     with Federation() as federation:
-        puppet = Puppet(federation)
-        assert lost(federation, puppet, lambda: puppet.queue.close(SOON)).endswith("): it has gone")
+        controlled = ControlledNode(federation)
+        assert lost(federation, controlled, lambda: controlled.queue.close(SOON)).endswith("): it has gone")
 
 
-def test_a_node_that_is_started_again_answers_at_once() -> None:
+def test_a_restarted_node_is_an_error_at_once() -> None:
     with Federation() as federation:
-        puppet = Puppet(federation)
+        controlled = ControlledNode(federation)
         again: list[netq.Communicator] = []
 
         def leave() -> None:
-            puppet.queue.close(0)
-            again.append(netq.new(options=puppet.options))
-            federation.wait_for(puppet.options.id)
+            controlled.queue.close(0)
+            again.append(netq.new(options=controlled.options))
+            federation.wait_for(controlled.options.id)
 
-        try:  # it depends on what of its end has reached the grid
-            assert re.search("it has gone|it was started again|cannot be sent to it", lost(federation, puppet, leave))
+        try:  # which one depends on what the grid has noticed
+            assert re.search(
+                "it has gone|it was started again|cannot be sent to it", lost(federation, controlled, leave)
+            )
         finally:
             again[0].close(SOON)
 
 
-def test_what_a_node_said_before_it_went_counts() -> None:
+def test_a_reply_counts_after_its_node_has_left() -> None:
     with Federation() as federation:
-        puppet = Puppet(federation)
-        node = fl.flower.node_id(puppet.options.id)
+        controlled = ControlledNode(federation)
+        node = fl.flower.node_id(controlled.options.id)
         replies = federation.ask(Message(RecordDict(), node, "query"))
-        batch = puppet.queue.get(timeout=SOON).data[1]
-        puppet.queue.put((VERSION, batch, [])).result(SOON)
-        puppet.queue.close(SOON)
+        batch = controlled.queue.get(timeout=SOON).data[1]
+        controlled.queue.put((VERSION, batch, [])).result(SOON)
+        controlled.queue.close(SOON)
         assert next(replies).content == RecordDict()
 
 
-def test_a_message_lives_as_long_as_its_ttl() -> None:
+def test_a_message_fails_after_its_ttl() -> None:
     with Federation() as federation:
-        puppet = Puppet(federation)
-        node = fl.flower.node_id(puppet.options.id)
+        controlled = ControlledNode(federation)
+        node = fl.flower.node_id(controlled.options.id)
         (reply,) = federation.grid.send_and_receive([Message(RecordDict(), node, "query", ttl=SHORT)])
         assert error_of(reply).code == MESSAGE_UNAVAILABLE
         assert str(error_of(reply).reason).endswith("no answer within 0.4 s (ttl)")
-        puppet.queue.close(SOON)
+        controlled.queue.close(SOON)
 
 
-def test_a_message_that_is_too_large_for_a_node_answers_at_once() -> None:
+def test_a_message_too_large_for_a_node_is_an_error_at_once() -> None:
     with Federation() as federation:
         options = federation.options(uuid.uuid4())
         small = netq.CommunicatorOptions(options.id, options.netloc, netq.ConnectionOptions(message_size=10_000))
@@ -305,7 +307,7 @@ def test_a_message_that_is_too_large_for_a_node_answers_at_once() -> None:
             federation.start(federation.grid.close)
 
 
-def test_a_reply_that_is_too_large_is_an_error() -> None:
+def test_a_reply_too_large_for_the_grid_is_an_error() -> None:
     def client(message: Message, context: Context) -> Message:
         record = ArrayRecord({"a": Array(np.zeros(100_000))})
         return Message(RecordDict({"a": record}), reply_to=message)
@@ -323,7 +325,7 @@ def reply_to(ask: Any, *fields: Any) -> tuple[Any, ...]:
 
 
 class Evil:
-    """Runs code where it is loaded."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return __import__("os")._exit, (66,)
@@ -342,7 +344,7 @@ class Evil:
         (lambda ask: [["list"]], "a message: expected a tuple"),
     ],
 )
-def test_a_hostile_peer_fails_alone(answer: Any, reason: str) -> None:
+def test_a_hostile_reply_fails_its_node_only(answer: Any, reason: str) -> None:
     with Federation() as federation:
         good, bad = federation.join(echo), federation.join_raw(answer)
         replies = federation.query(good, bad)
@@ -352,7 +354,7 @@ def test_a_hostile_peer_fails_alone(answer: Any, reason: str) -> None:
     assert f"node {fl.flower.node_id(bad)} ({bad}): its message cannot be read: {reason}" in str(error.reason)
 
 
-def test_a_peer_answers_for_nobody_else() -> None:
+def test_a_peer_cannot_reply_for_another() -> None:
     gate = Gate()
 
     def answer(ask: Any) -> list[Any]:
@@ -370,7 +372,7 @@ def test_a_peer_answers_for_nobody_else() -> None:
         assert len(log.having("its answer is not waited for (any more)")) == 2
 
 
-def test_a_peer_that_never_ends_does_not_hold_the_round() -> None:
+def test_a_flood_of_messages_does_not_delay_the_timeout() -> None:
     end = threading.Event()
     with Federation() as federation:
         options = federation.options(uuid.uuid4())
@@ -390,7 +392,7 @@ def test_a_peer_that_never_ends_does_not_hold_the_round() -> None:
         end.set()
 
 
-def test_a_node_that_cannot_read_says_so() -> None:
+def test_a_node_reports_an_unreadable_message() -> None:
     with Federation() as federation:
         id = federation.join(echo)
         dispatcher, key = federation.grid._dispatcher, message_id(5, fl.flower.node_id(id))
@@ -400,7 +402,7 @@ def test_a_node_that_cannot_read_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_a_closed_grid_ends_flowers_threads_and_whoever_asks() -> None:
+def test_close_ends_flowers_threads() -> None:
     with Federation() as federation:
         id = federation.join(echo)
         message = Message(RecordDict(), fl.flower.node_id(id), "query")
@@ -417,14 +419,14 @@ def test_a_closed_grid_ends_flowers_threads_and_whoever_asks() -> None:
             federation.grid.push_messages([message])
 
 
-def test_who_waits_when_the_grid_is_closed_is_answered() -> None:
+def test_close_answers_waiting_calls_with_errors() -> None:
     with Federation() as federation:
-        puppet = Puppet(federation)
-        node = fl.flower.node_id(puppet.options.id)
+        controlled = ControlledNode(federation)
+        node = fl.flower.node_id(controlled.options.id)
         replies = federation.ask(Message(RecordDict(), node, "query"))
         federation.start(federation.grid.close, 0.0)
         assert error_of(next(replies)).code == NODE_UNAVAILABLE
-        puppet.queue.close(0)
+        controlled.queue.close(0)
 
 
 def test_one_grid_at_a_time() -> None:
@@ -440,12 +442,12 @@ def test_one_grid_at_a_time() -> None:
         netq.new(purpose=netq.Purpose.SERVER, options=federation.options(uuid.uuid4()))
 
 
-def test_who_waits_for_nodes_in_vain_is_told() -> None:
+def test_waiting_for_nodes_times_out() -> None:
     with Federation() as federation, pytest.raises(TimeoutError, match=r"0 of 1 nodes are connected after 0\.01 s"):
         federation.grid.wait(1, 0.01)
 
 
-def test_metrics_of_one_message_reach_the_next_as_state() -> None:
+def test_state_lasts_from_message_to_message() -> None:
     def client(message: Message, context: Context) -> Message:
         context.state["seen"] = MetricRecord({"count": 1 + len(context.state)})
         return Message(context.state, reply_to=message)

@@ -1,4 +1,4 @@
-"""The two messages between a grid and its nodes: there and back, and what is none of them."""
+"""The two messages between a grid and its nodes: round trips and invalid messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def travelled(message: Any) -> Any:
     return MESSAGES.load(Stream([bytearray(bytes(MESSAGES.dump(message)))]))
 
 
-def test_an_ask_arrives_as_it_is() -> None:
+def test_an_ask_round_trips() -> None:
     assert read_ask(travelled(GOOD), copy=True) == ASK
 
 
@@ -43,7 +43,7 @@ def test_an_ask_arrives_as_it_is() -> None:
     ("batch", "content"),
     [(0, CONTENT), (2**63 - 1, RecordDict()), (1, Error(2, "no data")), (1, Error(5)), (None, Error(3, "cannot read"))],
 )
-def test_a_reply_arrives_as_it_is(content: RecordDict | Error, batch: int | None) -> None:
+def test_a_reply_round_trips(content: RecordDict | Error, batch: int | None) -> None:
     found = read_reply(travelled(write_reply(Reply(batch, content))))
     assert found.batch == batch
     if isinstance(content, Error):
@@ -52,7 +52,7 @@ def test_a_reply_arrives_as_it_is(content: RecordDict | Error, batch: int | None
         assert found.content == content
 
 
-def test_a_node_has_the_same_number_in_each_run() -> None:
+def test_a_node_id_is_the_same_in_each_run() -> None:
     assert node_id(uuid.UUID("7f0c5e0a-6f0e-4c0e-9d6b-0d3c1f2a4b5c")) == 532615230807883590
     numbers = {node_id(uuid.UUID(int=n)) for n in range(5000)}
     assert len(numbers) == 5000
@@ -99,7 +99,7 @@ def changed(at: int, value: Any) -> tuple[Any, ...]:
         (changed(8, None), "the records: expected a list"),
     ],
 )
-def test_what_is_no_ask_is_an_error(plain: Any, message: str) -> None:
+def test_an_invalid_ask_is_unreadable(plain: Any, message: str) -> None:
     with pytest.raises(Unreadable) as caught:
         read_ask(plain, copy=False)
     assert str(caught.value).startswith(message)
@@ -121,18 +121,18 @@ def test_what_is_no_ask_is_an_error(plain: Any, message: str) -> None:
         ((VERSION, 1, 2, "x" * 1001), "the reason of an error: expected 1000 characters at most"),
     ],
 )
-def test_what_is_no_reply_is_an_error(plain: Any, message: str) -> None:
+def test_an_invalid_reply_is_unreadable(plain: Any, message: str) -> None:
     with pytest.raises(Unreadable) as caught:
         read_reply(plain)
     assert str(caught.value).startswith(message)
 
 
-def test_a_reason_forges_no_line_of_a_log() -> None:
+def test_a_reason_cannot_forge_log_lines() -> None:
     reply = read_reply((VERSION, 1, 2, "oh\nWARNING all is well\x1b[2J"))
     assert reply.content == Error(2, "oh\\nWARNING all is well\\x1b[2J")
 
 
-def test_a_long_reason_is_cut_where_it_is_sent() -> None:
+def test_the_sender_shortens_a_long_reason() -> None:
     assert len(write_reply(Reply(1, Error(2, "x" * 5000)))[3]) == 1000
 
 

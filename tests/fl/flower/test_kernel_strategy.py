@@ -1,4 +1,4 @@
-"""Our kernel as a Flower strategy: what it makes of replies, whatever grid they come from."""
+"""A kernel of fl in a Flower strategy: which replies are folded, and the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reply(model: dict[str, Any], number: Any = 1, **metrics: Any) -> Message:
 
 
 def damaged(**fields: Any) -> Message:
-    """A reply whose array is no numpy array, though it says of which shape and dtype it is."""
+    """A reply with an array that is not readable by numpy, though it has a shape and dtype."""
     right = Array(model(1)["w"])
     array = Array(**{"dtype": right.dtype, "shape": right.shape, "stype": right.stype, "data": right.data, **fields})
     return records(arrays=ArrayRecord({"w": array}), metrics=MetricRecord({"num-examples": 1}))
@@ -62,7 +62,7 @@ def values(record: ArrayRecord | None) -> dict[str, Any]:
     return {name: array.numpy().tolist() for name, array in record.items()}
 
 
-def test_it_is_the_mean_by_the_number_of_examples() -> None:
+def test_the_result_is_the_weighted_mean() -> None:
     arrays, metrics = fl.flower.strategy().aggregate_train(
         1, [reply(model(1), 1, loss=4.0), reply(model(2), 3, loss=8.0)]
     )
@@ -70,7 +70,7 @@ def test_it_is_the_mean_by_the_number_of_examples() -> None:
     assert metrics == {"loss": 7.0}
 
 
-def test_dtypes_stay_where_flowers_fedavg_makes_floats() -> None:
+def test_dtypes_are_kept() -> None:
     strange = {
         "b": np.array([True, False]),
         "h": np.ones(2, np.float16),
@@ -88,7 +88,7 @@ def test_dtypes_stay_where_flowers_fedavg_makes_floats() -> None:
     assert stock["i"].dtype == "float64"
 
 
-def test_a_reply_is_folded_when_it_comes_and_its_arrays_are_dropped() -> None:
+def test_each_reply_is_folded_on_arrival_and_its_arrays_freed() -> None:
     alive: list[int] = []
     arrays: list[weakref.ref[Any]] = []
 
@@ -130,7 +130,7 @@ def test_a_reply_is_folded_when_it_comes_and_its_arrays_are_dropped() -> None:
         (reply({**model(1), "w": np.zeros((2, 3), np.float32)}), "'w' is float32 of shape (2, 3)"),
     ],
 )
-def test_a_reply_that_does_not_fit_is_a_failure_and_the_round_goes_on(bad: Message, reason: str) -> None:
+def test_a_reply_that_does_not_fit_is_left_out(bad: Message, reason: str) -> None:
     with LogRecorder() as log:
         arrays, metrics = fl.flower.strategy().aggregate_train(2, [reply(model(1)), bad, reply(model(3))])
         assert len(log.having(f"round 2: node 7 is left out: {reason}")) == 1
@@ -149,7 +149,7 @@ def evaluation(number: Any = 1, **metrics: Any) -> Message:
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("first", [True, False])
-def test_of_a_node_with_other_metrics_than_most_the_arrays_count(odd: dict[str, Any], first: bool) -> None:
+def test_arrays_count_if_the_metrics_differ(odd: dict[str, Any], first: bool) -> None:
     replies = [reply(model(1), 1, **USUAL), reply(model(2), 1, **USUAL)]
     replies.insert(0 if first else 2, reply(model(6), 1, **odd))
     with LogRecorder() as log:
@@ -162,7 +162,7 @@ def test_of_a_node_with_other_metrics_than_most_the_arrays_count(odd: dict[str, 
 
 @pytest.mark.parametrize("odd", ODD)
 @pytest.mark.parametrize("first", [True, False])
-def test_an_evaluation_with_other_metrics_than_most_is_left_out(odd: dict[str, Any], first: bool) -> None:
+def test_an_evaluation_with_other_metrics_is_left_out(odd: dict[str, Any], first: bool) -> None:
     replies = [evaluation(1, **USUAL), evaluation(3, **USUAL)]
     replies.insert(0 if first else 2, evaluation(1, **odd))
     with LogRecorder() as log:
@@ -171,7 +171,7 @@ def test_an_evaluation_with_other_metrics_than_most_is_left_out(odd: dict[str, A
 
 
 @pytest.mark.parametrize("bad", [failure("it has gone"), records(), evaluation(-4), evaluation([1]), evaluation(0)])
-def test_an_evaluation_without_a_weight_is_a_failure_and_the_round_goes_on(bad: Message) -> None:
+def test_an_evaluation_without_a_weight_is_left_out(bad: Message) -> None:
     replies = [bad, evaluation(4, loss=1.5)]
     with LogRecorder() as log:
         assert fl.flower.strategy().aggregate_evaluate(4, replies) == {"loss": 1.5}
@@ -180,7 +180,7 @@ def test_an_evaluation_without_a_weight_is_a_failure_and_the_round_goes_on(bad: 
     assert fl.flower.strategy().aggregate_evaluate(4, [bad]) is None
 
 
-def test_metrics_in_a_record_of_another_name_are_other_metrics() -> None:
+def test_metrics_in_another_record_are_other_metrics() -> None:
     replies = [
         evaluation(1, loss=1.0),
         evaluation(1, loss=1.0),
@@ -189,7 +189,7 @@ def test_metrics_in_a_record_of_another_name_are_other_metrics() -> None:
     assert fl.flower.strategy().aggregate_evaluate(1, replies) == {"loss": 1.0}
 
 
-def test_a_round_of_failures_leaves_the_model_as_it_is() -> None:
+def test_a_round_of_failures_leaves_the_model_unchanged() -> None:
     strategy = fl.flower.strategy()
     assert strategy.aggregate_train(1, []) == (None, None)
     assert strategy.aggregate_train(1, [failure("it has gone")]) == (None, None)
@@ -197,7 +197,7 @@ def test_a_round_of_failures_leaves_the_model_as_it_is() -> None:
     assert strategy.aggregate_train(3, [failure("it has gone")]) == (None, None)
 
 
-def test_a_round_that_was_broken_off_leaves_no_trace() -> None:
+def test_an_interrupted_round_leaves_no_trace() -> None:
     def broken() -> Iterator[Message]:
         yield reply(model(100))
         raise KeyboardInterrupt
@@ -215,7 +215,7 @@ def test_another_run_may_have_another_model() -> None:
         assert values(strategy.aggregate_train(1, [reply(sent)])[0]) == values(fl.flower.arrays(sent))
 
 
-def test_a_server_may_go_on_with_another_model() -> None:
+def test_a_later_round_may_have_another_model() -> None:
     strategy = fl.flower.strategy()
     for server_round, sent in enumerate([model(1), {"other": np.ones(1)}], 1):
         send(strategy, sent, server_round)
@@ -231,7 +231,7 @@ STRANGE = [
 
 
 @pytest.mark.parametrize(("strange", "reason"), STRANGE)
-def test_the_reply_that_is_not_like_what_was_sent_fails_whoever_is_first(strange: dict[str, Any], reason: str) -> None:
+def test_a_reply_unlike_the_sent_arrays_fails_in_any_order(strange: dict[str, Any], reason: str) -> None:
     for replies in itertools.permutations([(strange, 1, {"odd": 1}), (model(1), 1, {}), (model(3), 1, {})]):
         strategy = fl.flower.strategy()
         send(strategy, model(0))
@@ -242,7 +242,7 @@ def test_the_reply_that_is_not_like_what_was_sent_fails_whoever_is_first(strange
         assert values(arrays) == {"w": [[2, 2], [2, 2]], "steps": 20}
 
 
-def test_one_reply_like_what_was_sent_holds_for_the_run() -> None:
+def test_one_matching_reply_decides_for_the_run() -> None:
     strategy = fl.flower.strategy()
     for server_round, sent in enumerate([model(1), STRANGE[0][0]], 1):
         send(strategy, model(0), server_round)
@@ -251,9 +251,9 @@ def test_one_reply_like_what_was_sent_holds_for_the_run() -> None:
 
 
 @pytest.mark.parametrize("part", [{"w": model(1)["w"]}, {"w": np.ones((2, 2)), "steps": np.ones(())}])
-def test_nodes_that_all_answer_with_something_else_are_folded(part: dict[str, Any]) -> None:
+def test_replies_that_agree_on_other_arrays_are_folded(part: dict[str, Any]) -> None:
     strategy = fl.flower.strategy()
-    for server_round in (1, 2):  # whoever has the rest himself sends all of it again
+    for server_round in (1, 2):  # nodes that keep the other layers send the same layers again
         send(strategy, model(0), server_round)
         with LogRecorder() as log:
             arrays, _ = strategy.aggregate_train(server_round, [reply(part), reply(part)])
@@ -261,7 +261,7 @@ def test_nodes_that_all_answer_with_something_else_are_folded(part: dict[str, An
         assert values(arrays) == values(fl.flower.arrays(part))
 
 
-def test_of_what_was_sent_no_copy_is_kept() -> None:
+def test_no_copy_of_the_sent_arrays_is_kept() -> None:
     strategy, sent = fl.flower.strategy(), model(1)
     arrays = [weakref.ref(array) for array in sent.values()]
     send(strategy, sent)
@@ -270,7 +270,7 @@ def test_of_what_was_sent_no_copy_is_kept() -> None:
     assert [each() for each in arrays] == [None, None]
 
 
-def test_the_arrays_of_a_round_are_not_touched_by_the_next() -> None:
+def test_the_next_round_does_not_change_returned_arrays() -> None:
     strategy = fl.flower.strategy()
     first, _ = strategy.aggregate_train(1, [reply(model(1))])
     second, _ = strategy.aggregate_train(2, [reply(model(2))])
@@ -278,7 +278,7 @@ def test_the_arrays_of_a_round_are_not_touched_by_the_next() -> None:
     assert values(second) == {"w": [[2, 2], [2, 2]], "steps": 20}
 
 
-def test_options_are_fedavgs() -> None:
+def test_options_are_passed_to_fedavg() -> None:
     strategy = fl.flower.strategy(fraction_train=0.5, weighted_by_key="n")
     assert isinstance(strategy, FedAvg)
     assert (strategy.fraction_train, strategy.weighted_by_key) == (0.5, "n")
@@ -312,13 +312,13 @@ def test_a_kernel_that_cannot_be_called_is_refused(kernel: Any) -> None:
         fl.flower.strategy(kernel)
 
 
-def test_another_kernel_is_another_result() -> None:
+def test_another_kernel_can_be_given() -> None:
     strategy = fl.flower.strategy(Last)
     replies = [reply(model(1)), reply(model(2)), reply(model(3), 101)]
     assert values(strategy.aggregate_train(1, replies)[0]) == {"w": [[2, 2], [2, 2]], "steps": 20}
 
 
-def test_a_whole_run_comes_to_what_fedavg_comes_to() -> None:
+def test_a_run_gives_the_result_of_fedavg() -> None:
     results = []
     for strategy in (FedAvg(), fl.flower.strategy()):
         server_app, found = server(strategy)

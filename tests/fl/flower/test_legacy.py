@@ -50,7 +50,7 @@ over = threading.Event()  # partition 9 is busy until then
 
 
 class Recorder(FedAvg):
-    """FedAvg that keeps what it came to."""
+    """FedAvg that keeps its result."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(on_fit_config_fn=lambda number: {"step": number}, **options)
@@ -95,7 +95,7 @@ def test_a_legacy_app_runs_unchanged(initial: list[Any] | None) -> None:
 
 
 @pytest.mark.slow
-def test_a_round_timeout_holds_by_the_ttl() -> None:
+def test_the_ttl_enforces_a_round_timeout() -> None:
     """Legacy mode asks without a timeout, and gives its messages as long to live."""
     over.clear()
     initial = ndarrays_to_parameters([np.zeros(2)])  # or one of the nodes is asked for them

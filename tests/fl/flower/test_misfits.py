@@ -19,7 +19,7 @@ from tests.fl.flower.apps import CONTEXT, ROUNDS, direct, model_of, server, trai
 from tests.fl.flower.federation import SOON, Federation
 
 
-def test_a_node_that_is_broken_and_answers_first_is_left_out_over_a_grid() -> None:
+def test_a_broken_node_that_replies_first_is_left_out() -> None:
     begun = threading.Event()
 
     def kernel(like: Any) -> WeightedMean:
@@ -42,7 +42,7 @@ def test_a_node_that_is_broken_and_answers_first_is_left_out_over_a_grid() -> No
 
 
 @pytest.mark.parametrize("bad", range(3))  # one of the three is the first to be asked
-def test_a_node_that_is_broken_changes_nothing_in_one_process(bad: int) -> None:
+def test_a_broken_node_is_left_out_in_one_process(bad: int) -> None:
     def client(message: Message, context: Context) -> Message:
         return (broken if context.node_config["partition-id"] == bad else train)(message, context)
 
@@ -79,7 +79,7 @@ def wider(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.parametrize("client", [body, wider])
-def test_an_app_that_answers_with_something_else_comes_to_what_fedavg_comes_to(client: Any) -> None:
+def test_other_reply_shapes_give_the_result_of_fedavg(client: Any) -> None:
     expected = in_process(FedAvg(fraction_evaluate=0.0), client)
     assert_close(in_process(fl.flower.strategy(fraction_evaluate=0.0), client), expected)
     server_app, results = server(fl.flower.strategy(fraction_evaluate=0.0))

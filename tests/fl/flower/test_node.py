@@ -1,4 +1,4 @@
-"""A node: what an app finds in its context and keeps there, that nothing of it need change, and how it comes back."""
+"""A node: the app's context and state, unmodified apps, and reconnection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def calls(reply: Message) -> int:
     return count
 
 
-def test_an_app_finds_its_config_and_that_of_the_run() -> None:
+def test_an_app_gets_its_config_and_that_of_the_run() -> None:
     found: list[Context] = []
 
     def client(message: Message, context: Context) -> Message:
@@ -42,7 +42,7 @@ def test_an_app_finds_its_config_and_that_of_the_run() -> None:
     assert context.state == RecordDict()
 
 
-def test_the_state_is_kept_and_what_a_failure_left_of_it_is_not() -> None:
+def test_state_is_kept_but_not_that_of_a_failure() -> None:
     with Federation() as federation:
         id = federation.join(apps.app)
         assert [calls(federation.query(id)[id]) for _ in range(2)] == [1, 2]
@@ -51,7 +51,7 @@ def test_the_state_is_kept_and_what_a_failure_left_of_it_is_not() -> None:
         assert calls(federation.query(id)[id]) == 3
 
 
-def test_a_state_that_the_app_replaces_is_kept() -> None:
+def test_a_replaced_state_is_kept() -> None:
     def client(message: Message, context: Context) -> Message:
         reply = Message(context.state, reply_to=message)
         context.state = RecordDict({"m": MetricRecord({"n": len(context.state) + 1})})
@@ -62,7 +62,7 @@ def test_a_state_that_the_app_replaces_is_kept() -> None:
         assert [list(federation.query(id)[id].content) for _ in range(2)] == [[], ["m"]]
 
 
-def test_a_node_waits_for_its_grid_and_its_successor_and_begins_anew_there() -> None:
+def test_a_node_waits_for_a_grid_and_starts_anew_with_the_next() -> None:
     netloc, id = ports.free(), uuid.uuid4()
     with ThreadPoolExecutor(1) as pool:
         end = pool.submit(fl.flower.Node(apps.app, {"partition-id": 0}).run, at(netloc, id))
@@ -80,7 +80,7 @@ def test_a_node_waits_for_its_grid_and_its_successor_and_begins_anew_there() -> 
 
 
 def twice(message: Message, context: Context) -> Message:
-    """Trains in place, and then asks again for what it was sent."""
+    """Trains in place, then reads the sent arrays again."""
     sent: Any = message.content["arrays"]
     model = sent["w"].numpy()
     model += 1
@@ -88,7 +88,7 @@ def twice(message: Message, context: Context) -> Message:
 
 
 @pytest.mark.parametrize(("copy", "change"), [(True, 1), (False, 0)])
-def test_an_app_may_train_in_what_numpy_gives_and_ask_again(copy: bool, change: int) -> None:
+def test_training_in_place_leaves_the_sent_arrays_unchanged(copy: bool, change: int) -> None:
     record = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(2))})})
     with Federation() as federation:
         id = federation.join(twice, copy=copy)
@@ -96,8 +96,8 @@ def test_an_app_may_train_in_what_numpy_gives_and_ask_again(copy: bool, change: 
     assert found["0"].numpy().tolist() == [change] * 2
 
 
-def test_a_mod_of_flower_sees_what_the_server_sent() -> None:
-    """It takes the difference of what came and what goes, after the app has trained in place."""
+def test_a_flower_mod_sees_the_sent_arrays() -> None:
+    """Compute the difference of the sent and the returned arrays, after training in place."""
     clipped = ClientApp(mods=[fixedclipping_mod])
 
     @clipped.query()
@@ -116,7 +116,7 @@ def test_a_mod_of_flower_sees_what_the_server_sent() -> None:
     assert found["0"].numpy().tolist() == [1]
 
 
-def test_an_app_may_answer_with_arrays_that_are_its_own_memory() -> None:
+def test_an_app_may_reuse_the_memory_of_its_reply() -> None:
     model = np.zeros(200_000)
 
     def client(message: Message, context: Context) -> Message:
@@ -136,18 +136,18 @@ def test_an_app_may_answer_with_arrays_that_are_its_own_memory() -> None:
     ("group", "records", "line"),
     [
         ("", {}, "query"),
-        ("3", {}, "query 3"),  # as legacy strategies say it
-        ("", {"config": ConfigRecord({"server-round": 5, "lr": 0.1})}, "query 5"),  # as FedAvg says it
+        ("3", {}, "query 3"),  # the form of legacy strategies
+        ("", {"config": ConfigRecord({"server-round": 5, "lr": 0.1})}, "query 5"),  # the form of FedAvg
         ("", {"config": ConfigRecord({"lr": 0.1})}, "query"),
         ("3\nall is well", {}, "query 3\\nall is well"),
     ],
 )
-def test_the_log_says_the_round_where_the_message_does(group: str, records: dict[str, Any], line: str) -> None:
+def test_the_log_has_the_round_of_a_message(group: str, records: dict[str, Any], line: str) -> None:
     with Federation() as federation, LogRecorder() as log:
         federation.query(federation.join(apps.app), group_id=group, content=RecordDict(records))
         assert log.having("query") == [line]
 
 
-def test_a_config_that_is_none_is_refused() -> None:
+def test_an_invalid_config_is_refused() -> None:
     with pytest.raises(netq.Unreadable, match="the config's 'partition'"):
         fl.flower.Node(apps.app, {"partition": None})  # type: ignore[dict-item]

@@ -24,7 +24,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
         assert [device.wait(LIMIT) for device in devices] == [0, 0]
 
 
-def test_the_file_is_one_that_the_agent_takes(tmp_path: Path) -> None:
+def test_the_agent_accepts_the_file(tmp_path: Path) -> None:
     (text,) = PAGE.blocks("toml")
     (tmp_path / "client.toml").write_text(text)
     device = edge.flower.Device.load(tmp_path / "client.toml", "tests.fl.flower.apps:app")

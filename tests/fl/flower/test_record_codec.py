@@ -1,4 +1,4 @@
-"""Flower's records on the wire and back: nothing is lost, little is copied, and what no record is becomes an error."""
+"""Encoding and decoding of Flower's records: round trips, copies, and invalid values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def refusal(plain: Any) -> str:
 
 
 @given(metrics=METRICS, config=CONFIGS, name=some.text())
-def test_metrics_and_config_arrive_as_they_are(metrics: Any, config: Any, name: str) -> None:
+def test_metrics_and_config_round_trip(metrics: Any, config: Any, name: str) -> None:
     records = RecordDict({name: MetricRecord(metrics), f"{name}'": ConfigRecord(config)})
     found = travelled(records)
     assert found == records
@@ -77,7 +77,7 @@ def test_metrics_and_config_arrive_as_they_are(metrics: Any, config: Any, name: 
 
 @given(array=ARRAYS, fortran=some.booleans())
 @settings(deadline=None)
-def test_an_array_arrives_as_it_is(array: NDArray[Any], fortran: bool) -> None:
+def test_an_array_round_trips(array: NDArray[Any], fortran: bool) -> None:
     sent = flwr.app.Array(np.asfortranarray(array) if fortran else array)
     found = the(sent)
     np.testing.assert_array_equal(found.numpy(), sent.numpy())
@@ -91,7 +91,7 @@ def test_the_order_of_records_and_arrays_is_kept() -> None:
     assert list(travelled(records)) == list("zaq")
 
 
-def test_the_bytes_of_an_array_are_not_copied_on_their_way_out() -> None:
+def test_encoding_does_not_copy_arrays() -> None:
     array = flwr.app.Array(np.arange(1000.0))
     plain = encode(RecordDict({"r": ArrayRecord({"a": array})}))
     sent = plain[0][2][0][1]
@@ -100,7 +100,7 @@ def test_the_bytes_of_an_array_are_not_copied_on_their_way_out() -> None:
     assert encode(RecordDict({"r": fl.flower.arrays({"a": mine})}))[0][2][0][1] is mine
 
 
-def test_an_array_that_came_is_a_view_of_the_message_and_writable() -> None:
+def test_a_decoded_array_is_a_writable_view_of_the_message() -> None:
     block = np.frombuffer(
         bytearray(bytes(MESSAGES.dump(encode(RecordDict({"r": ArrayRecord([np.ones(9)])}))))), np.uint8
     )
@@ -110,13 +110,13 @@ def test_an_array_that_came_is_a_view_of_the_message_and_writable() -> None:
     assert record["0"].numpy().tolist() == [2] * 9
 
 
-def test_with_copy_whoever_asks_has_one_of_his_own() -> None:
+def test_copy_returns_a_new_array_each_time() -> None:
     array = the(flwr.app.Array(np.ones(3)), copy=True)
     array.numpy()[...] = 7
     assert array.numpy().tolist() == [1, 1, 1]
 
 
-def test_our_array_is_flowers_to_flower() -> None:
+def test_the_array_class_works_in_flower() -> None:
     ndarray = np.arange(6, dtype=np.int16).reshape(2, 3)
     ours, theirs = fl.flower.Array(ndarray), flwr.app.Array(ndarray)
     assert isinstance(ours, flwr.app.Array)
@@ -134,14 +134,14 @@ def test_our_array_is_flowers_to_flower() -> None:
         ours.banana  # noqa: B018
 
 
-def test_torch_tensors_go_as_arrays_of_the_same_memory() -> None:
+def test_torch_tensors_become_arrays_of_the_same_memory() -> None:
     tensor = torch.nn.Parameter(torch.ones(2, 2))
     record = fl.flower.arrays({"w": tensor})
     tensor.data[...] = 5
     assert record["w"].numpy().tolist() == [[5, 5], [5, 5]]
 
 
-def test_arrays_that_share_memory_arrive_apart_as_in_flower() -> None:
+def test_arrays_that_share_memory_arrive_separate() -> None:
     tied = np.ones(4)
     records = RecordDict({"r": fl.flower.arrays({"a": tied, "b": tied}), "s": fl.flower.arrays({"a": tied[:0]})})
     found: Any = travelled(records)["r"]
@@ -150,7 +150,7 @@ def test_arrays_that_share_memory_arrive_apart_as_in_flower() -> None:
 
 
 @pytest.mark.parametrize("array", [np.ones(2, np.longdouble), np.zeros(2, [("x", "f4"), ("y", "i4")])])
-def test_a_dtype_that_is_not_everybodys_goes_as_npy(array: NDArray[Any]) -> None:
+def test_an_uncommon_dtype_travels_as_npy(array: NDArray[Any]) -> None:
     for sent in (flwr.app.Array(array), fl.flower.Array(array)):
         np.testing.assert_array_equal(the(sent).numpy(), array)
 
@@ -162,7 +162,7 @@ def test_npy_files_of_every_version_are_read() -> None:
         assert the(sent).numpy().tolist() == [0, 1, 2]
 
 
-def test_another_serialisation_goes_as_it_is() -> None:
+def test_another_serialisation_is_unchanged() -> None:
     sent = flwr.app.Array("mine", (7, 8), "gzip", b"\x00\x01\xff")
     assert the(sent) == sent
     assert the(flwr.app.Array("", (), "gzip", b"")).data == b""
@@ -180,7 +180,7 @@ def test_legacy_parameters_survive(ndarrays: list[NDArray[Any]]) -> None:
     assert (parameters.tensors, parameters.tensor_type) == (sent.tensors, sent.tensor_type)
 
 
-def test_numpy_scalars_in_metrics_become_plain() -> None:
+def test_numpy_scalars_become_plain_numbers() -> None:
     values: dict[str, Any] = {"loss": np.float64(0.5), "losses": [np.float64(1)]}
     found: Any = travelled(RecordDict({"m": MetricRecord(values)}))["m"]
     assert [type(found["loss"]), type(found["losses"][0])] == [float, float]
@@ -242,7 +242,7 @@ def raw(data: bytes, dtype: Any = "float64", shape: Any = (3,), stype: Any = "nu
         ([("a", "arrays", [("x", raw(ZIP.getvalue()))])], "the record 'a', 'x': expected an npy file without"),
     ],
 )
-def test_what_is_no_record_is_an_error_that_says_where(plain: Any, message: str) -> None:
+def test_an_invalid_record_is_an_error_with_its_place(plain: Any, message: str) -> None:
     assert refusal(plain).startswith(message)
 
 
@@ -252,6 +252,6 @@ def test_what_is_no_record_is_an_error_that_says_where(plain: Any, message: str)
         lambda inner: some.lists(inner) | some.tuples(inner, inner, inner) | some.tuples(inner, inner),
     )
 )
-def test_whatever_comes_is_records_or_an_error(plain: Any) -> None:
+def test_random_values_are_records_or_unreadable(plain: Any) -> None:
     with contextlib.suppress(Unreadable):
         assert isinstance(decode(plain, copy=False), RecordDict)

@@ -1,4 +1,4 @@
-"""Flower's own strategies and apps, unchanged, over our grid: they come to what they come to in one process."""
+"""Flower's strategies and apps, unchanged, over fl's grid give the same result as in one process."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_clipping_at_the_nodes_runs_unchanged() -> None:
 
 
 @pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.GRPC])
-def test_it_is_the_same_under_tls(files: certificates.Files, protocol: netq.Protocol) -> None:
+def test_the_result_is_the_same_under_tls(files: certificates.Files, protocol: netq.Protocol) -> None:
     ours = at(("127.0.0.1", 0), security=netq.SecurityOptions(files.key, files.certificate))
     trusted = netq.SecurityOptions(certificate=files.authority)
     with Federation(ours, protocol, trusted) as federation:
@@ -127,7 +127,7 @@ def test_it_is_the_same_under_tls(files: certificates.Files, protocol: netq.Prot
     assert_same(found, in_process(FedAvg()))
 
 
-def test_run_is_a_grid_from_the_first_node_to_the_goodbye() -> None:
+def test_run_opens_and_closes_a_grid() -> None:
     server_app, results = server(FedAvg())
     netloc = ports.free()
     with ThreadPoolExecutor(NODES) as pool:
@@ -140,7 +140,7 @@ def test_run_is_a_grid_from_the_first_node_to_the_goodbye() -> None:
     assert_same(results[0], in_process(FedAvg()))
 
 
-def test_after_an_app_that_fails_the_nodes_wait_for_the_next() -> None:
+def test_nodes_of_a_failed_app_wait_for_the_next_server() -> None:
     def fails(grid: Any, context: Context) -> None:
         assert len(grid.get_node_ids()) == NODES
         raise OSError("the disk is full")

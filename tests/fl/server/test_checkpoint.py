@@ -45,7 +45,7 @@ def assert_same(found: Mapping[str, Any]) -> None:
     assert found["strategy"]["state"]["rates"] == [0.1, None]
 
 
-def test_what_was_saved_is_loaded_and_may_be_changed(tmp_path: Path) -> None:
+def test_a_saved_state_is_loaded_into_writable_memory(tmp_path: Path) -> None:
     save(tmp_path / "c", STATE)
     found = load(tmp_path / "c")
     assert_same(found)
@@ -54,9 +54,7 @@ def test_what_was_saved_is_loaded_and_may_be_changed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["c", "c.lock"]
 
 
-def test_the_one_before_is_kept_and_used_if_the_last_is_damaged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_checkpoint_falls_back_to_the_previous(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "c"
     save(path, STATE)
     save(path, {"number": 8})
@@ -73,7 +71,7 @@ def test_the_one_before_is_kept_and_used_if_the_last_is_damaged(
     assert caplog.text.count("going on from") == 9
 
 
-def test_without_one_that_is_whole_there_is_an_error_that_says_why(tmp_path: Path) -> None:
+def test_the_error_says_why_no_checkpoint_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "c"
     with pytest.raises(fl.CheckpointError, match=r"c: cannot be read \(No such file or directory\)"):
         load(path)
@@ -86,7 +84,7 @@ def test_without_one_that_is_whole_there_is_an_error_that_says_why(tmp_path: Pat
         load(path)
 
 
-def test_a_checkpoint_that_cannot_be_written_leaves_the_last_in_its_place(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_checkpoint_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "c"
     save(path, STATE)
     (tmp_path / "c.new").mkdir()
@@ -105,7 +103,7 @@ sys.stdin.read()
 """
 
 
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+def test_a_second_process_cannot_write_the_same_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "c")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdin is not None
@@ -123,7 +121,7 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "c"))
 
 
-def test_a_link_is_followed_to_the_one_before_too(tmp_path: Path) -> None:
+def test_links_are_followed_to_the_previous_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     link, real = tmp_path / "c", tmp_path / "disk" / "real"
     link.symlink_to(real)
@@ -136,12 +134,12 @@ def test_a_link_is_followed_to_the_one_before_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["/", ".", "/proc/x", "n" * 250])
-def test_a_name_that_no_checkpoint_can_have_is_said(tmp_path: Path, name: str) -> None:
+def test_an_impossible_file_name_is_an_error(tmp_path: Path, name: str) -> None:
     with pytest.raises(fl.CheckpointError, match=r"is a folder; expected|cannot be written"):
         Checkpoint(tmp_path / name)
 
 
-def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_loaded_is_not_written(tmp_path: Path) -> None:
     class Remembers(fl.FedAvg):
         def state(self) -> dict[str, Any]:
             return {"seen": [A]}
@@ -153,7 +151,7 @@ def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["c.lock"]
 
 
-def test_a_place_where_none_can_be_written_is_refused_before_anybody_trains(tmp_path: Path) -> None:
+def test_an_unwritable_path_is_refused_by_the_constructor(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "precious").write_text("mine")
     for path, reason in ((tmp_path / "folder", "is a folder"), (tmp_path / "none" / "c", "its folder is not there")):
@@ -162,7 +160,7 @@ def test_a_place_where_none_can_be_written_is_refused_before_anybody_trains(tmp_
     assert (tmp_path / "folder" / "precious").read_text() == "mine"
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_links_are_followed(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "c").symlink_to(tmp_path / "disk" / "c")
     with Federation(checkpoint=tmp_path / "c") as federation:
@@ -177,7 +175,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
 # A server that goes on
 
 
-def test_a_server_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_resumed_server_continues_its_rounds(tmp_path: Path) -> None:
     path = tmp_path / "c"
     strategy = {"learning_rate": 0.5, "momentum": 0.5}
     with Federation(strategy=fl.FedAvgM(**strategy), checkpoint=path) as federation:
@@ -198,7 +196,7 @@ def test_a_server_goes_on_where_it_was(tmp_path: Path) -> None:
         fl.Server.resume(path, local)
 
 
-def test_a_round_that_does_not_count_writes_none(tmp_path: Path) -> None:
+def test_a_round_that_does_not_count_writes_no_checkpoint(tmp_path: Path) -> None:
     with Federation(checkpoint=tmp_path / "c") as federation:
         federation.join(A, lambda model, config: Update({"w": model["w"] * np.nan}, 1))
         federation.join(B, lambda model, config: Update({"w": model["w"] * np.nan}, 1))
@@ -346,7 +344,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray[Any, Any
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["selected", "training", "folding", "finished", "writing", "renaming", "reported"])
-def test_a_server_that_is_killed_goes_on_to_the_same_model(
+def test_a_killed_server_resumes_to_the_same_model(
     phase: str, tmp_path: Path, undisturbed: np.ndarray[Any, Any]
 ) -> None:
     model, said = run(phase, tmp_path / "c")

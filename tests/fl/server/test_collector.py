@@ -1,4 +1,4 @@
-"""Who is asked, whose answer counts, and when: enough of them, late ones, without rounds; and who may send when."""
+"""Which clients are asked, which answers count, when a round ends, and when clients may send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fl.federation import IDS, SHORT, SOON, A, B, C, D, Federation, adds, 
 
 
 class Gate:
-    """A client that trains when it is told to, and says that it has begun."""
+    """A client whose training the test releases. `begun` counts the trainings that have started."""
 
     def __init__(self, value: float) -> None:
         self._value = value
@@ -56,10 +56,10 @@ def test_a_round_ends_when_enough_have_answered() -> None:
         slow.let_go(10)
 
 
-# Late ones
+# Late updates
 
 
-def test_a_late_update_is_stale_for_a_strategy_that_wants_none() -> None:
+def test_a_late_update_is_stale_without_staleness() -> None:
     slow = Gate(100)
     with Federation(deadline=SHORT) as federation:
         federation.join(A, gives(2))
@@ -77,7 +77,7 @@ def test_a_late_update_is_stale_for_a_strategy_that_wants_none() -> None:
         }
 
 
-def test_a_late_update_counts_less_and_its_client_is_left_alone_meanwhile() -> None:
+def test_a_late_update_is_discounted_by_staleness() -> None:
     slow = Gate(12)
     with Federation(strategy=fl.FedAvg(staleness=fl.polynomial(1)), deadline=SHORT) as federation:
         federation.join(A, gives(2))
@@ -121,10 +121,10 @@ def test_a_late_client_is_not_asked_again_before_it_answers() -> None:
         slow.let_go(10)
 
 
-# Without rounds
+# Asynchronous strategies
 
 
-def test_fedasync_asks_whoever_has_answered_again() -> None:
+def test_fedasync_asks_a_client_again_when_it_has_answered() -> None:
     slow, quick = Gate(100), Gate(8)
     with Federation(strategy=fl.FedAsync(0.5, lambda late: 0.5 if late == 3 else 0.1), min_clients=1) as federation:
         federation.join(A, quick)
@@ -148,7 +148,7 @@ def test_fedasync_asks_whoever_has_answered_again() -> None:
         slow.let_go(10)
 
 
-def test_one_that_fails_is_asked_again_with_the_next_model_only() -> None:
+def test_a_failed_client_is_asked_again_with_the_next_model() -> None:
     asked = []
 
     def fails(model: Any, config: Mapping[str, Any]) -> Update:
@@ -181,11 +181,11 @@ def test_an_asynchronous_round_without_an_update_does_not_count() -> None:
         slow.let_go(10)
 
 
-# Who may send
+# Permission to send
 
 
 class Raw:
-    """A client whose every message a test sends itself."""
+    """A client whose messages the test sends."""
 
     def __init__(self, queue: netq.Communicator) -> None:
         self._queue = queue
@@ -221,13 +221,13 @@ SIZE = 1_000_000
 
 
 def large(value: float) -> dict[str, Any]:
-    """A model of 400 bytes that is announced as one of 1 MB."""
+    """A model of 400 bytes; tests offer it as one of 1 MB."""
     return {"w": np.full(100, value, np.float32)}
 
 
 @contextmanager
 def raw(federation: Federation, count: int) -> Iterator[list[Raw]]:
-    """So many raw clients, in a round that runs in a thread."""
+    """Raw clients, connected to the federation's server."""
     queues = []
     try:
         for id in IDS[:count]:
@@ -240,7 +240,7 @@ def raw(federation: Federation, count: int) -> Iterator[list[Raw]]:
             queue.close(0)
 
 
-def test_uploads_are_admitted_one_by_one_where_there_is_no_room_for_more() -> None:
+def test_updates_are_admitted_one_by_one_in_little_memory() -> None:
     with Federation(large(0), memory_limit=1200) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
         tasks = [client.task() for client in clients]
@@ -256,7 +256,7 @@ def test_uploads_are_admitted_one_by_one_where_there_is_no_room_for_more() -> No
     assert federation.w == [1] * 100
 
 
-def test_the_permit_of_one_that_is_lost_goes_to_the_next() -> None:
+def test_a_lost_client_frees_its_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -271,7 +271,7 @@ def test_the_permit_of_one_that_is_lost_goes_to_the_next() -> None:
     assert federation.w == [7] * 100
 
 
-def test_the_permit_of_one_that_sends_nothing_goes_to_the_next() -> None:
+def test_a_silent_client_frees_its_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -283,7 +283,7 @@ def test_the_permit_of_one_that_sends_nothing_goes_to_the_next() -> None:
         report = round.result(SOON)
         assert (report.clients, report.failures[A].why) == ((B,), fl.FailureKind.LOST)
         assert str(report.failures[A]).startswith("it may send its update, others wait, and nothing came for")
-        clients[0].send(tasks[0], 5)  # of a round that is over: no harm
+        clients[0].send(tasks[0], 5)  # for a round that is over
         round = federation.start(federation.round, 2)
         for client in clients:
             task = client.task()
@@ -294,7 +294,7 @@ def test_the_permit_of_one_that_sends_nothing_goes_to_the_next() -> None:
     assert federation.w == [9] * 100
 
 
-def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending() -> None:
+def test_an_unused_permit_of_an_old_round_is_freed() -> None:
     settings: dict[str, Any] = {"memory_limit": 1600, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
@@ -302,7 +302,7 @@ def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending() 
         clients[0].offer(tasks[0], SIZE)
         assert clients[0].permitted(tasks[0])
         clients[1].send(tasks[1], 3)
-        assert round.result(SOON).clients == (B,)  # by the deadline; A keeps its place
+        assert round.result(SOON).clients == (B,)  # at the deadline; A keeps its place
         federation.server._collector.deadline = SOON
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -316,7 +316,7 @@ def test_a_permit_of_a_round_that_is_over_does_not_keep_the_next_from_sending() 
     assert federation.w == [8] * 100
 
 
-def test_what_is_larger_than_may_be_sent_is_refused() -> None:
+def test_an_update_larger_than_permitted_is_refused() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
         tasks = [client.task() for client in clients]
@@ -335,7 +335,7 @@ def test_what_is_larger_than_may_be_sent_is_refused() -> None:
     assert federation.w == [3] * 100
 
 
-def test_who_sends_while_it_waits_for_a_permit_harms_nobody() -> None:
+def test_an_update_sent_without_its_permit_does_no_harm() -> None:
     settings: dict[str, Any] = {"memory_limit": 2000, "min_clients": 3, "evaluate": True, "strategy": fl.FedAsync(1.0)}
     with Federation(large(0), **settings) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
@@ -347,7 +347,7 @@ def test_who_sends_while_it_waits_for_a_permit_harms_nobody() -> None:
         question = clients[2].task()
         assert question.job.purpose == "evaluate"
         clients[0].send(tasks[0], 1)
-        clients[1].send(tasks[1], 2)  # while others evaluate, and nobody takes it
+        clients[1].send(tasks[1], 2)  # during an evaluation, in which training answers are not taken
         clients[2].answer(question, fl.Report(1))
         assert round.result(SOON).clients == (C,)
         found = []
@@ -360,7 +360,7 @@ def test_who_sends_while_it_waits_for_a_permit_harms_nobody() -> None:
         assert found == [A, B]
 
 
-def test_offers_that_are_out_of_place_get_nothing() -> None:
+def test_an_offer_for_another_round_gets_no_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 1) as (client,):
         round = federation.start(federation.round, 1)
         task = client.task()
@@ -368,13 +368,13 @@ def test_offers_that_are_out_of_place_get_nothing() -> None:
         client.offer(old, SIZE)
         assert not client.permitted(old, SHORT)
         client.offer(task, SIZE)
-        client.offer(task, SIZE)  # twice: one permit will do, another is no harm
+        client.offer(task, SIZE)  # a second offer may get a second permit
         assert client.permitted(task)
         client.send(task, 7)
         assert round.result(SOON).clients == (A,)
 
 
-def test_where_there_is_room_for_all_nobody_asks() -> None:
+def test_clients_send_without_permits_if_there_is_room_for_all() -> None:
     with Federation(large(0)) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         for client in clients:
@@ -384,7 +384,7 @@ def test_where_there_is_room_for_all_nobody_asks() -> None:
         assert set(round.result(SOON).clients) == {A, B}
 
 
-def test_clients_offer_what_is_larger_than_they_may_send() -> None:
+def test_clients_offer_large_updates() -> None:
     model = {"w": np.zeros(1000, np.float32)}
     with Federation(model, memory_limit=12_000) as federation:
         for number, id in enumerate(IDS):
@@ -395,12 +395,12 @@ def test_clients_offer_what_is_larger_than_they_may_send() -> None:
             assert federation.w == [1.5 * times] * 1000
 
 
-def test_a_memory_limit_is_three_models_at_least() -> None:
+def test_the_memory_limit_is_at_least_three_models() -> None:
     with pytest.raises(netq.InvalidOption, match=r"Server\.memory_limit: 1199; expected 1200 bytes, three models"):
         fl.Server(large(0), memory_limit=1199)
 
 
-def test_reasons_have_a_kind() -> None:
+def test_failures_have_a_kind() -> None:
     def fails(model: Any, config: Mapping[str, Any]) -> Update:
         raise ValueError("no data")
 
@@ -420,12 +420,12 @@ def test_reasons_have_a_kind() -> None:
     assert all(isinstance(peer, uuid.UUID) for peer in report.failures)
 
 
-def test_replies_are_answers_to_jobs() -> None:
+def test_a_reply_has_the_job_of_its_task() -> None:
     job = fl.messages.Job(1, 2, "train")
     assert Reply(job, Update({}, 1)).job == job
 
 
-def test_fedbuff_is_given_the_changes_from_what_each_client_was_sent() -> None:
+def test_fedbuff_gets_differences_from_the_model_each_client_had() -> None:
     slow = Gate(100)
     with Federation(strategy=fl.FedBuff(2, staleness=lambda late: 0.5), min_clients=1) as federation:
         federation.join(A, adds(6))
@@ -441,10 +441,10 @@ def test_fedbuff_is_given_the_changes_from_what_each_client_was_sent() -> None:
         slow.let_go(10)
 
 
-# What must not be left behind by a round for the next
+# State that must not leak into the next round
 
 
-def test_a_permit_that_was_used_is_free_for_others_in_the_next_round() -> None:
+def test_a_used_permit_is_free_in_the_next_round() -> None:
     model = {"w": np.zeros(1000, np.float32)}
     strategy = fl.FedAvg(fraction=0.5)
     with Federation(model, strategy=strategy, memory_limit=12_000, deadline=SOON) as federation:
@@ -456,7 +456,7 @@ def test_a_permit_that_was_used_is_free_for_others_in_the_next_round() -> None:
     assert {client for report in reports for client in report.clients} == set(IDS)
 
 
-def test_two_that_are_lost_at_once_with_offers_open_cost_nobody_else_anything() -> None:
+def test_clients_lost_with_open_offers_block_no_others() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 4) as clients:
         round = federation.start(federation.round, 4)
         tasks = [client.task() for client in clients]
@@ -472,7 +472,7 @@ def test_two_that_are_lost_at_once_with_offers_open_cost_nobody_else_anything() 
         assert (report.clients, set(report.failures)) == ((D,), {A, B, C})
 
 
-def test_an_offer_of_more_than_any_update_has_is_refused() -> None:
+def test_an_offer_above_the_size_limit_is_refused() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
@@ -484,7 +484,7 @@ def test_an_offer_of_more_than_any_update_has_is_refused() -> None:
         assert reasons(report) == {A: f"it offers {2**62} bytes; expected 1001600 at most"}
 
 
-def test_clients_that_are_all_late_are_waited_for_and_not_asked_anew() -> None:
+def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
     first, second = Gate(2), Gate(4)
     with Federation(strategy=fl.FedAvg(staleness=lambda late: 1.0), deadline=SHORT) as federation:
         federation.join(A, first)
@@ -501,8 +501,8 @@ def test_clients_that_are_all_late_are_waited_for_and_not_asked_anew() -> None:
         second.let_go(10)
 
 
-def test_those_who_are_busy_count_among_those_who_are_needed() -> None:
-    """One client that is idle must not make a model where three are needed."""
+def test_busy_clients_count_towards_the_needed_updates() -> None:
+    """One idle client must not make a model where three are needed."""
     slow = [Gate(4), Gate(6)]
     strategy = fl.FedAvg(staleness=lambda late: 1.0)
     with Federation(strategy=strategy, min_clients=3, deadline=SHORT) as federation:
@@ -529,7 +529,7 @@ class Once(fl.FedAvg):
         super().fold(model, update, client=client, staleness=staleness)
 
 
-def test_a_round_that_was_broken_off_leaves_nobody_busy() -> None:
+def test_an_interrupted_round_leaves_no_client_busy() -> None:
     slow = Gate(4)
     with Federation(strategy=Once()) as federation:
         federation.join(A, gives(2))
@@ -544,7 +544,7 @@ def test_a_round_that_was_broken_off_leaves_nobody_busy() -> None:
         slow.let_go(10)
 
 
-def test_an_interrupt_in_an_evaluation_leaves_nobody_busy() -> None:
+def test_an_interrupted_evaluation_leaves_no_client_busy() -> None:
     def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
         return fl.Report(1, {"accuracy": 0.5})
 
@@ -569,7 +569,7 @@ def test_an_interrupt_in_an_evaluation_leaves_nobody_busy() -> None:
             assert federation.w == [number] * 3
 
 
-def test_an_evaluation_between_asynchronous_models_mixes_nothing_up() -> None:
+def test_evaluations_do_not_mix_with_asynchronous_updates() -> None:
     def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
         return fl.Report(1, {"w": float(model["w"][0])})
 
@@ -584,7 +584,7 @@ def test_an_evaluation_between_asynchronous_models_mixes_nothing_up() -> None:
             assert report.failures == {}
 
 
-def test_a_model_that_is_no_longer_finite_is_not_taken() -> None:
+def test_a_model_that_is_not_finite_is_rejected() -> None:
     class Explodes(fl.FedAvg):
         def finish(self, model: Any, *, number: int) -> Any:
             result: Any = super().finish(model, number=number)
@@ -600,8 +600,8 @@ def test_a_model_that_is_no_longer_finite_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("strategy", [fl.FedAvgM(), fl.FedAdam(), fl.Scaffold()], ids=lambda each: type(each).__name__)
-def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) -> None:
-    """Else no model of the next rounds would be finite."""
+def test_a_strategy_drops_state_that_is_not_finite(strategy: Any) -> None:
+    """Otherwise no later model would be finite."""
     finish, update = type(strategy).finish, Update(filled(1), 1, extra=filled(1))
 
     def explodes(model: Any, *, number: int) -> Any:
@@ -620,7 +620,7 @@ def test_what_has_led_to_a_model_that_is_not_finite_is_forgotten(strategy: Any) 
         assert np.isfinite(federation.server.model["w"]).all()
 
 
-def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_strategy_that_fails_to_finish_loses_one_round(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(fl.FedAvg):
         def finish(self, model: Any, *, number: int) -> Any:
             result = super().finish(model, number=number)
@@ -639,7 +639,7 @@ def test_a_strategy_that_cannot_finish_costs_its_round_only(caplog: pytest.LogCa
     assert "test_collector.py" in caplog.text, "its traceback is in the log"
 
 
-def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bug_in_fold_logs_one_traceback_a_round(caplog: pytest.LogCaptureFixture) -> None:
     class Fails(fl.FedAvg):
         def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
             raise ZeroDivisionError("by zero")
@@ -654,7 +654,7 @@ def test_a_bug_in_fold_is_traced_once_a_round(caplog: pytest.LogCaptureFixture) 
             assert caplog.text.count("Traceback") == times
 
 
-def test_one_that_never_answers_is_late_and_another_takes_its_place() -> None:
+def test_another_client_replaces_a_late_one() -> None:
     hung = Gate(1)
     strategy = fl.FedAsync(fraction=0.25)
     strategy.select = lambda number, clients: [A] if number == 1 else [B]  # type: ignore[method-assign]
@@ -669,9 +669,9 @@ def test_one_that_never_answers_is_late_and_another_takes_its_place() -> None:
         hung.let_go(10)
 
 
-def test_models_that_slow_readers_are_being_sent_are_not_many_at_once() -> None:
-    """There is room for one old model: of those on slow links, who were all asked at another, the first is not taken
-    its task back.
+def test_undelivered_tasks_keep_few_old_models() -> None:
+    """There is room for one old model. Clients on slow links were asked at different rounds: only the first keeps its
+    task.
     """
     size = 4_000_000
     model = {"w": np.zeros(size // 4, np.float32)}
@@ -693,7 +693,7 @@ def test_models_that_slow_readers_are_being_sent_are_not_many_at_once() -> None:
         assert len(tasks - {federation.server.number}) == 1
 
 
-def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
+def test_as_many_clients_work_as_the_strategy_selects() -> None:
     gates = {id: Gate(1) for id in IDS}
     strategy = fl.FedBuff(2, fraction=0.5, seed=1)
     begun: list[uuid.UUID] = []
@@ -717,7 +717,7 @@ def test_so_many_work_at_once_without_rounds_as_the_strategy_selects() -> None:
     assert set(begun) == set(IDS), "each has its turn"
 
 
-def test_a_flood_of_stale_answers_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def flood(task: Task) -> list[Any]:
         old = Reply(fl.messages.Job(task.job.run, 0, "train"), Update(filled(9), 1))
         return [*[old] * 500, reply(task, Update(filled(4), 1))]

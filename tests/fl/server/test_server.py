@@ -1,6 +1,6 @@
-"""Rounds over real sockets: whose updates count, who is left out and why, and what the model is then.
+"""Rounds over real sockets: which updates count, which clients are left out and why, and the resulting model.
 
-Models are chosen so that their means are exact floats: `==` means it.
+Models are chosen so that their means are exact floats, so tests compare with `==`.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from tests.fl.federation import (
 )
 
 
-class Said(logging.Handler):
-    """What a logger says, for those who wait for it."""
+class LogLines(logging.Handler):
+    """Collects the lines of a logger; a test can wait for one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,8 +71,8 @@ class Said(logging.Handler):
 
 
 @pytest.fixture
-def said() -> Iterator[Said]:
-    handler = Said()
+def log_lines() -> Iterator[LogLines]:
+    handler = LogLines()
     logger = logging.getLogger("netq.fl")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -81,7 +81,7 @@ def said() -> Iterator[Said]:
     logger.removeHandler(handler)
 
 
-# What a round makes of good updates.
+# The result of valid updates.
 
 
 def test_rounds_are_fedavg() -> None:
@@ -205,7 +205,7 @@ def test_each_client_has_memory_of_its_own() -> None:
     assert seen == [[0] * 3] * 2 + [[4] * 3] * 2
 
 
-def test_clients_are_told_round_and_config() -> None:
+def test_clients_get_the_round_and_the_config() -> None:
     told: list[Any] = []
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -225,17 +225,19 @@ def test_clients_are_told_round_and_config() -> None:
     assert told == [{**both, "round": 1, "rate": 1.0}, {**both, "round": 2, "rate": 0.5}]
 
 
-class Tells(fl.FedAvg):
-    """A strategy whose config is made anew in each round."""
+class OwnConfig(fl.FedAvg):
+    """A strategy that makes its config in each round."""
 
     def config(self, number: int) -> Mapping[str, Any]:
         return {"folder": Path("data")}
 
 
-def test_a_config_that_no_client_could_read_is_an_error_here() -> None:
-    with Federation(strategy=Tells(), min_clients=1) as federation:
+def test_a_config_that_cannot_be_sent_is_an_error() -> None:
+    with Federation(strategy=OwnConfig(), min_clients=1) as federation:
         federation.join(A, gives(1))
-        with pytest.raises(netq.InvalidOption, match=r"Tells\.config: 'folder': has a pathlib\.PosixPath in it; expec"):
+        with pytest.raises(
+            netq.InvalidOption, match=r"OwnConfig\.config: 'folder': has a pathlib\.PosixPath in it; expec"
+        ):
             federation.round(1)
 
 
@@ -260,12 +262,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("wrong", "said"), WRONG, ids=[said[:20] for _, said in WRONG])
-def test_what_cannot_be_an_argument_is_named(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_argument_is_named(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(netq.InvalidOption, match=f"^Server.{re.escape(said)}"):
         fl.Server(**{"model": zeros(), **wrong})
 
 
-def test_a_client_wants_functions_and_options() -> None:
+def test_a_client_checks_its_arguments() -> None:
     with pytest.raises(netq.InvalidOption, match=r"Client\.train: None; expected a function"):
         fl.Client(None)  # type: ignore[arg-type]
     with pytest.raises(netq.InvalidOption, match=r"Client\.evaluate: 5; expected a function"):
@@ -274,13 +276,13 @@ def test_a_client_wants_functions_and_options() -> None:
         fl.Client(gives(1)).run(("h", 1))  # type: ignore[arg-type]
 
 
-def test_a_strategy_that_needs_more_than_min_clients_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_min_clients_below_the_strategys_minimum_warns(caplog: pytest.LogCaptureFixture) -> None:
     with Federation(strategy=fl.MultiKrum(byzantine=3), min_clients=2):
         pass
     assert "MultiKrum needs 9 updates; with min_clients=2 a round may come to nothing" in caplog.text
 
 
-def test_a_client_says_what_is_wrong_with_its_own_update(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_logs_what_is_wrong_with_its_update(caplog: pytest.LogCaptureFixture) -> None:
     with Federation(min_clients=1) as federation:
         federation.join(A, gives(1))
         federation.join(B, lambda model, config: fl.Update({"w": np.full(3, np.nan, np.float32)}, 1))
@@ -308,7 +310,7 @@ def test_means_of_metrics_do_not_overflow() -> None:
         assert federation.round(3).metrics["loss"] == pytest.approx(0.5e308)
 
 
-def test_the_new_model_is_evaluated_by_those_whose_updates_are_in_it() -> None:
+def test_clients_with_updates_in_the_model_evaluate_it() -> None:
     asked = []
 
     def evaluates(number: int) -> Any:
@@ -330,7 +332,7 @@ def test_the_new_model_is_evaluated_by_those_whose_updates_are_in_it() -> None:
     assert (set(report.clients), set(report.failures)) == ({A, B, C}, {D})
 
 
-def test_huge_numbers_of_examples_and_metrics_are_no_crash() -> None:
+def test_huge_numbers_of_examples_and_metrics_are_handled() -> None:
     with Federation(evaluate=True) as federation:
         federation.join(A, gives(1, 1, loss=1e308), lambda model, config: Report(2**53, {"accuracy": 0.5}))
         federation.join(B, gives(3, 1, loss=1e308), lambda model, config: Report(2**53, {"accuracy": 0.5}))
@@ -392,7 +394,7 @@ def test_a_report_prints_as_one_line() -> None:
     )
 
 
-# Who takes part.
+# Participation.
 
 
 def test_a_fraction_of_the_clients_takes_part() -> None:
@@ -416,7 +418,7 @@ def test_a_fraction_of_the_clients_takes_part() -> None:
             assert report.failures == {}
 
 
-def test_a_round_counts_if_all_are_good_where_fewer_than_min_clients_are_selected() -> None:
+def test_all_selected_suffice_below_min_clients() -> None:
     with Federation(strategy=fl.FedAvg(fraction=0.25), min_clients=4) as federation:
         for id in IDS:
             federation.join(id, gives(5))
@@ -433,7 +435,7 @@ class Selects(fl.FedAvg):
         return self._selected
 
 
-def test_a_strategy_that_selects_nobody_asks_nobody() -> None:
+def test_a_strategy_may_select_no_client() -> None:
     asked = threading.Event()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -448,7 +450,7 @@ def test_a_strategy_that_selects_nobody_asks_nobody() -> None:
     assert not asked.is_set()
 
 
-def test_one_that_is_selected_twice_is_asked_once_and_one_that_is_not_there_has_gone() -> None:
+def test_duplicate_and_absent_selections_are_handled() -> None:
     asked: list[int] = []
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -465,17 +467,17 @@ def test_one_that_is_selected_twice_is_asked_once_and_one_that_is_not_there_has_
     assert asked == [1, 2]
 
 
-def test_the_server_waits_for_min_clients_and_says_so(said: Said) -> None:
+def test_the_server_logs_that_it_waits_for_min_clients(log_lines: LogLines) -> None:
     with Federation(min_clients=2) as federation:
         report = federation.start(federation.server.round)
-        said.wait_for("waiting for clients: 0 of 2 are connected")
+        log_lines.wait_for("waiting for clients: 0 of 2 are connected")
         federation.join(A, gives(2))
-        said.wait_for("waiting for clients: 1 of 2 are connected")
+        log_lines.wait_for("waiting for clients: 1 of 2 are connected")
         federation.join(B, gives(4))
         assert set(report.result(SOON).clients) == {A, B}
 
 
-def test_waiting_ends_by_time_or_by_closing() -> None:
+def test_wait_ends_by_timeout_or_close() -> None:
     with Federation() as federation:
         with pytest.raises(TimeoutError, match="0 of 1 clients are connected after 0 s"):
             federation.server.wait(1, timeout=0)
@@ -489,7 +491,7 @@ def test_waiting_ends_by_time_or_by_closing() -> None:
             federation.server.round()
 
 
-def test_a_server_that_is_closed_in_mid_round_ends_the_round() -> None:
+def test_close_ends_a_running_round() -> None:
     training, free = threading.Event(), threading.Event()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -509,7 +511,7 @@ def test_a_server_that_is_closed_in_mid_round_ends_the_round() -> None:
         free.set()
 
 
-def test_a_server_that_fails_says_no_goodbye_and_the_next_one_finds_its_clients() -> None:
+def test_clients_of_a_failed_server_join_the_next() -> None:
     first = fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1)
     with ThreadPoolExecutor() as pool:
         run = pool.submit(fl.Client(gives(3.0)).run, at(first.netloc))
@@ -535,7 +537,7 @@ class FailsOnce(fl.FedAvg):
 
 
 @pytest.mark.parametrize(("error", "raised"), [(LookupError("a bug"), False), (OSError("full"), True)])
-def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next(error: Exception, raised: bool) -> None:
+def test_updates_of_a_failed_round_are_dropped(error: Exception, raised: bool) -> None:
     values = iter([100.0, 1.0])
     with Federation(strategy=FailsOnce(error), min_clients=1) as federation:
         federation.join(A, lambda model, config: fl.Update(filled(next(values)), 1))
@@ -547,18 +549,18 @@ def test_updates_of_a_round_that_could_not_be_finished_are_not_in_the_next(error
 
 
 @pytest.mark.parametrize("wrong", [{"\ud800": 1.0}, {str(number): 1.0 for number in range(1001)}, {7: 1.0}])
-def test_names_of_metrics_that_would_harm_the_server_are_refused(wrong: Any) -> None:
+def test_harmful_names_of_metrics_are_refused(wrong: Any) -> None:
     with pytest.raises(fl.InvalidUpdate, match="metrics"):
         fl.Report(1, wrong)
 
 
 @pytest.mark.parametrize("number", [-1, 2**63, pytest.param(10**5000, id="huge")])
-def test_numbers_of_rounds_are_bounded(number: int) -> None:
+def test_round_numbers_are_bounded(number: int) -> None:
     with pytest.raises(fl.InvalidUpdate, match="round"):
         Job(1, number, "train")
 
 
-def test_who_joins_later_takes_part_in_the_next_round() -> None:
+def test_a_new_client_takes_part_in_the_next_round() -> None:
     with Federation(min_clients=1) as federation:
         federation.join(A, gives(2))
         assert federation.round(1).clients == (A,)
@@ -567,7 +569,7 @@ def test_who_joins_later_takes_part_in_the_next_round() -> None:
         assert federation.w == [3] * 3
 
 
-def test_who_joins_in_mid_round_does_not_disturb_it() -> None:
+def test_a_client_that_joins_during_a_round_changes_nothing() -> None:
     with Federation(min_clients=1) as federation:
 
         def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -582,12 +584,12 @@ def test_who_joins_in_mid_round_does_not_disturb_it() -> None:
         assert set(federation.round(2).clients) == {A, B}
 
 
-def test_a_client_may_be_there_before_the_server() -> None:
+def test_a_client_may_start_before_the_server() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", 0))
         netloc = netq.NetworkLocation(*taken.getsockname())
-    seeks = Said()
+    seeks = LogLines()
     logging.getLogger("netq").addHandler(seeks)
     with ThreadPoolExecutor() as pool:
         run = pool.submit(fl.Client(gives(2)).run, at(netloc, A))
@@ -598,7 +600,7 @@ def test_a_client_may_be_there_before_the_server() -> None:
         run.result(SOON)
 
 
-def test_the_options_events_are_still_called() -> None:
+def test_user_events_are_called() -> None:
     came: queue.SimpleQueue[Any] = queue.SimpleQueue()
     went: queue.SimpleQueue[Any] = queue.SimpleQueue()
     options = netq.CommunicatorOptions(
@@ -631,12 +633,12 @@ def test_options_are_checked(wrong: dict[str, Any]) -> None:
     ],
     ids=["text", "list", "NaN"],
 )
-def test_a_model_that_has_no_mean_is_the_servers_fault(model: Any, reason: str) -> None:
+def test_a_model_without_a_mean_is_refused(model: Any, reason: str) -> None:
     with pytest.raises(fl.InvalidUpdate, match=reason):
         fl.Server(model, at(netq.NetworkLocation("127.0.0.1", 0)))
 
 
-# Who is left out.
+# Clients that are left out.
 
 
 def _raises(model: Any, config: Mapping[str, Any]) -> Update:
@@ -676,7 +678,7 @@ BAD_TRAIN: dict[str, tuple[Train, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_TRAIN)
-def test_a_client_that_fails_is_left_out_alone(case: str) -> None:
+def test_a_failing_client_is_left_out(case: str) -> None:
     train, reason = BAD_TRAIN[case]
 
     def at_first(model: Any, config: Mapping[str, Any]) -> Any:
@@ -780,9 +782,7 @@ BAD_ANSWER: dict[str, tuple[Callable[[Task], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_ANSWER)
-def test_a_client_that_sends_something_else_is_left_out_alone(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_with_an_invalid_reply_is_left_out(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer, reason = BAD_ANSWER[case]
     monkeypatch.chdir(tmp_path)
 
@@ -797,7 +797,7 @@ def test_a_client_that_sends_something_else_is_left_out_alone(
     assert not (tmp_path / MARK).exists()
 
 
-def test_of_two_answers_the_first_counts(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_of_two_replies_counts(caplog: pytest.LogCaptureFixture) -> None:
     with Federation() as federation:
         federation.join(A, gives(2))
         federation.join_raw(B, lambda task: [reply(task, Update(filled(value), 1)) for value in (4, 100)])
@@ -808,7 +808,7 @@ def test_of_two_answers_the_first_counts(caplog: pytest.LogCaptureFixture) -> No
     assert f"{B}: its answer to round 1 (train) is not waited for" in caplog.text
 
 
-def test_answers_of_another_round_or_server_do_not_count() -> None:
+def test_replies_of_another_round_or_server_do_not_count() -> None:
     def stale(task: Task) -> Sequence[Any]:
         hundred = Update(filled(100), 1)
         return [
@@ -829,7 +829,7 @@ def test_answers_of_another_round_or_server_do_not_count() -> None:
         assert federation.w == [3] * 3
 
 
-def test_stale_answers_do_not_spoil_the_good_one() -> None:
+def test_stale_replies_do_not_displace_the_valid_one() -> None:
     def answer(task: Task) -> Sequence[Any]:
         hundred = Update(filled(100), 1)
         return [
@@ -846,7 +846,7 @@ def test_stale_answers_do_not_spoil_the_good_one() -> None:
             assert federation.w == [3] * 3
 
 
-def test_a_straggler_is_left_out_and_its_late_update_disturbs_nobody(said: Said) -> None:
+def test_a_straggler_is_left_out_and_its_late_update_ignored(log_lines: LogLines) -> None:
     training, free = threading.Event(), threading.Event()
 
     def slow(model: Any, config: Mapping[str, Any]) -> Update:
@@ -870,12 +870,12 @@ def test_a_straggler_is_left_out_and_its_late_update_disturbs_nobody(said: Said)
         federation.server._collector.deadline = 3 * SOON
         free.set()
         report = federation.round(3)
-        said.wait_for(rf"{C}: its answer to round 1 \(train\) is not waited for")
+        log_lines.wait_for(rf"{C}: its answer to round 1 \(train\) is not waited for")
         assert (set(report.clients), report.failures) == ({A, B, C}, {})
         assert federation.w == [4] * 3
 
 
-def test_clients_and_failures_are_those_who_were_asked() -> None:
+def test_clients_and_failures_cover_the_asked_clients() -> None:
     free = threading.Event()
 
     def slow(model: Any, config: Mapping[str, Any]) -> Update:
@@ -894,7 +894,7 @@ def test_clients_and_failures_are_those_who_were_asked() -> None:
     assert len(report.clients) == 2
 
 
-def test_a_round_with_too_few_good_updates_leaves_the_model() -> None:
+def test_too_few_valid_updates_leave_the_model_unchanged() -> None:
     def at_first(model: Any, config: Mapping[str, Any]) -> Update:
         return Update(filled(math.nan if config["round"] == 1 else 4), 1)
 
@@ -913,7 +913,7 @@ def test_a_round_with_too_few_good_updates_leaves_the_model() -> None:
         assert federation.w == [3] * 3  # of the update that did not count, nothing is left
 
 
-def test_an_error_of_the_strategy_costs_the_update_that_it_raised_for() -> None:
+def test_an_error_in_fold_loses_one_update() -> None:
     class Stumbles(fl.FedAvg):
         def fold(self, model: Any, update: Update, *, client: uuid.UUID, staleness: int = 0) -> None:
             if update.num_examples == 13:
@@ -934,7 +934,7 @@ def test_an_error_of_the_strategy_costs_the_update_that_it_raised_for() -> None:
         assert federation.w == [3] * 3
 
 
-def test_a_task_too_large_for_a_client_is_reported_at_once() -> None:
+def test_a_task_too_large_for_a_client_fails_at_once() -> None:
     narrow = netq.ConnectionOptions(message_size=1000, linger=SHORT)
     with Federation({"w": np.zeros(1000, np.float32)}, min_clients=1) as federation:
         federation.join(A, lambda model, config: Update(model, 1))
@@ -944,7 +944,7 @@ def test_a_task_too_large_for_a_client_is_reported_at_once() -> None:
     assert re.search("the task cannot be sent to it: .*at most 1000", reasons(report)[B])
 
 
-def test_an_update_too_large_for_the_server_is_reported_at_once() -> None:
+def test_an_update_too_large_for_the_server_fails_at_once() -> None:
     narrow = netq.ConnectionOptions(message_size=10_000, linger=SHORT)
     with Federation(connection=narrow, min_clients=1) as federation:
         federation.join(A, gives(2))
@@ -954,10 +954,10 @@ def test_an_update_too_large_for_the_server_is_reported_at_once() -> None:
     assert re.search("its answer cannot be sent: .*at most 10000", reasons(report)[B])
 
 
-# Who goes, and comes again.
+# Clients that leave and return.
 
 
-def test_a_client_that_leaves_in_mid_round_is_not_waited_for() -> None:
+def test_a_client_that_leaves_during_a_round_is_lost() -> None:
     with Federation(min_clients=1, grace=3 * SOON) as federation:
         federation.join(A, gives(2))
         federation.start(_leaves, at(federation.server.netloc, B), [])
@@ -966,7 +966,7 @@ def test_a_client_that_leaves_in_mid_round_is_not_waited_for() -> None:
         assert federation.w == [2] * 3
 
 
-def test_the_update_of_a_client_that_then_leaves_counts() -> None:
+def test_an_update_counts_after_its_client_has_left() -> None:
     gone = threading.Event()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -1029,7 +1029,7 @@ def kill(running: subprocess.Popen[str]) -> None:
     running.wait(SOON)
 
 
-def test_a_client_that_is_killed_is_given_up_after_grace_and_may_come_again() -> None:
+def test_a_killed_client_is_lost_after_grace_and_may_return() -> None:
     with (
         Federation(min_clients=1, grace=SHORT) as federation,
         process(HANGS, federation.server.netloc.port, B) as hangs,
@@ -1047,7 +1047,7 @@ def test_a_client_that_is_killed_is_given_up_after_grace_and_may_come_again() ->
         assert federation.w == [3] * 3
 
 
-def test_a_client_that_is_started_again_in_mid_round_is_not_waited_for() -> None:
+def test_a_client_restarted_during_a_round_is_lost() -> None:
     with (
         Federation(min_clients=1, grace=3 * SOON) as federation,
         process(HANGS, federation.server.netloc.port, B) as hangs,
@@ -1064,7 +1064,7 @@ def test_a_client_that_is_started_again_in_mid_round_is_not_waited_for() -> None
         assert set(federation.round(2).clients) == {A, B}
 
 
-def test_clients_outlive_their_server_and_serve_the_next() -> None:
+def test_clients_outlive_a_killed_server() -> None:
     training, free = threading.Semaphore(0), threading.Event()
 
     def train(model: Any, config: Mapping[str, Any]) -> Update:
@@ -1080,7 +1080,7 @@ def test_clients_outlive_their_server_and_serve_the_next() -> None:
         kill(serves)
         with Federation(port=netloc.port) as federation:
             federation.server.wait(2, SOON)
-            free.set()  # what they say now was the answer to the first round of the server that is no more
+            free.set()  # their replies are to the first round of the killed server
             report = federation.round(2)
             assert (set(report.clients), report.failures) == ({A, B}, {})
             assert federation.w == [1] * 3
@@ -1090,7 +1090,7 @@ def test_clients_outlive_their_server_and_serve_the_next() -> None:
             run.result(SOON)
 
 
-# What it costs.
+# Memory.
 
 
 @pytest.mark.slow

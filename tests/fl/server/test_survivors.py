@@ -1,4 +1,4 @@
-"""Three of ten clients are killed in each phase of a round: the model is the mean of the rest, of nobody in part."""
+"""Three of ten clients are killed in each phase of a round: the model is the mean of the others' whole updates."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def doomed(phase: str, port: int) -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "counted"), [("training", 7), ("sending", 7), ("sent", 10)])
-def test_the_mean_is_that_of_the_survivors(phase: str, counted: int) -> None:
+def test_the_model_is_the_mean_of_the_survivors(phase: str, counted: int) -> None:
     start = {"w": np.zeros(SIZE, np.float32)}
     with (
         Federation(start, min_clients=7, grace=SHORT) as federation,

@@ -1,4 +1,4 @@
-"""Waiting for clients or nodes: who is returned, what is logged and how loudly, and what ends it."""
+"""Waiting for clients or nodes: the result, the log lines and their levels, and the end of the wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str
 
 
 def coming(*counts: int) -> tuple[Callable[[], str], threading.Event]:
-    """At each look so many are connected; and the next look comes at once."""
+    """The first count has so many peers connected, the next so many. Each count follows at once."""
     looks: Iterator[int] = iter(counts)
     changed = threading.Event()
 
@@ -30,17 +30,17 @@ def coming(*counts: int) -> tuple[Callable[[], str], threading.Event]:
     return connected, changed
 
 
-def test_enough_are_returned_and_nothing_is_said(logged: Callable[[], list[tuple[str, str]]]) -> None:
+def test_enough_peers_are_returned_without_a_log_line(logged: Callable[[], list[tuple[str, str]]]) -> None:
     assert until_connected(2, "nodes", *coming(3)) == "xxx"
     assert logged() == []
 
 
-def test_a_change_of_the_count_is_said_once_as_information(logged: Callable[[], list[tuple[str, str]]]) -> None:
+def test_each_change_of_the_count_is_logged_once(logged: Callable[[], list[tuple[str, str]]]) -> None:
     assert until_connected(3, "clients", *coming(0, 0, 1, 1, 0, 3)) == "xxx"
     assert logged() == [("INFO", f"waiting for clients: {count} of 3 are connected") for count in (0, 1, 0)]
 
 
-def test_too_few_for_long_are_one_warning(logged: Callable[[], list[tuple[str, str]]]) -> None:
+def test_too_few_peers_for_long_log_one_warning(logged: Callable[[], list[tuple[str, str]]]) -> None:
     until_connected(3, "clients", *coming(1, 1, 2, 3), patience=0)
     assert logged() == [
         ("WARNING", "waiting for clients: only 1 of 3 are connected after 0 s"),
@@ -48,12 +48,12 @@ def test_too_few_for_long_are_one_warning(logged: Callable[[], list[tuple[str, s
     ]
 
 
-def test_it_ends_by_time() -> None:
+def test_the_wait_ends_by_timeout() -> None:
     with pytest.raises(TimeoutError, match=r"^1 of 2 nodes are connected after 0 s$"):
         until_connected(2, "nodes", *coming(1), timeout=0)
 
 
-def test_it_ends_by_what_says_that_nobody_will_come() -> None:
+def test_the_wait_ends_by_closed() -> None:
     def connected() -> str:
         raise netq.Closed(None, "this server is closed")
 
