@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import netq
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
-from tests.fl.federation import SHORT, SOON, A, B, at
+from tests.fl.federation import QUICK, SHORT, SOON, A, B, at
 
 LOCAL = netq.NetworkLocation("127.0.0.1", 0)
 
@@ -34,7 +35,8 @@ class Place:
         self.dispatcher.answer(*message)
 
     def join(self, id: uuid.UUID) -> netq.Communicator:
-        queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(self.dispatcher.queue.netloc, id))
+        patient = replace(QUICK, linger=SOON)  # so that a goodbye arrives even on a busy machine
+        queue = netq.new(purpose=netq.Purpose.CLIENT, options=at(self.dispatcher.queue.netloc, id, patient))
         self._stack.callback(queue.close, 0)
         until = time.monotonic() + SOON
         while id not in self.dispatcher.queue.statistics():
