@@ -39,7 +39,7 @@ from netq.options import (
     SerializationOptions,
 )
 from netq.runtime.delivery import Delivery
-from netq.runtime.peer import Statistics
+from netq.runtime.statistics import Statistics
 
 __all__ = [
     "new",

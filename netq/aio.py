@@ -30,7 +30,7 @@ from netq.errors import Closed
 from netq.io.baton import EventLoopPoller
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
 from netq.runtime.inbox import Waiter
-from netq.runtime.peer import Statistics
+from netq.runtime.statistics import Statistics
 
 _T = TypeVar("_T")
 
@@ -47,29 +47,29 @@ def new(
 class Delivery(asyncio.Future[None]):
     """What `put` returns: an asyncio future, done when the peer (when each of several) holds the message.
 
-    Fails as netq.Delivery does; awaited by nobody, it fails in silence. `delivery` is the netq.Delivery beneath, which
-    it hears of from when it is awaited or has a callback.
+    Fails as netq.Delivery does; if it is not awaited, it fails silently. `delivery` is the netq.Delivery that it
+    follows. It registers a callback with that when it is first awaited or gets a callback.
     """
 
     _parts: tuple[Delivery, ...] = ()
-    _heard: list[Delivery] | None = None  # by the delivery's callback, until this is done: it is to hold nothing then
+    _follower: list[Delivery] | None = None  # for the delivery's callback; emptied when this is done
 
     def __init__(self, delivery: netq.Delivery, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
         self.delivery = delivery
-        self._loop_of_mine = loop
+        self._event_loop = loop
         if (parts := delivery.futures)[0] is not delivery:
             self._parts = tuple([Delivery(part, loop) for part in parts])
 
     def add_done_callback(self, fn: Callable[[Self], object], *, context: contextvars.Context | None = None) -> None:
         """Call `fn(self)` in the event loop when it is done."""
-        if not self.done() and not self._heard:
-            self._heard = [self]
-            self.delivery.add_done_callback(functools.partial(_hear, self._loop_of_mine, self._heard))
+        if not self.done() and not self._follower:
+            self._follower = [self]
+            self.delivery.add_done_callback(functools.partial(_notify, self._event_loop, self._follower))
         super().add_done_callback(fn, context=context)
 
     def done(self) -> bool:
-        """Whether it is known how it ended."""
+        """Return whether it is known how it ended."""
         self._settle()
         return super().done()
 
@@ -79,30 +79,30 @@ class Delivery(asyncio.Future[None]):
         return super().result()
 
     def exception(self) -> BaseException | None:
-        """Return what `result` would raise, if so."""
+        """Return what `result` would raise, or None."""
         self._settle()
         return super().exception()
 
     def cancelled(self) -> bool:
-        """Whether it was taken back."""
+        """Return whether it was taken back."""
         self._settle()
         return super().cancelled()
 
     @property
     def peer(self) -> uuid.UUID | None:
-        """The peer that it is for; None for several, and for a server not reached yet."""
+        """The peer that it is for; None for several peers, and for a server that was not reached yet."""
         return self.delivery.peer
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
-        """One for each peer; for a message to one peer, this."""
+        """One for each peer; for a message to one peer, this itself."""
         return self._parts or (self,)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Take the message back; True if the peer (if all of them) will never see it.
+        """Take the message back; return True if the peer (with several: each of them) will never see it.
 
-        Whoever awaits this, cancelled, does so too. He waits no more even if the last byte has left and no answer
-        has come: then this is cancelled, False is returned, and `delivery` goes on and tells how it ends.
+        Cancelling a task that awaits this does the same. The task stops waiting even if the last byte has left and no
+        ACK has come: then this is cancelled, returns False, and `delivery` says later how it ended.
         """
         if self.done():
             return False
@@ -110,46 +110,46 @@ class Delivery(asyncio.Future[None]):
         for part in self._parts:
             part._settle()
         if not taken_back:
-            self._settle()  # perhaps all is known: it is there, or some hold it and the others never will
+            self._settle()  # it may be done: delivered, or some peers have it and the others never will
         super().cancel(msg)
-        if self._heard:
-            self._heard.clear()
+        if self._follower:
+            self._follower.clear()
         return taken_back
 
     def _settle(self) -> None:
-        """Become what the delivery is, if that is done; the parts first."""
-        if super().done() or not self.delivery.done() or self._loop_of_mine.is_closed():
+        """Take the state of the delivery, if that is done; the parts first."""
+        if super().done() or not self.delivery.done() or self._event_loop.is_closed():
             return
         for part in self._parts:
             part._settle()
-        if self._heard:
-            self._heard.clear()
+        if self._follower:
+            self._follower.clear()
         if self.delivery.cancelled():
             super().cancel()
         elif error := self.delivery.exception():
             self.set_exception(error)
-            super().exception()  # seen: nobody needs to await a put, and asyncio would log each that fails
+            super().exception()  # mark it as retrieved: a put need not be awaited, and asyncio would log each failure
         else:
             self.set_result(None)
 
 
-class _Turn(asyncio.Future[None]):
-    """A future whose task goes on when `begin` is called, within that call: one turn of the event loop earlier.
+class _ImmediateFuture(asyncio.Future[None]):
+    """A future whose task continues within the call of `begin`, and not in the event loop's next iteration.
 
-    Only the event loop may call `begin`, as a callback: no task runs then.
+    Only a callback of the event loop may call `begin`: no task runs then.
     """
 
     _task: tuple[Callable[[Any], object], contextvars.Context | None] | None = None
 
     def add_done_callback(self, fn: Callable[[Self], object], *, context: contextvars.Context | None = None) -> None:
-        """Note what lets the task go on."""
+        """Note the callback that continues the task."""
         if self.done() or self._task is not None:
             super().add_done_callback(fn, context=context)
         else:
             self._task = fn, context
 
     def begin(self) -> None:
-        """Be done, and let the task go on. Again, if a signal handler's exception has come in between."""
+        """Be done, and continue the task. May be called again, if a signal handler's exception came in between."""
         if not self.done():
             self.set_result(None)
         if self._task is not None and not self.cancelled():
@@ -157,7 +157,7 @@ class _Turn(asyncio.Future[None]):
             go_on(self) if context is None else context.run(go_on, self)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Be cancelled; the task learns it in the next turn."""
+        """Be cancelled; the task continues in the next iteration."""
         cancelled = super().cancel(msg)
         if cancelled and self._task is not None:
             go_on, context = self._task
@@ -166,17 +166,17 @@ class _Turn(asyncio.Future[None]):
 
 
 class Communicator:
-    """Moves Python objects between one server and many clients; for the one event loop that it was made in.
+    """Moves Python objects between one server and many clients, in the event loop that it was made in.
 
-    An asynchronous context manager, and an iterator over the messages. Events are called in the event loop, in
-    order, each before a `get` returns what came after it. What raises in netq.Communicator raises the same here;
-    a call from another event loop, or from none, raises RuntimeError. Objects are pickled in the event loop.
+    An asynchronous context manager, and an iterator over the messages. Event functions are called in the event loop, in
+    order, each before a `get` returns what came after it. Raises what netq.Communicator raises, and RuntimeError for a
+    call from another event loop or from none. Objects are pickled in the event loop.
     """
 
     def __init__(self, protocol: Protocol | str, purpose: Purpose | str, options: CommunicatorOptions | None) -> None:
         self._loop = _running_loop("new")
         self.options = options = CommunicatorOptions() if options is None else options
-        if isinstance(options, CommunicatorOptions):  # if not, netq.new says what is wrong
+        if isinstance(options, CommunicatorOptions):  # otherwise netq.new raises the error
             events = EventOptions(ini=self._in_loop(options.events.ini), fin=self._in_loop(options.events.fin))
             options = dataclasses.replace(options, events=events)
         self._core = netq.new(protocol, purpose, options)
@@ -184,7 +184,7 @@ class Communicator:
         self._thread = threading.get_ident()
         self._poller = EventLoopPoller()
         self._polling = False
-        self._woken: deque[_Turn] = deque()  # of a `get` each, which the event loop is to let go on
+        self._woken: deque[_ImmediateFuture] = deque()  # for `_wake_all`, one for each `get`
 
     @property
     def id(self) -> uuid.UUID:
@@ -197,34 +197,34 @@ class Communicator:
         return self._core.netloc
 
     def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
-        """Send `data`, as netq.Communicator.put does. Never waits; await what it returns to know that it is there."""
+        """Send `data`, as netq.Communicator.put does. Never waits; await the result to know that it has arrived."""
         self._check_loop("put")
         return Delivery(self._core.put(data, *peers, lane=lane), self._loop)
 
     async def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
-        """Wait for the next message of any of `peers`, or of anybody, and return it.
+        """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
-        Raises TimeoutError, Closed and Unreadable as netq.Communicator.get does. Cancelled at any moment it has
-        taken nothing. Gives way to the event loop once, at least: a flood of messages does not starve other tasks.
+        Raises TimeoutError, Closed and Unreadable as netq.Communicator.get does. If it is cancelled, at any moment, it
+        has taken no message. Yields to the event loop at least once, so a flood of messages starves no task.
         """
         self._check_loop("get")
         if peers or timeout is not None or self._baton.forked:
             self._core.check_get(peers, timeout)
-        woken = _Turn(loop=self._loop)
+        woken = _ImmediateFuture(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
         item = None
         try:
             while item is None:
                 self._core.inbox.enter(waiter)
-                if not (waiter.served or self._poller.active):
+                if not (waiter.ready or self._poller.active):
                     self._poll()
                 await woken
-                if not waiter.served:
+                if not waiter.ready:
                     raise TimeoutError(f"no message within {timeout:g} s")
                 item = self._core.inbox.accept(waiter)
                 if item is None:
-                    woken = _Turn(loop=self._loop)
+                    woken = _ImmediateFuture(loop=self._loop)
                     waiter.wake = functools.partial(self._wake, woken)
         except BaseException:
             self._core.inbox.leave(waiter)
@@ -240,7 +240,7 @@ class Communicator:
     async def __anext__(self) -> Message:
         """Return the next message; end when nothing can come any more.
 
-        Raises Unreadable for a message that cannot be loaded, because to skip it is not ours to decide: a new
+        Raises Unreadable for a message that cannot be loaded, because the user decides whether to skip it: a new
         `async for` goes on with the next one.
         """
         try:
@@ -251,23 +251,23 @@ class Communicator:
     async def close(self, timeout: float | None = None) -> int:
         """Deliver what has been put, say goodbye, and end; return the number of messages not delivered.
 
-        As netq.Communicator.close. Cancelled, it ends all at once, as `close(timeout=0)` does, and then raises. When
-        the event loop that this was made in is closed, any other may close it.
+        Like netq.Communicator.close. If it is cancelled, it ends everything at once, as `close(timeout=0)` does, and
+        then raises. After the event loop that this was made in is closed, another one may close it.
         """
         if not self._loop.is_closed():
             self._check_loop("close")
-            self._poll_no_more()
-        closing = _aside(self._core.close, timeout)
+            self._stop_polling()
+        closing = _in_thread(self._core.close, timeout)
         try:
             return await asyncio.shield(closing)
         except asyncio.CancelledError:
-            await _end_of(closing, _aside(self._core.close, 0))
+            await _end_of(closing, _in_thread(self._core.close, 0))
             raise
 
     async def statistics(self) -> dict[uuid.UUID, Statistics]:
         """Return the figures of each peer that has a session."""
         self._check_loop("statistics")
-        asking = _aside(self._core.statistics)
+        asking = _in_thread(self._core.statistics)
         try:
             return await asyncio.shield(asking)
         finally:
@@ -281,32 +281,32 @@ class Communicator:
     ) -> None:
         await self.close(timeout=None if error is None else self.options.connection.linger)
 
-    def _wake(self, woken: _Turn) -> None:
-        """Let a `get` go on, behind those woken before; in any thread."""
+    def _wake(self, woken: _ImmediateFuture) -> None:
+        """Let a `get` continue, after those that were woken before. In any thread."""
         self._woken.append(woken)
         if threading.get_ident() != self._thread or self._loop.is_closed():
             _soon(self._loop, self._wake_all)
-        elif not self._polling:  # else `_ready` does it
+        elif not self._polling:  # otherwise `_ready` runs it
             self._loop.call_soon(self._wake_all)
 
     def _wake_all(self) -> None:
-        """Let the tasks go on, in a callback of the event loop."""
+        """Continue the tasks, in a callback of the event loop."""
         try:
-            for _ in range(len(self._woken)):  # and not those that they wake
+            for _ in range(len(self._woken)):  # not those that they wake in turn
                 self._woken[0].begin()
                 self._woken.popleft()
-        except BaseException:  # a signal handler's, or out of one of them
+        except BaseException:  # of a signal handler, or of one of the tasks
             self._loop.call_soon(self._wake_all)
             raise
 
     def _poll(self) -> None:
-        """Poll the core's sockets in the event loop, if they are not busy with what its own thread must do."""
+        """Poll the core's sockets in the event loop, unless the core's thread has to."""
         if self._baton.start_polling(self._poller):
             self._loop.add_reader(self._baton.poller.fileno(), self._ready)
-            self._loop.call_soon(self._ready)  # what has come before the poller was taken
+            self._loop.call_soon(self._ready)  # for what came before it began
 
     def _ready(self) -> None:
-        """Receive what has come, and let the tasks go on that wait for it: here, not in the event loop's next turn."""
+        """Receive what has come, and continue the waiting tasks now, not in the event loop's next iteration."""
         self._polling = True
         try:
             goes_on = self._baton.poll_ready(self._poller)
@@ -316,12 +316,12 @@ class Communicator:
         finally:
             self._polling = False
         if not goes_on:
-            self._poll_no_more()
+            self._stop_polling()
         self._wake_all()
 
-    def _poll_no_more(self) -> None:
+    def _stop_polling(self) -> None:
         self._poller.active = False
-        with contextlib.suppress(ValueError, OSError):  # the core's thread has ended
+        with contextlib.suppress(ValueError, OSError):  # the core's loop has ended
             self._loop.remove_reader(self._baton.poller.fileno())
         self._baton.resume()
 
@@ -333,7 +333,7 @@ class Communicator:
             )
 
     def _in_loop(self, event: Callable[[uuid.UUID], object] | None) -> Callable[[uuid.UUID], object] | None:
-        """Return what has an event function called in the event loop, whose exception handler hears if it fails."""
+        """Wrap an event function so that it runs in the event loop, whose exception handler gets its errors."""
         return None if event is None else functools.partial(_soon, self._loop, event)
 
 
@@ -345,19 +345,19 @@ def _running_loop(name: str) -> asyncio.AbstractEventLoop:
 
 
 def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Run `function(*args)` in the event loop, in the order of the calls. In any thread; never waits nor raises."""
-    with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits there any more
+    """Run `function(*args)` in the event loop, in the order of the calls. In any thread; never waits or raises."""
+    with contextlib.suppress(RuntimeError):  # the event loop is closed, and no task waits
         loop.call_soon_threadsafe(function, *args)
 
 
-def _hear(loop: asyncio.AbstractEventLoop, hearing: list[Delivery], _: object) -> None:
-    """Let those who hear of a delivery's end know it, in the event loop."""
-    for delivery in [*hearing]:  # its length may change meanwhile
+def _notify(loop: asyncio.AbstractEventLoop, followers: list[Delivery], _: object) -> None:
+    """Settle the futures that follow a delivery, in the event loop."""
+    for delivery in [*followers]:  # a copy: it may be emptied meanwhile
         _soon(loop, delivery._settle)
 
 
-def _aside(function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
-    """Run what waits in a thread of its own; the future is done when that has ended. Not to be cancelled."""
+def _in_thread(function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
+    """Run a function that waits in its own thread. The future is done when the thread has ended; do not cancel it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
@@ -375,13 +375,13 @@ def _aside(function: Callable[..., _T], *args: Any) -> asyncio.Future[_T]:
 
 def _end(thread: threading.Thread, settle: Callable[[], object]) -> None:
     try:
-        thread.join()  # it has done its work: nothing is left of it when its future is done
-    finally:  # Ctrl-C comes here too
+        thread.join()  # it has done its work; no thread is left when the future is done
+    finally:  # also after Ctrl-C
         settle()
 
 
 async def _end_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until all are done, however often it is cancelled: that is soon."""
+    """Wait until all are done, which is soon, even if this is cancelled."""
     while not all(future.done() for future in futures):
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait(futures)

@@ -1,7 +1,7 @@
-"""The communicator: the only thing users hold, from any number of threads.
+"""The communicator: what users hold, in any number of threads.
 
-What it is told goes to the loops of its Endpoint (netq/runtime/endpoint.py); what comes in is waiting in its Inbox.
-Objects are pickled and unpickled here, in the caller's thread.
+It hands work to the loops of its Endpoint (netq/runtime/endpoint.py), and takes messages from its Inbox
+(netq/runtime/inbox.py). Objects are pickled and unpickled here, in the caller's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from netq.protocol.wire import LANES
 from netq.runtime.delivery import Delivery, gather
 from netq.runtime.endpoint import Endpoint, TransportFactory
 from netq.runtime.inbox import Inbox, Waiter
-from netq.runtime.peer import Peer, Statistics
+from netq.runtime.peer import Peer
+from netq.runtime.statistics import Statistics
 from netq.utils.stream import PickleSerializer, Stream, stream_of
 
 
@@ -35,16 +36,16 @@ class Message(NamedTuple):
     data: Any
 
 
-_message = functools.partial(tuple.__new__, Message)  # takes less time than Message(...)
+_message = functools.partial(tuple.__new__, Message)  # faster than Message(...)
 
 
 class Communicator:
     """Moves Python objects between one server and many clients. Thread-safe; a context manager.
 
-    Making one never waits: a client connects when the server appears. The constructor raises AddressError
-    (a server's address is taken, or not ours) and SecurityError (a key or certificate cannot be used).
-    After a fork it is the parent's: in the child put, get and statistics raise RuntimeError, and futures that were
-    not done stay so.
+    The constructor never waits: a client connects when the server appears. It raises AddressError (a server's address
+    is taken, or not of this machine) and SecurityError (a key or certificate cannot be used). After a fork the
+    communicator is the parent's: in the child put, get and statistics raise RuntimeError, and futures that are not done
+    stay so.
     """
 
     def __init__(self, options: CommunicatorOptions | None, purpose: Purpose, transport: TransportFactory) -> None:
@@ -64,20 +65,20 @@ class Communicator:
 
     @property
     def id(self) -> uuid.UUID:
-        """This communicator's id, by which its peers know it."""
+        """The id of this communicator, by which its peers know it."""
         return self.options.id
 
     @property
     def netloc(self) -> NetworkLocation:
-        """Where a server listens, or a client connects; with the port that the system chose for port 0."""
+        """Where a server listens, with the port that the system chose for port 0; or where a client connects."""
         return self._endpoint.netloc
 
     def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
-        """Send `data` to each of `peers`: without any, a client's to the server, a server's to all clients.
+        """Send `data` to each of `peers`. Without `peers` a client sends to its server, a server to all its clients.
 
-        Never waits. Serialises once, here and now: its errors are raised at once. Buffers that travel out of
-        band are not copied, so `data` must not change until the future is done. Messages on one lane arrive in
-        order; lanes do not wait for one another. A server that has no clients has nobody to wait for: done at once.
+        Never waits. Serialises once, in this call, and raises the errors of that. Buffers that travel out of band are
+        not copied, so `data` must not change until the future is done. Messages on one lane arrive in order; lanes do
+        not wait for one another. If a server has no clients, the future is done at once.
 
         The future is done when the peer holds the message. It fails with Closed (the peer or this communicator
         is closed, or the session was lost while the message was on its way), QueueFull or MessageTooLarge.
@@ -100,25 +101,25 @@ class Communicator:
         return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
-        """Wait for the next message of any of `peers`, or of anybody, and return it.
+        """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
-        Raises TimeoutError after `timeout` seconds; Closed when nothing is left and nothing can come, because
-        the peers or this communicator are closed; Unreadable (or NotAllowed), with `.peer`, for a message that
-        cannot be loaded: it is gone, and the next `get` goes on with the next one.
+        Raises TimeoutError after `timeout` seconds. Raises Closed when no message is left and none can come, because
+        the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with `.peer`, for a message that
+        cannot be loaded: that message is dropped, and the next `get` returns the next one.
         """
         inbox = self.inbox
         if peers or timeout is not None or self._baton.forked:
             self.check_get(peers, timeout)
         try:
-            item = inbox.take_now(peers) if inbox.arrived or inbox.sorted else None
+            item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             item = item or self._wait(peers, timeout)
-        except BaseException:  # a signal handler's, it may be
+        except BaseException:  # perhaps a signal handler's
             inbox.interrupted()
             raise
         return self.unpack(item)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
-        """Wait for the next message: polling, if nobody else waits, or in line."""
+        """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
         baton, inbox = self._baton, self.inbox
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         wait_lock = baton.wait_lock("get")
@@ -126,60 +127,60 @@ class Communicator:
             with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
                 item = self._poll(wait_lock, peers, deadline)
         finally:
-            if baton.parked_long or inbox.lines:
+            if baton.parked_long or inbox.waiters:
                 baton.stop_polling()
-        if item is None and (item := self._wait_in_line(peers, deadline)) is None:
+        if item is None and (item := self._wait_as_waiter(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
         return item
 
     def _poll(self, wait_lock: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
-        """Poll for the next message, until another thread has to go on with that."""
+        """Poll for the next message, until it is there or another thread has to poll."""
         baton, inbox = self._baton, self.inbox
-        item = inbox.take_now(peers) if inbox.ends else None
-        while item is None and not inbox.lines and baton.poll(wait_lock, deadline):
-            if inbox.arrived or inbox.sorted or inbox.ends:
+        item = inbox.take_now(peers) if inbox.any_closed else None
+        while item is None and not inbox.waiters and baton.poll(wait_lock, deadline):
+            if inbox.arrived or inbox.queues or inbox.any_closed:
                 item = inbox.take_now(peers, ahead=True)
         return item
 
-    def _wait_in_line(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
+    def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         inbox = self.inbox
         found: list[Item] = []
-        waiter = Waiter(peers, _nobody)
+        waiter = Waiter(peers, _wake_none)
 
-        def come() -> bool:
-            while inbox.is_served(waiter):
+        def take() -> bool:
+            while inbox.is_ready(waiter):
                 if (item := inbox.accept(waiter)) is not None:
                     found.append(item)
                     return True
                 inbox.enter(waiter)
             return False
 
-        def line_up(wake: Callable[[], object]) -> None:
+        def subscribe(wake: Callable[[], object]) -> None:
             waiter.wake = wake
             inbox.enter(waiter)
 
-        leave = functools.partial(inbox.leaving.append, waiter)  # which no signal handler can interrupt
-        self._baton.wait(come, deadline, line_up, leave, "get")
-        inbox.let_go_of_leaving()
+        unsubscribe = functools.partial(inbox.leaving.append, waiter)  # no signal handler can interrupt an append
+        self._baton.wait(take, deadline, subscribe, unsubscribe, "get")
+        inbox.drop_leaving()
         return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
-        """Refuse what no `get` can do, here and in netq/aio.py."""
+        """Check the arguments of `get`, here and in netq/aio.py."""
         self._check_not_forked("get")
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
     def unpack(self, item: Item) -> Message:
-        """Load what the inbox gave: the second half of `get`, and of netq/aio.py's.
+        """Load an item of the inbox: the second half of `get`, here and in netq/aio.py.
 
-        Raises Unreadable; or what a signal handler raised meanwhile, which is not the message's fault.
+        Raises Unreadable. An exception of a signal handler that ran meanwhile comes out as it is.
         """
         try:
             data: Stream | bytes = item[1]
             if type(data) is bytes and not self._loads_bytes:
                 data = Stream.of(memoryview(data))
             return _message((item[0], self._load(data)))
-        except Exception as error:  # a serialiser of the user's may raise anything
+        except Exception as error:  # the user's serialiser may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__
             if isinstance(error, Unreadable):
@@ -191,25 +192,25 @@ class Communicator:
             raise unreadable from error
 
     def close(self, timeout: float | None = None) -> int:
-        """Deliver what has been put, say goodbye, and end. A server waits for its clients to have disconnected.
+        """Deliver what has been put, say goodbye, and end. A server waits until its clients have disconnected.
 
-        For a peer that is not connected and has messages due it waits `linger` seconds; after `timeout` seconds
-        for none. What is not delivered then fails with Closed; returns the number of those messages. What came
-        before can still be taken by `get`. Closing again is harmless; so is closing in a fork, whose parent goes on.
+        For a peer that is not connected and has undelivered messages it waits `linger` seconds. After `timeout` seconds
+        it waits no longer. What is undelivered then fails with Closed; returns the number of those messages. `get` can
+        still take what came before. Closing again is harmless. So is closing in a fork: the parent goes on.
         """
         check_timeout("close", timeout)
         for loop in self._endpoint.loops:
             loop.baton.check("close")
         if self._baton.forked:
             return 0
-        atexit.unregister(self.close)  # now: if this is interrupted, the end of the process is not to wait again
+        atexit.unregister(self.close)  # now: after an interrupted close, the end of the process does not wait again
         return self._endpoint.close(timeout)
 
     def request_close(self) -> None:
         """Begin to close, and return at once: for signal handlers, events and callbacks of futures.
 
-        From then on `put` fails with Closed, and `get` raises Closed as soon as all is over. Then call `close`, which
-        waits for that and ends.
+        From then on `put` fails with Closed. `get` raises Closed when everything has ended. Then call `close`, which
+        waits for that.
         """
         if not self._baton.forked:
             self._home.call(self._endpoint.begin_to_close, None)
@@ -259,7 +260,7 @@ class Communicator:
         return delivery
 
     def _why_unreachable(self, id: uuid.UUID | None) -> Closed:
-        ended = self._endpoint.why_over
+        ended = self._endpoint.ended_by
         if self._endpoint.closing:
             return Closed(self.id, "this communicator is closed")
         if ended is not None and id in (None, ended.peer):
@@ -267,8 +268,8 @@ class Communicator:
         return Closed(id, "there is no session with this peer: it has closed, or never came")
 
 
-def _nobody() -> None:
-    """Wake nobody."""
+def _wake_none() -> None:
+    """Wake no thread: this stands for `wake` until there is one."""
 
 
 def _check_lane(lane: object) -> None:

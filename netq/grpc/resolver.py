@@ -11,7 +11,7 @@ import socket
 from functools import partial
 
 from netq.grpc.event_loop import EventLoop
-from netq.io.connect import Address, look_up, look_up_aside
+from netq.io.connect import Address, look_up, look_up_in_thread
 
 
 async def addresses(engine: EventLoop, host: str, port: int) -> list[str]:
@@ -21,7 +21,7 @@ async def addresses(engine: EventLoop, host: str, port: int) -> list[str]:
     except socket.gaierror:  # a name: asking for it may take seconds
         answer: asyncio.Future[list[Address]] = engine.loop.create_future()
         tell = partial(engine.call, _tell, answer)
-        look_up_aside(host, port, tell, tell)
+        look_up_in_thread(host, port, tell, tell)
         found = await answer
     return [_target(family, str(address[0]), port) for family, address in found]
 

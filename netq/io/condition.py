@@ -1,8 +1,8 @@
-"""How threads wait for what another one does, so that a signal may interrupt them anywhere.
+"""A condition variable without a lock, which signal handlers may use and interrupt at any point.
 
-A signal handler runs in the middle of whatever the main thread does, and may wait in turn: for the very thread that
-would then wait for what the handler interrupts. So nothing is locked here, and no wait is a long one: a handler that
-comes just before a wait begins runs when that ends.
+A signal handler runs on top of whatever the main thread does. If it waited for a thread that in turn waits for a lock
+of the interrupted code, both would wait forever. So nothing is locked here. And a signal that comes just before a wait
+begins is handled only when the wait ends, so no single wait is long.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ import queue
 import time
 from collections.abc import Callable
 
-LONGEST = 1.0  # seconds of one wait
+LONGEST = 1.0  # seconds of one wait, after which signals are handled
 
 
 class Condition:
-    """Wakes those who wait for something that has come true. Any thread may wait and ring."""
+    """Wakes threads that wait for a predicate. Any thread may wait and notify."""
 
-    __slots__ = ("_sleepers",)
+    __slots__ = ("_waiters",)
 
     def __init__(self) -> None:
-        self._sleepers: list[queue.SimpleQueue[None]] = []
+        self._waiters: list[queue.SimpleQueue[None]] = []
 
     def notify(self) -> None:
-        """Let all who wait look again. Never waits."""
-        for sleeper in [*self._sleepers]:  # tuple() and copy() of CPython 3.11 read beyond what is left of it meanwhile
-            sleeper.put(None)
+        """Make all waiting threads test their predicates again. Never waits."""
+        # A list display: tuple() and copy() of CPython 3.11 may read beyond the end of a list that shrinks meanwhile.
+        for waiter in [*self._waiters]:
+            waiter.put(None)
 
-    def wait(self, come: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `come()`, for `timeout` seconds at most; return whether it has."""
-        if come():
+    def wait(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until `predicate()`, for `timeout` seconds at most; return whether it came true."""
+        if predicate():
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        sleeper: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._sleepers.append(sleeper)
+        waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waiters.append(waiter)
         try:
-            return _wait_until(come, sleeper, deadline)
+            return _wait_until(predicate, waiter, deadline)
         finally:
-            self._sleepers.remove(sleeper)
+            self._waiters.remove(waiter)
 
 
-def _wait_until(come: Callable[[], bool], sleeper: queue.SimpleQueue[None], deadline: float | None) -> bool:
-    while not come():
+def _wait_until(predicate: Callable[[], bool], waiter: queue.SimpleQueue[None], deadline: float | None) -> bool:
+    while not predicate():
         left = LONGEST if deadline is None else min(deadline - time.monotonic(), LONGEST)
         if left <= 0:
             return False
         with contextlib.suppress(queue.Empty):
-            sleeper.get(timeout=left)
+            waiter.get(timeout=left)
     return True

@@ -1,7 +1,7 @@
-"""Connects a socket without waiting: looks a host up and tries its addresses, one after the other. And binds one.
+"""Connects a socket without waiting: resolves a host, and tries its addresses one after the other. Also binds one.
 
-Called by transports whose links begin with a connection of their own making, in the thread of their loop; the one
-thread of its own only asks for the address of a name, which may take seconds. Knows nothing of what is said then.
+For transports whose links begin with a socket of their own. Runs in the thread of the loop; only the lookup of a name,
+which may take seconds, runs in a thread of its own. Knows nothing of the protocol.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ Address = tuple[int, Any]  # family, and what connect takes
 
 
 class Connector:
-    """Each `connect` is one attempt at all the addresses that the host has; it ends in `connected` or in `failed`.
+    """Each `connect` is one attempt at all addresses of the host. It ends in a call of `connected` or `failed`.
 
-    The socket given to `connected` does not block, and is the caller's. `timeout` is each address's.
-    Raises InvalidOption.
+    `connected` gets a non-blocking socket, and owns it. `timeout` is for each address. Raises InvalidOption.
     """
 
     def __init__(
@@ -46,20 +45,20 @@ class Connector:
         self._timeout = timeout
         self._connected = connected
         self._failed = failed
-        self._sock: socket.socket | None = None  # while it connects
+        self._sock: socket.socket | None = None  # while it is connecting
         self._timer: Timer | None = None
         self._closed = False
 
     def connect(self) -> None:
-        """Look the host up, then connect."""
+        """Resolve the host, then connect."""
         try:
             self._try(look_up(*self._netloc, numeric=True))
-        except socket.gaierror:  # a name: asking for it may take seconds
+        except socket.gaierror:  # it is a name, and its lookup may take seconds
             call = self._loop.call
-            look_up_aside(*self._netloc, partial(call, self._try), partial(call, self._refused, []))
+            look_up_in_thread(*self._netloc, partial(call, self._try), partial(call, self._refused, []))
 
     def close(self) -> None:
-        """Connect no more; tell nobody."""
+        """Stop connecting, without a call of `connected` or `failed`."""
         self._closed = True
         self._abandon()
 
@@ -111,7 +110,10 @@ class Connector:
 
 
 def is_own_end(sock: socket.socket) -> bool:
-    """Whether nobody listens, and the system gave this socket the very port that it connects to (RFC 9293, 3.5)."""
+    """Return whether the socket is connected to itself (RFC 9293, 3.5).
+
+    That happens if nothing listens, and the system chose the port it connects to as its own.
+    """
     with contextlib.suppress(OSError):
         return bool(sock.getsockname() == sock.getpeername())
     return False
@@ -125,7 +127,7 @@ def check(netloc: NetworkLocation) -> None:
 
 
 def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
-    """Ask the system for the addresses of a host; a name may take seconds, and raises OSError with `numeric`."""
+    """Return the addresses of a host. A name may take seconds; with `numeric` it raises OSError instead."""
     flags = socket.AI_NUMERICSERV | (socket.AI_NUMERICHOST if numeric else 0)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
@@ -134,10 +136,10 @@ def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
     return [(family, address) for family, _, _, _, address in found]
 
 
-def look_up_aside(
+def look_up_in_thread(
     host: str, port: int, found: Callable[[list[Address]], object], failed: Callable[[OSError], object]
 ) -> None:
-    """Look a name up in a thread of its own, which calls `found` or `failed`."""
+    """Resolve a name in a thread of its own, which calls `found` or `failed`."""
 
     def look() -> None:
         try:
@@ -154,7 +156,7 @@ def look_up_aside(
 
 
 def bind(netloc: NetworkLocation, backlog: int | None = None) -> socket.socket:
-    """Return a socket at an address of this machine, which does not block; with `backlog` it listens.
+    """Return a non-blocking socket at an address of this machine; with `backlog` it listens.
 
     Raises AddressError.
     """
@@ -177,7 +179,7 @@ def bind(netloc: NetworkLocation, backlog: int | None = None) -> socket.socket:
 
 
 def cannot_listen(netloc: NetworkLocation, error: OSError) -> AddressError:
-    """Return the error of a server, with what the system says and what to do."""
+    """Return the error of a server that cannot listen, with the system's reason and what to do."""
     advice = "choose another port, or 0 for a free one"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         advice = "choose an address of this machine, or 0.0.0.0 for all"

@@ -1,4 +1,4 @@
-"""The system's selector. `select` of the standard library costs a small message more than all of its parsing."""
+"""The system's selector. Its `select` in the standard library costs a small message more than all of the parsing."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Ready = list[tuple[selectors.SelectorKey, int]]
 
 
 class _Epoll(selectors.EpollSelector if hasattr(selectors, "EpollSelector") else selectors.DefaultSelector):  # type: ignore[misc]
-    """The library's, with a shorter way through `select`."""
+    """EpollSelector with fewer steps in `select`."""
 
     _selector: Any
     _fd_to_key: dict[int, selectors.SelectorKey]
 
     def select(self, timeout: float | None = None) -> Ready:
-        """Wait for `timeout` seconds at most (None: for ever); return what is ready."""
-        if timeout is not None:  # in whole milliseconds, and rather too long than too short
+        """Wait for `timeout` seconds at most (None: without limit); return what is ready."""
+        if timeout is not None:  # whole milliseconds, rounded up: a timer must be due when `select` returns
             timeout = math.ceil(timeout * 1e3) * 1e-3 if timeout > 0 else 0
         keys = self._fd_to_key
         found: Ready = []

@@ -1,4 +1,4 @@
-"""Tells the exception that a signal handler raised from one of the code that it interrupted. Knows nothing of netq."""
+"""Distinguishes exceptions that a signal handler raised from those of the interrupted code. Knows nothing of netq."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import CodeType, TracebackType
 
 
 class suppress(contextlib.suppress):
-    """As contextlib.suppress, but an exception that a signal handler has raised comes out."""
+    """Like contextlib.suppress, but lets an exception pass that a signal handler has raised."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -19,10 +19,10 @@ class suppress(contextlib.suppress):
 
 
 def raised_by_handler(error: BaseException) -> BaseException | None:
-    """Return `error`, or that of its causes which came out of a signal handler; None if there is none.
+    """Return `error`, or the one of its causes that a signal handler raised; None if there is none.
 
-    A handler runs in the main thread, on top of whatever frame it interrupts, so its frame is in the traceback. For
-    rare paths only: this asks for the handler of every signal.
+    A handler runs in the main thread, on top of the interrupted frame, so its frame is in the traceback. For rare paths
+    only, because this asks for the handler of each signal.
     """
     if threading.current_thread() is not threading.main_thread():
         return None

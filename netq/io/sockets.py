@@ -1,7 +1,7 @@
-"""What a link sees of its socket: bytes in and out, without waiting. PlainSocket, or through a TLS layer.
+"""Non-blocking byte streams: a plain socket, or one under TLS.
 
-What the TLS layer has taken from the socket and not given yet, no selector knows of. So it is `more`, not a full buffer
-nor a readable socket, that says whether to receive again.
+A TLS layer may hold bytes that it has read from the socket and not returned yet. A selector does not know of them. So
+`more` says whether to receive again, and not a full buffer or a readable socket.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from netq.buffers import Buffer
 from netq.errors import SecurityError
 from netq.security.tls import OVERHEAD, RECORD, Tls
 
-PIECE = 128 * 1024  # bytes received at once: what stays in a processor's own cache, from the system's copy to ours
+PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)
-_CIPHERTEXT = 4 * (RECORD + OVERHEAD)  # bytes read at once for the TLS layer: what pays, whole records of a peer's,
-_WHOLE = RECORD + 261  # and what suffices: the largest record that any peer may make, header, padding and tag included
+# Bytes read at once for the TLS layer. Some whole records are efficient; the largest record that a peer may send, with
+# header, padding and tag, is enough.
+_CIPHERTEXT = 4 * (RECORD + OVERHEAD)
+_WHOLE = RECORD + 261
 
 
 class ByteStream(Protocol):
-    """A socket that does not wait. All but `close` raise OSError or SecurityError when it is broken."""
+    """A non-blocking stream. The methods raise OSError or SecurityError when it is broken."""
 
     sock: socket.socket
-    blocked: bool  # the system would not take all; `push` when the socket is writable
-    hides: bool  # it may hold bytes that no selector knows of
-    more: bool  # what `recv_into` returned last may not be all: call it again, soon, whatever the selector says
+    blocked: bool  # the system did not take everything; call `push` when the socket is writable
+    hides: bool  # it may hold received bytes that no selector knows of
+    more: bool  # there may be more than the last `recv_into` returned: call it again soon
 
     def recv_into(self, buffer: memoryview) -> int:
         """Return the bytes received, 0 at the end; raises BlockingIOError when there are none now.
@@ -36,27 +38,27 @@ class ByteStream(Protocol):
         """
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Take bytes from the start of `buffers`; return how many, 0 when none can be taken now."""
+        """Take bytes from the start of `buffers`; return how many, which may be 0."""
 
     def push(self) -> bool:
-        """Send what was taken and has not left; return whether more can be taken."""
+        """Send what was taken and not sent yet; return whether more can be taken."""
 
     def finish(self) -> None:
-        """Say that nothing more will be sent."""
+        """Tell the peer that nothing more will be sent."""
 
 
 class PlainSocket:
-    """The socket itself."""
+    """A plain socket."""
 
     hides = False
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.blocked = self.more = False
-        self._error: OSError | None = None  # the system says it once
+        self._error: OSError | None = None  # the system reports an error once; the next call raises it
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Receive into the caller's own buffer, as long as there are whole pieces."""
+        """Receive into the caller's buffer, until a piece is not full."""
         if self._error is not None:
             raise self._error
         if len(buffer) < PIECE:
@@ -71,13 +73,13 @@ class PlainSocket:
                 count += got
         except BlockingIOError:
             return count
-        except OSError as error:  # to be raised when the good bytes are taken
+        except OSError as error:  # raised by the next call, after these bytes
             self._error, got = error, 0
         self.more = count == len(buffer) or not got
         return count
 
     def send(self, buffers: Sequence[memoryview]) -> int:
-        """Hand the caller's own buffers to the system."""
+        """Hand the caller's buffers to the system."""
         try:
             return self.sock.send(buffers[0]) if len(buffers) == 1 else self.sock.sendmsg(buffers[:_VECTOR])
         except BlockingIOError:
@@ -85,7 +87,7 @@ class PlainSocket:
             return 0
 
     def push(self) -> bool:
-        """Nothing is kept here."""
+        """Keep nothing."""
         self.blocked = False
         return True
 
@@ -95,7 +97,7 @@ class PlainSocket:
 
 
 class TlsSocket:
-    """The socket under TLS."""
+    """A socket under TLS."""
 
     hides = True
 
@@ -103,11 +105,14 @@ class TlsSocket:
         self.sock = sock
         self.blocked = self.more = False
         self._tls = tls
-        self._piece = _WHOLE  # bytes of ciphertext that are received next
-        self._ciphertext: Buffer = b""  # on its way to the socket
+        self._piece = _WHOLE  # bytes of ciphertext to receive next
+        self._ciphertext: Buffer = b""  # not yet taken by the socket
 
     def recv_into(self, buffer: memoryview) -> int:
-        """Decrypt into the caller's buffer, as long as what comes brings plaintext; tiny records wait for a turn."""
+        """Decrypt into the caller's buffer, while the ciphertext yields plaintext.
+
+        Tiny records yield little for much work, so a peer that sends them gets one receive in each call.
+        """
         filled = 0
         try:
             filled = self._tls.read_into(buffer)
@@ -116,14 +121,14 @@ class TlsSocket:
                 got = self._receive(asked)
                 count = self._tls.read_into(buffer[filled:])
                 filled += count
-                meagre = 2 * count < got and filled < len(buffer)
-                self._piece = _WHOLE if meagre else _CIPHERTEXT
-                if meagre or got < asked:
+                little = 2 * count < got and filled < len(buffer)
+                self._piece = _WHOLE if little else _CIPHERTEXT
+                if little or got < asked:
                     break
         except EOFError:
             if not filled:
                 return 0
-        except (OSError, SecurityError):  # it will be said again, when the good bytes are taken
+        except (OSError, SecurityError):  # raised again by the next call, after these bytes
             if not filled:
                 raise
         self.more = filled == len(buffer) or self._tls.ended
@@ -143,13 +148,13 @@ class TlsSocket:
         """Encrypt as much as the socket will soon take."""
         try:
             taken = self._tls.write(buffers) if self.push() else 0
-        except EOFError as error:  # its end came right behind its last bytes: nobody hears what we have to say
+        except EOFError as error:  # the peer has closed behind its last bytes: it reads no more
             raise ConnectionResetError(str(error)) from error
         self.push()
         return taken
 
     def push(self) -> bool:
-        """Send what is encrypted, the handshake too."""
+        """Send what is encrypted, and the handshake."""
         while self._ciphertext or (ciphertext := self._tls.to_send()):
             self._ciphertext = self._ciphertext or memoryview(ciphertext)
             try:
@@ -162,7 +167,7 @@ class TlsSocket:
         return self._tls.handshaken
 
     def finish(self) -> None:
-        """Say it in TLS too, so that the peer can tell the end from a cut."""
+        """Send the end in TLS too, so that the peer can tell it from a lost link."""
         self._tls.close()
         if self.push():
             with contextlib.suppress(OSError):
@@ -170,9 +175,10 @@ class TlsSocket:
 
 
 def tune(sock: socket.socket) -> None:
-    """Let what is sent leave at once; and without pacing where both ends have one address, so are on one machine and
-    nothing is congested: there the timers of BBR, the default of some systems, take a third of the speed
-    (docs/explanation/design.md).
+    """Send without delay (TCP_NODELAY), and without pacing on one machine.
+
+    Where both ends have the same address nothing is congested, but the timers of BBR, the default of some systems, take
+    a third of the speed (docs/explanation/design.md).
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with contextlib.suppress(OSError):
@@ -181,5 +187,5 @@ def tune(sock: socket.socket) -> None:
 
 
 def wrap(sock: socket.socket, tls: Callable[[], Tls] | None) -> ByteStream:
-    """Return the pipe of a connected socket; `tls` makes its layer, if there is to be one. Raises SecurityError."""
+    """Return the stream of a connected socket; `tls` makes its TLS layer. Raises SecurityError."""
     return PlainSocket(sock) if tls is None else TlsSocket(sock, tls())

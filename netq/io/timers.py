@@ -1,4 +1,4 @@
-"""Calls at a time to come. Pure; owned by one loop."""
+"""Calls at a later time. Pure; owned by one loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-_SWEEP = 256  # timers from which cancelled ones are looked for
+_SWEEP = 256  # timers: from so many on, cancelled ones are removed each time that the number has doubled
 
 
 class Timer:
-    """One call."""
+    """One call, which can be cancelled."""
 
     __slots__ = ("args", "function")
 
@@ -21,13 +21,13 @@ class Timer:
         self.args = args
 
     def cancel(self) -> None:
-        """Do not call; harmless afterwards."""
+        """Cancel the call; harmless after it."""
         self.function = None
         self.args = ()
 
 
 class Timers:
-    """All of them, in a heap."""
+    """The timers of a loop, in a heap."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Timer]] = []
@@ -39,7 +39,7 @@ class Timers:
 
     @property
     def next(self) -> float:
-        """When the first is due; infinity if there is none."""
+        """The time of the first; infinity if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def add(self, when: float, function: Callable[..., object], args: tuple[Any, ...]) -> Timer:
@@ -47,7 +47,7 @@ class Timers:
         timer = Timer(function, args)
         if when < math.inf:
             heapq.heappush(self._heap, (when, next(self._sequence), timer))
-        if len(self._heap) >= self._sweep_at:  # drop the cancelled ones, each time that the heap has doubled
+        if len(self._heap) >= self._sweep_at:
             self._heap = [entry for entry in self._heap if entry[2].function is not None]
             heapq.heapify(self._heap)
             self._sweep_at = max(_SWEEP, 2 * len(self._heap))

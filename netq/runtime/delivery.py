@@ -1,7 +1,7 @@
-"""What `put` returns: a message on its way to one peer, and the future of it; or the future of several of them.
+"""What `put` returns: the message on its way to one peer, which is its own future; or the future of several.
 
-A message to one peer is one Delivery. A message to several is one that has a Delivery for each in `futures`,
-and is done when all of them are.
+A message to one peer is one Delivery. For several peers there is a Delivery for each, and one more that has those in
+`futures` and is done when all of them are.
 """
 
 from __future__ import annotations
@@ -23,73 +23,73 @@ _CANCELLED = "CANCELLED_AND_NOTIFIED"
 
 
 class Guard(Protocol):
-    """Whose lock guards a Delivery: the loop of its peer."""
+    """What a Delivery needs of its peer's baton (netq/io/baton.py)."""
 
     lock: Any  # an RLock
-    wanted: bool  # a user's thread waits for the baton
+    wanted: bool  # a user's thread wants the lock
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
-        """Run `function(*args)`, which is the user's, when the lock is free."""
+        """Run `function(*args)`, which may be the user's, without the lock."""
 
     def run_late_deferred(self) -> None:
-        """See netq/io/loop.py."""
+        """See Baton."""
 
     def wait_lock(self, name: str) -> threading.Lock:
-        """Return what this thread holds while it waits in `name`."""
+        """See Baton."""
 
     def poll(self, wait_lock: threading.Lock, deadline: float) -> bool:
-        """See netq/io/loop.py."""
+        """See Baton."""
 
     def stop_polling(self) -> None:
-        """See netq/io/loop.py."""
+        """See Baton."""
 
     def wait(
         self,
-        come: Callable[[], bool],
+        predicate: Callable[[], bool],
         deadline: float,
-        line_up: Callable[[Callable[[], object]], object],
-        leave: Callable[[], object],
+        subscribe: Callable[[Callable[[], object]], object],
+        unsubscribe: Callable[[], object],
         name: str,
     ) -> bool:
-        """See netq/io/loop.py."""
+        """See Baton."""
 
 
 class Delivery(Outgoing, Future[None]):
     """Done when the peer holds the message: then the data may be changed again.
 
-    `result()` raises Closed, QueueFull or MessageTooLarge if it never will be. With several peers it waits
-    for all, and raises the error of the first of `futures` that has one.
+    `result()` raises Closed, QueueFull or MessageTooLarge if the peer never will. With several peers it waits for all,
+    and raises the error of the first of `futures` that has one.
 
-    `guard` is the loop of its peer; who changes a Delivery holds its baton. `recall` is what the communicator does with
-    it when it is cancelled. Future's __init__, which makes a lock and two lists, is not called: they are made for
-    those who ask for them.
+    `guard` is the baton of its peer's loop: a thread holds it to change a Delivery. `recall` is called when the message
+    is cancelled. The condition, the list of callbacks and the list of waiters are made when they are first needed, and
+    Future.__init__ is not called: most deliveries are never waited for.
     """
 
     guard: Guard
-    _ending: str | None = None  # decided, and not yet known to concurrent.futures
+    _ending: str | None = None  # the final state, while concurrent.futures does not know it yet
     _result = None
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] = ()
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
-        """One for each peer; for a message to one peer, this."""
+        """One for each peer; for a message to one peer, this itself."""
         return self._futures or (self,)
 
     def cancel(self) -> bool:
-        """Take the message back; True if the peer (if all of them) will never see it.
+        """Take the message back; return True if the peer (with several: each of them) will never see it.
 
-        Possible until the last of its bytes has left. Its memory is free again at once. Not possible in a signal
-        handler that interrupts this communicator while it sends.
+        Possible until its last byte has left. The data may be changed again at once. Not possible in a signal handler
+        that interrupts this communicator while it sends.
         """
         if self._futures:
-            cancelled = [future.cancel() for future in self._futures]  # each, whatever became of the others
+            cancelled = [future.cancel() for future in self._futures]  # all, also after a failure
             if all(future.done() for future in self._futures):
                 self._conclude()
                 if self._made is not None and self._ending:
                     self._end_for_library(self._ending)
             return all(cancelled)
-        if self.guard.lock._is_owned():  # somebody further down the stack may be sending it
+        if self.guard.lock._is_owned():  # a signal handler: the interrupted code may be sending it
             return self.cancelled()
         self.guard.wanted = True
         with self.guard.lock:
@@ -107,19 +107,19 @@ class Delivery(Outgoing, Future[None]):
         return True
 
     def cancelled(self) -> bool:
-        """Whether it was taken back."""
+        """Return whether it was taken back."""
         return self._state is _CANCELLED
 
     def running(self) -> bool:
-        """Whether it can no longer be taken back, and is not done."""
+        """Return whether it cannot be taken back any more, and is not done."""
         return self.left and self._state is PENDING
 
     def done(self) -> bool:
-        """Whether it is known how it ended."""
+        """Return whether it is known how it ended."""
         return self._state is not PENDING
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call `fn(self)` when it is done, in a thread of netq, where it must not wait; or now, if it is done."""
+        """Call `fn(self)` when it is done, in a thread of netq, where it must not wait. If it is done, call it now."""
         self.guard.wanted = True
         with self.guard.lock:
             self.guard.wanted = False
@@ -134,7 +134,7 @@ class Delivery(Outgoing, Future[None]):
             log.exception("a callback of a delivery failed")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until it is done; return what `result` would raise, if so. Raises CancelledError, TimeoutError."""
+        """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
         if self._state is PENDING and not self._wait(timeout):
             raise TimeoutError
         if self._state is _CANCELLED:
@@ -148,12 +148,12 @@ class Delivery(Outgoing, Future[None]):
             try:
                 raise error
             finally:
-                del error, self  # the traceback holds this frame: no cycle
+                del error, self  # the traceback refers to this frame: avoid the cycle
 
-    # For who holds the baton.
+    # For the holder of the baton.
 
     def acked(self) -> None:
-        """The peer holds the message. Harmless if that is known."""
+        """Note that the peer holds the message. Harmless if it is done."""
         self.data = b""
         self._recall = None
         if self._listeners is None and self._made is None:
@@ -163,7 +163,7 @@ class Delivery(Outgoing, Future[None]):
             self._end(FINISHED)
 
     def fail(self, error: Exception) -> bool:
-        """The peer will never hold it, or nobody can know whether it does; return False if it is done already."""
+        """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
         with self.guard.lock:
             if self._state is not PENDING or self._ending:
                 return False
@@ -175,7 +175,7 @@ class Delivery(Outgoing, Future[None]):
         return True
 
     def _conclude(self) -> None:
-        """Be what the parts are, which are all done. Harmless afterwards."""
+        """Take the state of the parts, which are all done. Harmless afterwards."""
         errors = [error for future in self._futures if not future.cancelled() and (error := future.exception())]
         with self.guard.lock:
             if self._state is not PENDING:
@@ -185,11 +185,11 @@ class Delivery(Outgoing, Future[None]):
         self.guard.run_late_deferred()
 
     def _end(self, state: str) -> None:
-        """Be done, and let all know who want to. Harmless afterwards: the thread may have been interrupted in it."""
+        """Be done, and call the callbacks. Harmless afterwards: an interrupted thread may have begun it."""
         if self._made is None:
             if self._state is PENDING:
                 self._state = state
-        elif self._state is PENDING and not self._ending:  # not here: another thread may hold the condition for long
+        elif self._state is PENDING and not self._ending:  # deferred: another thread may hold the condition for long
             self._ending = state
             self.guard.defer(self._end_for_library, state)
         while self._listeners:
@@ -197,7 +197,7 @@ class Delivery(Outgoing, Future[None]):
             del self._listeners[0]
 
     def _end_for_library(self, state: str) -> None:
-        """Be done, where concurrent.futures has made the condition."""
+        """Be done for concurrent.futures too, which has made the condition."""
         with self._condition:
             if self._state is not PENDING:
                 return
@@ -214,7 +214,7 @@ class Delivery(Outgoing, Future[None]):
             self._end(state)
 
     def _poll(self, wait_lock: threading.Lock, deadline: float) -> None:
-        """Poll until it is done, or another thread has to go on with that."""
+        """Poll until it is done, or another thread has to poll."""
         while not self.done() and self.guard.poll(wait_lock, deadline):
             pass
 
@@ -226,22 +226,22 @@ class Delivery(Outgoing, Future[None]):
                 self._poll(wait_lock, deadline)
         finally:
             guard.stop_polling()
-        ears: list[Callable[[Future[None]], object]] = []
+        callbacks: list[Callable[[Future[None]], object]] = []
 
-        def line_up(wake: Callable[[], object]) -> None:
-            ears.append(lambda _: wake())
-            self.add_done_callback(ears[0])
+        def subscribe(wake: Callable[[], object]) -> None:
+            callbacks.append(lambda _: wake())
+            self.add_done_callback(callbacks[0])
 
-        def leave() -> None:
+        def unsubscribe() -> None:
             with guard.lock:
-                if ears and self._listeners and ears[0] in self._listeners:
-                    self._listeners.remove(ears[0])
+                if callbacks and self._listeners and callbacks[0] in self._listeners:
+                    self._listeners.remove(callbacks[0])
 
-        return self.done() or guard.wait(self.done, deadline, line_up, leave, "result")
+        return self.done() or guard.wait(self.done, deadline, subscribe, unsubscribe, "result")
 
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
-        """What concurrent.futures.wait and as_completed lock, with `_state` and `_waiters` behind it."""
+        """The condition that concurrent.futures.wait and as_completed lock to read `_state` and `_waiters`."""
         with self.guard.lock:
             if self._made is None:
                 self._waiters: list[Any] = []
@@ -251,14 +251,14 @@ class Delivery(Outgoing, Future[None]):
 
 
 def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
-    """Return the one future of several; of none, it is done."""
+    """Return one future of several. Without any it is done."""
     if len(futures) == 1:
         return futures[0]
     whole = Delivery(b"", guard=guard)
     whole._futures = tuple(futures)
     if not futures:
         whole.acked()
-    numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: just one thread gets the 0
+    numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: one thread gets the 0
     for future in futures:
         future.add_done_callback(functools.partial(_part_done, whole, numbers))
     return whole
@@ -272,5 +272,5 @@ def _part_done(whole: Delivery, numbers: Iterator[int], part: Future[None]) -> N
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:
     try:
         listener(delivery)
-    except BaseException:  # out of a callback, which is the user's: not even sys.exit may end the loop
+    except BaseException:  # a callback is the user's code: not even sys.exit may end the loop
         log.exception("a callback of a delivery failed")

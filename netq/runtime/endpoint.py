@@ -1,9 +1,9 @@
-"""The loops' side of a communicator: who is there, which link carries whom, and what becomes of events.
+"""The loops' side of a communicator: the table of peers, new links, and what events mean for the user.
 
-Made and driven by netq/core.py; called by transports and links (netq/runtime/link.py, LinkListener) and by peers
-(netq/runtime/peer.py, House), each in its loop's thread. Each peer belongs to one loop, and only that loop touches its
-session. The table of peers, the transport, and the links that have not said who they are belong to the first loop,
-`home`; the table is replaced, never changed, so that any thread may read it.
+netq/core.py makes and drives it. Transports and links call it as their LinkListener (netq/runtime/link.py), peers as
+their PeerListener (netq/runtime/peer.py), each in the thread of its loop. Each peer belongs to one loop, and only that
+loop touches its session. The table of peers, the transport, and links that have not finished the handshake belong to
+the first loop, `home`. The table is replaced, never changed, so any thread may read it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import math
 import secrets
 import time
 import uuid
@@ -29,21 +28,21 @@ from netq.protocol.memory import KEEP, Memory
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.inbox import Inbox
-from netq.runtime.link import Link, LinkListener, Transport, backoff
+from netq.runtime.link import Link, LinkListener, Transport
 from netq.runtime.log_dedup import LogDedup
-from netq.runtime.peer import EXPLAIN, Interrupted, Peer
+from netq.runtime.peer import EXPLAIN, Peer
+from netq.runtime.reconnect import Reconnector
 from netq.text import printable
 
 log = logging.getLogger("netq")
 
-_STEADY = 1.0  # seconds that a link has to last, for the next pause to be a short one again
-_NEWS = 60.0  # seconds after which a complaint about a host is news again, once a client of it is let in
-_AGE = 10.0  # seconds after which memory that nobody uses is given back
+_QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
+_TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
 class Endpoint:
-    """Where links and peers meet. A server has a peer for each client, a client has one: its server."""
+    """Links and peers of a communicator. A server has a peer for each client; a client has one, its server."""
 
     def __init__(
         self, options: CommunicatorOptions, purpose: Purpose, inbox: Inbox, transport: TransportFactory
@@ -56,8 +55,8 @@ class Endpoint:
                 f"netq-{options.id.hex[:8]}-{n}",
                 self._crashed,
                 shared=options.workers == 1,
-                serve=inbox.settle,
-                waiters=inbox.lines,
+                serve=inbox.serve_waiters,
+                waiters=inbox.waiters,
                 lock=inbox.lock,
             )
             for n in range(options.workers)
@@ -65,18 +64,17 @@ class Endpoint:
         self.home = self.loops[0]
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
-        self.gone = False  # closing, and no peer is left
-        self._all_ended = Condition()  # rings then
-        self.why_over: Closed | None = None  # what ended a client's session, for good
+        self.all_ended = False  # the communicator closes, and has no peers left
+        self._end_condition = Condition()  # of the same
+        self.ended_by: Closed | None = None  # what ended a client's session for good
         self.undelivered = 0  # messages that failed because of closing
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
         self._turn = itertools.cycle(self.loops)
-        self._strangers: dict[Link, Timer | None] = {}  # and what cuts them
+        self._handshaking: dict[Link, Timer | None] = {}  # with the timer of the handshake
         self.closing = False  # the user has closed
         self._log_dedup = LogDedup()
-        self._attempt = 0
-        self._up_since = math.inf  # when a client's session was last taken up
+        self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
             self.only = self._new_peer(secrets.token_bytes(16))
             self.peers = {None: self.only}
@@ -90,11 +88,11 @@ class Endpoint:
     # For the communicator, in any thread.
 
     def close(self, timeout: float | None) -> int:
-        """Let every peer finish, for so long; then end all of it. Return the number of undelivered messages."""
+        """Let each peer finish within `timeout`, then end everything. Return the number of undelivered messages."""
         self.home.ask(self.begin_to_close, timeout)
-        if not self._all_ended.wait(lambda: self.gone, timeout):
+        if not self._end_condition.wait(lambda: self.all_ended, timeout):
             for loop in self.loops:
-                loop.ask(self._cut_off, loop)
+                loop.ask(self._abort, loop)
         self.home.ask(self._shut)
         for loop in self.loops:
             loop.stop(within=1.0)
@@ -114,30 +112,30 @@ class Endpoint:
     def _run(self) -> None:
         try:
             for loop in self.loops:
-                self._age(loop)
+                self._trim_memory(loop)
                 loop.start()
-        except BaseException:  # a signal's, most likely
+        except BaseException:  # most likely a signal handler's
             self.home.call(self._transport.close)
             raise
 
     def begin_to_close(self, timeout: float | None) -> None:
-        """Let every peer finish, in the first loop; `timeout` is how long the caller waits for that."""
+        """Let each peer finish. In the first loop; `timeout` is how long the caller waits for that."""
         self.closing = True
         for peer in self.peers.values() if timeout != 0 else ():
             peer.loop.call(peer.finish)
         if not self.peers:
-            self._all_gone()
+            self._finish_closing()
         elif self.is_server:
             self.home.at(time.monotonic() + EXPLAIN, self._explain, timeout)
 
-    def _cut_off(self, loop: Loop) -> None:
-        """Wait for none of this loop's peers any more."""
+    def _abort(self, loop: Loop) -> None:
+        """End the peers of this loop at once."""
         for peer in self.peers.values():
             if peer.loop is loop:
-                peer.cut_off(Closed(peer.id, "closed before all was delivered"))
+                peer.abort(Closed(peer.id, "closed before all was delivered"))
 
     def _explain(self, timeout: float | None) -> None:
-        """Say in the log why closing takes so long."""
+        """Log why closing takes so long."""
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(
                 "closing waits%s for %d client%s to disconnect; without a `get` in another thread it takes no more "
@@ -148,10 +146,10 @@ class Endpoint:
                 "; close(timeout=...) waits no longer than that" if timeout is None else "",
             )
 
-    def _all_gone(self) -> None:
+    def _finish_closing(self) -> None:
         self._close_inbox(self._closed())
-        self.gone = True
-        self._all_ended.notify()
+        self.all_ended = True
+        self._end_condition.notify()
 
     def _close_inbox(self, error: Closed) -> None:
         self.home.baton.defer(self._inbox.close, error)
@@ -161,23 +159,23 @@ class Endpoint:
 
     def _shut(self) -> None:
         self._transport.close()
-        for link in list(self._strangers):
+        for link in list(self._handshaking):
             self._refuse(link, "the server is closing")
         self._close_inbox(self._closed())
 
     # For links and transports (netq/runtime/link.py, LinkListener), in a link's loop.
 
     def connect(self) -> Connection:
-        """Return a connection for a new link: a client's speaks for its session."""
-        peer = self.peers.get(None)  # none: a server's link has not said whose it is, and a closed client has no more
+        """Return a connection for a new link; a client's has its session already."""
+        peer = self.peers.get(None)  # a server's link has no peer yet, and a closed client has no peer any more
         session = None if peer is None else peer.session
         return Connection(self.options.id, self.options.connection, time.monotonic(), session)
 
     def attach(self, link: Link) -> None:
-        """Use a new link: a client's at once, a server's when it has said who it is."""
+        """Use a new link: a client's at once, a server's after the handshake."""
         if self.is_server:
-            self._strangers[link] = None
-            self._watch(link)
+            self._handshaking[link] = None
+            self._watch_handshake(link)
         elif None in self.peers:
             link.peer = self.peers[None]
             self.peers[None].attach(link)
@@ -186,49 +184,49 @@ class Endpoint:
             link.close()
 
     def deliver(self, link: Link, events: Sequence[Event]) -> None:
-        """Hand events to the peer whose link it is."""
+        """Hand the events to the link's peer."""
         if isinstance(link.peer, Peer):
             link.peer.handle(link, events)
             return
-        match events[-1]:  # a Hello that a Lost follows wants no answer
+        match events[-1]:  # a Hello before a Lost needs no answer
             case Hello(greeting):
-                self.home.call(self._hello, link, greeting)  # not now: the link may move, and is at work
+                self.home.call(self._admit, link, greeting)  # not now: the link may move to another loop, and is in use
             case Lost(error):
                 self._refuse(link, str(error))
 
     def lost(self, link: Link | None, error: Exception) -> None:
-        """Let a link go; a client tries again."""
+        """Drop a link; a client reconnects."""
         strip_tracebacks(error)
         if link is None:
             self._retry(error)
         elif isinstance(link.peer, Peer):
             link.peer.detach(link, error)
         else:
-            self._known(link)
-            self._complain(link, str(error))
+            self._handshake_done(link)
+            self._log_refusal(link, str(error))
 
     # For peers (netq/runtime/peer.py, House), in a peer's loop.
 
     def opened(self, peer: Peer, *, resumed: bool) -> None:
-        """Tell the user of a new session."""
+        """Report a new session to the user."""
         if not self.is_server:
-            self.home.call(self._reached, peer)
+            self.home.call(self.reconnector.connected)
         if not resumed and peer.id is not None:
-            hold = self._inbox.hold()  # nobody is to have a message before the event
-            self.home.baton.defer(self._inbox.begin, peer.id)
-            self._tell(self.options.events.ini, peer.id)
-            self.home.baton.defer(self._inbox.let_go, hold)
+            hold = self._inbox.hold()  # the user gets the event before the first message
+            self.home.baton.defer(self._inbox.expect, peer.id)
+            self._run_event(self.options.events.ini, peer.id)
+            self.home.baton.defer(self._inbox.release, hold)
 
-    def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
-        """Tell the user that the session of before is over; whoever waits for this id waits on if it has come back."""
+    def restarted(self, peer: Peer, id: uuid.UUID) -> None:
+        """Report the earlier session as closed. A `get(id)` goes on waiting if the peer has the same id again."""
         level = logging.INFO if self.is_server else logging.WARNING
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
-        self._tell(self.options.events.fin, id)
+        self._run_event(self.options.events.fin, id)
         if peer.id != id:
             self.home.baton.defer(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
 
     def finished(self, peer: Peer) -> None:
-        """No more messages come: whoever waits for some learns it."""
+        """Report that no more messages come from the peer."""
         error = Closed(peer.id, "it has closed")
         if not self.is_server:
             self._close_inbox(self._closed() if self.closing else error)
@@ -236,7 +234,7 @@ class Endpoint:
             self.home.baton.defer(self._inbox.finish, peer.id, error)
 
     def detached(self, peer: Peer, error: Exception) -> None:
-        """Log it; a client tries again."""
+        """Log the lost link; a client reconnects."""
         if not self.is_server:
             self.home.call(self._retry, error)
         elif not peer.session.closing:
@@ -256,32 +254,32 @@ class Endpoint:
         session = Session(token, self.options.connection, self._memories[loop], self._inbox.arrived)
         return Peer(self, loop, self.options.connection, session)
 
-    def _age(self, loop: Loop) -> None:
-        """Give memory back that no message has needed for a while."""
+    def _trim_memory(self, loop: Loop) -> None:
+        """Give back memory that was not used for a while."""
         self._memories[loop].age()
-        loop.at(time.monotonic() + _AGE, self._age, loop)
+        loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
 
-    def _watch(self, link: Link) -> None:
-        """Cut a link that does not say in time who it is."""
-        if link in self._strangers and (events := link.connection.tick(time.monotonic())):
+    def _watch_handshake(self, link: Link) -> None:
+        """Drop a link that does not finish the handshake in time."""
+        if link in self._handshaking and (events := link.connection.tick(time.monotonic())):
             self.deliver(link, events)
-        if link in self._strangers:
-            self._strangers[link] = self.home.at(link.connection.deadline(), self._watch, link)
+        if link in self._handshaking:
+            self._handshaking[link] = self.home.at(link.connection.deadline(), self._watch_handshake, link)
 
-    def _known(self, link: Link) -> None:
-        """It is a stranger no more: watch it no more, and keep nothing of it."""
-        if timer := self._strangers.pop(link, None):
+    def _handshake_done(self, link: Link) -> None:
+        """Stop the timer of the handshake, and forget the link here."""
+        if timer := self._handshaking.pop(link, None):
             timer.cancel()
 
-    def _hello(self, link: Link, greeting: Greeting) -> None:
-        if link not in self._strangers:
+    def _admit(self, link: Link, greeting: Greeting) -> None:
+        if link not in self._handshaking:
             return None  # lost meanwhile
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
-        if objection := self._objection(greeting, None if proven else peer, same=same):
+        if objection := self._refusal(greeting, None if proven else peer, same=same):
             return self._refuse(link, objection)
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
@@ -289,16 +287,16 @@ class Endpoint:
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
-        self._known(link)
-        self._log_dedup.forget_at(link.address, time.monotonic() + _NEWS)
+        self._handshake_done(link)
+        self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
         link.peer = peer
         if peer.loop is self.home:
             return peer.accept(link, greeting, resumed=same)
         link.move(peer.loop)
         return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
 
-    def _objection(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
-        """Why a client should not be let in, empty if it should. `rival`: another that has its id."""
+    def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
+        """Return why a client is refused, or an empty string. `rival` is another client with the same id."""
         if greeting.id == self.options.id:
             return f"the id {greeting.id} is the server's own; give each communicator its own options"
         if self.closing and not same:
@@ -314,48 +312,32 @@ class Endpoint:
         return ""
 
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
-        """A client has come anew under its id: its earlier session is over."""
-        self._tell(self.options.events.fin, id)
+        """End the earlier session of a client that has begun a new one."""
+        self._run_event(self.options.events.fin, id)
         peer.loop.call(peer.end, Closed(id, "it began anew"))
 
     def _refuse(self, link: Link, reason: str) -> None:
-        self._complain(link, reason)
-        self._known(link)
+        self._log_refusal(link, reason)
+        self._handshake_done(link)
         link.connection.refuse(Code.REFUSED, reason)
         link.close()
 
-    def _complain(self, link: Link, reason: str) -> None:
+    def _log_refusal(self, link: Link, reason: str) -> None:
         reason = printable(reason)
         is_new = self._log_dedup.is_new(link.address, reason, time.monotonic())
         level = logging.WARNING if is_new else logging.DEBUG
         log.log(level, "%s: %s; the connection was closed", link.address, reason)
 
-    def _reached(self, peer: Peer) -> None:
-        self._up_since = time.monotonic()
-        troubled = self._log_dedup.forget(self._where)
-        log.log(logging.WARNING if troubled else logging.INFO, "%s: connected", self._where)
-
     def _retry(self, error: Exception) -> None:
-        if None not in self.peers:
-            return
-        trouble = printable(str(error))
-        if isinstance(error, Interrupted):
-            log.info("%s: %s; connecting again", self._where, trouble)
-        elif self._log_dedup.is_new(self._where, trouble):
-            log.warning("%s: %s; trying again until it answers", self._where, trouble)
-        now = time.monotonic()
-        if now - self._up_since >= _STEADY or isinstance(error, Interrupted):
-            self._attempt = 0
-        self._up_since = math.inf
-        self.home.at(now + backoff(self._attempt, self.options.connection), self._try)
-        self._attempt += 1
+        if None in self.peers:
+            self.reconnector.lost(error)
 
-    def _try(self) -> None:
+    def _open_link(self) -> None:
         if None in self.peers:
             self._transport.open()
 
     @property
-    def _where(self) -> str:
+    def _address(self) -> str:
         return "{}:{}".format(*self.netloc)
 
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
@@ -366,25 +348,25 @@ class Endpoint:
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
         self.only = None
         if peer.id is not None:
-            self._tell(self.options.events.fin, peer.id)  # before a `get` learns it
+            self._run_event(self.options.events.fin, peer.id)  # before a `get` raises Closed
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(secrets.token_bytes(16))
-            self.peers = {None: self.only}  # given up by time, not by anybody's wish
+            self.peers = {None: self.only}  # ended by a timeout, so a new session begins
             return
         if not self.is_server:
-            self.why_over = error
+            self.ended_by = error
             self._close_inbox(self._closed() if self.closing else error)
         if self.closing and not self.peers:
-            self._all_gone()
+            self._finish_closing()
 
-    def _tell(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
+    def _run_event(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:
             return
-        self.home.baton.defer(_call_event, event, peer)
+        self.home.baton.defer(_run_event, event, peer)
 
     def _crashed(self, error: BaseException) -> None:
-        """A loop has ended by a bug of ours. Let nobody wait for it."""
+        """End everything after a loop has ended by a bug, so that no thread waits for it."""
         log.critical("netq: internal error; the communicator is closed", exc_info=error)
         closed = Closed(self.options.id, f"internal error: {error!r}")
         closed.__cause__ = error
@@ -392,11 +374,11 @@ class Endpoint:
         self.closing = True
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
-        self._all_gone()
+        self._finish_closing()
 
 
-def _call_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
+def _run_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
     try:
         event(peer)
-    except BaseException:  # the user's code, in our thread: it must not end the loop, not even by sys.exit
+    except BaseException:  # it is the user's code in our thread: not even sys.exit may end the loop
         log.exception("an event function failed for %s", peer)

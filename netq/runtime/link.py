@@ -1,9 +1,8 @@
-"""The contracts between the communicator and whatever carries its bytes (docs/how-to/transport.md), and the pause
-before a client tries again.
+"""The contracts between the communicator and its transports (docs/how-to/transport.md), and the backoff of a client.
 
-All of it happens in the thread of a loop, and never waits; but if a link is `inline`, a user's thread that holds the
-baton may call its `flush` and `receive`. A link calls `attach`, `deliver` and `lost` of its
-listener, and nothing else: no user code, no lock, no second try.
+All of it runs in the thread of a loop, and never waits. If a link is `inline`, a user's thread that holds the baton may
+also call its `flush` and `receive`. A link calls `attach`, `deliver` and `lost` of its listener, and nothing else: it
+runs no user code, takes no lock and does not reconnect.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ class Link(Protocol):
     """Moves the bytes of one Connection."""
 
     connection: Connection
-    address: str  # of the peer, for people
-    peer: Worker | None  # whose link it is: set by the listener
+    address: str  # of the peer, for log lines
+    peer: Worker | None  # set by the listener, when it knows whose link this is
     inline: bool  # whether users' threads may call `flush` and `receive`
 
     def flush(self) -> None:
-        """Send what the connection has to send, as far as that goes without waiting, and the rest later."""
+        """Send what the connection has to send: now what can be sent without waiting, and the rest later."""
 
     def receive(self) -> bool:
-        """Receive what a user's thread may (Connection.received_small); return False if the loop's has to go on."""
+        """Receive what a user's thread may (Connection.received_small); return False if the loop's must go on."""
 
     def keep(self) -> None:
-        """Copy what has been taken from the connection and not been sent: the caller wants the memory back."""
+        """Copy what was taken from the connection and not sent yet: the user gets its memory back."""
 
     def close(self) -> None:
-        """Send what has been taken from the connection, then end. `lost` is not called any more."""
+        """Send what was taken from the connection, then end. `lost` is not called afterwards."""
 
     def move(self, loop: Loop) -> None:
         """Go on in another loop. Called in the thread of the one that it leaves."""
 
 
 class LinkListener(Protocol):
-    """What a transport and its links may know of the communicator."""
+    """What a transport and its links may call."""
 
     options: CommunicatorOptions
 
@@ -53,13 +52,13 @@ class LinkListener(Protocol):
         """Return a connection for a new link."""
 
     def attach(self, link: Link) -> None:
-        """A link is up: its bytes may flow."""
+        """Use a new link: it can send and receive."""
 
     def deliver(self, link: Link, events: Sequence[Event]) -> None:
-        """What the connection's `received` returned."""
+        """Handle the events that the connection's `received` returned."""
 
     def lost(self, link: Link | None, error: Exception) -> None:
-        """The link is gone, by no wish of ours; None: a client's transport could not make one."""
+        """Note that a link has failed. None: a client's transport could not make one."""
 
 
 class Transport(Protocol):
@@ -71,7 +70,7 @@ class Transport(Protocol):
         """Begin. A server listens from now on, or raises AddressError; a client makes one attempt."""
 
     def close(self) -> None:
-        """Make no more links."""
+        """Stop making links."""
 
 
 def fail(loop: Loop, lose: Callable[[Exception], object], error: Exception) -> None:

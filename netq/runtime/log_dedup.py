@@ -9,51 +9,49 @@ import math
 import re
 from collections import OrderedDict
 
-_REMEMBERED = 256  # complaints
-
-_EACH = 16  # of one host
-
-_NUMBERS = re.compile(r"\d+")  # in which two complaints of one kind differ
+_REMEMBERED = 256  # messages remembered; the oldest are forgotten, and may be logged again
+_PER_HOST = 16  # different messages about one host: it cannot fill the log by varying what it does wrong
+_NUMBERS = re.compile(r"\d+")  # ports, counts and the like: messages that differ in these only are the same
 
 
 class LogDedup:
-    """Who has given cause for which complaint."""
+    """Remembers which messages about which host were logged."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[tuple[str, str], float] = OrderedDict()  # known until when; the longest ago first
+        self._logged: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when; the least recent first
 
-    def is_new(self, address: str, complaint: str, now: float = 0.0) -> bool:
-        """Return whether the log should be told: not what it knows of this host, and of each host not too much."""
-        for over in [key for key, end in self._made.items() if end <= now]:
-            del self._made[over]
-        key = _host(address), _NUMBERS.sub("#", complaint)
-        if key in self._made:
-            self._made.move_to_end(key)
+    def is_new(self, address: str, message: str, now: float = 0.0) -> bool:
+        """Return whether to log a message: not if it was logged for this host, nor if the host has too many."""
+        for expired in [key for key, end in self._logged.items() if end <= now]:
+            del self._logged[expired]
+        key = _host(address), _NUMBERS.sub("#", message)
+        if key in self._logged:
+            self._logged.move_to_end(key)
             return False
-        if sum(host == key[0] for host, _ in self._made) >= _EACH:
+        if sum(host == key[0] for host, _ in self._logged) >= _PER_HOST:
             return False
-        self._made[key] = math.inf
-        if len(self._made) > _REMEMBERED:
-            self._made.popitem(last=False)
+        self._logged[key] = math.inf
+        if len(self._logged) > _REMEMBERED:
+            self._logged.popitem(last=False)
         return True
 
     def forget(self, address: str) -> bool:
-        """All is well with this host: the next complaint is news. Return whether there have been any."""
-        made = self._of(address)
-        for key in made:
-            del self._made[key]
-        return bool(made)
+        """Forget the messages about a host, because it works again; return whether there were any."""
+        found = self._of(address)
+        for key in found:
+            del self._logged[key]
+        return bool(found)
 
     def forget_at(self, address: str, end: float) -> None:
-        """The same, but from `end` on: one client of this host is well, and others may go on giving cause."""
+        """Forget them at `end`: one client of the host works, and others on it may go on failing."""
         for key in self._of(address):
-            self._made[key] = min(self._made[key], end)
+            self._logged[key] = min(self._logged[key], end)
 
     def _of(self, address: str) -> list[tuple[str, str]]:
         host = _host(address)
-        return [key for key in self._made if key[0] == host]
+        return [key for key in self._logged if key[0] == host]
 
 
 def _host(address: str) -> str:
-    """Without the port, which is another for each connection."""
+    """Return the address without the port, which differs for each connection."""
     return address.rpartition(":")[0] or address

@@ -1,8 +1,9 @@
-"""One peer, as its loop knows it: the session, the link that carries it at the moment, and what to do when
-there is none. `id`, `open`, `inline` and `post` are for any thread; a user's thread that holds the baton may run
-`flush` and `_exchange`; all else runs in the loop's thread.
+"""One peer: its session, the link that carries it at the moment, and what to do when there is none.
 
     attach ──► handle … handle ──► detach ──► (attach again | expire) ──► end
+
+Any thread may use `id`, `open`, `inline` and `post`. A user's thread that holds the baton may call `flush` and
+`_exchange`. All else runs in the thread of the peer's loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from netq.errors import Closed, NetqError
@@ -25,60 +25,48 @@ from netq.protocol.receiver import Receiver
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.link import Link
+from netq.runtime.statistics import Statistics
 
 log = logging.getLogger("netq")
 
-_GRACE = 10.0  # seconds for which a lost link may be a short one
-EXPLAIN = 1.0  # seconds after which a close that waits says why
-_LARGE = 64 * 1024  # bytes of a message that the loop's thread sends: `put` is not to wait for so many
-_AHEAD = 256  # messages ahead of the loop's thread, from which who puts gives way to it
-_FEW, _MANY = 4, 64  # messages under way, from which the next wait for company; messages that are enough company
-_QUARRELS, _QUARREL = 3, 60.0  # superseded so often in so many seconds: by another process, not by our own late INI
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What a communicator knows of one peer. Bytes are those of whole messages."""
-
-    connected: bool
-    address: str  # of the present or last link
-    absent: float  # seconds since the last link was lost; 0 while connected
-    queued: int  # messages that the peer has not acknowledged
-    messages_in: int
-    messages_out: int
-    bytes_in: int
-    bytes_out: int
-    arriving: int  # bytes of messages that have begun to come, and are not whole
-    round_trip: float | None  # seconds, of the last heartbeat that was answered
+_SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back
+EXPLAIN = 1.0  # seconds after which a close that waits logs why
+_LARGE = 64 * 1024  # bytes: the loop's thread sends larger messages, so that `put` does not wait for the copying
+_YIELD_FROM = 256  # messages that wait for the loop's thread: from so many on, `put` yields to it
+# As in Nagle's algorithm: with so many messages unacknowledged, the next wait to be sent together, up to so many.
+_FEW, _MANY = 4, 64
+# Links superseded, and within how many seconds: then another process takes the session again and again. A late INI of
+# our own supersedes a link only once.
+_CONTESTS, _CONTEST_PERIOD = 3, 60.0
 
 
 class Interrupted(ConnectionAbortedError):
-    """We begin the link anew; nothing is wrong with the peer or the network."""
+    """We replace the link ourselves; nothing is wrong with the peer or the network."""
 
 
 class PeerListener(Protocol):
-    """What a peer may ask of the communicator. Called in the peer's loop."""
+    """What a peer reports to the communicator, in the peer's loop."""
 
     is_server: bool
 
     def opened(self, peer: Peer, *, resumed: bool) -> None:
-        """Both have greeted."""
+        """The handshake is over."""
 
-    def forgotten(self, peer: Peer, id: uuid.UUID) -> None:
-        """It knows nothing of the session that it had under this id."""
+    def restarted(self, peer: Peer, id: uuid.UUID) -> None:
+        """The peer has lost the session that it had under this id."""
 
     def finished(self, peer: Peer) -> None:
-        """No more messages will come from it."""
+        """No more messages will come from the peer."""
 
     def detached(self, peer: Peer, error: Exception) -> None:
-        """It has no link any more."""
+        """The peer has lost its link."""
 
     def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
-        """Its session is over."""
+        """The session is over."""
 
 
 class Peer:
-    """The session with one peer, and its link."""
+    """The session with one peer, and its present link."""
 
     def __init__(self, listener: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
         self.loop = loop
@@ -90,16 +78,16 @@ class Peer:
         self._listener = listener
         self._options = options
         self._flushing = False
-        self._absent_since = time.monotonic()
-        self._patience: Timer | None = None  # runs while no link is open
-        self._grace: Timer | None = None  # so does this: how long its room is kept for it
-        self._clock: Timer | None = None  # of the link
-        self._known: uuid.UUID | None = None  # the id that the user has been told of
-        self._superseded: list[float] = []  # when, of late
-        self._finishing = False  # our user has closed
-        self._expected = False  # we close, and it was there then: a server waits for what it may still put
-        self._farewell = False  # a client's: the server has closed, and takes what is still put
-        self._undelivered = 0  # messages that have failed since
+        self._link_lost_at = time.monotonic()
+        self._expiry: Timer | None = None  # runs while no link is open: ends the session
+        self._memory_timer: Timer | None = None  # runs then too: gives memory back
+        self._heartbeat_timer: Timer | None = None  # for the next heartbeat of the link, or its timeout
+        self._reported_id: uuid.UUID | None = None  # the id that was reported to the user
+        self._superseded_at: list[float] = []  # when links were superseded lately
+        self._finishing = False  # our user has closed the communicator
+        self._client_may_put = False  # we are a server that closes, and this client is connected
+        self._server_closed = False  # at a client: the server has closed, and still takes what is put
+        self._undelivered = 0  # messages that have failed since our user closed
         self._address = ""
         session.wake = self._flush_soon
         session.request_release = functools.partial(loop.call, self.taken)
@@ -114,18 +102,24 @@ class Peer:
         """Whether messages may still be put."""
         return not self.over and not self.session.closing
 
-    # What the user wants.
+    # What the user asks for.
 
     def post(self, message: Outgoing) -> None:
-        """Queue a message, and send it: here and now if that can be, or when there is company for it. In any thread."""
+        """Queue a message and send it: in this thread if possible, or later together with others. In any thread.
+
+        There are three ways out of here. A message behind others that already wait is sent with those. One that this
+        thread may not send (a large one, or a link that is not inline) goes to the loop's thread. One behind several
+        unacknowledged messages waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other
+        is sent here and now, if the baton is free.
+        """
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
         if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= _LARGE:
-            return  # it goes with those before it
+            return  # it is sent with those before it
         if not self.inline or message.size > _LARGE or message.audience:
             baton.flush_soon(self)
-            if len(outbox) >= _AHEAD:
+            if len(outbox) >= _YIELD_FROM:
                 give_way()
             return
         sender = session.senders.get(message.lane)
@@ -136,12 +130,12 @@ class Peer:
 
     @property
     def inline(self) -> bool:
-        """Whether users' threads may send: there is a link that allows that, and the session is not about to end."""
+        """Whether users' threads may send: the link allows that, and the session does not end."""
         link = self.link
         return link is not None and link.inline and link.connection.open and not self.session.closing
 
     def _exchange(self) -> None:
-        """Send what waits, and take what the peer has acknowledged meanwhile. In any thread."""
+        """Send what waits. After a large batch, also receive: a thread that only puts takes its ACKs itself."""
         link = self.link
         if link is None or not link.inline:  # lost meanwhile
             self.baton.flush_soon(self)
@@ -163,7 +157,7 @@ class Peer:
             self.link.flush()
 
     def repair(self) -> None:
-        """A user's thread was interrupted while it sent or received: begin the link anew."""
+        """Replace the link, because a signal handler interrupted a user's thread that sent or received on it."""
         self.session.repair()
         if (link := self.link) is not None:
             link.connection.discard_input()
@@ -171,39 +165,39 @@ class Peer:
             link.close()
 
     def withdraw(self, message: Outgoing) -> None:
-        """Its future is cancelled: free its memory, and tell the peer if it has begun to travel."""
+        """Free the memory of a cancelled message, and tell the peer if its first byte has left."""
         self.session.withdraw(message)
         if self.link is not None:
             self.link.keep()
         self._flush_soon()
 
     def taken(self, receiver: Receiver) -> None:
-        """The user has taken messages."""
+        """Note that the user has taken messages; tell the peer if it can send more."""
         if self.session.release_room(receiver):
             self._flush_soon()
 
     def finish(self) -> None:
-        """Flush, say goodbye, end; harmless if that has begun."""
+        """Close the session in good order: flush, FIN, end. Harmless if that has begun."""
         if self._finishing:
             return
         self._finishing = True
         self.session.close()
         if self.link is not None and self.link.connection.open:
-            self._expected = self._listener.is_server and not self.session.peer_closed
+            self._client_may_put = self._listener.is_server and not self.session.peer_closed
             self._flush_soon()
         else:
-            self._wait()
+            self._start_expiry()
 
-    def cut_off(self, error: Closed) -> None:
-        """End at once. If our user has closed and waits no longer, the peer is told: it is not to come back."""
+    def abort(self, error: Closed) -> None:
+        """End at once. If our user has closed, tell the peer so that it does not come back."""
         if self._finishing and self.link is not None:
             self.link.connection.refuse(Code.OVER, "closed before all was delivered")
         self.end(error)
 
-    # What the link brings.
+    # What links and events bring.
 
     def attach(self, link: Link) -> None:
-        """Use this link; an older one is told why it is used no more."""
+        """Use this link. An older one is closed, and its end told why."""
         if self.link is not None:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
         self.link = link
@@ -211,34 +205,34 @@ class Peer:
         self._tick(link)
 
     def accept(self, link: Link, greeting: Greeting, *, resumed: bool) -> None:
-        """Answer a client's greeting on a new link. Not `resumed`: it begins anew, and gets what waits for it."""
+        """Answer a client's greeting on a new link. Without `resumed` the session begins anew, with what is queued."""
         if self.over:
             return self._drop(link, Code.REFUSED, "the session has just ended")
-        resumed = resumed and self.session.begun  # not by a link that was lost before it could be
-        if resumed and (objection := self._objection(greeting)):
+        resumed = resumed and self.session.begun  # False if its first link was lost before the session began
+        if resumed and (objection := self._resume_refusal(greeting)):
             return self._drop(link, Code.REFUSED, objection)
-        if not link.connection.closed:  # else it was lost meanwhile, and the session stays whose it was
+        if not link.connection.closed:  # otherwise it was lost meanwhile, and the session keeps its client
             self.session.token = greeting.token
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
 
     def probe(self) -> None:
-        """Somebody says what cannot be while our link is alive: ask it."""
+        """Probe our link, because another client claims what cannot be true while the link is alive."""
         if self.link is not None:
             self.link.connection.probe(time.monotonic())
             self._tick(self.link)
             self._flush_soon()
 
     def handle(self, link: Link, events: Sequence[Event]) -> None:
-        """Do what the events of the link's connection ask for."""
+        """Handle the events of the link's connection."""
         for event in events:
             match event:
                 case Opened(_, resumed):
                     self._opened(link, resumed=resumed)
                 case Failed(message, error):
                     failed = message.fail(
-                        error or Closed(self._known, "it began anew while this message was on its way")
+                        error or Closed(self._reported_id, "it began anew while this message was on its way")
                     )
                     self._undelivered += failed and self._finishing
                 case Finished(_, over):
@@ -247,36 +241,36 @@ class Peer:
                     self._lost(link, error, code)
 
     def detach(self, link: Link, error: Exception) -> None:
-        """The link is lost."""
+        """Drop the link, and start the timers of a session without a link."""
         link.connection.detach()
         if self.link is link:
             self.link = None
-            self._stop_clock()
-            if self._patience is None:  # it was open; if not, the time runs on
-                self._absent_since = time.monotonic()
-                self._grace = self.loop.at(self._absent_since + _GRACE, self.session.reclaim)
-                self._wait()
+            self._stop_heartbeat()
+            if self._expiry is None:  # the link was open; otherwise the timers run already
+                self._link_lost_at = time.monotonic()
+                self._memory_timer = self.loop.at(self._link_lost_at + _SHORT_LOSS, self.session.reclaim)
+                self._start_expiry()
             if not self.over:
                 self._listener.detached(self, error)
 
     def end(self, error: Closed) -> None:
-        """The session is over: what is not delivered fails."""
+        """End the session; undelivered messages fail."""
         if self.over:
             return
         self.over = True
-        self._absent_since = time.monotonic()
+        self._link_lost_at = time.monotonic()
         if self.link is not None:
             self.link.keep()
         self.session.ended = True
         lost = [message for message in self.session.abandon() if not message.withdrawn]
-        self._stop_waiting()
-        self._stop_clock()
+        self._stop_expiry()
+        self._stop_heartbeat()
         link, self.link = self.link, None
         if link is not None and not self.session.closing:
             self._listener.detached(self, error)
         self._listener.ended(self, error, len(lost) + self._undelivered)
-        for message in lost:  # whoever learns of it finds the listener in order, and may put again
-            own = Closed(error.peer, error.why)  # each its own: whoever raises it adds a traceback to it
+        for message in lost:  # last: a callback may put again, and finds the session ended
+            own = Closed(error.peer, error.why)  # one for each: raising an error adds a traceback to it
             own.__cause__ = error.__cause__
             message.fail(own)
         if link is not None:
@@ -289,7 +283,7 @@ class Peer:
         return Statistics(
             connected=connected,
             address=self._address,
-            absent=0.0 if connected else time.monotonic() - self._absent_since,
+            absent=0.0 if connected else time.monotonic() - self._link_lost_at,
             queued=self.session.queued,
             messages_in=self.session.messages_in,
             messages_out=self.session.messages_out,
@@ -300,35 +294,35 @@ class Peer:
         )
 
     def _opened(self, link: Link, *, resumed: bool) -> None:
-        self._stop_waiting()
-        self._tick(link)  # from now on by the heartbeat
-        if not resumed and self._known is not None:
-            self._listener.forgotten(self, self._known)
-        self._known = self.id
-        self._expected = self._finishing and self._listener.is_server and not self.session.peer_closed
+        self._stop_expiry()
+        self._tick(link)  # from now on for the heartbeat
+        if not resumed and self._reported_id is not None:
+            self._listener.restarted(self, self._reported_id)
+        self._reported_id = self.id
+        self._client_may_put = self._finishing and self._listener.is_server and not self.session.peer_closed
         self._listener.opened(self, resumed=resumed)
-        if not resumed and self._farewell:  # the server that had closed is gone, and this is its successor
+        if not resumed and self._server_closed:  # the server that had closed has ended, and this is its successor
             self.session.close()
             self._flush_soon()
 
     def _finished(self, link: Link, *, over: bool) -> None:
-        self._expected = False
+        self._client_may_put = False
         if over:
             self.session.closing = True
             self.end(Closed(self.id, "it has closed"))
         elif (
             self._listener.is_server
-        ):  # a client that leaves is let go; a server that closes takes what its clients put
+        ):  # a client that closes is let go; a server that closes still takes what its clients put
             self.session.closing = True
             self.handle(link, link.connection.close())
         else:
-            self._farewell = True
-        if not self.over:  # else the listener knows, and has told its user first
+            self._server_closed = True
+        if not self.over:  # otherwise the listener knows already, and has reported it
             self._listener.finished(self)
 
     def _lost(self, link: Link, error: Exception, code: Code) -> None:
-        if code is Code.SUPERSEDED and self._is_quarrel():
-            self.session.closing = True  # another has the session now: to come back would be a quarrel without end
+        if code is Code.SUPERSEDED and self._is_contested():
+            self.session.closing = True  # another process has the session: taking it back would never end
             self.end(Closed(self.id, str(error)))
         elif code is Code.OVER:
             self.session.closing = True
@@ -341,52 +335,52 @@ class Peer:
                 link.close()
             self.detach(link, error)
 
-    def _is_quarrel(self) -> bool:
-        """Whether another process takes the session again and again, and not an INI of our own that came late."""
+    def _is_contested(self) -> bool:
+        """Return whether another process takes the session repeatedly. Once may be a late INI of our own."""
         now = time.monotonic()
-        self._superseded = [*(then for then in self._superseded if now - then < _QUARREL), now]
-        return len(self._superseded) >= _QUARRELS
+        self._superseded_at = [*(then for then in self._superseded_at if now - then < _CONTEST_PERIOD), now]
+        return len(self._superseded_at) >= _CONTESTS
 
-    def _objection(self, greeting: Greeting) -> str:
-        """Why this greeting of our own client should not have the session; empty if it should."""
+    def _resume_refusal(self, greeting: Greeting) -> str:
+        """Return why this greeting may not resume the session, or an empty string."""
         if greeting.token != self.session.token:
             return "another process has begun this session anew"
         if self.session.is_stale(greeting):
             return "this link is older than the session's last"
         if greeting.epoch != self.session.epoch and self.link is not None:
-            self.probe()  # the client has not heard our last INI, or that link is the newer one
+            self.probe()  # our last INI was lost, or the present link is the newer one
             return "the session has a link, and nothing has come on it yet: it is being asked"
         return ""
 
     def _drop(self, link: Link, code: Code, reason: str) -> None:
-        link.keep()  # it parts for a while, and whoever put what it has may soon have it back
+        link.keep()  # its close takes a while, and the sender of its bytes may want the memory earlier
         link.connection.detach()
         link.connection.refuse(code, reason)
         link.close()
 
-    def _wait(self) -> None:
-        """Without a link: wait for one, but not for ever."""
-        if self._patience is not None:
-            self._patience.cancel()
+    def _start_expiry(self) -> None:
+        """Start the timer that ends a session without a link."""
+        if self._expiry is not None:
+            self._expiry.cancel()
         seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
-        if self.session.closing or self._farewell:
+        if self.session.closing or self._server_closed:
             seconds, why = self._options.linger, "no link within {:g} s (linger) after close"
-        if self.session.closing and not self.session.due and not self._expected:
+        if self.session.closing and not self.session.due and not self._client_may_put:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing:
                 self.loop.at(time.monotonic() + EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
-            self._patience = self.loop.at(time.monotonic() + seconds, self._expire, error)
+            self._expiry = self.loop.at(time.monotonic() + seconds, self._expire, error)
 
     def _expire(self, error: Closed) -> None:
-        """There is no link any more, and none will come."""
-        if self._farewell:
-            self.session.closing = True  # the server has closed: a client has nothing to come back to
+        """End the session, because no link came in time."""
+        if self._server_closed:
+            self.session.closing = True  # the server has closed: a client has no server to come back to
         self.end(error)
 
     def _explain(self, seconds: float) -> None:
-        """Say in the log why closing takes so long."""
+        """Log why closing takes so long."""
         if not self.over and self.link is None:
             who = self.id or "the server"
             log.warning("%s: not connected; closing waits up to %g s (linger) for it to come back", who, seconds)
@@ -397,22 +391,22 @@ class Peer:
             self.handle(link, link.connection.tick(now))
             self._flush_soon()
         if self.link is link and not link.connection.closed:
-            self._stop_clock()
-            self._clock = self.loop.at(link.connection.deadline(), self._tick, link)
+            self._stop_heartbeat()
+            self._heartbeat_timer = self.loop.at(link.connection.deadline(), self._tick, link)
 
-    def _stop_waiting(self) -> None:
-        for timer in (self._patience, self._grace):
+    def _stop_expiry(self) -> None:
+        for timer in (self._expiry, self._memory_timer):
             if timer is not None:
                 timer.cancel()
-        self._patience = self._grace = None
+        self._expiry = self._memory_timer = None
 
-    def _stop_clock(self) -> None:
-        """Let the timer keep nothing of the link."""
-        if self._clock is not None:
-            self._clock.cancel()
+    def _stop_heartbeat(self) -> None:
+        """Cancel the timer, so that it keeps no reference to the link."""
+        if self._heartbeat_timer is not None:
+            self._heartbeat_timer.cancel()
 
     def _flush_soon(self) -> None:
-        """Flush once for all that is put in one turn of the loop."""
+        """Flush in the loop's thread, once for all that is put in one turn."""
         if not self._flushing:
             self._flushing = True
             self.loop.call(self._flush)
@@ -421,13 +415,13 @@ class Peer:
         self._flushing = False
         self.session.drain()
         if self.session.closing and not self.over:
-            self._part()
+            self._say_goodbye()
         if self.link is not None:
             self.link.flush()
 
-    def _part(self) -> None:
-        """Say goodbye, if nothing is due any more: the last of it may have been withdrawn."""
+    def _say_goodbye(self) -> None:
+        """Send FIN if all is delivered: the last message may have been withdrawn."""
         if self.link is not None and self.link.connection.open:
             self.handle(self.link, self.link.connection.close())
-        elif not self.session.due and not self._expected:
+        elif not self.session.due and not self._client_may_put:
             self.end(Closed(self.id, "it has closed"))

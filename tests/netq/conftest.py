@@ -43,7 +43,7 @@ class Attempts:
 def attempts(monkeypatch: pytest.MonkeyPatch) -> Attempts:
     """Count the attempts of the client that the test makes."""
     attempts = Attempts()
-    monkeypatch.setattr("netq.runtime.endpoint.backoff", attempts.backoff)
+    monkeypatch.setattr("netq.runtime.reconnect.backoff", attempts.backoff)
     return attempts
 
 

@@ -352,7 +352,7 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
         async with pair() as (server, client):
             getting = asyncio.create_task(server.get())
             await asyncio.sleep(0)
-            poll_ready, set_result = server._baton.poll_ready, netq.aio._Turn.set_result
+            poll_ready, set_result = server._baton.poll_ready, netq.aio._ImmediateFuture.set_result
             raised: list[str] = []
 
             def poll_and_raise(poller: Any) -> bool:
@@ -371,7 +371,7 @@ def test_a_get_that_is_served_goes_on_though_a_handler_raises(
             if where == "behind the poll":
                 monkeypatch.setattr(server._baton, "poll_ready", poll_and_raise)
             else:
-                monkeypatch.setattr(netq.aio._Turn, "set_result", set_and_raise)
+                monkeypatch.setattr(netq.aio._ImmediateFuture, "set_result", set_and_raise)
             client.put("message")
             assert (await getting).data == "message"
             if raised:  # else the loop's own thread has received it

@@ -157,9 +157,9 @@ def test_a_link_that_a_handler_interrupted_is_made_anew_without_a_longer_pause()
         endpoint = client._endpoint
         for _ in range(5):
             endpoint.home.ask(endpoint._retry, Interrupted("a handler has raised"))
-        assert endpoint._attempt == 1
+        assert endpoint.reconnector.attempt == 1
         for _ in range(5):
             endpoint.home.ask(endpoint._retry, ConnectionResetError("the network"))
-        assert endpoint._attempt == 6
+        assert endpoint.reconnector.attempt == 6
     finally:
         client.close(0)

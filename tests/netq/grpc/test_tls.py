@@ -35,7 +35,7 @@ def trouble(
     wrong = communicators.client(NetworkLocation(host, listener.netloc.port), security=client, linger=0.0)
     future = wrong.put("never")
     line = log.wait("trying again")
-    while wrong._endpoint._attempt < AGAIN:
+    while wrong._endpoint.reconnector.attempt < AGAIN:
         with pytest.raises(TimeoutError):
             wrong.get(timeout=0.01)
     assert len(log.having("trying again")) == 1

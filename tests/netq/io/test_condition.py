@@ -22,7 +22,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 def asleep(condition: Condition, count: int) -> None:
     """Wait until so many wait."""
-    while len(condition._sleepers) < count:
+    while len(condition._waiters) < count:
         threading.Event().wait(0.001)
 
 
@@ -31,7 +31,7 @@ def test_what_has_come_is_not_waited_for() -> None:
     assert condition.wait(lambda: True, 0)
     assert not condition.wait(lambda: False, 0)
     assert not condition.wait(lambda: False, -1)
-    assert condition._sleepers == []
+    assert condition._waiters == []
 
 
 def test_all_who_wait_are_woken_and_look_again(pool: ThreadPoolExecutor) -> None:
@@ -47,7 +47,7 @@ def test_all_who_wait_are_woken_and_look_again(pool: ThreadPoolExecutor) -> None
     condition.notify()
     assert all(future.result(LIMIT / 2) for future in waiting)
     assert all(looks)
-    assert condition._sleepers == []
+    assert condition._waiters == []
 
 
 def test_what_comes_true_without_a_ring_is_seen_within_the_longest_wait(pool: ThreadPoolExecutor) -> None:
@@ -86,4 +86,4 @@ def test_who_is_interrupted_waits_no_more() -> None:
     looks: Iterator[Callable[[], bool]] = iter([lambda: False, interrupt])
     with pytest.raises(KeyboardInterrupt):
         condition.wait(lambda: next(looks)(), LIMIT)
-    assert condition._sleepers == []
+    assert condition._waiters == []

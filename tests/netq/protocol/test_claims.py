@@ -147,7 +147,7 @@ def test_whoever_is_superseded_again_and_again_ends(communicators: Communicators
     for count in (1, 2):
         with Raw(server.netloc, twin) as link:
             assert link.read(Kind.FIN).number == Code.SUPERSEDED, "the client has come back"
-            assert len(peer._superseded) == count
+            assert len(peer._superseded_at) == count
     with Raw(server.netloc, twin), pytest.raises(Closed, match="a newer link has taken the session over"):
         client.get(timeout=LIMIT)
     with pytest.raises(Closed):

@@ -59,7 +59,7 @@ def item() -> Maker:
 def arrive(inbox: Inbox, *items: Item) -> bool:
     """What a loop does: messages come, in order. Return whether somebody who waited has been served."""
     inbox.arrived.extend(items)
-    return inbox.settle()
+    return inbox.serve_waiters()
 
 
 def text(item: Item | None) -> str:
@@ -86,7 +86,7 @@ class Wait:
         deadline = time.monotonic() + timeout
         try:
             while True:
-                if self._inbox.is_served(self._waiter):
+                if self._inbox.is_ready(self._waiter):
                     if (item := self._inbox.accept(self._waiter)) is not None:
                         return item
                     self._inbox.enter(self._waiter)
@@ -146,7 +146,7 @@ def enter(inbox: Inbox, *peers: uuid.UUID) -> Waiter:
 
 
 def waiters(inbox: Inbox) -> set[Waiter]:
-    return {waiter for line in inbox.lines.values() for waiter in line.values()}
+    return {waiter for line in inbox.waiters.values() for waiter in line.values()}
 
 
 def waiting(threads: ThreadPoolExecutor, inbox: Inbox, *peers: uuid.UUID) -> Future[Item]:
@@ -198,7 +198,7 @@ def test_settle_says_whether_somebody_waited_for_it(item: Maker) -> None:
     waits = enter(inbox, B)
     assert not arrive(inbox, item(A, "nobody waits for this, the first is there"))
     assert arrive(inbox, item(A, "another"), item(B))
-    assert waits.served
+    assert waits.ready
     assert not arrive(inbox, item(B))
 
 
@@ -207,10 +207,10 @@ def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts(item: Maker, 
     waiter = Waiter((A,), lambda: woken.append(None))
     inbox.enter(waiter)
     arrive(inbox, item(B))
-    assert not waiter.served
+    assert not waiter.ready
     first = item(A, "1")
     arrive(inbox, first, item(A, "2"))
-    assert waiter.served
+    assert waiter.ready
     assert (len(woken), item.consumed(A)) == (1, 0)
     assert text(inbox.accept(waiter)) == "1"
     assert (len(woken), item.consumed(A)) == (1, first[-1])
@@ -242,7 +242,7 @@ def test_a_waiter_that_left_is_not_served(item: Maker, take: Take) -> None:
     inbox.enter(waiter)
     inbox.leave(waiter)
     arrive(inbox, item(A))
-    assert not waiter.served
+    assert not waiter.ready
     assert woken == []
     assert take(inbox)[0] == A
 
@@ -267,7 +267,7 @@ def test_finish_is_raised_after_the_last_message_to_those_who_wait_for_nobody_el
 def test_begin_makes_a_peer_expected_again(take: Take) -> None:
     inbox = Inbox()
     inbox.finish(A, Closed(A))
-    inbox.begin(A)
+    inbox.expect(A)
     with pytest.raises(TimeoutError):
         take(inbox, A)
 
@@ -373,11 +373,11 @@ def test_nobody_is_told_the_end_while_a_message_may_be_given_back(item: Maker, p
     inbox.finish(A, Closed(A))
     inbox.close(Closed(None))
     late = enter(inbox, *peers)
-    assert not waits.served
-    assert not late.served
+    assert not waits.ready
+    assert not late.ready
     inbox.leave(served)
     assert text(inbox.accept(waits)) == "last"
-    assert late.served
+    assert late.ready
     with pytest.raises(Closed):
         inbox.accept(late)
 
@@ -390,13 +390,13 @@ def test_the_end_is_told_when_the_last_message_is_taken(item: Maker) -> None:
     for peer in (A, B):
         inbox.finish(peer, Closed(peer, "it has closed"))
     inbox.accept(first)
-    assert (of_a.served, of_both.served, of_any.served) == (True, False, False)
+    assert (of_a.ready, of_both.ready, of_any.ready) == (True, False, False)
     inbox.accept(second)
-    assert (of_both.served, of_any.served) == (True, False)
+    assert (of_both.ready, of_any.ready) == (True, False)
     assert of_both.error is not None
     assert of_both.error.peer == A
     inbox.close(Closed(None))
-    assert of_any.served
+    assert of_any.ready
 
 
 def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
@@ -409,7 +409,7 @@ def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
         "enter": partial(inbox.enter, waiter),
         "enter behind": partial(inbox.enter, leaver),
         "settle": partial(arrive, inbox, item(A), item(A), item(A)),
-        "served": partial(inbox.is_served, waiter),
+        "served": partial(inbox.is_ready, waiter),
         "accept": partial(inbox.accept, waiter),
         "leave": partial(inbox.leave, leaver),
         "take": partial(inbox.take_now, peers),
@@ -470,7 +470,7 @@ def takes(inbox: Inbox, take: Take, count: int) -> list[tuple[uuid.UUID, str]]:
     with pytest.raises(TimeoutError):
         take(inbox)
     assert not inbox.arrived
-    assert not inbox.sorted
+    assert not inbox.queues
     return got
 
 
@@ -497,11 +497,11 @@ def test_who_was_promised_what_was_there_twice_waits_on_in_line(item: Maker) -> 
     inbox = Inbox()
     first, second = enter(inbox, A), enter(inbox, A)
     arrive(inbox, *[item(A, "0")] * 2)
-    assert (first.served, second.served) == (True, True)
+    assert (first.ready, second.ready) == (True, True)
     assert text(inbox.accept(first)) == "0"
     assert inbox.accept(second) is None
     inbox.enter(second)
-    assert not second.served
+    assert not second.ready
     assert arrive(inbox, item(A, "1"), item(A, "2"))
     assert text(inbox.accept(second)) == "1"
     assert in_line(inbox) == (A, "2")
@@ -513,12 +513,12 @@ def test_the_end_is_told_though_the_last_message_was_there_twice(item: Maker) ->
     arrive(inbox, *[item(A, "last")] * 2)
     inbox.finish(A, Closed(A))
     inbox.close(Closed(None))
-    assert not third.served
+    assert not third.ready
     assert text(inbox.accept(first)) == "last"
     assert inbox.accept(second) is None
     inbox.enter(second)
     for waiter in (second, third):
-        assert waiter.served
+        assert waiter.ready
         with pytest.raises(Closed):
             inbox.accept(waiter)
 
@@ -546,7 +546,7 @@ def test_those_in_line_are_served_though_who_sorts_is_interrupted(item: Maker, l
     inbox.arrived.left = left
     with pytest.raises(Interrupted):
         arrive(inbox, *[item(A, str(number)) for number in range(3)])
-    inbox.settle()
+    inbox.serve_waiters()
     assert [text(wait.end()) for wait in waits] == ["0", "1", "2"]
     assert takes(inbox, in_line, 0) == []
 
@@ -600,7 +600,7 @@ def test_what_arrives_while_it_is_held_is_not_given_before_it_is_let_go(item: Ma
         for peers in ((), (A,), (A, B)):
             with pytest.raises(TimeoutError):
                 take(inbox, *peers)
-        inbox.let_go(hold)
+        inbox.release(hold)
     assert takes(inbox, take, 2) == [(A, "0"), (B, "0")]
 
 
@@ -609,10 +609,10 @@ def test_those_in_line_are_served_when_it_is_let_go(item: Maker) -> None:
     waiter = enter(inbox, A)
     hold = inbox.hold()
     assert not arrive(inbox, item(A, "held"))
-    assert not inbox.is_served(waiter)
+    assert not inbox.is_ready(waiter)
     late = enter(inbox)
-    inbox.let_go(hold)
-    assert (waiter.served, late.served) == (True, False)
+    inbox.release(hold)
+    assert (waiter.ready, late.ready) == (True, False)
     assert text(inbox.accept(waiter)) == "held"
 
 
@@ -625,9 +625,9 @@ def test_who_takes_at_once_takes_nothing_from_those_in_line_unless_he_has_waited
         waiter = enter(inbox, A)
         inbox.arrived.append(item(A, "0"))
         taken = inbox.take_now((), ahead=is_ahead)
-        assert (taken is not None, waiter.served) == (is_ahead, not is_ahead)
+        assert (taken is not None, waiter.ready) == (is_ahead, not is_ahead)
         inbox.arrived.append(item(A, "1"))
-        assert inbox.is_served(waiter)
+        assert inbox.is_ready(waiter)
         assert text(inbox.accept(waiter)) == str(int(is_ahead))
 
 
@@ -636,7 +636,7 @@ def test_who_takes_ahead_serves_those_in_line_with_the_rest(item: Maker) -> None
     of_a, of_b = enter(inbox, A), enter(inbox, B)
     inbox.arrived.extend([item(A, "0"), item(B, "0"), item(A, "1")])
     assert text(inbox.take_now((), ahead=True)) == "0"
-    assert (of_a.served, of_b.served) == (True, True)
+    assert (of_a.ready, of_b.ready) == (True, True)
     assert text(inbox.accept(of_a)) == "1"
 
 
@@ -654,9 +654,9 @@ def test_a_handler_that_interrupts_who_sorts_leaves_that_to_him(item: Maker) -> 
     waiter = enter(inbox)
     with inbox.lock:
         assert not arrive(inbox, item(A, "0"))
-        assert not waiter.served
+        assert not waiter.ready
         assert len(inbox.arrived) == 1
-    assert inbox.is_served(waiter)
+    assert inbox.is_ready(waiter)
     assert text(inbox.accept(waiter)) == "0"
 
 
@@ -670,8 +670,8 @@ def test_peers_that_are_over_are_forgotten_when_there_are_many(take: Take) -> No
     for peer in (peers[1], peers[-1]):
         with pytest.raises(Closed):
             take(inbox, peer)
-    assert len(inbox._over) == many
-    assert not inbox.lines
+    assert len(inbox._closed_peers) == many
+    assert not inbox.waiters
 
 
 def test_what_is_taken_is_reported_in_strides_and_nothing_is_forgotten(item: Maker, take: Take) -> None:
@@ -700,15 +700,15 @@ def test_timeout_says_how_long() -> None:
 
 def test_closed_comes_after_the_last_message_though_another_peer_is_held(item: Maker) -> None:
     inbox = Inbox()
-    inbox.begin(A)
+    inbox.expect(A)
     arrive(inbox, item(A, "1"), item(A, "2"))
     hold = inbox.hold()  # B begins
     inbox.finish(A, Closed(A, "it has closed"))
     assert inbox.take_now((A,)) is None
     waiter = enter(inbox, A)
-    assert not waiter.served
-    inbox.begin(B)
-    inbox.let_go(hold)
+    assert not waiter.ready
+    inbox.expect(B)
+    inbox.release(hold)
     assert text(inbox.accept(waiter)) == "1"
     assert text(inbox.take_now((A,))) == "2"
     with pytest.raises(Closed):
@@ -717,23 +717,23 @@ def test_closed_comes_after_the_last_message_though_another_peer_is_held(item: M
 
 def test_who_waits_for_a_peer_that_ends_while_another_is_held_learns_it(item: Maker) -> None:
     inbox = Inbox()
-    inbox.begin(A)
+    inbox.expect(A)
     waiter = enter(inbox, A)
     hold = inbox.hold()
     arrive(inbox, item(B, "not yet"))
     inbox.finish(A, Closed(A, "it has closed"))
-    assert not waiter.served
-    inbox.let_go(hold)
+    assert not waiter.ready
+    inbox.release(hold)
     with pytest.raises(Closed):
         inbox.accept(waiter)
 
 
 def test_messages_of_one_peer_alone_are_taken_as_they_lie_and_sorted_when_another_begins(item: Maker) -> None:
     inbox = Inbox()
-    inbox.begin(A)
+    inbox.expect(A)
     arrive(inbox, *(item(A, str(n)) for n in range(4)))
     assert text(inbox.take_now(())) == "0"
-    assert not inbox.sorted
-    inbox.begin(B)
+    assert not inbox.queues
+    inbox.expect(B)
     arrive(inbox, item(B, "b"))
     assert [text(inbox.take_now(())) for _ in range(4)] == ["1", "b", "2", "3"]

@@ -54,7 +54,7 @@ def test_a_crowd_of_hosts_is_forgotten_the_longest_ago_first() -> None:
         assert not complaints.is_new("10.0.0.0:1", "no certificate"), "it comes again and again"
     assert not complaints.is_new("10.0.3.249:1", "no certificate")
     assert complaints.is_new("10.0.0.1:1", "no certificate")
-    assert len(complaints._made) == 256
+    assert len(complaints._logged) == 256
 
 
 def test_what_a_peer_writes_is_one_line_of_bounded_length() -> None:

@@ -265,9 +265,9 @@ def test_to_close_again_does_not_make_it_longer(communicators: Communicators, po
     left = pool.submit(client.close, LIMIT)
     closes(client)
     peer = only(client)
-    before = peer._patience
+    before = peer._expiry
     peer.loop.ask(peer.finish)
-    assert peer._patience is before
+    assert peer._expiry is before
     assert client.close(timeout=0) == left.result(LIMIT) == 1
     communicators.release(client)
 
