@@ -1,4 +1,4 @@
-"""What netq takes for bytes, and aligned memory for them. Pure."""
+"""The type of buffers that netq accepts, and aligned memory for messages. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
-LARGE = 256 * 1024  # bytes from which a block is a mapping of its own and is recycled
+LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own, and is reused
 
 
 def aligned(size: int) -> memoryview:
-    """Return a writable, 64-byte aligned view of `size` bytes that no one else uses. Raises MemoryError."""
+    """Return a writable, 64-byte aligned view of `size` new bytes. Raises MemoryError."""
     if size >= LARGE:
         return memoryview(map_block(size))
     block = bytearray(size + ALIGNMENT)
@@ -25,6 +25,8 @@ def aligned(size: int) -> memoryview:
 def map_block(size: int) -> mmap.mmap:
     """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
     try:
-        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # a forked child has its own
+        return mmap.mmap(
+            -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )  # private: a forked child must not write into it
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error

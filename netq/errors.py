@@ -1,15 +1,15 @@
-"""Every error that netq raises of its own. Imports nothing, so that every module may raise them.
+"""Every error that netq defines. Imports nothing of netq, so that every module may raise them.
 
 NetqError
- ├── InvalidOption   (ValueError)               an option is out of range, or does not go with another
- ├── AddressError    (OSError)                  this address cannot be listened at
- ├── ProtocolError                              the peer broke docs/reference/protocol.md; its link was dropped
+ ├── InvalidOption   (ValueError)               an option is out of range, or contradicts another
+ ├── AddressError    (OSError)                  netq cannot listen at this address
+ ├── ProtocolError                              the peer violated docs/reference/protocol.md; its link was dropped
  ├── SecurityError                              TLS: a file, a certificate, a handshake
- ├── SerializationError (TypeError)             `dump` returned what is neither bytes nor a Stream
- ├── Closed          (ConnectionError)          the peer's session, or our own, is over; has .peer
- ├── QueueFull                                  queue_size messages wait for the peer already; has .peer
+ ├── SerializationError (TypeError)             `dump` returned something else than bytes or a Stream
+ ├── Closed          (ConnectionError)          the session, or the communicator, is over; has .peer
+ ├── QueueFull                                  queue_size messages already wait for the peer; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
- └── Unreadable      (pickle.UnpicklingError)   a message came whole but cannot be loaded; has .peer
+ └── Unreadable      (pickle.UnpicklingError)   a message was received but cannot be loaded; has .peer
       └── NotAllowed                            ... because it names something that `allow` refuses
 """
 
@@ -20,7 +20,7 @@ import uuid
 
 
 class NetqError(Exception):
-    """Any error of netq."""
+    """The base of all errors of netq."""
 
 
 class InvalidOption(NetqError, ValueError):
@@ -28,11 +28,11 @@ class InvalidOption(NetqError, ValueError):
 
 
 class AddressError(NetqError, OSError):
-    """This address cannot be listened at: taken, not ours, or not permitted."""
+    """netq cannot listen at this address: it is in use, not of this machine, or not permitted."""
 
 
 class ProtocolError(NetqError):
-    """The peer sent what docs/reference/protocol.md forbids. The link is dropped, nothing else suffers."""
+    """The peer sent something that docs/reference/protocol.md forbids. Only its link is dropped."""
 
 
 class SecurityError(NetqError):
@@ -40,13 +40,13 @@ class SecurityError(NetqError):
 
 
 class SerializationError(NetqError, TypeError):
-    """The `dump` of SerializationOptions returned what is neither bytes nor a Stream. Nothing was sent."""
+    """The `dump` of SerializationOptions returned something else than bytes or a Stream. Nothing was sent."""
 
 
 class Closed(NetqError, ConnectionError):
-    """The session with `peer` is over (None: a server never reached), so this can no longer happen.
+    """The session with `peer` is over, so the call cannot succeed any more. None: the server was never reached.
 
-    `args` is `(peer,)`; `why` is the reason, for people.
+    `args` is `(peer,)`; `why` is the reason, as text for people.
     """
 
     def __init__(self, peer: uuid.UUID | None, why: str = "the session is over") -> None:
@@ -59,9 +59,9 @@ class Closed(NetqError, ConnectionError):
 
 
 class QueueFull(NetqError):
-    """`queue_size` messages wait for `peer` already. This one was not queued; wait for earlier futures.
+    """`queue_size` messages already wait for `peer`. This one was not queued; wait for earlier futures.
 
-    `dropped`: it was queued, and a newer one has taken its place (drop_oldest).
+    `dropped`: it was queued, and a newer message has taken its place (drop_oldest).
     """
 
     def __init__(self, peer: uuid.UUID | None, size: int, dropped: bool = False) -> None:
@@ -89,7 +89,7 @@ class MessageTooLarge(NetqError, ValueError):
 
 
 class Unreadable(NetqError, pickle.UnpicklingError):
-    """A message came whole, but its bytes cannot be loaded. The next get goes on with the next message."""
+    """A message was received, but its bytes cannot be loaded. The next get returns the next message."""
 
     peer: uuid.UUID | None = None
 
@@ -99,10 +99,10 @@ class NotAllowed(Unreadable):
 
 
 def strip_tracebacks(error: Exception) -> Exception:
-    """Return an error without the frames that it has come through, nor those of its causes.
+    """Remove the tracebacks of an error and of its causes; return the error.
 
-    They hold what they were at work on, a message perhaps; and whoever keeps the error where one of them can see it has
-    made a cycle.
+    A traceback keeps the local variables of its frames alive, perhaps a large message. And an error that is stored in
+    an object that one of these frames refers to makes a reference cycle.
     """
     link: BaseException | None = error
     while link is not None and link.__traceback__ is not None:

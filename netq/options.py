@@ -1,4 +1,4 @@
-"""What a communicator can be told. Frozen; each class checks itself and names the option that is wrong."""
+"""The options of a communicator. Frozen dataclasses; each checks its values and names the option that is wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1024**2
 
 
 class Protocol(enum.StrEnum):
-    """What carries the bytes. Each member is a string: `"tcp"` does for `Protocol.TCP`."""
+    """The transport. Each member is a string: you may pass `"tcp"` for `Protocol.TCP`."""
 
     TCP = "tcp"
     MQTT = "mqtt"
@@ -27,14 +27,14 @@ class Protocol(enum.StrEnum):
 
 
 class Purpose(enum.StrEnum):
-    """One server, many clients. Each member is a string, as those of Protocol are."""
+    """The side of a communicator: one server, many clients. Each member is a string, as those of Protocol are."""
 
     SERVER = "server"
     CLIENT = "client"
 
 
 class NetworkLocation(NamedTuple):
-    """Where the server listens. Port 0 lets the system choose one: see `Communicator.netloc`."""
+    """The address of the server. With port 0 the system chooses the port: see `Communicator.netloc`."""
 
     host: str = "127.0.0.1"
     port: int = 51966
@@ -42,22 +42,24 @@ class NetworkLocation(NamedTuple):
 
 @dataclass(frozen=True)
 class ConnectionOptions:
-    """How messages travel. Sizes are bytes, times are seconds.
+    """Sessions, links and flow control. Sizes are bytes, times are seconds.
 
-    get_merge:         reassemble a message in one block (arrays become views of it); if not, large chunks apart.
-    put_merge:         join the buffers of small messages before sending; if not, hand each to the system by itself:
-                       only TCP without TLS can, all else refuses False with InvalidOption.
+    get_merge:         True: receive each message into one block, and arrays are views of it. False: keep large chunks
+                       in blocks of their own.
+    put_merge:         True: join the buffers of small messages before sending. False: pass each buffer to the system by
+                       itself; only TCP without TLS can do that, all others raise InvalidOption.
     transport_size:    the largest chunk of a message in one frame.
-    queue_size:        messages that may wait for one peer; one more gets QueueFull in its future.
-    message_size:      the largest message taken; the peer is told, and does not send a larger one.
-    drop_oldest:       for those who want only the newest: when `queue_size` messages of a lane wait that have not begun
-                       to travel, the oldest gets QueueFull in its future, and the new one takes its place.
-    window:            bytes that a peer may have here, unread, on each lane; a larger message comes alone.
-    memory:            bytes that all peers together may have here, unread; but half of it and one message at least.
-                       Every lane's first 256 KiB (see netq/protocol/flow_control.py) come beside it.
-    heartbeat, misses: a peer says something at least every `heartbeat`; silent for `misses` times that, it is lost.
-    handshake_timeout: a link that has not said who it is by then is cut.
-    session_timeout:   how long a session outlives its last link; then it is over, and what it held fails with Closed.
+    queue_size:        how many messages may wait for one peer. The future of one more fails with QueueFull.
+    message_size:      the largest message that is received. The peer knows it, and sends no larger one.
+    drop_oldest:       keep only the newest messages: if `queue_size` messages of a lane wait, and no byte of them has
+                       left, the future of the oldest fails with QueueFull, and the new message takes its place.
+    window:            unread bytes that a peer may have here, on each lane. A larger message comes alone.
+    memory:            unread bytes that all peers together may have here, but at least half of it plus one message. The
+                       first 256 KiB of every lane (netq/protocol/flow_control.py) are not counted.
+    heartbeat, misses: a peer sends something at least every `heartbeat`. Its link is lost after `misses` times that
+                       without a byte.
+    handshake_timeout: how long a new link may take for the handshake.
+    session_timeout:   how long a session outlives its last link. Then it is over, and its messages fail with Closed.
     linger:            how long `close` waits for a peer that is not connected and has messages due.
     retry_min, retry_max: bounds of the random pause before a client tries again ("full jitter").
     """
@@ -100,10 +102,10 @@ class ConnectionOptions:
 
 @dataclass(frozen=True)
 class SerializationOptions:
-    """How objects become bytes: `dump` for put, `load` for get. Called in the caller's thread.
+    """How objects become bytes: `dump` for put, `load` for get. Both run in the thread that calls put or get.
 
-    load: given the Stream of a message (it reads like a file); returns what `get` returns.
-    dump: given what was put; returns bytes, another contiguous buffer, or a Stream. It is not copied.
+    load: takes the Stream of a message, which reads like a file; returns the object for `get`.
+    dump: takes the object that was put; returns bytes, another contiguous buffer, or a Stream. It is not copied.
     """
 
     load: Callable[[Stream], Any] = field(default_factory=lambda: PickleSerializer().load)
@@ -116,10 +118,10 @@ class SerializationOptions:
 
 @dataclass(frozen=True)
 class SecurityOptions:
-    """TLS. PEM files, read when a communicator is made: what cannot be used raises SecurityError there.
+    """TLS. The PEM files are read when a communicator is made; that raises SecurityError if they cannot be used.
 
-    key:         a server's private key; None for a client.
-    certificate: a server's certificate chain; for a client the certificates it trusts (None: the system's).
+    key:         the private key of a server; None for a client.
+    certificate: the certificate chain of a server; for a client, the certificates that it trusts (None: the system's).
     """
 
     key: Path | None = None
@@ -135,12 +137,12 @@ class SecurityOptions:
 
 @dataclass(frozen=True)
 class MqttOptions:
-    """How a broker is used, by Protocol.MQTT; `netloc` is the broker's.
+    """How Protocol.MQTT uses its broker. `netloc` is the address of the broker.
 
-    prefix:         what all topics begin with. A server and its clients have the same, and two servers on one broker
-                    different ones: a server that comes takes a prefix over.
-    user, password: by which the broker knows us.
-    packet_size:    the largest publication in bytes, without its header; brokers refuse what is above their own limit.
+    prefix:         the first part of all topics. Give a server and its clients the same prefix, and two servers on one
+                    broker different prefixes: a new server takes its prefix over from an older one.
+    user, password: the account at the broker.
+    packet_size:    the largest publication, in bytes without its header. A broker refuses publications above its limit.
     """
 
     prefix: str = "netq"
@@ -162,10 +164,10 @@ class MqttOptions:
 
 @dataclass(frozen=True)
 class EventOptions:
-    """Called with a peer's id when its session begins (`ini`) and when it is over (`fin`).
+    """Callbacks, called with the id of a peer when its session begins (`ini`) and when it is over (`fin`).
 
-    In the loop's thread: they must not wait. `put` never does, so it may be called; `get`, `close` and `statistics`
-    may not.
+    They run in the loop's thread and must not wait. They may call `put`, which never waits, but not `get`, `close` or
+    `statistics`.
     """
 
     ini: Callable[[uuid.UUID], object] | None = None
@@ -180,12 +182,12 @@ class EventOptions:
 
 @dataclass(frozen=True)
 class CommunicatorOptions:
-    """All that a communicator can be told. Every instance has a random id of its own, unless given one.
+    """All options of a communicator. Every instance has a random id of its own, unless you pass one.
 
-    So each communicator needs its own: `dataclasses.replace(options, id=uuid.uuid4())` makes another.
+    Each communicator therefore needs its own instance: `dataclasses.replace(options, id=uuid.uuid4())` makes another.
 
-    workers: threads that move bytes; sessions are spread over them. One is enough for most: a second pays when
-             TLS or many busy peers fill a core.
+    workers: how many threads move bytes; the sessions are spread over them. One is enough in most cases. A second one
+             helps when TLS or many busy peers fill a core.
     """
 
     id: uuid.UUID = field(default_factory=uuid.uuid4)
@@ -211,7 +213,7 @@ class CommunicatorOptions:
 
 
 def check_put_merge(options: CommunicatorOptions, transport: str) -> None:
-    """Raise InvalidOption if a transport that joins small buffers in any case is asked not to."""
+    """Raise InvalidOption for `put_merge=False` on a transport that always joins small buffers."""
     if not options.connection.put_merge:
         raise InvalidOption(
             f"ConnectionOptions.put_merge: False; {transport} joins small buffers in any case, only TCP without TLS "
@@ -226,7 +228,7 @@ def _is_prefix(value: object) -> bool:
 
 
 def _is_mqtt_text(value: object) -> bool:
-    """Whether it may be a string of MQTT (MQTT 5, 1.5.4)."""
+    """Whether `value` is a legal string of MQTT (MQTT 5, section 1.5.4)."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:

@@ -1,7 +1,7 @@
-"""Checks of one value. A bool is no number here, and NaN lies in no range.
+"""Checks of single values. A bool is not a number here, and NaN lies in no range.
 
-`is_…` returns whether a value is right, for callers with a sentence of their own. All else raises InvalidOption as
-"name: value; expected …". Pure; knows no option by name.
+`is_…` returns whether a value is valid, for callers with an error text of their own. All others raise InvalidOption
+with the text "name: value; expected …". Pure; contains no names of options.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ def is_number(value: object, least: float = -math.inf, most: float = math.inf) -
 
 
 def expect(right: bool, name: str, value: object, expected: str) -> None:
-    """Refuse a value that is not right."""
+    """Raise InvalidOption unless the value is right."""
     if not right:
         raise InvalidOption(f"{name}: {value!r}; expected {expected}")
 
 
 def flag(name: str, value: object) -> None:
-    """Refuse what is neither True nor False."""
+    """Raise InvalidOption unless the value is True or False."""
     expect(isinstance(value, bool), name, value, "True or False")
 
 
 def whole(name: str, value: int, least: int, most: float = math.inf) -> int:
-    """Return a whole number from `least` to `most`."""
+    """Return `value`. Raise InvalidOption unless it is a whole number from `least` to `most`."""
     bounds = f"of {least} or more" if most == math.inf else f"from {least} to {most}"
     expect(is_whole(value, least, most), name, value, f"a whole number {bounds}")
     return value
 
 
 def seconds(name: str, value: object, least: float, most: float = math.inf) -> None:
-    """Refuse what is no number from `least` to `most`."""
+    """Raise InvalidOption unless the value is a number from `least` to `most`."""
     expect(is_number(value, least, most), name, value, f"seconds, from {least:g} to {most:g}")

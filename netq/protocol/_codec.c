@@ -1,8 +1,9 @@
-/* netq/protocol/codec.py, compiled: the inner loops of small messages. Same names, same behaviour; the tests run with both.
+/* netq/protocol/codec.py in C: the inner loops for small messages. Same names, same behaviour; the tests run both.
 
-   Stable ABI of CPython 3.11 (abi3). Signal handlers run between bytecodes of Python, and there are none here, except in
-   what these functions call: `acked` of a message that something waits for, and finalizers of data that is let go (an
-   exception in a finalizer does not come out). Integers of the protocol are little-endian (docs/reference/protocol.md). */
+   Uses the stable ABI of CPython 3.11 (abi3). Signal handlers run between Python bytecodes. There are none here, except
+   in what these functions call: `acked` of a message that something waits for, and finalizers of released data (Python
+   ignores exceptions in finalizers). So nothing here is interrupted halfway, unlike in codec.py. Integers of the
+   protocol are little-endian (docs/reference/protocol.md). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -26,7 +27,7 @@ static PyObject *s_bytes_out;
 static PyObject *pending, *finished, *empty; /* "PENDING", "FINISHED", b"" */
 static PyTypeObject *Outgoing_type;
 
-/* Attributes that are whole numbers. */
+/* Attributes that are unsigned integers. */
 
 static int get_u64(PyObject *object, PyObject *name, u64 *value)
 {
@@ -119,7 +120,7 @@ static int outgoing_init(PyObject *object, PyObject *args, PyObject *keywords)
     Outgoing *self = (Outgoing *)object;
     PyObject *given[6] = {NULL};
     Py_ssize_t count = PyTuple_Size(args), i;
-    if (keywords == NULL && 1 <= count && count <= 6) { /* the usual call, without the library's parser */
+    if (keywords == NULL && 1 <= count && count <= 6) { /* the usual call, faster than by the parser of the C API */
         for (i = 0; i < count; i++)
             given[i] = PyTuple_GetItem(args, i);
     } else if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|OOOOO:Outgoing", names, &given[0], &given[1], &given[2], &given[3],
@@ -245,7 +246,7 @@ static PyType_Spec outgoing_spec = {
     outgoing_slots,
 };
 
-/* The first of a deque of messages: a new reference; NULL if it holds none, or something else, with an error set. */
+/* Return a new reference to the first message of a deque; NULL with an error set if there is none. */
 static Outgoing *first_of(PyObject *queue)
 {
     PyObject *first = PySequence_GetItem(queue, 0);
@@ -278,7 +279,7 @@ static int append_data(PyObject *out, PyObject *data)
     return failed || count < 0 ? -1 : 0;
 }
 
-/* Move `message` from `source`, whose first it is, to `sent`, and its frame to `out`. */
+/* Append `message`, the first of `source`, to `sent`; then remove it from `source`, and append its frame to `out`. */
 static int send_one(Outgoing *message, u64 number, u64 position, PyObject *out, PyObject *append, PyObject *popleft)
 {
     PyObject *header, *done;
@@ -344,7 +345,8 @@ end:
 
 /* settle(sent, number) */
 
-static int is_set(PyObject *object) /* as `if object`, for a list or None, or what has no length */
+/* The truth value of a list, of None, or of an object without a length. */
+static int is_set(PyObject *object)
 {
     return object != NULL && object != Py_None && (!PyList_Check(object) || PyList_Size(object) > 0);
 }
@@ -426,11 +428,11 @@ static PyObject *make_item(const Taking *t, const Header *h, PyObject *receiver,
     return item;
 }
 
-/* Hand over the items in `came`, and count them. */
-static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *came, u64 held, u64 start, u64 mark,
+/* Pass the items of `whole` to the session, and count them. */
+static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject *whole, u64 held, u64 start, u64 mark,
                   u64 size)
 {
-    PyObject *done = PyObject_CallMethodObjArgs(t->arrived, s_extend, came, NULL), *last;
+    PyObject *done = PyObject_CallMethodObjArgs(t->arrived, s_extend, whole, NULL), *last;
     int failed;
     if (done == NULL)
         return -1;
@@ -439,29 +441,29 @@ static int commit(const Taking *t, PyObject *receiver, PyObject *lane, PyObject 
         return -1;
     failed = PyObject_SetAttr(receiver, s_last, last) || set_u64(receiver, s_held, held) ||
              set_u64(receiver, s_start, start) || PyObject_SetItem(t->owed, lane, receiver) ||
-             add_u64(t->session, s_messages_in, (u64)PyList_Size(came)) || add_u64(t->session, s_bytes_in, size);
+             add_u64(t->session, s_messages_in, (u64)PyList_Size(whole)) || add_u64(t->session, s_bytes_in, size);
     Py_DECREF(last);
     return failed ? -1 : 0;
 }
 
-/* Take the messages of one lane that follow each other. Return how many; -1 with an error set. */
+/* Receive consecutive messages of one lane. Return how many; -1 with an error set. */
 static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObject *lane)
 {
     u64 held, start, limit, cancelled, claimed, size = 0, mark;
-    unsigned its = h.lane;
-    PyObject *parts = PyObject_GetAttr(receiver, s_parts), *came;
+    unsigned lane_number = h.lane;
+    PyObject *parts = PyObject_GetAttr(receiver, s_parts), *whole;
     Py_ssize_t count;
     if (parts == NULL)
         return -1;
     count = PyList_Size(parts);
     Py_DECREF(parts);
     if (count || get_u64(receiver, s_claimed, &claimed))
-        return count < 0 || !count ? -1 : 0; /* a message has begun, */
+        return count < 0 || !count ? -1 : 0; /* count > 0: a message has begun */
     if (claimed)
-        return 0; /* or has gone beyond its window */
+        return 0; /* the budget has granted a claim: see receiver.py */
     if (get_u64(receiver, s_held, &held) || get_u64(receiver, s_start, &start) ||
         get_u64(receiver, s_limit, &limit) || get_u64(receiver, s_cancelled, &cancelled) ||
-        (came = PyList_New(0)) == NULL)
+        (whole = PyList_New(0)) == NULL)
         return -1;
     mark = start - cancelled;
     while (h.number == held + 1 && is_whole(t, &h) && start + (h.length ? h.length : 1) <= limit) {
@@ -470,7 +472,7 @@ static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObjec
         u64 more = h.length + OVERHEAD;
         if ((item = make_item(t, &h, receiver, mark + more)) == NULL)
             goto failed;
-        failed = PyList_Append(came, item);
+        failed = PyList_Append(whole, item);
         Py_DECREF(item);
         if (failed)
             goto failed;
@@ -482,20 +484,20 @@ static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObjec
         if (t->high - t->low < HEADER)
             break;
         h = read_header(t->data + t->low);
-        if (h.lane != its)
+        if (h.lane != lane_number)
             break;
     }
-    count = PyList_Size(came);
-    if (count && commit(t, receiver, lane, came, held, start, mark, size))
+    count = PyList_Size(whole);
+    if (count && commit(t, receiver, lane, whole, held, start, mark, size))
         goto failed;
-    Py_DECREF(came);
+    Py_DECREF(whole);
     return count;
 failed:
-    Py_DECREF(came);
+    Py_DECREF(whole);
     return -1;
 }
 
-/* Settle what an ACK acknowledges. Return 1; 0 if it is not just what is expected; -1 with an error set. */
+/* Settle what an ACK acknowledges. Return 1; 0 if the ACK is for the general path; -1 with an error set. */
 static int take_ack(Taking *t, const Header *h, PyObject *sender)
 {
     u64 next, limit, count, size;
@@ -516,7 +518,7 @@ static int take_ack(Taking *t, const Header *h, PyObject *sender)
     return 1;
 }
 
-/* Return 1 if a frame or more was taken, 0 if the next is not for us, -1 with an error set. */
+/* Return 1 if frames were received, 0 if the next is for the general path, -1 with an error set. */
 static int take_next(Taking *t)
 {
     Header h = read_header(t->data + t->low);

@@ -1,8 +1,8 @@
-"""The inner loops of small messages: the message, its frame, its acknowledgement. No socket, no clock, no thread.
+"""The inner loops for small messages: an outgoing message, its frame, its acknowledgement. No socket, clock or thread.
 
-`netq/protocol/_codec.c` is the same, compiled. Where it is built it replaces the class and the three functions below,
-unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both. Large messages, chunks, cancelling,
-and refused frames are not here: sender.py, receiver.py and session.py have them, in Python alone.
+`netq/protocol/_codec.c` implements the same in C. Where it is built, it replaces the class and the three functions
+below, unless the environment has NETQ_PURE=1. Both behave alike, and the tests run both: change both together. Large
+messages, chunks, cancelling and illegal frames are handled in Python only, by sender.py, receiver.py and session.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from netq.protocol.wire import HEADER_SIZE, OVERHEAD
 from netq.utils.stream import Stream
 
-PENDING, FINISHED = "PENDING", "FINISHED"  # as in concurrent.futures
-_MSG, _ACK = 2, 3  # wire.Kind, as plain numbers: to compare with an enum costs more
+PENDING, FINISHED = "PENDING", "FINISHED"  # states of a future, as in concurrent.futures
+_MSG, _ACK = 2, 3  # wire.Kind as plain numbers: comparing with an enum member is slower
 _HEADER = struct.Struct("<BBHIQQ")
 _pack, _unpack = _HEADER.pack, _HEADER.unpack_from
 
 
 class SenderFields(Protocol):
-    """What is read and changed of a netq.protocol.sender.Sender; netq/protocol/_codec.c uses the same names."""
+    """The attributes of netq.protocol.sender.Sender that are used here and, by the same names, in _codec.c."""
 
     lane: int
     limit: int
@@ -36,7 +36,7 @@ class SenderFields(Protocol):
 
 
 class ReceiverFields(Protocol):
-    """What is read and changed of a netq.protocol.receiver.Receiver."""
+    """The attributes of netq.protocol.receiver.Receiver that are used here and in _codec.c."""
 
     held: int
     start: int
@@ -48,7 +48,7 @@ class ReceiverFields(Protocol):
 
 
 class SessionFields(Protocol):
-    """What is read and changed of a netq.protocol.session.Session."""
+    """The attributes of netq.protocol.session.Session that are used here and in _codec.c."""
 
     peer: uuid.UUID | None
     small: int
@@ -65,17 +65,17 @@ class SessionFields(Protocol):
 class Outgoing:
     """One message on its way to one peer.
 
-    data:      its bytes. They are let go when the peer holds them, or when they are of no use any more.
-    audience:  the peers that the very same data goes to, if it is several.
+    data:      its bytes. They are released when the peer holds them, and when the message is cancelled or has failed.
+    audience:  all peers to which the same data goes, if there are several.
     peer, guard, recall:  see netq/runtime/delivery.py.
     """
 
-    number = start = 0  # the first number is 1; 0: none yet
-    withdrawn = False
-    left = False  # its last byte has left: it can no longer be cancelled
-    waits = False  # among those of which no byte has left
-    # Of a Delivery.
-    _state = PENDING  # or how it ended
+    number = start = 0  # its number and position in the lane; number 0: it has none yet
+    withdrawn = False  # cancelled
+    left = False  # its last byte has left, so it cannot be cancelled any more
+    waits = False  # it is in `Sender.waiting`: no byte of it has left
+    # For Delivery, the subclass that is also a future.
+    _state = PENDING
     _listeners: list[Any] | None = None  # callbacks
     _made: Any = None  # the Condition, once concurrent.futures has asked for it
 
@@ -98,20 +98,20 @@ class Outgoing:
 
     @property
     def stop(self) -> int:
-        """The position behind it."""
+        """The position at which the next message starts."""
         return self.start + self.size + OVERHEAD
 
     def withdraw(self) -> None:
-        """Forget its bytes; what the peer has of it, it will be told to forget. Not when it has `left`."""
+        """Cancel it and release its bytes; if a part was sent, a DROP will follow. Not after it has `left`."""
         self.withdrawn = True
         self.data = b""
 
     def acked(self) -> None:
-        """The peer holds it: its memory is free. Harmless if it is said again."""
+        """Release its bytes: the peer holds the message. Harmless if it is called again."""
         self.data = b""
 
     def fail(self, error: Exception) -> bool:
-        """It will not be delivered, or it is unknown whether it was. Return False if it has ended before."""
+        """Release its bytes: it will not be delivered, or that is unknown. Return False if it has ended before."""
         self.data = b""
         return True
 
@@ -145,15 +145,15 @@ def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: 
 
 
 def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
-    """End messages up to `number`, and take them out of `sent`; return how many and their bytes. See Sender.acked."""
+    """Settle and remove the messages up to `number`; return how many, and their bytes. See `Sender.acked`."""
     count = size = 0
     while sent:
         message = sent[0]
         if message.number > number:
             break
         if message.guard is None or message._listeners or message._made or message._state is not PENDING:
-            message.acked()  # first: if this thread is interrupted here, it is acknowledged once more
-        else:  # a pending Delivery for which nothing waits: what its `acked` does
+            message.acked()  # before popleft: if this thread is interrupted, it is called once more
+        else:  # a pending Delivery for which nothing waits: do what its `acked` does, without the call
             message.data = b""
             message._recall = None
             message._state = FINISHED
@@ -165,7 +165,7 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
 
 
 def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
-    """Take small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_small`."""
+    """Receive small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_small`."""
     peer, small = session.peer, session.small
     assert peer is not None
     while high - low >= HEADER_SIZE:
@@ -173,10 +173,10 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
         if kind == _MSG:
             receiver: ReceiverFields | None = session.receivers.get(lane)
             if receiver is None or receiver.parts or receiver.claimed:
-                break  # a message has begun, or has gone beyond its window
+                break  # a message has begun, or the budget has granted a claim
             held, start, limit = receiver.held, receiver.start, receiver.limit
-            mark = start - receiver.cancelled  # as start, without cancelled messages: see Receiver.consume
-            came: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
+            mark = start - receiver.cancelled  # see Receiver.item
+            whole: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
             size = 0
             while (
                 kind == _MSG
@@ -191,20 +191,20 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
                 size += length
                 start += length + OVERHEAD
                 mark += length + OVERHEAD
-                came.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
+                whole.append((peer, bytes(data[low + HEADER_SIZE : stop]), receiver, number, mark))
                 low = stop
                 if high - low < HEADER_SIZE:
                     break
-                kind, flags, its, length, number, value = _unpack(data, low)
-                if its != lane:
+                kind, flags, next_lane, length, number, value = _unpack(data, low)
+                if next_lane != lane:
                     break
-            if not came:
+            if not whole:
                 break
-            session.arrived.extend(came)
-            receiver.last = held, mark  # what `repair` believes
+            session.arrived.extend(whole)
+            receiver.last = held, mark  # first, because `repair` restores the others from it
             receiver.held, receiver.start = held, start
             session.owed[lane] = receiver
-            session.messages_in += len(came)
+            session.messages_in += len(whole)
             session.bytes_in += size
         elif kind == _ACK:
             sender: SenderFields | None = session.senders.get(lane)

@@ -1,7 +1,7 @@
-"""What a Connection tells beside messages: values, in the order in which they happened. Pure; made by
-netq/protocol/connection.py alone.
+"""Events that a Connection returns, in the order in which they happened. Pure; made by netq/protocol/connection.py.
 
-Whoever drives a link hands them to the communicator as they come (netq/runtime/link.py, Owner.deliver).
+Messages and acknowledgements are no events: see `Session.arrived` and `Outgoing.acked`. A link passes the events to the
+communicator (netq/runtime/link.py).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from netq.protocol.wire import Code, Greeting
 
 @dataclass(frozen=True)
 class Hello:
-    """A client has said who it is; answer with `accept` or `refuse`."""
+    """A client has sent its INI. Answer with `accept` or `refuse`."""
 
     greeting: Greeting
 
 
 @dataclass(frozen=True)
 class Opened:
-    """Both have said INI. `resumed`: the session goes on; if not, the peer begins it."""
+    """Both INIs have been exchanged. `resumed`: an earlier session goes on; otherwise a new one begins."""
 
     session: Session
     resumed: bool
@@ -31,7 +31,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Failed:
-    """The message will not be delivered, or nobody can know whether it was; error None: a lost session."""
+    """The message will not be delivered, or it is unknown whether it was. `error` is None if its session was lost."""
 
     message: Outgoing
     error: NetqError | None
@@ -39,7 +39,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Finished:
-    """The peer has said FIN: no message of its will come any more. `over`: and we had said it."""
+    """FIN has come: the peer sends no more messages. `over`: our FIN was sent before, so the session is over."""
 
     session: Session
     over: bool
@@ -47,7 +47,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Lost:
-    """The link is to be dropped: the peer's fault, its silence, or its refusal."""
+    """The link must be dropped: a protocol error, a timeout, or a refusal by the peer."""
 
     error: Exception
     code: Code = Code.DONE

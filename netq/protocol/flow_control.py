@@ -1,15 +1,15 @@
-"""How much the peers of one loop may have here, unread. Pure; owned by one loop, as the Memory whose budget it is.
+"""Flow control over all peers of one loop: how many unread bytes they may have here. Pure; owned by one loop.
 
-Each lane of each peer may send CREDIT bytes unasked, so that a small message waits for nobody. What it may have here
-beyond that comes out of the budget, one half for each of two purposes:
+Each lane of each peer may send CREDIT bytes without asking, so a small message never waits. All that a lane may have
+here beyond that comes from the budget. One half of the budget serves each of two purposes:
 
-- `lend` widens the windows of lanes in use, while there is something left of that half;
-- `claim` lets a message that goes beyond its window come to its end: as soon as there is room in the other half, in the
-  order of asking. A claim is granted whole, so no two messages wait for each other's rest; and when nothing else that
-  was claimed is under way or untaken it is granted whatever its size, so the largest message comes too.
+- `lend` widens the windows of lanes in use, as long as something of that half is left.
+- `claim` lets a message that exceeds its window be completed. Claims are granted in order, as soon as the other half
+  has room. A claim is granted as a whole, so two messages never wait for each other's rest. If no other claimed bytes
+  are under way or untaken, a claim of any size is granted, so the largest message arrives too.
 
-So what is here stays below the budget; or below half of it and one message, with what others had begun when their links
-were lost. What an absent peer has begun to send is kept while nobody needs the room.
+Unread bytes therefore stay below the budget, or below half of it plus one message; plus the parts of messages whose
+links were lost. Those parts are kept until another peer needs the room.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
-CREDIT = 256 * 1024  # bytes
-PART = (
-    16 * 1024
-)  # bytes that a part of a message has at least; a chunk costs some 700 bytes of memory, even of one byte
+CREDIT = 256 * 1024  # bytes that each lane may send unasked
+PART = 16 * 1024  # bytes: the smallest block for a part of a message, as a block of one byte costs some 700 bytes too
 
 
 class Claim:
-    """A wish for `amount` bytes; `held` says what its owner has of earlier ones, `granted` hears when it is allowed."""
+    """A request for `amount` bytes.
+
+    granted: called when the budget grants it.
+    held:    returns how many bytes its owner has of earlier claims.
+    """
 
     __slots__ = ("amount", "granted", "held")
 
@@ -36,64 +38,64 @@ class Claim:
 
 
 class Budget:
-    """Counts what is allowed, and says who may go on."""
+    """Counts what was lent and claimed, and grants claims in order."""
 
     def __init__(self, size: int) -> None:
-        self.lent = self.claimed = 0
-        self.orphaned = 0  # of what is claimed: untaken messages of sessions that are over
-        self._lendable = size // 2
-        self._claimable = size - size // 2
-        self._claims: deque[Claim] = deque()  # that wait
+        self.lent = self.claimed = 0  # bytes
+        self.orphaned = 0  # bytes of `claimed`: untaken messages of sessions that are over
+        self._lendable = size // 2  # bytes
+        self._claimable = size - size // 2  # bytes
+        self._claims: deque[Claim] = deque()  # waiting
         self._granting = False
-        self._absent: dict[object, Callable[[], object]] = {}  # who has begun a message, the longest absent first
+        self._evictable: dict[object, Callable[[], object]] = {}  # parts of lost links' messages; the oldest loss first
 
     @property
     def used(self) -> int:
-        """What all may have here together."""
+        """Bytes that all lanes together may have here beyond their credits."""
         return self.lent + self.claimed
 
     @property
     def exceeded(self) -> bool:
-        """Whether so much of ended sessions lies here untaken that no new one should begin."""
+        """Admission: whether ended sessions hold so many untaken bytes that no new session should begin."""
         return self.orphaned > self._claimable
 
-    def lend(self, wish: int) -> int:
-        """Allow up to `wish` bytes, now; return how many."""
-        amount = max(0, min(wish, self._lendable - self.lent))
+    def lend(self, wanted: int) -> int:
+        """Lend up to `wanted` bytes at once; return how many."""
+        amount = max(0, min(wanted, self._lendable - self.lent))
         self.lent += amount
         return amount
 
     def give_back(self, amount: int) -> None:
-        """Take back what was lent."""
+        """Take back bytes that were lent."""
         self.lent -= amount
 
     def claim(self, claim: Claim) -> None:
-        """Grant it as soon as there is room."""
+        """Grant the claim as soon as there is room."""
         self._claims.append(claim)
         self._grant()
 
     def withdraw(self, claim: Claim) -> None:
-        """Want it no more; harmless when it has been granted: then what it got is to be freed."""
+        """Remove a waiting claim. Harmless if it was granted: then its owner must `free` the bytes."""
         with contextlib.suppress(ValueError):
             self._claims.remove(claim)
             self._grant()
 
     def free(self, amount: int) -> None:
-        """Take back what was claimed (a negative amount: count more, that nobody was asked for)."""
+        """Take back claimed bytes. A negative amount counts more bytes, without a claim."""
         self.claimed -= amount
         self._grant()
 
-    def add_evictable(self, who: object, forget: Callable[[], object]) -> None:
-        """Call `forget`, which frees something, if the room is needed before `who` comes back."""
-        self._absent[who] = forget
+    def add_evictable(self, owner: object, evict: Callable[[], object]) -> None:
+        """Call `evict`, which frees bytes, when a claim needs the room before `owner` is removed again."""
+        self._evictable[owner] = evict
         self._grant()
 
-    def remove_evictable(self, who: object) -> None:
-        """Forget nothing of it; harmless if it was not away."""
-        self._absent.pop(who, None)
+    def remove_evictable(self, owner: object) -> None:
+        """Keep what `owner` has; harmless if it was not added."""
+        self._evictable.pop(owner, None)
 
     def _grant(self) -> None:
-        if self._granting:  # who is granted something, or forgets it, may free some: the loop below sees it
+        if self._granting:  # called from `granted` or `evict` below, which may free bytes: that loop goes on
             return
         self._granting = True
         try:
@@ -103,13 +105,13 @@ class Budget:
             self._granting = False
 
     def _grant_next(self) -> bool:
-        """Grant the first claim, or make room for it; return False if neither can be done."""
+        """Grant the first claim, or evict something for it; return False if neither is possible."""
         if self._has_room(self._claims[0]):
             claim = self._claims.popleft()
             self.claimed += claim.amount
             claim.granted()
-        elif self._absent:
-            self._absent.pop(next(iter(self._absent)))()
+        elif self._evictable:
+            self._evictable.pop(next(iter(self._evictable)))()
         else:
             return False
         return True
@@ -117,4 +119,5 @@ class Budget:
     def _has_room(self, claim: Claim) -> bool:
         if self.claimed + claim.amount <= self._claimable:
             return True
-        return self.claimed <= sum([waiting.held() for waiting in self._claims])  # all of it waits, as this does
+        # No room. If lanes that wait here too own all claimed bytes, nothing would ever free them: grant the first.
+        return self.claimed <= sum([waiting.held() for waiting in self._claims])

@@ -1,7 +1,16 @@
-"""The receiving half of a lane. Pure; owned by the session.
+"""The receiving half of a lane: reassembly, and the limit that the sender must observe. Pure; owned by the session.
 
-Grants the sender a limit on the positions of its bytes (netq/protocol/sender.py); how far the limit may move,
-netq/protocol/flow_control.py decides.
+The limit is a position (netq/protocol/sender.py). The shared budget (netq/protocol/flow_control.py) decides how far it
+may move:
+
+    limit = end of the messages that the user has taken + credit + what the budget has lent
+            or the end of the message that has begun, if that is higher and the budget has granted its claim
+
+State of the memory that a message holds, as its link comes and goes:
+
+    connected ──pause──► paused ──reclaim──► evictable ──evict──► discarded: the peer sends the message again
+        ▲                  │                     │
+        └──────resume──────┴─────────────────────┘
 """
 
 from __future__ import annotations
@@ -16,16 +25,16 @@ from netq.protocol.memory import Memory
 from netq.protocol.wire import OVERHEAD, POSITIONS, Cursor, Frame
 from netq.utils.stream import Stream
 
-_SIZES = 2**62  # a message has fewer bytes
+_SIZES = 2**62  # bytes: every message has fewer
 
 
 class Receiver:
-    """The receiving half: puts messages together in the memory that they stay in.
+    """Assembles messages in the memory in which the user gets them, and grants the sender its limit.
 
-    The limit that it grants is the end of what the user has taken, the credit, and what the budget has lent; and beyond
-    that the end of a message that has begun, once the budget has granted it. `on_grant` is called when it has.
+    `on_grant` is called when the budget has granted a claim. `request_release` is called by `request_release()`.
 
-    `consume` is for the threads of users, one at a time; all else belongs to who owns the session.
+    A user's thread may call `consume`, `release_due` and `request_release`, one thread at a time. All else belongs to
+    the owner of the session.
     """
 
     def __init__(
@@ -40,35 +49,35 @@ class Receiver:
     ) -> None:
         self.lane = lane
         self.held = 0  # number of the last whole message
-        self.partial = 0  # bytes held of the next
+        self.partial = 0  # bytes held of message held + 1
         self._window = window
         self._credit = min(window, CREDIT)
-        self.limit = self.announced = self._credit  # how far the peer may send; what it has been told
+        self.limit = self.announced = self._credit  # positions: granted; sent to the peer
         self._memory = memory
         self._merge = merge
         self._on_grant = on_grant
         self._request_release = request_release
-        self._lent = self.claimed = 0  # of the budget: to widen the window, and for messages that go beyond it
-        self._claim: Claim | None = None  # waits, for the rest of message held + 1
-        self._unlimited = False
-        self.retired = False
-        self._orphaned = 0
+        self._lent = self.claimed = 0  # bytes of the budget: for a wider window; for messages beyond it
+        self._claim: Claim | None = None  # waiting, for the rest of message held + 1
+        self._unlimited = False  # after `lift_limit`
+        self.retired = False  # the session is over; untaken messages still count
+        self._orphaned = 0  # bytes of `claimed` since then
         self.start = 0  # position of message held + 1
-        self.cancelled = 0  # positions of cancelled messages: they count as taken
-        self._consumed = 0  # positions of the others that the user has taken
-        self.last = (0, 0)  # number and mark of what came last: `repair` sets `held` and `start` by them
-        self._given = 0  # number of the message that the user was given last
-        self._size = 0
-        self.parts: list[memoryview] = []  # memory of message held + 1; if merged, in one
-        self._filled = 0  # bytes held in the last of them
+        self.cancelled = 0  # positions used by cancelled messages: they count as taken
+        self._consumed = 0  # positions used by the messages that the user has taken
+        self.last = (0, 0)  # number and mark of the last whole message: `repair` restores `held` and `start` from them
+        self._last_taken = 0  # number of the last message that the user has taken
+        self._size = 0  # bytes of message held + 1, if it has begun
+        self.parts: list[memoryview] = []  # memory of message held + 1; one view if merged
+        self._filled = 0  # bytes held in the last part
 
     @property
     def cursor(self) -> Cursor:
-        """Where the peer should go on; it counts as told."""
+        """Where the peer must continue. The limit in it counts as announced."""
         return Cursor(self.lane, self.held, self.partial, self.announce_limit())
 
     def announce_limit(self) -> int:
-        """Return the limit; it counts as told."""
+        """Return the limit; it counts as announced."""
         end = self._consumed + self.cancelled + self._credit + self._lent
         if end > self.limit and not (self._unlimited or self.retired):
             self.limit = end
@@ -77,7 +86,7 @@ class Receiver:
 
     @property
     def grant_due(self) -> bool:
-        """Whether the peer should know the limit: it has moved far, or a begun message waits for it."""
+        """Whether to announce the limit: it has moved by a quarter of the window, or a message that has begun waits."""
         taken = self._consumed + self.cancelled
         window = self._credit + self._lent
         limit = self.limit if self._unlimited or self.retired else max(self.limit, taken + window)
@@ -85,39 +94,44 @@ class Receiver:
         return grown > 0 and (grown >= (limit - taken) // 4 or self.start + self._size > self.announced)
 
     def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
-        """Return what the user is given of the message that has just come whole."""
+        """Return the inbox entry of the message that has just become whole.
+
+        Its *mark* is the end position of the message, without the positions of cancelled messages before it. `consume`
+        adds up what the user has taken by marks alone: it runs in other threads, and `cancelled` changes in the loop.
+        """
         self.last = number, mark = self.held, self.start - self.cancelled
         return peer, data, self, number, mark
 
     def repair(self) -> None:
-        """Put right what a thread left that was interrupted in `Session.take_small`."""
+        """Make the state consistent after an exception interrupted `Session.take_small`."""
         number, mark = self.last
         if number >= self.held:
             self.held, self.start = number, mark + self.cancelled
 
     def consume(self, number: int, mark: int) -> bool:
-        """Count a message as taken by the user; return False if that was done before: it came twice."""
-        if number <= self._given:
+        """Count a message as taken by the user; return False for a duplicate of one that was taken before."""
+        if number <= self._last_taken:
             return False
-        self._given = number
+        self._last_taken = number
         self._consumed = mark
         return True
 
     @property
     def release_due(self) -> bool:
-        """Whether who owns the session should hear now of what the user has taken: then call `request_release`."""
+        """Whether enough has been taken for an ACK, or memory can be freed: then call `request_release`."""
         if self.claimed or self.retired or self.start + self._size > self.announced:
             return True
         window = self._credit + self._lent
         return self._consumed + self.cancelled + window - self.announced >= window // 4
 
     def request_release(self) -> None:
-        """Let who owns the session hear of it. In any thread."""
+        """Ask the loop to call `Session.release_room`. In any thread."""
         self._request_release(self)
 
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
-        """Return the memory of a MSG's body, from `source` if that is given; raises ProtocolError unless it is just
-        the next.
+        """Return the memory for the body of a MSG, from `source` if that is given.
+
+        Raises ProtocolError unless the MSG continues the lane exactly, within the window.
         """
         if frame.number != self.held + 1 or self.partial + frame.length > frame.value:
             raise ProtocolError(
@@ -131,56 +145,56 @@ class Receiver:
         begins, self._size = not self.parts, frame.value
         body = self._room(frame.length, source or self._memory)
         if begins:
-            self._ask()
+            self._claim_rest()
         return body
 
     def received(self, length: int) -> Stream | None:
-        """Count a body that is there; return the message if it is whole."""
+        """Count a complete body; return the message if it is whole."""
         self.partial += length
         self._filled += length
         if self.partial < self._size:
             return None
         parts = self.parts
-        self._end(self._size)
+        self._finish_message(self._size)
         return Stream.of(parts[0]) if len(parts) == 1 else Stream(parts)
 
     def interrupted(self, length: int) -> None:
-        """Keep the first `length` bytes of a body that will not be completed: the peer goes on behind them."""
+        """Keep the first `length` bytes of a body whose link was lost: the peer continues behind them."""
         self.partial += length
         self._filled += length
 
     def dropped(self, frame: Frame) -> None:
-        """Forget a cancelled message; it counts as received, and as taken."""
+        """Discard a cancelled message. It counts as received, and as taken."""
         if frame.number != self.held + 1 or (self.parts and frame.value != self._size):
             raise ProtocolError(f"lane {self.lane}: message {frame.number} is cancelled, expected {self.held + 1}")
-        if frame.value >= _SIZES or self.start + frame.value + OVERHEAD >= POSITIONS:  # nobody had to send as much
+        if frame.value >= _SIZES or self.start + frame.value + OVERHEAD >= POSITIONS:  # a DROP needs no bytes to say it
             raise ProtocolError(
                 f"lane {self.lane}: a cancelled message of {frame.value} bytes, behind position {self.start}; "
                 f"expected fewer than {_SIZES}, and to end before {POSITIONS}"
             )
-        self._end(frame.value)
-        self.limit = max(self.limit, self.start)  # what lies before it untaken is here all the same
+        self._finish_message(frame.value)
+        self.limit = max(self.limit, self.start)  # untaken messages before it keep their room
         self.cancelled += frame.value + OVERHEAD
         self.release_room()
 
     # The limit.
 
     def release_room(self) -> None:
-        """Give the room of messages that the user has taken back to the peer."""
+        """Give the room of messages that the user has taken to the peer again."""
         self._widen()
         self._recharge()
 
     def lift_limit(self) -> None:
-        """Let the peer send all that it still has: the user has closed, and may read no more to make room."""
+        """Let the peer send all that it still has: the user has closed, and may never take another message."""
         self._give_back()
         self._unlimited = True
         self.limit = POSITIONS - 1
         self._recharge()
 
     def pause(self) -> None:
-        """The link is lost, perhaps for a moment: what has begun keeps what it was granted, and asks for no more."""
-        self._withdraw()
-        if not self.partial:  # then the peer may cancel the message without a word
+        """The link is lost, perhaps for a moment: keep what was granted to a message that has begun; claim no more."""
+        self._withdraw_claim()
+        if not self.partial:  # no byte of it is here, so the peer may cancel it without a DROP
             self._size = 0
             self.parts = []
             if not self._unlimited:
@@ -188,21 +202,21 @@ class Receiver:
                 self._recharge()
 
     def reclaim(self) -> None:
-        """The link has been lost for a while: allow no more than what is here, and that only while there is room."""
+        """The link has been lost for a while: return unused grants, and let others evict a message that has begun."""
         self._give_back()
         if not self._unlimited:
             self.limit = max(self._taken + self._credit, self.start + self.partial)
             self._recharge()
         if self.parts:
-            self._memory.budget.add_evictable(self, self._forget)
+            self._memory.budget.add_evictable(self, self._evict)
 
     def resume(self) -> None:
-        """There is a link again: let a message that has begun be completed, and others come, as before."""
+        """There is a link again: grant what a message that has begun needs, and the window, as before."""
         self._memory.budget.remove_evictable(self)
-        self._ask()
+        self._claim_rest()
 
     def retire(self) -> None:
-        """The session is over: nothing comes any more, and what is here and not taken still counts."""
+        """The session is over: receive nothing more. Untaken messages still count against the budget."""
         self._give_back()
         self.partial = self._size = 0
         self.parts = []
@@ -213,7 +227,7 @@ class Receiver:
         self._recharge()
 
     def _room(self, length: int, memory: Memory) -> memoryview:
-        """Return memory for the next bytes: behind the last, or in a new part."""
+        """Return memory for the next bytes: behind the last ones, or in a new part."""
         if not self.parts or self._filled + length > len(self.parts[-1]):
             least = self._size if self._merge else min(PART, self._size - self.partial)
             part = memory.take(max(length, least))
@@ -223,8 +237,8 @@ class Receiver:
             self._filled = 0
         return self.parts[-1][self._filled : self._filled + length]
 
-    def _end(self, size: int) -> None:
-        self._withdraw()
+    def _finish_message(self, size: int) -> None:
+        self._withdraw_claim()
         self.held += 1
         self.partial = self._size = 0
         self.parts = []
@@ -232,11 +246,11 @@ class Receiver:
 
     @property
     def _taken(self) -> int:
-        """Positions whose messages the user has taken, or that were cancelled."""
+        """Positions used by messages that were taken or cancelled."""
         return self._consumed + self.cancelled
 
-    def _ask(self) -> None:
-        """Ask for a window, and for the rest of a message that goes beyond it."""
+    def _claim_rest(self) -> None:
+        """Widen the window, and claim the rest of a message that goes beyond it."""
         self._widen()
         rest = self.start + self._size - self.limit
         if rest > 0 and self._claim is None:
@@ -244,6 +258,7 @@ class Receiver:
             self._memory.budget.claim(self._claim)
 
     def _granted(self) -> None:
+        """The budget has granted the claim: move the limit to the end of the message."""
         claim, self._claim = self._claim, None
         assert claim is not None
         self.claimed += claim.amount
@@ -252,6 +267,7 @@ class Receiver:
         self._on_grant(self)
 
     def _widen(self) -> None:
+        """Borrow up to a whole window from the budget, and move the limit."""
         if not self._unlimited:
             if self._credit + self._lent < self._window:
                 self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
@@ -259,7 +275,10 @@ class Receiver:
                 self.limit = max(self.limit, self._taken + self._credit + self._lent)
 
     def _recharge(self) -> None:
-        """Free what was claimed and is not needed any more."""
+        """Return the part of `claimed` that is no longer needed to the budget.
+
+        Taken messages move the window forward. What it now covers needs no claim.
+        """
         needed = 0 if self._unlimited else max(0, self.limit - self._taken - self._credit - self._lent)
         freed, self.claimed = self.claimed - needed, needed
         if self.retired:
@@ -268,19 +287,20 @@ class Receiver:
         if freed:
             self._memory.budget.free(freed)
 
-    def _withdraw(self) -> None:
+    def _withdraw_claim(self) -> None:
         if self._claim is not None:
             claim, self._claim = self._claim, None
             self._memory.budget.withdraw(claim)
 
     def _give_back(self) -> None:
-        self._withdraw()
+        """Return what was lent, and withdraw a waiting claim."""
+        self._withdraw_claim()
         self._memory.budget.remove_evictable(self)
         lent, self._lent = self._lent, 0
         self._memory.budget.give_back(lent)
 
-    def _forget(self) -> None:
-        """Let the peer begin its message again: somebody else needs the room."""
+    def _evict(self) -> None:
+        """Discard a message that has begun, because another peer needs the room: its sender will begin it again."""
         self.partial = self._size = 0
         self.parts = []
         if not self._unlimited:

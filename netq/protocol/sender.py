@@ -1,9 +1,9 @@
-"""The sending half of a lane. Pure; owned by the session.
+"""The sending half of a lane: numbers, positions, chunks, and the window of the peer. Pure; owned by the session.
 
-Messages of a lane are numbered from 1, and each lies at a *position*: message n starts where n - 1 ended, and
-is as long as its bytes plus OVERHEAD. The receiver grants a limit: the byte k of a message that starts at s
-may be sent if s + k < limit (an empty message if s < limit). The same two numbers, message and offset, say
-where to go on after a lost link, in the middle of a message too.
+Messages of a lane are numbered from 1. Each lies at a *position*: message n starts where message n - 1 ends, and takes
+its bytes plus OVERHEAD. The receiver grants a *limit*: byte k of a message that starts at s may be sent if s + k <
+limit, and a message without bytes if s < limit. Message number and offset together say where to resume after a lost
+link, in the middle of a message too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,12 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.wire import Cursor, Frame, Kind, message_header
 from netq.utils.stream import Stream
 
-SMALL = 4096  # bytes of a message that is sent and received in one step, whole, by way of a copy
-
-
-_SWEEP = 64  # cancelled messages that may lie among those that wait, or a link that is away would keep them all
+SMALL = 4096  # bytes: messages up to this size are sent and received whole, in one step, and are copied
+_SWEEP = 64  # cancelled messages among the waiting: more are removed, or a peer without a link would keep them all
 
 
 class Part(NamedTuple):
-    """Some bytes of a message, still in the memory of whoever put it; and the message's audience."""
+    """Some bytes of a message, in the user's own memory; and the message's audience."""
 
     stream: Stream
     start: int
@@ -36,31 +34,36 @@ class Part(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes."""
+        """The number of bytes."""
         return self.stop - self.start
 
     def buffers(self) -> list[memoryview]:
-        """Return them."""
+        """Return the bytes as views, without a copy."""
         return self.stream.slices(self.start, self.stop)
 
 
 class Sender:
-    """The sending half: keeps each message until it is acknowledged.
+    """Keeps each message until the peer acknowledges it.
 
-    A message gets its number and its position when its first byte leaves; until then it can be taken out without a
-    trace. A user's thread that sends may be interrupted anywhere by an exception: `repair` puts right what that
-    leaves, and the link is lost. So a message is appended where it goes before it is taken from where it was.
+    A message gets its number and position when its first byte leaves. Until then it can be removed without a trace.
+
+    A signal handler may interrupt a user's thread anywhere in here by an exception. The link is then dropped, and
+    `repair` makes the state consistent. For that, a message is appended to its new queue before it leaves its old one:
+    it may be in both for a moment, but never in neither.
     """
 
     def __init__(self, lane: int, limit: int) -> None:
         self.lane = lane
         self.limit = limit
-        self.waiting: deque[Outgoing] = deque()  # of which no byte has left
-        self.sent: deque[Outgoing] = deque()  # of which some have, and that are not acknowledged: no number is missing
-        self.next, self._position = 1, 0  # of the next message that begins
-        self.number, self._offset = 1, 0  # the next byte to send
-        self._reached = (1, 0)  # the furthest that it has been: the peer may stand there, whatever an old link says
-        self._withdrawn = 0  # of those that wait
+        self.waiting: deque[Outgoing] = deque()  # no byte has left
+        self.sent: deque[Outgoing] = deque()  # a byte has left, and not acknowledged; consecutive numbers
+        self.next, self._position = 1, 0  # number and position of the next message that begins
+        self.number, self._offset = 1, 0  # the next byte to send: its message, and its offset in it
+        self._reached = (
+            1,
+            0,
+        )  # the furthest byte ever sent: a true cursor may lie there, after a late INI reset `number`
+        self._withdrawn = 0  # how many of the waiting messages are cancelled
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.sent) - self._withdrawn
@@ -74,7 +77,7 @@ class Sender:
         return not self.waiting and self.number >= self.next
 
     def ends_with(self, message: Outgoing) -> bool:
-        """Whether it was put last."""
+        """Whether `message` was put last."""
         last = self.waiting or self.sent
         return bool(last) and last[-1] is message
 
@@ -84,7 +87,7 @@ class Sender:
         self.waiting.append(message)
 
     def remove(self, message: Outgoing) -> None:
-        """Do not count a cancelled message of which no byte has left."""
+        """Count a cancelled message no longer, unless a byte of it has left; sweep if there are many of them."""
         if not message.waits:
             return
         message.waits = False
@@ -99,12 +102,12 @@ class Sender:
             self.waiting, self._withdrawn = kept, 0
 
     def oldest(self, size: int) -> Outgoing | None:
-        """If `size` messages wait of which no byte has left, return the first of them."""
-        self._skip()
+        """Return the first waiting message if `size` messages or more wait."""
+        self._skip_cancelled()
         return self.waiting[0] if self.waiting and len(self.waiting) - self._withdrawn >= size else None
 
     def drop_oldest(self, size: int) -> Outgoing | None:
-        """Take out what `oldest` returns, and return it."""
+        """Remove the message that `oldest` returns, and return it."""
         message = self.oldest(size)
         if message is not None:
             message.waits = False
@@ -113,29 +116,32 @@ class Sender:
 
     @property
     def ready(self) -> bool:
-        """Whether something could be sent now."""
+        """Whether a frame can be sent now."""
         if self.number < self.next:
             message = self.sent[self.number - self.sent[0].number]
             return message.withdrawn or message.start + self._offset < self.limit
-        self._skip()
+        self._skip_cancelled()
         return bool(self.waiting) and self._position < self.limit
 
     @property
     def blocked(self) -> bool:
-        """Whether there is something to send, and the limit does not let it."""
+        """Whether there is something to send, and the limit does not allow it."""
         return not self.ready and not self.idle
 
     def batch(self, out: list[Buffer | Part], small: int, limit: int) -> int:
-        """Append the frames of messages that have not begun and have `small` bytes at most, each whole, until there are
-        `limit` bytes; return how many. Stops before any other message, and where the window ends.
+        """Append whole messages of at most `small` bytes, up to `limit` bytes; return how many bytes.
+
+        Stops before a message that is larger, that has begun, or that the window does not allow.
         """
         if self.number < self.next:
             return 0
         return codec.batch(self, out, small, limit, self.waiting)
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
-        """Return the next frame, header and body; only if `ready`. The body has `size` bytes at most; that of a
-        message for several ends at a multiple of `grid`, if there is one, so that the senders of all cut it alike.
+        """Return header and body of the next frame; call it only if `ready`. The body has at most `size` bytes.
+
+        With a `grid`, the chunks of a message to several peers end at its multiples. All senders then cut the message
+        at the same offsets, and a transport can send one packet to all.
         """
         message = self.sent[self.number - self.sent[0].number] if self.number < self.next else self._begin()
         start = self._offset
@@ -156,7 +162,7 @@ class Sender:
         return header, Part(cast(Stream, message.data), start, stop, message.audience)
 
     def acked(self, number: int) -> tuple[int, int]:
-        """Settle the messages up to `number`, which the peer holds: they leave. Return how many, and their bytes."""
+        """Settle and remove the messages up to `number`, which the peer holds. Return how many, and their bytes."""
         if number >= self.number:
             raise ProtocolError(
                 f"lane {self.lane}: message {number} is acknowledged, {self.number - 1} was the last sent"
@@ -164,7 +170,7 @@ class Sender:
         return codec.settle(self.sent, number)
 
     def check(self, cursor: Cursor) -> None:
-        """Raise ProtocolError if the peer cannot stand where it says."""
+        """Raise ProtocolError for a cursor that the peer cannot have reached."""
         sent, first = self._furthest, self._first
         size = self.sent[cursor.held + 1 - first].size if first <= cursor.held + 1 < self.next else 0
         possible = first <= cursor.held + 1 and (cursor.held + 1, cursor.partial) <= sent
@@ -175,18 +181,19 @@ class Sender:
             )
 
     def resume(self, cursor: Cursor) -> tuple[int, int]:
-        """Go on from where the peer says it stands (see `check`); return what `acked` does."""
+        """Continue from the peer's cursor, which `check` has accepted; return what `acked` returns."""
         self._reached = self._furthest
         self.number, self._offset = cursor.held + 1, cursor.partial
         self.limit = cursor.limit
         return self.acked(cursor.held)
 
     def rewind(self) -> None:
-        """Count what is not acknowledged as not sent."""
+        """Send all that is not acknowledged again: the peer has received none of it."""
         self.number, self._offset = self._reached = self._first, 0
 
     def repair(self) -> None:
-        """Put right what a thread left that was interrupted anywhere in `batch`, `chunk` or `acked`."""
+        """Make the state consistent after an exception interrupted `batch`, `chunk` or `acked`."""
+        # The last of `sent` is the truth for all numbers: it was appended there before anything else was changed.
         sent, waiting = self.sent, self.waiting
         if sent:
             last = sent[-1]
@@ -202,16 +209,16 @@ class Sender:
             if message.withdrawn:
                 message.waits = False
                 self._withdrawn += 1
-        self.number, self._offset = self.next, 0  # the most that can have left: the peer will say how much has
+        self.number, self._offset = self.next, 0  # the most that can have left: the peer's cursor says how much has
 
     def unsent(self) -> list[Outgoing]:
-        """The messages of which no byte has left, as far as is known, and that somebody still wants delivered."""
+        """Return the messages that are not cancelled and of which, as far as is known, no byte has left."""
         first = self.number + (self._offset > 0)
         begun = [message for message in self.sent if message.number >= first]
         return [message for message in (*begun, *self.waiting) if not message.withdrawn]
 
     def _begin(self) -> Outgoing:
-        """Give the first of those that wait its number and its position."""
+        """Give the first waiting message its number and position."""
         message = self.waiting[0]
         message.number, message.start = self.next, self._position
         self.sent.append(message)
@@ -221,8 +228,8 @@ class Sender:
         self._position = message.stop
         return message
 
-    def _skip(self) -> None:
-        """Let those go that were cancelled while they waited."""
+    def _skip_cancelled(self) -> None:
+        """Remove the cancelled messages at the head of the queue."""
         while self.waiting and self.waiting[0].withdrawn:
             message = self.waiting[0]
             if not message.waits:
@@ -232,10 +239,10 @@ class Sender:
 
     @property
     def _furthest(self) -> tuple[int, int]:
-        """The next byte that was never sent. A link that came late may have said that the peer stands before it."""
+        """The first byte that was never sent, even if a late INI has moved `number` back."""
         return max(self._reached, (self.number, self._offset))
 
     @property
     def _first(self) -> int:
-        """The number of the first that is not acknowledged."""
+        """The number of the first message that is not acknowledged."""
         return self.sent[0].number if self.sent else self.next

@@ -1,8 +1,8 @@
-"""The conversation with one peer: numbering, chunks, acknowledgement, cancelling, the window, lanes, resuming.
+"""The session with one peer: lanes, acknowledgement, cancelling, flow control, resuming.
 
-A session outlives connections. Pure: no socket, no clock, no thread; owned by one loop. What it owes the peer
-comes out of `acknowledge` and `frames`; what the peer sends comes in by `take_small`, if it is small and just what is
-expected, and otherwise by `place`, `received`, `acked`, `dropped`. Whole messages go to `arrived`.
+A session outlives its connections. Pure: no socket, no clock, no thread; owned by one loop. `acknowledge` and `frames`
+return what must be sent. `take_small` receives frames on a short path: small whole messages and ACKs that are exactly
+the next expected. `place`, `received`, `acked` and `dropped` receive all other frames. Whole messages go to `arrived`.
 
     new ──put──► queued ──frames─► sent ──acked──► gone          a message, seen by its sender
                    └────cancel────► dropped ──acked──► gone
@@ -30,41 +30,43 @@ _pack = struct.Struct("<BBHIQQ").pack
 
 
 class Session:
-    """What two peers have said to each other, and have yet to say."""
+    """The state that both peers must agree on to resume after a lost link: one Sender and one Receiver per lane."""
 
     def __init__(
         self, token: bytes, options: ConnectionOptions, memory: Memory, arrived: deque[Item] | None = None
     ) -> None:
         self.token = token
-        self.arrived: deque[Item] = deque() if arrived is None else arrived  # messages that are whole
-        self.outbox: deque[Outgoing] = deque()  # messages that are put; any thread may append
+        self.arrived: deque[Item] = (
+            deque() if arrived is None else arrived
+        )  # whole messages that the user has not taken
+        self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
-        self.round_trip: float | None = None  # seconds, of the PING that was answered last, on any link
+        self.round_trip: float | None = None  # seconds, of the last PING that was answered, on any link
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
-        self.closing = False  # we shall send no more
-        self.peer_closed = False  # the peer has said FIN
-        self.peer_leaving = False  # its user has closed: it has nothing more to send than what was put before
-        self.begun = False  # the peer has known it
-        self.ended = False  # nothing can be put any more
-        self.epoch = 0  # how often it has begun: a server that forgot it begins it again
-        self.confirmed = False  # something has come from the peer in this epoch: a client has heard of it
-        self.wake: Callable[[], object] = lambda: None  # an ACK is due, though nothing has come
+        self.closing = False  # our user has closed: put refuses messages
+        self.peer_closed = False  # FIN has come from the peer
+        self.peer_leaving = False  # the peer's user has closed: the peer sends only what was put before
+        self.begun = False  # INIs have been exchanged at least once
+        self.ended = False  # the session is over
+        self.epoch = 0  # how often the session has begun: a server that has forgotten it begins it again
+        self.confirmed = False  # the peer has sent something in this epoch, so it has received our INI
+        self.wake: Callable[[], object] = lambda: None  # asks for a flush: an ACK is due, though nothing was received
         self.request_release: Callable[[Receiver], object] = lambda receiver: None  # calls `release_room`, in the loop
         self._options = options
-        self.small = min(SMALL, options.message_size)  # bytes of a message that may come in one step
-        self._small_out = min(SMALL, options.transport_size)  # and of one that may leave so
+        self.small = min(SMALL, options.message_size)  # bytes: the largest message that the short path receives
+        self._small_out = min(SMALL, options.transport_size)  # bytes: the largest message that one step sends
         self._memory = memory
         self.senders: dict[int, Sender] = {}
         self.receivers: dict[int, Receiver] = {}
-        self._peer_size = 2**62  # what the peer takes, until it says
-        self._peer_credit = 0
-        self.owed: dict[int, Receiver] = {}  # the lanes of which an ACK is due
-        self._turn = 0  # the lane that sent last
+        self._peer_size = 2**62  # bytes: message_size of the peer's INI; no limit before that
+        self._peer_credit = 0  # bytes: credit of the peer's INI
+        self.owed: dict[int, Receiver] = {}  # lanes for which an ACK is due
+        self._turn = 0  # the lane that sent last: the next one goes first
 
-    # What the user wants sent.
+    # Messages to send.
 
     def put(self, message: Outgoing) -> None:
-        """Queue a message. Raises Closed, QueueFull or MessageTooLarge, and then has not touched it."""
+        """Queue a message. If this raises Closed, QueueFull or MessageTooLarge, the message is unchanged."""
         options = self._options
         if self.closing or self.ended:
             raise Closed(self.peer)
@@ -77,11 +79,13 @@ class Session:
             sender = self.senders[message.lane] = self._sender(message.lane)
         if options.drop_oldest and (oldest := sender.oldest(options.queue_size)) is not None:
             oldest.fail(QueueFull(self.peer, options.queue_size, dropped=True))
-            sender.drop_oldest(options.queue_size)  # last: an interrupted thread is not to lose it without a word
+            sender.drop_oldest(options.queue_size)  # after `fail`: an interrupt in between must not lose it silently
         sender.put(message)
 
     def drain(self) -> None:
-        """Queue what is in the outbox."""
+        """Queue the messages of the outbox."""
+        # The first branch is `put` in place, for one lane and a message that `put` would certainly accept.
+        # A message leaves the outbox last: a thread that is interrupted before that leaves it to `repair`.
         outbox, quick = self.outbox, not (self.closing or self.ended or self._options.drop_oldest)
         most = self._options.queue_size
         while outbox:
@@ -105,7 +109,7 @@ class Session:
             outbox.popleft()
 
     def _takes_all(self, sender: Sender) -> bool:
-        """Whether the messages in the outbox are the next to leave, and `put` would queue all that are small."""
+        """Whether the outbox is next to be sent, and `put` would accept its small messages."""
         return (
             not sender.waiting
             and sender.number >= sender.next
@@ -116,7 +120,7 @@ class Session:
 
     @property
     def queued(self) -> int:
-        """Messages that are not acknowledged."""
+        """How many messages are not acknowledged; cancelled ones count once a byte of them has left."""
         return sum(map(len, self.senders.values()))
 
     @property
@@ -129,13 +133,12 @@ class Session:
 
     @property
     def blocked(self) -> bool:
-        """Whether a message waits for the peer to widen its window."""
+        """Whether a message waits because the peer's window is full."""
         return any(sender.blocked for sender in self.senders.values())
 
     def frames(self, out: list[Buffer | Part], limit: int) -> bool:
-        """Append headers and bodies of messages, of some `limit` bytes in all; the lanes take turns. Return whether
-        bodies are among them that are Parts.
-        """
+        """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts."""
+        # With one lane, small messages go straight from the outbox, then from its queue, and need no turns.
         parts = False
         if len(self.senders) == 1:
             (sender,) = self.senders.values()
@@ -169,7 +172,7 @@ class Session:
         return parts
 
     def abandon(self) -> list[Outgoing]:
-        """Forget all that is not acknowledged, and return it; and what has begun to come."""
+        """Drop all messages, sent and received; return those that are not acknowledged."""
         self.drain()
         gone = [message for sender in self.senders.values() for message in sender]
         for receiver in self.receivers.values():
@@ -180,33 +183,35 @@ class Session:
         return gone
 
     def withdraw(self, message: Outgoing) -> None:
-        """Take a cancelled message out, if no byte of it has left; if some have, the peer will be told to forget it."""
+        """Remove a cancelled message if no byte of it has left; otherwise `frames` will send a DROP."""
         sender = self.senders.get(message.lane)
         if sender is not None:
             sender.remove(message)
 
     def close(self) -> None:
-        """Put no more."""
+        """Refuse further messages; those that are queued will still be sent."""
         self.drain()
         self.closing = True
         self._lift_limits_if_both_close()
 
     def peer_leaves(self) -> None:
-        """The peer's user has closed: what it still sends was put before."""
+        """Note that the peer's user has closed, so that the peer sends only what was put before."""
         self.peer_leaving = True
         self._lift_limits_if_both_close()
 
     def _lift_limits_if_both_close(self) -> None:
-        """Take all that the peer still has, whatever the window: else each side would wait for a reader of the other.
+        """Lift the flow control of all lanes if both users have closed.
 
-        A side that closes while its peer goes on keeps to its window: what the peer may yet put has no bound.
+        Neither user reads any more then, so each side would wait for the other to free its window. What the peer still
+        has is bounded, because nothing can be put after `close`. While only our side closes, the peer may put without
+        bound, so its window stays.
         """
         if self.closing and self.peer_leaving:
             for lane, receiver in self.receivers.items():
                 receiver.lift_limit()
                 self.owed[lane] = receiver
 
-    # What the peer says of what it holds.
+    # Acknowledgements.
 
     def acked(self, frame: Frame) -> None:
         """Settle the messages that an ACK acknowledges."""
@@ -218,24 +223,27 @@ class Session:
         self.messages_out += messages
         self.bytes_out += size
 
-    # What the peer sends.
+    # Messages from the peer.
 
     @property
     def arriving(self) -> int:
-        """Bytes of messages that have begun to come, and are not whole."""
+        """Bytes received of messages that are not whole yet."""
         return sum(receiver.partial for receiver in self.receivers.values())
 
     def take_small(self, data: memoryview, low: int, high: int) -> int:
-        """Take the frames in `data[low:high]` up to the first that is not whole, or neither a small whole message nor
-        an ACK, or not just what is expected; return where that begins: the rest is for `place` and the others.
+        """Receive frames from `data[low:high]` on the short path; return where the rest begins.
 
-        A user's thread may be interrupted anywhere in it by an exception. Messages are taken by one `extend`; if they
-        are not counted after it, they come again, and `Receiver.consume` finds that out.
+        It stops at the first frame that is incomplete, that is neither a small whole message nor an ACK, or that is not
+        exactly the next expected. `place` and the other methods receive that one, and refuse it if it is illegal.
+
+        A signal handler may interrupt a user's thread anywhere in here by an exception. Messages are therefore added by
+        one `extend` and counted after it. If they are added and not counted, the peer sends them again, and
+        `Receiver.consume` finds the duplicates.
         """
         return codec.take(self, data, low, high)
 
     def place(self, frame: Frame, source: Memory | None = None) -> memoryview:
-        """Return the memory for the body of a MSG, which may begin in the link's own; raises ProtocolError."""
+        """Return the memory for the body of a MSG, from `source` if that is given. Raises ProtocolError."""
         receiver = self._receiver(frame.lane)
         body = receiver.place(frame, source)
         if receiver.grant_due:
@@ -243,7 +251,7 @@ class Session:
         return body
 
     def received(self, frame: Frame) -> None:
-        """Count the body of a MSG."""
+        """Count the body of a MSG that is complete."""
         receiver = self.receivers[frame.lane]
         stream = receiver.received(frame.length)
         if stream is not None:
@@ -254,27 +262,27 @@ class Session:
             self.owed[frame.lane] = receiver
 
     def pause(self) -> None:
-        """The link is lost."""
+        """Note that the link is lost."""
         for receiver in self.receivers.values():
             receiver.pause()
 
     def reclaim(self) -> None:
-        """It has been lost for a while: what it was allowed to bring is for others."""
+        """Give the room that this session was granted to other peers: its link has been lost for a while."""
         for receiver in self.receivers.values():
             receiver.reclaim()
 
     def interrupted(self, frame: Frame, length: int) -> None:
-        """Keep the bytes of a body that came before its link was lost."""
+        """Keep the first `length` bytes of a body whose link was lost."""
         self.receivers[frame.lane].interrupted(length)
 
     def dropped(self, frame: Frame) -> None:
-        """Forget the message that the peer has cancelled."""
+        """Discard a message that the peer has cancelled."""
         receiver = self._receiver(frame.lane)
         receiver.dropped(frame)
         self.owed[frame.lane] = receiver
 
     def release_room(self, receiver: Receiver) -> bool:
-        """Give room back that the user has freed by taking messages (see Receiver); return whether to tell the peer."""
+        """Reuse the room of messages that the user has taken; return whether an ACK is now due."""
         receiver.release_room()
         if self.receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
             return False
@@ -287,15 +295,15 @@ class Session:
         return bool(self.outbox) or any(not sender.idle and sender.ready for sender in self.senders.values())
 
     def acknowledge(self, out: list[Buffer | Part]) -> None:
-        """Append the ACKs that are due, one a lane, and count them as said."""
+        """Append the ACKs that are due, one per lane, and count them as sent."""
         for lane, receiver in self.owed.items():
             out.append(_pack(3, 0, lane, 0, receiver.held, receiver.announce_limit()))
         self.owed.clear()
 
-    # Beginning, and beginning again.
+    # Handshake.
 
     def greeting(self, id: uuid.UUID, *, resume: bool) -> Greeting:
-        """Return what our INI says."""
+        """Return the content of our INI."""
         options = self._options
         for receiver in self.receivers.values():
             receiver.resume()
@@ -305,18 +313,18 @@ class Session:
         return Greeting(id, self.token, options.message_size, credit, heartbeat, cursors, resume, self.epoch)
 
     def begin(self, greeting: Greeting, epoch: int) -> list[tuple[Outgoing, NetqError]]:
-        """Start with a peer that does not know the session. Return the messages that cannot be sent, and why."""
-        self.epoch = epoch  # before `begun`: another thread may ask `restarted_elsewhere`
+        """Begin the session with a peer that does not know it. Return the messages that cannot be sent, and why."""
+        self.epoch = epoch  # before `begun`: another thread may call `restarted_elsewhere`
         self.confirmed = False
-        self._hear(greeting)
+        self._apply(greeting)
         for sender in self.senders.values():
             sender.limit = greeting.credit
         return self._reject()
 
     def can_resume(self, greeting: Greeting) -> bool:
-        """Return whether the client has heard of the beginning of this session; raises ProtocolError.
+        """Return whether the client knows this epoch of the session. Raises ProtocolError.
 
-        If not, our INI was lost: then nothing that we sent has been received, and all will be sent again.
+        If it does not, our INI was lost. The client has then received nothing of this epoch, so all is sent again.
         """
         if self.is_stale(greeting) or self.restarted_elsewhere(greeting):
             raise ProtocolError(f"the client goes on with epoch {greeting.epoch} of a session in epoch {self.epoch}")
@@ -328,51 +336,52 @@ class Session:
         return False
 
     def restarted_elsewhere(self, greeting: Greeting) -> bool:
-        """Return whether the client has begun this session with another server since, so that it is over here.
+        """Return whether the client has begun this session again with another server, so that it is over here.
 
-        A client's epoch never falls, and each beginning raises it. So who says a later one than ours has given up ours,
-        on whatever link it says so, and a link of ours that seems alive is one that it has left. May be asked in any
-        thread: a server's session keeps its epoch.
+        A client's epoch never falls, and each beginning raises it. A higher epoch than ours therefore means that the
+        client has given up our epoch, on whatever link the INI came. A link of ours that still seems alive is stale.
+        Callable in any thread: a server's session keeps its epoch.
         """
         return self.begun and greeting.epoch > self.epoch
 
     def is_stale(self, greeting: Greeting) -> bool:
-        """Return whether an INI was on its way for so long that its client has gone on since: it must change nothing.
+        """Return whether an INI was delayed for so long that its client has moved on: it must change nothing.
 
-        That of an epoch before ours is, unless it is the last before and nothing has come in ours: then our INI may
-        have been lost.
+        An INI of an earlier epoch is stale. The one exception is the epoch just before ours while nothing has come in
+        ours: then our INI may have been lost.
         """
         earliest = self.epoch if self.confirmed else self.epoch - 1
         return self.begun and greeting.epoch < earliest
 
     def resume(self, greeting: Greeting) -> None:
-        """Go on where the peer says it stands, and settle what it holds; raises ProtocolError."""
+        """Continue from the peer's cursors, and settle the messages that it holds. Raises ProtocolError."""
         if self.peer not in (None, greeting.id) or greeting.epoch != self.epoch:
             theirs, ours = (greeting.id, greeting.epoch), (self.peer, self.epoch)
             raise ProtocolError("{}, epoch {}, goes on with a session of {}, epoch {}".format(*theirs, *ours))
-        stands = {lane: Cursor(lane, 0, 0, greeting.credit) for lane in self.senders}
-        stands |= {cursor.lane: cursor for cursor in greeting.cursors}
-        for lane, cursor in stands.items():  # all, before anything is believed
+        cursors = {lane: Cursor(lane, 0, 0, greeting.credit) for lane in self.senders}
+        cursors |= {cursor.lane: cursor for cursor in greeting.cursors}
+        for lane, cursor in cursors.items():  # check all before any of them changes a lane
             self._sender(lane).check(cursor)
-        self.senders |= {lane: self._sender(lane) for lane in stands}  # a limit that is told is kept
-        self._hear(greeting)
+        self.senders |= {lane: self._sender(lane) for lane in cursors}  # a lane without messages keeps its limit too
+        self._apply(greeting)
         for lane, sender in self.senders.items():
-            self._count(*sender.resume(stands[lane]))
+            self._count(*sender.resume(cursors[lane]))
 
     def repair(self) -> None:
-        """Put right what a user's thread left that was interrupted; its link is to be lost."""
+        """Make the state consistent after an exception interrupted a user's thread; the caller must drop the link."""
         if self.outbox and self._sender(self.outbox[0].lane).ends_with(self.outbox[0]):
             self.outbox.popleft()
         if self.outbox:
-            self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` gives them before it takes the message
+            self.outbox[0].number, self.outbox[0].left = 0, False  # `batch` sets both before it moves the message
         for sender in self.senders.values():
             sender.repair()
         for receiver in self.receivers.values():
             receiver.repair()
 
     def restart(self) -> list[Outgoing]:
-        """Begin anew: the peer has forgotten us. Return the messages that had begun to travel: nobody can know
-        whether they arrived. Those that had not are queued again, in order.
+        """Start over with a peer that has forgotten the session. Return the messages that had begun to travel.
+
+        It is unknown whether those arrived. All others are queued again, in order.
         """
         self.drain()
         unsent = [message for sender in self.senders.values() for message in sender.unsent()]
@@ -387,13 +396,14 @@ class Session:
             sender.put(message)
         return lost
 
-    def _hear(self, greeting: Greeting) -> None:
+    def _apply(self, greeting: Greeting) -> None:
         self.peer = greeting.id
         self.begun = True
         self._peer_size = greeting.message_size
         self._peer_credit = greeting.credit
 
     def _reject(self) -> list[tuple[Outgoing, NetqError]]:
+        """Remove the messages that are larger than the peer takes; return them with their errors."""
         rejected: list[tuple[Outgoing, NetqError]] = []
         for message in [message for sender in self.senders.values() for message in sender]:
             if message.size > self._peer_size and not message.withdrawn:
@@ -428,7 +438,7 @@ class Session:
         self.wake()
 
     def _turns(self) -> deque[Sender]:
-        """The lanes that have something to send, first the next one after the one that sent last."""
+        """Return the lanes that can send, beginning with the next after the lane that sent last."""
         ready = [sender for sender in self.senders.values() if sender.ready]
         if len(ready) > 1:
             ready.sort(key=lambda sender: (sender.lane - self._turn - 1) % LANES)

@@ -1,7 +1,9 @@
-"""Bytes to frames and back. Mirrors docs/reference/protocol.md line by line. Pure: no socket, no clock, no session.
+"""Encodes and parses frames, as docs/reference/protocol.md describes them. Pure: no socket, no clock, no session.
 
-A frame is a header of 24 bytes and a body. Where a packet of the transport ends says nothing about where a
-frame ends, so this one parser serves every transport.
+A frame is a header of 24 bytes and a body. Frames need not begin or end where packets of the transport do, so this
+parser serves every transport.
+
+To change a frame, see CONTRIBUTING.md, "How to change a frame".
 """
 
 from __future__ import annotations
@@ -18,46 +20,46 @@ from netq.errors import ProtocolError
 VERSION = 1
 MAGIC = b"NETQ"
 LANES = 16
-OVERHEAD = 256  # what a message counts in a lane's window beside its bytes: what it costs to keep account of it
-POSITIONS = 2**63  # a lane's positions stay below: some millennia at today's speeds
-EPOCHS = 2**32 - 1  # a session's epochs stay below: it begins again only with a server that has forgotten it
+OVERHEAD = 256  # bytes that a message counts in its lane's window besides its own: the cost of its bookkeeping
+POSITIONS = 2**63  # positions of a lane stay below: enough for some millennia at today's speeds
+EPOCHS = 2**32 - 1  # epochs of a session stay below: each server that has forgotten the session uses one
 REASON = 256  # bytes of text in a FIN, at most
 
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
 _GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, and as in Greeting
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
-_LEAST, _MOST = 1024, 64 * 1024  # bytes of frames that are received at once: of an idle peer, of a busy one
+_MIN_SCRATCH, _MAX_SCRATCH = 1024, 64 * 1024  # bytes received at once: little for idle peers, as there may be many
 
 _NOTHING = memoryview(b"")
 
 HEADER_SIZE = _HEADER.size
-VERSION_SIZE = 8  # bytes of an INI that every version begins with alike
+VERSION_SIZE = 8  # bytes at the start of an INI that are the same in every version of the protocol
 
 
 class Kind(enum.IntEnum):
     """The six frames."""
 
-    INI = 1  # who I am, and where to go on from
+    INI = 1  # handshake: who I am, and where to resume
     MSG = 2  # the next bytes of a message
     ACK = 3  # what I hold, and how far you may send
-    DROP = 4  # a message was cancelled: forget what you have of it
-    PING = 5  # say something; or, with ANSWER, what was asked for
-    FIN = 6  # I am done
+    DROP = 4  # a message was cancelled: discard what you have of it
+    PING = 5  # heartbeat; with the flag ANSWER, the answer to one
+    FIN = 6  # the end of my messages, or of this link: see Code
 
 
 class Code(enum.IntEnum):
-    """Why a FIN was sent (its `number`)."""
+    """The `number` of a FIN: why it was sent."""
 
-    DONE = 0  # all my messages are acknowledged, and there will be no more
-    REFUSED = 1  # not now, or not like this: this link is over, the session is not
+    DONE = 0  # all my messages are acknowledged, and I send no more
+    REFUSED = 1  # this link is over, the session is not
     SUPERSEDED = 2  # a newer link has taken the session over
-    OVER = 3  # the session is over: our user waits no longer for the rest of it
+    OVER = 3  # the session is over: our user has closed and does not wait any longer
 
 
-RESUME = 1  # flag of an INI: I know this session, and go on with it
+RESUME = 1  # flag of an INI: I know this session, and resume it
 LEAVING = 1  # flag of a PING: my user has closed, and puts nothing more
-ANSWER = 2  # flag of a PING: this answers yours, and repeats its number
-FLAGS = {  # that a frame of each kind may have: one at a time
+ANSWER = 2  # flag of a PING: the answer to yours; it repeats the number of yours
+FLAGS = {  # the values that `flags` may have
     Kind.INI: (0, RESUME),
     Kind.MSG: (0,),
     Kind.ACK: (0,),
@@ -66,7 +68,7 @@ FLAGS = {  # that a frame of each kind may have: one at a time
     Kind.FIN: (0,),
 }
 _KINDS = dict(enumerate(Kind, start=1))
-_WORDS = frozenset({Kind.INI, Kind.FIN})  # whose bodies are the connection's own
+_CONTROL = frozenset({Kind.INI, Kind.FIN})  # the body is for the connection, not part of a message
 
 
 class Frame(NamedTuple):
@@ -85,27 +87,27 @@ class Frame(NamedTuple):
         return _HEADER.pack(self.kind, self.flags, self.lane, self.length, self.number, self.value)
 
     def whole(self) -> bytes:
-        """Return header and body, for frames that carry no message."""
+        """Return header and body, joined."""
         return self.header() + self.body
 
 
 def message_header(lane: int, length: int, number: int, size: int) -> bytes:
-    """Return the header of a MSG: what `Frame.header` does, for the frame that counts."""
+    """Return the header of a MSG, as `Frame.header` does, but faster: it is the most frequent frame."""
     return _HEADER.pack(2, 0, lane, length, number, size)
 
 
 class Cursor(NamedTuple):
-    """How far one lane has come, seen by its receiver."""
+    """The state of one lane's receiver: from where its sender must continue."""
 
     lane: int
     held: int  # number of the last whole message
-    partial: int  # bytes held of the next
-    limit: int  # position up to which may be sent
+    partial: int  # bytes held of the next message
+    limit: int  # position up to which bytes may be sent
 
 
 @dataclass(frozen=True)
 class Greeting:
-    """What an INI says. Sizes are bytes, `heartbeat` is milliseconds, `epoch` counts beginnings of the session."""
+    """The content of an INI. Sizes are bytes, `heartbeat` is milliseconds, `epoch` counts beginnings of the session."""
 
     id: uuid.UUID
     token: bytes
@@ -117,7 +119,7 @@ class Greeting:
     epoch: int = 0
 
     def frame(self) -> Frame:
-        """Return the INI that says this."""
+        """Return the INI frame."""
         head = (MAGIC, VERSION, len(self.cursors), self.id.bytes, self.token)
         body = _GREETING.pack(*head, self.message_size, self.credit, self.heartbeat, self.epoch)
         body += b"".join([_CURSOR.pack(lane, 0, 0, *rest) for lane, *rest in self.cursors])
@@ -149,7 +151,8 @@ GREETING_SIZE = _GREETING.size
 GREETING_LIMIT = GREETING_SIZE + LANES * _CURSOR.size
 
 
-def _stranger(begin: bytes) -> str:
+def _describe_foreign(begin: bytes) -> str:
+    """Return the error text for bytes that are no frame."""
     if begin[:2] == b"\x16\x03":  # a TLS record of a handshake
         return "the peer speaks TLS, this side does not; give SecurityOptions to both sides, or to neither"
     return f"what comes is no frame of netq, it begins with {begin!r}; is something else at that port?"
@@ -165,56 +168,56 @@ def _cursors(body: memoryview | bytes) -> tuple[Cursor, ...]:
 
 
 def take_nothing(data: memoryview, low: int, high: int) -> int:
-    """Deal with no frame (see Reader)."""
+    """Take no frame: the `take` of a Reader while there is no short path."""
     return low
 
 
 class Reader:
-    """Turn received bytes into frames.
+    """Parses received bytes into frames, without copying the bodies of large messages.
 
-    `buffer()` says where the next bytes should be received, `advance(n)` that n bytes are there. `place` is
-    asked at each header, before anything is believed, for the memory of the body, of exactly its length; so
-    the bytes of a message land where they stay. It raises ProtocolError for what it does not want.
+    Receive the next bytes into `buffer()`, then call `advance(n)` with their number. At each header the reader calls
+    `place`, which checks the frame and returns memory for its body, of exactly its length. The rest of the body is then
+    received directly into that memory. `place` raises ProtocolError for an illegal frame.
 
-    Before that, `take(data, low, high)`, which may change at any time, may deal with frames that lie whole in
-    `data[low:high]`, as it likes: it returns where the first begins that it does not want.
+    Before that, `take(data, low, high)` may process whole frames that lie in `data[low:high]` (the short path). It
+    returns where the first frame begins that it leaves. The attribute may be replaced at any time.
     """
 
     def __init__(self, place: Callable[[Frame], memoryview]) -> None:
         self.take: Callable[[memoryview, int, int], int] = take_nothing
         self._place = place
-        self._scratch = memoryview(bytearray(_LEAST))
-        self._low = self._high = 0  # the part of the scratch that is received and not yet parsed
-        self.frame: Frame | None = None  # the frame whose body is arriving
+        self._scratch = memoryview(bytearray(_MIN_SCRATCH))
+        self._low = self._high = 0  # scratch[low:high] is received and not parsed yet
+        self.frame: Frame | None = None  # the frame whose body is being received
         self._body = _NOTHING
-        self._got = 0
+        self._got = 0  # bytes of that body
 
     @property
     def partial(self) -> tuple[Frame, int] | None:
-        """The frame whose body is arriving, and how many of its bytes are there."""
+        """The frame whose body is being received, and how many bytes of the body are there."""
         return None if self.frame is None else (self.frame, self._got)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been received that is not dealt with."""
+        """Whether all received bytes have been processed."""
         return self.frame is None and self._low == self._high
 
     def reset(self) -> None:
-        """Forget what was received: above all the memory of a body that will not be completed."""
+        """Discard what was received, and release the memory of an incomplete body."""
         self._low = self._high = self._got = 0
         self.frame, self._body = None, _NOTHING
 
     def buffer(self) -> memoryview:
-        """Return where the next bytes go: at least one byte."""
+        """Return the memory for the next bytes: at least one byte."""
         if self.frame is not None:
             return self._body[self._got :]
         return self._scratch[self._high :]
 
     def advance(self, n: int) -> Iterator[Frame]:
-        """Yield the frames that n more bytes complete, without those that `take` has dealt with. Each must be dealt
-        with before the next is asked for.
+        """Yield the frames that n more bytes complete, except those that `take` has processed.
 
-        The body of a MSG is where `place` said; it is not in its frame, which would cost small messages most.
+        Process each frame before you ask for the next. The body of a MSG lies in the memory that `place` returned; the
+        frame has no reference to it, because that would slow small messages down.
         """
         if self.frame is None:
             self._high += n
@@ -224,7 +227,7 @@ class Reader:
                 return
             frame, body = self.frame, self._body
             self.frame, self._body = None, _NOTHING
-            yield frame._replace(body=body) if frame.kind in _WORDS else frame
+            yield frame._replace(body=body) if frame.kind in _CONTROL else frame
         while self._high - self._low >= HEADER_SIZE:
             self._low = self.take(self._scratch, self._low, self._high)
             if self._high - self._low < HEADER_SIZE:
@@ -237,13 +240,13 @@ class Reader:
             if stop - start < frame.length:
                 self.frame, self._body, self._got = frame, body, stop - start
                 break
-            yield frame._replace(body=body) if frame.kind in _WORDS else frame
-        self._tidy()
+            yield frame._replace(body=body) if frame.kind in _CONTROL else frame
+        self._compact()
 
     def advance_small(self, n: int, most: int) -> bool:
-        """Take n more bytes, as far as `take` does; return whether it can go on when more have come.
+        """Pass n more bytes to `take`; return False if `advance(0)` must process what it has left.
 
-        It cannot, if a frame begins that has a body of more than `most` bytes, or is there whole: then `advance(0)`.
+        That is so if the next frame is whole, or has a body of more than `most` bytes.
         """
         high = self._high + n
         low = self.take(self._scratch, self._low, high)
@@ -253,23 +256,23 @@ class Reader:
         self._low, self._high = low, high
         left = high - low
         if left < HEADER_SIZE:
-            self._tidy()
+            self._compact()
             return True
         length = _HEADER.unpack_from(self._scratch, self._low)[3]
         if length > most or HEADER_SIZE + length <= left:
             return False
-        self._tidy()
+        self._compact()
         return True
 
     def _header(self) -> Frame:
         kind, flags, lane, length, number, value = _HEADER.unpack_from(self._scratch, self._low)
         if lane >= LANES or flags not in FLAGS.get(kind, ()):
-            raise ProtocolError(_stranger(bytes(self._scratch[self._low : self._low + 8])))
+            raise ProtocolError(_describe_foreign(bytes(self._scratch[self._low : self._low + 8])))
         return Frame(_KINDS[kind], flags, lane, length, number, value)
 
-    def _tidy(self) -> None:
-        """Move the tail, less than a small frame, to the front; of a larger scratch, if more came than it takes."""
-        if self._high == len(self._scratch) < _MOST:
+    def _compact(self) -> None:
+        """Move the unparsed tail to the front. Use a larger scratch from now on if this one was filled."""
+        if self._high == len(self._scratch) < _MAX_SCRATCH:
             old, self._scratch = self._scratch, memoryview(bytearray(8 * len(self._scratch)))
         elif self._low == self._high:
             self._low = self._high = 0

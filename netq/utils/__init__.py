@@ -1,1 +1,1 @@
-"""Tools of the public API that stand beside the communicator: see `netq.utils.stream`."""
+"""Public tools that are used together with a communicator: see `netq.utils.stream`."""

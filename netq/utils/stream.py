@@ -1,8 +1,8 @@
-"""Objects to bytes and back. Pure; called in the thread of whoever calls `put` or `get`, never in the loop.
+"""Serialisers: objects to bytes and back. Pure; called in the thread that calls `put` or `get`, never in the loop.
 
-A `Stream` is the bytes of one message as a list of buffers: what a serialiser's `dump` returns and its
-`load` is given. Buffers that a pickle holds out of band (protocol 5, PEP 574) are neither copied nor
-joined: they go from the caller's memory to the socket, and come back as views on the message's memory.
+A `Stream` is the bytes of one message, as a list of buffers. A serialiser's `dump` returns it, and `load` takes it.
+Out-of-band buffers of a pickle (protocol 5, PEP 574) are neither copied nor joined: they are sent from the caller's
+memory, and `load` returns views on the memory of the message.
 
 The layout of a pickled message is in docs/reference/protocol.md, "Pickled messages".
 """
@@ -26,15 +26,15 @@ _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffe
 _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
-_NAME = 200  # characters of a name that errors show: it is a peer's word
-_LINE = 4096  # bytes that `readline` looks through at once
+_NAME = 200  # characters: a longer name is shortened in errors, because a peer supplied it
+_LINE = 4096  # bytes that `readline` reads at once
 
 
 class Stream:
-    """The bytes of one message, in order, in as many buffers as they happen to lie in.
+    """The bytes of one message, in order, in one or more buffers.
 
-    It reads like a binary file: `read`, `readinto`, `readline`, `seek` and `tell`, so that `json.load(stream)`,
-    `pickle.load(stream)` and `numpy.load(stream)` work in a serialiser of your own.
+    It has the methods of a binary file: `read`, `readinto`, `readline`, `seek` and `tell`. So `json.load(stream)`,
+    `pickle.load(stream)` and `numpy.load(stream)` work in your own serialiser.
     """
 
     __slots__ = ("_position", "_stops", "buffers", "nbytes")
@@ -43,11 +43,11 @@ class Stream:
         self.buffers = [_bytes_of(memoryview(buffer)) for buffer in buffers]
         self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
         self._stops: list[int] | None = None
-        self._position = 0  # of the next byte to read
+        self._position = 0  # offset of the next byte to read
 
     @classmethod
     def of(cls, view: memoryview) -> Stream:
-        """Return the stream that lies in one view of bytes."""
+        """Return a stream of one view of bytes."""
         stream = cls.__new__(cls)
         stream.buffers, stream.nbytes, stream._stops, stream._position = [view], len(view), None, 0
         return stream
@@ -59,9 +59,9 @@ class Stream:
         return b"".join(self.buffers)
 
     def contiguous(self) -> memoryview:
-        """All bytes in one buffer, at an address that is a multiple of 64 if they came from a peer.
+        """Return all bytes in one writable buffer. Its address is a multiple of 64 if the bytes came from a peer.
 
-        Copies them only if they lie in several buffers, or in one that is small and read-only, as small messages come.
+        Copies the bytes only if they lie in several buffers, or in a read-only one, as those of small messages do.
         """
         if len(self.buffers) == 1 and not self.buffers[0].readonly:
             return self.buffers[0]
@@ -72,12 +72,12 @@ class Stream:
         return joined
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return the next `size` bytes; fewer at the end, all that are left if `size` is None or negative."""
+        """Return the next `size` bytes; fewer at the end; all remaining bytes if `size` is None or negative."""
         start, self._position = self._position, self._stop(size)
         return b"".join(self.slices(start, self._position))
 
     def readinto(self, buffer: Buffer) -> int:
-        """Fill `buffer` with the next bytes; return how many there were."""
+        """Copy the next bytes into `buffer`; return how many."""
         target = _bytes_of(memoryview(buffer))
         start, self._position = self._position, self._stop(target.nbytes)
         filled = 0
@@ -87,7 +87,7 @@ class Stream:
         return filled
 
     def readline(self, size: int | None = -1) -> bytes:
-        """Return the bytes up to the next newline and with it; at most `size` if that is given."""
+        """Return the bytes up to and including the next newline; at most `size` bytes if that is given."""
         stop, pieces = self._stop(size), list[bytes]()
         while self._position < stop:
             piece = self.read(min(_LINE, stop - self._position))
@@ -99,7 +99,7 @@ class Stream:
         return b"".join(pieces)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Read on from `offset`, counted from the start, the position or the end; return the new position."""
+        """Move the position to `offset` from the start, the position or the end; return the new position."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.nbytes}[whence]
         if base + offset < 0:
             raise ValueError(f"seek: {offset} from {base} is before the start of the message")
@@ -111,20 +111,20 @@ class Stream:
         return self._position
 
     def seekable(self) -> bool:
-        """Return True, as readers of files ask."""
+        """Return True: part of the interface of files."""
         return True
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: part of the interface of files."""
         return True
 
     def _stop(self, size: int | None) -> int:
-        """Return where a read of `size` bytes ends."""
+        """Return the position after a read of `size` bytes."""
         end = max(self._position, self.nbytes)
         return end if size is None or size < 0 else min(self._position + size, end)
 
     def slices(self, start: int, stop: int) -> list[memoryview]:
-        """The bytes [start, stop) as views, without copying them."""
+        """Return the bytes [start, stop) as views, without a copy."""
         if start == 0 and stop == self.nbytes:
             return self.buffers
         if self._stops is None:
@@ -140,15 +140,15 @@ class Stream:
 
 
 def _bytes_of(view: memoryview) -> memoryview:
-    """The same memory as single bytes; raises BufferError if it is not contiguous."""
+    """Return a view of the same memory as single bytes. Raises BufferError if it is not contiguous."""
     return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
 
 
 class BytesSerializer:
-    """Bytes as they are. `dump` takes anything with a contiguous buffer; `load` returns bytes."""
+    """Plain bytes. `dump` takes any object with a contiguous buffer; `load` returns bytes."""
 
     def dump(self, data: Buffer) -> Stream:
-        """Return the stream of `data`, which must not change until the future resolves."""
+        """Return a stream of `data`, without a copy: `data` must not change until the future is done."""
         try:
             return Stream([data])
         except (TypeError, BufferError) as error:
@@ -163,7 +163,7 @@ class BytesSerializer:
 
 
 class BufferSerializer(BytesSerializer):
-    """As BytesSerializer; `load` returns a writable view of the message's memory, without a copy."""
+    """Like BytesSerializer, but `load` returns a writable view of the message's memory, without a copy."""
 
     def load(self, stream: Stream) -> memoryview:  # type: ignore[override]
         """Return the bytes of a stream as one view, whose address is a multiple of 64."""
@@ -171,19 +171,19 @@ class BufferSerializer(BytesSerializer):
 
 
 class StreamSerializer:
-    """Bytes out of one file and into another. `dump` takes a binary file, `load` returns one: a Stream."""
+    """Binary files. `dump` takes one; `load` returns one, a Stream."""
 
     def dump(self, file: BinaryIO) -> Stream:
-        """Return the stream of what `file` has from its position on."""
+        """Return a stream of the bytes of `file`, from its position to its end."""
         return Stream([file.read()])
 
     def load(self, stream: Stream) -> Stream:
-        """Return the stream itself, to `read` from."""
+        """Return the stream itself, to read from."""
         return stream
 
 
 def stream_of(dumped: object, dump: Callable[[Any], object]) -> Stream:
-    """Return what `dump` returned as a Stream: itself, or one of its bytes. Raises SerializationError."""
+    """Return the result of `dump` as a Stream. Raises SerializationError if it is neither a Stream nor a buffer."""
     if isinstance(dumped, Stream):
         return dumped
     try:
@@ -197,15 +197,15 @@ def stream_of(dumped: object, dump: Callable[[Any], object]) -> Stream:
 
 
 class PickleSerializer:
-    """Pickle, protocol 5, large buffers out of band.
+    """Pickle, protocol 5, with large buffers out of band.
 
-    Pickle runs what it names: load only what you trust, or give `allow`. And `allow` alone is no wall
-    against a peer that wants to harm (docs/explanation/security.md).
+    A pickle can run any code: load only messages that you trust, or pass `allow`. `allow` alone does not stop a
+    malicious peer (docs/explanation/security.md).
 
-    allow: given "module.name" for each global that a message names; True to load it. Default: all.
-    dump:  given each object; returns a persistent identifier (any picklable object) for those that travel
-           by identifier, otherwise None. A `pickle.PickleBuffer` within it goes out of band. Default: none.
-    load:  given a persistent identifier; returns the object. Default: refuse all.
+    allow: takes "module.name" for each global that a message names; returns True to load it. Default: all.
+    dump:  takes each object; returns a persistent identifier (any picklable object) for an object that is sent as an
+           identifier, otherwise None. A `pickle.PickleBuffer` in it is sent out of band. Default: none.
+    load:  takes a persistent identifier; returns the object. Default: refuse all.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PickleSerializer:
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
-        """Return an `allow` function: "uuid.UUID" is one class, "uuid" all that module defines itself."""
+        """Return an `allow` function. "uuid.UUID" allows one class, "uuid" all that this module itself defines."""
         form = 'names, as in allow_by_name("uuid.UUID", "mine")'
         for name in names:
             expect(isinstance(name, str) and name != "", "allow_by_name", name, form)
@@ -230,12 +230,12 @@ class PickleSerializer:
         return lambda name: name in exact or name.startswith(prefixes)
 
     def dump(self, data: Any) -> Stream:
-        """Return the stream of `data`. Its out-of-band buffers must not change until the future resolves."""
+        """Return the stream of `data`. Its out-of-band buffers must not change until the future is done."""
         packed = self.pack(data)
         return packed if isinstance(packed, Stream) else Stream([packed])
 
     def pack(self, data: Any) -> Stream | bytes:
-        """Return what `dump` does, as bytes if no buffer travels out of band."""
+        """Do as `dump`, but return bytes if there is no out-of-band buffer."""
         out: list[pickle.PickleBuffer] = []
         if self._dumps is None:
             pickled = pickle.dumps(data, 5, buffer_callback=out.append)
@@ -246,10 +246,10 @@ class PickleSerializer:
         return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
 
     def load(self, stream: Stream | bytes) -> Any:
-        """Return the object of a stream, or of its bytes. Its arrays are views on the stream's memory: writable,
-        aligned; those of bytes on a copy.
+        """Return the object of a stream, or of bytes. Arrays are writable, aligned views.
 
-        Raises NotAllowed, or Unreadable for bytes that are no message of `dump`.
+        They lie in the memory of the stream, or in a copy of the bytes. Raises NotAllowed, or Unreadable for bytes that
+        `dump` did not make.
         """
         data: bytes | memoryview
         if isinstance(stream, bytes):
@@ -267,7 +267,7 @@ class PickleSerializer:
             return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
         except Unreadable:
             raise
-        except Exception as error:  # pickle documents that a damaged stream may raise anything
+        except Exception as error:  # a damaged pickle may raise any exception, says its documentation
             raise Unreadable(f"a message of {len(data)} bytes cannot be loaded: {error!r}") from error
 
 
@@ -308,7 +308,7 @@ def _loads(
 
 
 def _is_defined_there(found: Any, module: str, name: str) -> bool:
-    """Not merely reachable from there: "numpy" must not open numpy.f2py.os.system, nor a class its methods."""
+    """Whether `module` itself defines it: "numpy" must not allow numpy.f2py.os.system, nor the methods of a class."""
     if "." in name and not isinstance(found, type):
         return False
     return getattr(found, "__module__", None) == module and getattr(found, "__qualname__", name) == name
@@ -326,7 +326,7 @@ def _layout(pickled: bytes, buffers: list[memoryview]) -> Iterator[Buffer]:
 
 
 def _parts(data: memoryview) -> Iterator[memoryview]:
-    """The pickle and then each out-of-band buffer, as views."""
+    """Yield the pickle, then each out-of-band buffer, as views."""
     pickle_size, count = _HEAD.unpack_from(data)
     table = _HEAD.size + count * _SIZE.size
     if table + pickle_size > data.nbytes:
