@@ -1,4 +1,4 @@
-"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/how-to/mqtt.md). Pure.
+"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/reference/mqtt.md). Pure.
 
 byte 0       kind
 bytes 1-8    number: of this packet in its direction, counted from 1; of a kind that is not numbered: of the last

@@ -1,4 +1,4 @@
-"""The names of topics under one prefix, and back (docs/how-to/mqtt.md). Pure.
+"""The names of topics under one prefix, and back (docs/reference/mqtt.md). Pure.
 
     {prefix}/hello                   a server has come, or is gone
     {prefix}/s/{client}/{link}       towards the server      {prefix}/s/{client}/gone    the client is gone
