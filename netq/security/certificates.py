@@ -1,7 +1,7 @@
-"""Certificates for demonstrations, tests and small federations: a private authority and one server that it vouches for.
+"""Certificates for demonstrations, tests and small federations: a private authority, and one server certificate.
 
-Called by users and tests, never by a communicator. The only module that imports the package `cryptography`.
-A federation that has an authority of its own uses that one, and none of this.
+Called by users and tests, never by a communicator. The only module that imports the package `cryptography`. A
+federation with its own authority does not need this module.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ try:
 except ImportError as error:
     raise ImportError("netq.security.certificates needs cryptography: pip install cryptography") from error
 
-BACKDATED = datetime.timedelta(days=1)  # clocks of boards are often late
-LONGEST = 10_000  # days
+BACKDATED = datetime.timedelta(days=1)  # the clock of a board is often slow
+MAX_DAYS = 10_000  # days
 
 _DNS_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
@@ -47,19 +47,19 @@ def make(
 ) -> Files:
     """Write authority.pem, server-key.pem and server.pem into `directory`, for a server at these names and addresses.
 
-    The authority's private key is never written: it signs this one certificate and is gone. So another server, or the
-    time after `days`, means to call this again and to give the new authority.pem to every client.
+    The authority's private key is never written: it signs this one certificate and is discarded. For another server, or
+    after `days`, call this again and give the new authority.pem to every client.
 
-    The keys are P-256. The server's key file is readable by its owner only, from its first byte on. Files that exist
-    are left alone, with SecurityError, unless `overwrite`. SecurityError too for hosts or days that make no sense.
+    The keys are P-256. Only the owner can read the server's key file, from its first byte on. Existing files are kept,
+    and SecurityError is raised, unless `overwrite`. Invalid hosts or days raise SecurityError, too.
     """
     names = _names(hosts)
-    if not 1 <= days <= LONGEST:
-        raise SecurityError(f"a certificate of {days} days; expected 1 to {LONGEST}")
+    if not 1 <= days <= MAX_DAYS:
+        raise SecurityError(f"a certificate of {days} days; expected 1 to {MAX_DAYS}")
     directory = Path(directory)
     files = Files(directory / "authority.pem", directory / "server-key.pem", directory / "server.pem")
     authority, certificate, key = _issue(names, days)
-    _make_room(files, overwrite)
+    _prepare_directory(files, overwrite)
     _write(files.key, _private_pem(key), 0o600)
     _write(files.certificate, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     _write(files.authority, authority.public_bytes(serialization.Encoding.PEM), 0o644)
@@ -85,14 +85,14 @@ def _name(host: str) -> x509.GeneralName:
 def _issue(
     names: list[x509.GeneralName], days: int
 ) -> tuple[x509.Certificate, x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """A new authority, a server's certificate that it signed, and the server's key."""
+    """Return a new authority, a server certificate that it signed, and the server's key."""
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    # Its own name for each: a client that trusts several finds the right one.
+    # Each authority has its own name, so that a client that trusts several of them finds the right one.
     authority_name = _common_name(f"netq authority {os.urandom(8).hex()}")
-    authority = _begin(authority_name, authority_name, authority_key.public_key(), authority_key, days)
+    authority = _builder(authority_name, authority_name, authority_key.public_key(), authority_key, days)
     authority = authority.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     authority = authority.add_extension(_key_usage(authority=True), critical=True)
-    server = _begin(_common_name("netq server"), authority_name, key.public_key(), authority_key, days)
+    server = _builder(_common_name("netq server"), authority_name, key.public_key(), authority_key, days)
     server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     server = server.add_extension(_key_usage(authority=False), critical=True)
     server = server.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -100,7 +100,7 @@ def _issue(
     return authority.sign(authority_key, hashes.SHA256()), server.sign(authority_key, hashes.SHA256()), key
 
 
-def _begin(
+def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePublicKey,
@@ -142,7 +142,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _make_room(files: Files, overwrite: bool) -> None:
+def _prepare_directory(files: Files, overwrite: bool) -> None:
     for path in files:
         if overwrite:
             path.unlink(missing_ok=True)
@@ -152,6 +152,6 @@ def _make_room(files: Files, overwrite: bool) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Create `path` with `mode` from the start. O_EXCL: nobody has put a file or a link of theirs there."""
+    """Create `path` with `mode` from the start. O_EXCL: it is no file or link that another user has put there."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)

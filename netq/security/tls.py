@@ -1,12 +1,12 @@
-"""TLS 1.3 as a layer without I/O: ciphertext in, plaintext out, and the other way round.
+"""TLS 1.3 as a layer without I/O: ciphertext in and plaintext out, and the reverse.
 
     network ── received ──► ┌─────┐ ── read_into ──► link
                             │ Tls │
     network ◄── to_send ─── └─────┘ ◄──── write ──── link
 
-A link owns one `Tls` for each connection and is the only one to call it, in the loop's thread: two threads in
-one TLS object break it. This module opens no socket, starts no thread and reads no clock. No error of the
-standard library's ssl gets out of it: see `Tls.read_into` for what does. `Tls` is the face of any other backend.
+A link owns one `Tls` for each connection. Only one thread may use it at a time: two threads in one TLS object break it.
+This module opens no socket, starts no thread and reads no clock. It translates all errors of the standard library's
+ssl; `Tls.read_into` lists what it raises. Another backend would implement the protocol `Tls`.
 """
 
 from __future__ import annotations
@@ -23,81 +23,82 @@ from netq.options import SecurityOptions
 
 RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)
 OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
-WAITING = 256 * 1024  # bytes of ciphertext that may wait for to_send; 1 MiB is slower by an eighth: it leaves the cache
-HANDSHAKE = 64 * 1024  # bytes that a peer may send before it has proved anything; a long chain has some 20 KiB
-IDLE = 32 * 1024  # bytes of records without data (new keys, tickets, padding) in a row: twice the largest record
+MAX_PENDING = 256 * 1024  # bytes of ciphertext that wait for to_send; 1 MiB does not fit the cache and is 1/8 slower
+MAX_HANDSHAKE = 64 * 1024  # bytes from a peer without authentication; a long certificate chain has some 20 KiB
+MAX_EMPTY = 32 * 1024  # bytes of consecutive records without data (new keys, tickets, padding): two of the largest
 
 
 class Tls(Protocol):
-    """One connection's TLS. The handshake goes on by itself, as bytes are carried to and fro."""
+    """The TLS of one connection. The handshake advances by itself as bytes are exchanged."""
 
     @property
     def handshaken(self) -> bool:
-        """Whether the handshake is over and has succeeded: for a client, the server is who it should be."""
+        """Whether the handshake has succeeded. For a client, the server is then authenticated."""
 
     @property
     def ended(self) -> bool:
-        """Whether `read_into` raises as soon as all good bytes are returned: no network event may announce that."""
+        """Whether `read_into` raises after it has returned all valid bytes. There may be no more network event then."""
 
     def received(self, data: Buffer) -> None:
-        """Take ciphertext from the network; copied. Never raises for what the peer did: `read_into` tells.
+        """Copy ciphertext from the network. Errors of the peer are raised later, by `read_into`.
 
-        Call `read_into` until it returns 0 before the next, or the ciphertext piles up here.
+        Call `read_into` until it returns 0 before the next call: otherwise ciphertext accumulates here.
         """
 
     def received_eof(self) -> None:
-        """Learn that the network brings no more."""
+        """Note the end of the network's bytes."""
 
     def read_into(self, buffer: memoryview) -> int:
-        """Decrypt into `buffer`, filling as much as there is; return the bytes. 0: more ciphertext is needed.
+        """Decrypt into `buffer` as much as there is; return the count of bytes. 0: more ciphertext is needed.
 
-        Raises, each time from then on and after all good bytes were returned,
-        EOFError when the peer has ended the connection (close_notify, authenticated);
-        ConnectionResetError when the network ended it instead: perhaps cut off, perhaps by an attacker;
-        SecurityError for all else. There may then be an alert for the peer: send `to_send` before hanging up.
+        After all valid bytes were returned, each call raises:
+        EOFError if the peer has ended the connection (close_notify, authenticated);
+        ConnectionResetError if the network has ended it: by a failure, or by an attacker;
+        SecurityError in all other cases. There may be an alert for the peer: send `to_send` before hanging up.
         """
 
     def write(self, buffers: Sequence[memoryview]) -> int:
         """Encrypt from the start of `buffers` (of bytes, contiguous); return how many bytes were taken.
 
-        0 before the handshake is over, and while WAITING bytes wait for `to_send`: send these, then call again
+        0 before the end of the handshake, and while MAX_PENDING bytes wait for `to_send`: send these, then call again
         with the rest. Raises as `read_into` does.
         """
 
     def to_send(self) -> bytes:
-        """Hand over the ciphertext for the network, b"" for none. It is the caller's now, to send whole.
+        """Return ciphertext for the network, b"" for none. The caller must send all of it.
 
-        Each of the other calls may have left some: answers of the handshake and alerts come this way too. Ask again
-        only once the last is sent: what waits is bounded here, by WAITING, and twice that is the end of the peer.
+        Every other call may produce some, because handshake messages and alerts are ciphertext, too. Call again only
+        after the last result is sent: the bytes that wait here are bounded, and above twice MAX_PENDING the peer is
+        given up.
         """
 
     def close(self) -> None:
-        """Queue a close_notify, so that the peer can tell this end from a cut. Write nothing after it.
+        """Queue a close_notify, so that the peer can distinguish this end from a cut. Write nothing after it.
 
-        What the peer had sent and was not yet read may be lost: agree on the end first.
+        Bytes from the peer that were not read may be lost: agree on the end first.
         """
 
 
 def server_side(options: SecurityOptions) -> Callable[[], Tls]:
-    """Return what makes the server's `Tls` of each connection. Reads the files now, once.
+    """Return a factory of the server's `Tls` objects, one for each connection. Reads the files now, once.
 
-    Raises SecurityError that names the option and the file that cannot be used.
+    Raises SecurityError, which names the option and the file.
     """
     if options.key is None:
         raise SecurityError("SecurityOptions.key: None; a server needs its private key, a PEM file")
     if options.certificate is None:
         raise SecurityError("SecurityOptions.certificate: None; a server needs its certificate chain, a PEM file")
     context = _context(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # netq resumes sessions by itself; a ticket is a secret more to keep
+    context.num_tickets = 0  # netq resumes sessions by itself, and a ticket is one more secret to keep
     _load_identity(context, options.key, options.certificate)
     return lambda: _StandardTls(context, None)
 
 
 def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
-    """Return what makes the client's `Tls` of each connection to `host`, a DNS name or an IP address.
+    """Return a factory of the client's `Tls` objects for connections to `host`, a DNS name or an IP address.
 
-    The server must show a chain to an authority in options.certificate (None: to one that the system trusts), for this
-    very host. Raises SecurityError that names the option and the file that cannot be used.
+    The server must present a certificate for this host, with a chain to an authority in options.certificate (None: to
+    one that the system trusts). Raises SecurityError, which names the option and the file.
     """
     if options.key is not None:
         raise SecurityError(
@@ -110,8 +111,10 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     else:
         _load_trusted(context, options.certificate)
-        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # what is in that file is trusted as it is
-    name = host.partition("%")[0]  # the zone of a link-local address is no part of who it is
+        context.verify_flags |= (
+            ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        )  # trust what is in the file, be it a root or not
+    name = host.partition("%")[0]  # the zone of a link-local address is in no certificate
     try:
         _StandardTls(context, name)
     except (ValueError, TypeError) as error:
@@ -120,17 +123,17 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
 
 
 class _StandardTls:
-    """`Tls` by the standard library. `host` is the server's name; None on the server's side."""
+    """`Tls` with the standard library's ssl. `host` is the server's name; None on the server's side."""
 
     def __init__(self, context: ssl.SSLContext, host: str | None) -> None:
         self._peer = "a client" if host is None else f"the server {host}"
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=host is None, server_hostname=host)
         self._handshaken = False
-        self._early = 0  # bytes received before the handshake was over
-        self._idle = 0  # bytes received after it, since there was data in them
+        self._handshake_bytes = 0  # bytes received before the end of the handshake
+        self._empty_bytes = 0  # bytes received after it, since the last data
         self._end: tuple[type[Exception], str] | None = None
-        self._handshake()  # the client's first words
+        self._handshake()  # produces the client's first message
 
     @property
     def handshaken(self) -> bool:
@@ -145,9 +148,9 @@ class _StandardTls:
             return
         size = self._incoming.write(data)
         if self._handshaken:
-            self._idle += size
+            self._empty_bytes += size
         else:
-            self._early += size
+            self._handshake_bytes += size
             self._handshake()
 
     def received_eof(self) -> None:
@@ -158,25 +161,27 @@ class _StandardTls:
     def read_into(self, buffer: memoryview) -> int:
         filled = self._read(buffer) if self._handshaken and self._end is None else 0
         if filled == 0:
-            self._tell_end()
+            self._raise_end()
         return filled
 
     def write(self, buffers: Sequence[memoryview]) -> int:
-        self._tell_end()
+        self._raise_end()
         taken = 0
         if self._handshaken:
             try:
-                for piece in _pieces(buffers, WAITING - self._outgoing.pending):
+                for piece in _pieces(buffers, MAX_PENDING - self._outgoing.pending):
                     taken += self._ssl.write(piece)
             except ssl.SSLError as error:
-                self._keep(error)
+                self._record_end(error)
         return taken
 
     def to_send(self) -> bytes:
         return self._outgoing.read()
 
     def close(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # it wants the peer's too, which nobody waits for
+        with contextlib.suppress(
+            ssl.SSLError
+        ):  # it reports that the peer's close_notify is missing; netq does not wait for it
             self._ssl.unwrap()
 
     def _handshake(self) -> None:
@@ -184,40 +189,44 @@ class _StandardTls:
             self._ssl.do_handshake()
             self._handshaken = True
         except ssl.SSLError as error:
-            self._keep(error)
-        if not self._handshaken and self._early > HANDSHAKE and self._end is None:
-            self._end = SecurityError, f"{self._peer} sent {self._early} bytes and no end of a TLS handshake"
+            self._record_end(error)
+        if not self._handshaken and self._handshake_bytes > MAX_HANDSHAKE and self._end is None:
+            self._end = SecurityError, f"{self._peer} sent {self._handshake_bytes} bytes and no end of a TLS handshake"
 
     def _read(self, buffer: memoryview) -> int:
         tls, incoming, filled, size = self._ssl, self._incoming, 0, buffer.nbytes
         try:
-            while filled < size and (incoming.pending or incoming.eof or tls.pending()):  # else it would only raise
+            while filled < size and (
+                incoming.pending or incoming.eof or tls.pending()
+            ):  # otherwise read would only raise
                 count: int = tls.read(RECORD, buffer[filled : filled + RECORD])  # type: ignore[assignment]
                 if count == 0:
-                    raise ssl.SSLZeroReturnError  # what ssl says only where both sides have closed
+                    raise ssl.SSLZeroReturnError  # ssl itself raises it only after both sides have closed
                 filled += count
         except ssl.SSLError as error:
-            self._keep(error)
-        self._idle = 0 if filled else self._idle
-        if self._end is None and self._outgoing.pending > 2 * WAITING:  # more than `write` ever leaves
+            self._record_end(error)
+        self._empty_bytes = 0 if filled else self._empty_bytes
+        if (
+            self._end is None and self._outgoing.pending > 2 * MAX_PENDING
+        ):  # `write` leaves less: these are answers to the peer
             self._end = SecurityError, f"{self._peer} asks for ever new keys and does not take the answers"
-        if self._end is None and self._idle > IDLE:
-            self._end = SecurityError, f"{self._peer} sent {self._idle} bytes of TLS without any data in them"
+        if self._end is None and self._empty_bytes > MAX_EMPTY:
+            self._end = SecurityError, f"{self._peer} sent {self._empty_bytes} bytes of TLS without any data in them"
         return filled
 
-    def _keep(self, error: ssl.SSLError) -> None:
-        """What ssl raises `read_into` and `write` tell when it is its turn."""
+    def _record_end(self, error: ssl.SSLError) -> None:
+        """Keep the reason of the end, for `read_into` and `write` to raise."""
         if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            self._end = self._end_by(error)
+            self._end = self._end_of(error)
         elif not isinstance(error, ssl.SSLWantReadError):
-            self._end = SecurityError, _sentence(error, self._peer, self._handshaken)
+            self._end = SecurityError, _explanation(error, self._peer, self._handshaken)
 
-    def _tell_end(self) -> None:
+    def _raise_end(self) -> None:
         if self._end is not None:
             kind, why = self._end
             raise kind(why)
 
-    def _end_by(self, error: ssl.SSLError) -> tuple[type[Exception], str]:
+    def _end_of(self, error: ssl.SSLError) -> tuple[type[Exception], str]:
         if not self._handshaken:
             return ConnectionResetError, f"{self._peer} hung up during the TLS handshake; is there TLS at both ends?"
         if isinstance(error, ssl.SSLZeroReturnError):
@@ -226,7 +235,7 @@ class _StandardTls:
 
 
 def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
-    """The first `room` bytes, in pieces to be encrypted each for itself; a small message is one record."""
+    """Return the first `room` bytes, in pieces that are encrypted one by one. A small message is one record."""
     if len(buffers) > 1 and sum([buffer.nbytes for buffer in buffers]) <= RECORD:
         buffers = [memoryview(b"".join(buffers))]
     for buffer in buffers:
@@ -239,7 +248,7 @@ def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
 
 def _context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3  # which knows neither compression nor renegotiation
+    context.minimum_version = ssl.TLSVersion.TLSv1_3  # it has neither compression nor renegotiation
     return context
 
 
@@ -252,7 +261,9 @@ def _load_trusted(context: ssl.SSLContext, path: Path) -> None:
 
 
 def _load_identity(context: ssl.SSLContext, key: Path, certificate: Path) -> None:
-    _load_trusted(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate)  # only to see that it could be
+    _load_trusted(
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), certificate
+    )  # a check only, with a better error than load_cert_chain
     try:
         if b"PRIVATE KEY-----" not in key.read_bytes():
             raise SecurityError(f"SecurityOptions.key: {key}: no private key in PEM")
@@ -271,7 +282,7 @@ def _refuse_encrypted(key: Path) -> str:
     raise SecurityError(f"SecurityOptions.key: {key}: encrypted; netq asks for no password, give it a plain key")
 
 
-# The first for a key of the same kind, the last for one of another: OpenSSL keeps a place for each kind.
+# The first is for a key of the same kind, the last for one of another kind: OpenSSL has a slot for each kind.
 _ANOTHER_KEY = {"KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH", "NO_CERTIFICATE_ASSIGNED"}
 _NOT_TLS = {"HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG"}
 _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"}
@@ -286,8 +297,8 @@ _ADVICE = {  # by the verify codes of OpenSSL's x509_vfy.h
 _TRUST = "if you trust it, give the certificate of its authority in SecurityOptions.certificate"
 
 
-def _sentence(error: ssl.SSLError, peer: str, handshaken: bool) -> str:
-    """What went wrong, with whom, and what to do."""
+def _explanation(error: ssl.SSLError, peer: str, handshaken: bool) -> str:
+    """Return what went wrong, with which peer, and what to do."""
     reason = error.reason or str(error)
     alert = reason.partition("_ALERT_")[2].lower().replace("_", " ")
     if isinstance(error, ssl.SSLCertVerificationError):

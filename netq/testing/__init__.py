@@ -1,1 +1,1 @@
-"""For netq's own tests and for those of whoever writes a transport: docs/how-to/transport.md."""
+"""Tools for tests of netq, and for tests of transports that others write: docs/how-to/transport.md."""

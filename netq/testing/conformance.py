@@ -1,11 +1,11 @@
-"""The public suite for communicators: whoever adds a transport runs it, as netq's own tests do for each of its own.
+"""The public conformance suite for communicators. Run it against each transport, as netq's own tests do.
 
     @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
     def test_conformance(check):
         check(make)                          # or, all at once: check_communicator(make)
 
-`make(purpose, options)` returns a communicator. It may change the options, to add security say, and the address
-if the transport has its own idea of one. A check raises AssertionError, closes what it opens, and needs no pytest.
+`make(purpose, options)` returns a communicator. It may change the options: add security, say, or use another form of
+address. A check raises AssertionError, closes what it opens, and does not need pytest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHECKS: tuple[Callable[[Make], None], ...] = (
 
 
 def check_communicator(make: Make) -> None:
-    """Run all checks; raise what the first that fails raises, with its name."""
+    """Run all checks, and raise the error of the first that fails, with the name of the check as a note."""
     for check in CHECKS:
         try:
             check(make)

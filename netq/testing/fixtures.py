@@ -1,6 +1,6 @@
-"""What a check of a communicator opens, and closes again: servers and clients of the transport under test.
+"""Servers and clients of the transport under test, which close at the end of a test.
 
-No check sleeps: it waits on futures and `get`, never longer than LIMIT.
+No check sleeps. It waits for futures and in `get`, never longer than LIMIT.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Self
 from netq.core import Communicator
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation, Purpose
 
-LIMIT = 30.0  # seconds, for what takes milliseconds: a machine may be busy
+LIMIT = 30.0  # seconds for steps that take milliseconds: a machine may be busy
 
 Make = Callable[[Purpose, CommunicatorOptions], Communicator]
 
@@ -23,7 +23,7 @@ _SOON = {"retry_min": 0.01, "retry_max": 0.1}
 
 
 class Communicators:
-    """Opens communicators; closes them at its end, the clients first, and wants all to have been delivered."""
+    """Opens communicators, and closes them at its end, clients first. All messages must be delivered by then."""
 
     def __init__(self, make: Make) -> None:
         self._make = make
@@ -36,31 +36,31 @@ class Communicators:
         return server
 
     def client(self, netloc: NetworkLocation, **options: Any) -> Communicator:
-        """Return a client of whoever listens there, or will."""
+        """Return a client of the server at an address, which may start later."""
         client = self._make(Purpose.CLIENT, _options(netloc, options))
         self._open.insert(0, client)
         return client
 
     def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
-        """Return a server and a client that know each other; the options are for both."""
+        """Return a server and a client with a session; the options are for both."""
         server = self.server(**options)
         client = self.client(server.netloc, **options)
         introduce(server, client)
         return server, client
 
     def unused_address(self) -> NetworkLocation:
-        """Return an address at which a server may listen, and none does."""
+        """Return an address at which no server listens, and one can."""
         server = self.server()
         self.abort(server)
         return server.netloc
 
     def abort(self, communicator: Communicator) -> int:
-        """End a communicator at once, without goodbye if messages of its wait; return how many are lost."""
+        """Close a communicator at once, also if it has unsent messages; return how many are lost."""
         self.release(communicator)
         return communicator.close(timeout=0)
 
     def release(self, communicator: Communicator) -> None:
-        """Leave it alone at the end."""
+        """Do not close this communicator at the end."""
         self._open.remove(communicator)
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class Communicators:
 
 
 def introduce(server: Communicator, *clients: Communicator) -> None:
-    """Wait until each client has a session, and nothing is on its way."""
+    """Send a message from each client, so that it has a session and nothing is in transit."""
     for client in clients:
         future = client.put("hello")
         assert server.get(client.id, timeout=LIMIT) == (client.id, "hello")

@@ -1,4 +1,4 @@
-"""What netq logs, for tests that wait for a line of it. Any thread may log and wait."""
+"""Records what netq logs, for tests that wait for a line. Any thread may log and wait."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LIMIT = 60.0  # seconds
 
 
 class LogRecorder(logging.Handler):
-    """Listens to the logger of netq within a with statement."""
+    """Records the lines of netq's logger within a with statement."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -21,7 +21,7 @@ class LogRecorder(logging.Handler):
         self._level = self._logger.level
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
+        """Record a line."""
         with self._changed:
             self._lines.append((record.levelno, record.getMessage()))
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""A transport within one process: no socket, bytes are handed from loop to loop. The smallest whole example of
-one (docs/how-to/transport.md), and a server and clients for tests that need no network.
+"""A transport within one process: it hands bytes from loop to loop, without a socket.
 
-Owns the table of ports; what is listened at here is seen by this process alone. Nothing here waits.
+It is the smallest complete example of a transport (docs/how-to/transport.md), and serves tests that need no network.
+It owns the table of ports; no other process sees them. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener
 
 _BATCH = 1024 * 1024  # bytes handed over at once
-_FREE = range(49152, 65536)  # what port 0 chooses from, as RFC 6335 has it
+_FREE = range(49152, 65536)  # for port 0: the dynamic ports of RFC 6335
 
 _servers: dict[int, ServerTransport] = {}  # by port
 
 
 class Link:
-    """One of two ends. The bytes are the sender's own buffers: the other end copies them when it takes them."""
+    """One of two ends. It hands over the sender's own buffers, and the other end copies them."""
 
     inline = False
 
@@ -33,21 +33,21 @@ class Link:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
-        self.other: Link | None = None  # None: hung up
+        self.other: Link | None = None  # None: this end or the other has hung up
         self._listener = listener
         self._loop = loop
 
     def flush(self) -> None:
-        """Hand over all there is; the window of the session bounds it."""
+        """Hand over all bytes that the session has; its window bounds them."""
         while self.other and (buffers := self.connection.to_send(_BATCH, time.monotonic())):
             self.other._call(self.other._receive, buffers)
 
     def receive(self) -> bool:
-        """Nothing: that is for the loop's thread."""
+        """Return False: only the loop's thread receives."""
         return False
 
     def keep(self) -> None:
-        """Nothing is kept here."""
+        """Do nothing: there are no unsent bytes here."""
 
     def close(self) -> None:
         """Hand over the rest, and hang up."""
@@ -57,7 +57,7 @@ class Link:
             self.other = None
 
     def move(self, loop: Loop) -> None:
-        """Nothing is on its way then: the peer waits for an answer to its greeting."""
+        """Continue in another loop. Nothing is in transit: the peer waits for the answer to its greeting."""
         self._loop = loop
 
     def _call(self, step: Callable[..., None], *args: Sequence[Buffer]) -> None:
@@ -86,7 +86,7 @@ class ServerTransport:
         self.loop = loop
 
     def open(self) -> None:
-        """Take the port; raises AddressError."""
+        """Reserve the port; raises AddressError."""
         host, port = self.netloc
         for free in [port] if port else _FREE:
             if _servers.setdefault(free, self) is self:
@@ -95,7 +95,7 @@ class ServerTransport:
         raise AddressError(f"cannot listen at {host}:{port} (netloc): taken in this process; choose another port, or 0")
 
     def close(self) -> None:
-        """Give the port back."""
+        """Free the port."""
         if _servers.get(self.netloc.port) is self:
             del _servers[self.netloc.port]
 
@@ -109,11 +109,11 @@ class ClientTransport:
         self._loop = loop
 
     def open(self) -> None:
-        """Join two links, if there is a server."""
+        """Connect two links, if a server listens."""
         address = "{}:{}".format(*self.netloc)
         server = _servers.get(self.netloc.port)
         if server is None:
-            self._loop.call(self._listener.lost, None, ConnectionRefusedError("nobody listens there"))
+            self._loop.call(self._listener.lost, None, ConnectionRefusedError("no server listens there"))
             return
         near = Link(self._listener, self._loop, self._listener.connect(), address)
         near.other = far = Link(server.listener, server.loop, server.listener.connect(), "this process")
@@ -122,7 +122,7 @@ class ClientTransport:
         self._loop.call(self._listener.attach, near)
 
     def close(self) -> None:
-        """Nothing is under way between two calls."""
+        """Do nothing: no attempt takes longer than one call."""
 
 
 class Server(core.Communicator):

@@ -1,9 +1,9 @@
-"""Two ends of one session, joined by a wire that can be cut at any byte: for tests, without a socket or a clock.
+"""Two ends of one session, joined by a wire that can be cut at any byte; for tests without a socket or a clock.
 
-A `LossyPair` plays what is around a Connection: the communicator (it answers Hello, detaches when a link is
-lost, makes the next link for the same sessions, forgets a session that is over) and the transport (it carries
-bytes in steps, in order, up to the cut). It decides nothing by itself: time is `now`, faults are `cuts`.
-Used by netq's own tests and by whoever writes a transport and wants to see what the two ends say.
+A `LossyPair` simulates both neighbours of a Connection. As the communicator, it answers Hello, detaches lost links,
+makes the next link for the same sessions, and forgets sessions that have ended. As the transport, it carries bytes in
+steps, in order, up to the next cut. It decides nothing by itself: time is `now`, faults are `cuts`. For netq's own
+tests, and for authors of transports who want to see what the two ends send.
 """
 
 from __future__ import annotations
@@ -26,48 +26,48 @@ from netq.utils.stream import Stream
 CLIENT_ID = uuid.UUID(int=1)
 SERVER_ID = uuid.UUID(int=2)
 TOKEN = b"the token of one"
-TURNS = 10_000  # after which a conversation that does not come to rest is an error
+MAX_TURNS = 10_000  # a pair that still moves bytes after so many turns is an error
 
 
 @dataclass(eq=False)
 class End:
-    """One end, and all that has happened to it."""
+    """One end, and the record of what has happened to it."""
 
     id: uuid.UUID
     options: ConnectionOptions
     memory: Memory = field(default_factory=Memory)
-    session: Session | None = None  # a server has none until a client comes
+    session: Session | None = None  # a server has none before the first handshake
     connection: Connection | None = None  # None while there is no link
-    wire: bytearray = field(default_factory=bytearray)  # sent, and not yet at the other end
-    received: dict[int, list[bytes]] = field(default_factory=dict)  # the messages of each lane
-    untaken: deque[Item] = field(default_factory=deque)  # messages here
-    opened: list[bool] = field(default_factory=list)  # of each handshake: whether the session went on
+    wire: bytearray = field(default_factory=bytearray)  # bytes sent that have not arrived
+    received: dict[int, list[bytes]] = field(default_factory=dict)  # messages by lane
+    untaken: deque[Item] = field(default_factory=deque)  # messages that arrived and were not taken
+    opened: list[bool] = field(default_factory=list)  # for each handshake, whether the session was resumed
     acked: list[Outgoing] = field(default_factory=list)
     failed: list[Failed] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    over: bool = False  # both have said FIN, seen from here
+    over: bool = False  # both ends have sent FIN, as far as this end knows
 
 
-class Put(Outgoing):
-    """A message that notes at its end that it is acknowledged."""
+class TrackedMessage(Outgoing):
+    """A message that adds itself to `acked` of its end."""
 
     def __init__(self, end: End, stream: Stream, lane: int) -> None:
         super().__init__(stream, lane)
         self._end = end
 
     def acked(self) -> None:
-        """The other end holds it."""
+        """Note that the other end has the message."""
         super().acked()
         self._end.acked.append(self)
 
 
 class LossyPair:
-    """A client and a server. Nothing moves but by `turn`, `run`, or `send` and `deliver`.
+    """A client and a server. Bytes move only in `turn`, `run`, `send` and `deliver`.
 
-    step: bytes that arrive at once. limit: what an end may send at once (see Connection.to_send).
-    cuts: counts of bytes moved, in both directions together, after which the link is cut.
-    take: messages are taken by the user as they arrive; if not, call `take`.
+    step: bytes that arrive at once. limit: bytes that an end sends at once (see Connection.to_send).
+    cuts: the link is cut after these counts of bytes, both directions together.
+    take: the user takes each message as it arrives; if False, call `take`.
     """
 
     def __init__(
@@ -85,8 +85,10 @@ class LossyPair:
         self.client.session = Session(TOKEN, options, self.client.memory)
         self.now = 0.0
         self.moved = 0  # bytes that arrived
-        self.links: list[tuple[bytearray, bytearray]] = []  # of each link, what arrived at the server, at the client
-        self.stale: list[tuple[Connection, bytes]] = []  # of the last link: each end, and what did not arrive there
+        self.links: list[
+            tuple[bytearray, bytearray]
+        ] = []  # for each link, the bytes that arrived at the server and at the client
+        self.stale: list[tuple[Connection, bytes]] = []  # the last link's ends, and the bytes that did not arrive there
         self._step = step
         self._limit = limit
         self._cuts = deque(sorted(cuts))
@@ -101,17 +103,17 @@ class LossyPair:
         """Return the end that is not `end`."""
         return self.server if end is self.client else self.client
 
-    # What the users at the ends do.
+    # Actions of the users.
 
     def put(self, end: End, *buffers: bytes, lane: int = 0) -> Outgoing:
-        """Queue a message. A server can from the first handshake on. Raises what Session.put raises."""
+        """Queue a message. A server can do so after the first handshake. Raises what Session.put raises."""
         assert end.session is not None
-        message = Put(end, Stream(buffers), lane)
+        message = TrackedMessage(end, Stream(buffers), lane)
         end.session.put(message)
         return message
 
     def take(self, end: End, count: int | None = None) -> None:
-        """Let the user take the `count` oldest messages (None: all), so that the sender gets room."""
+        """Take the `count` oldest messages (None: all), which extends the sender's credit."""
         for _ in range(len(end.untaken) if count is None else min(count, len(end.untaken))):
             _, _, receiver, number, mark = end.untaken.popleft()
             receiver.consume(number, mark)
@@ -119,17 +121,17 @@ class LossyPair:
                 end.session.release_room(receiver)
 
     def close(self, end: End) -> None:
-        """Say no more than what is queued, then FIN."""
+        """Send what is queued, then FIN."""
         if end.session is None or end.over:
             return
         end.session.close()
         if end.connection is not None:
             self._apply(end, end.connection.close())
 
-    # What the network does.
+    # Actions of the network.
 
     def connect(self) -> bool:
-        """Make a new link; False if nobody wants one, as the client's session is over."""
+        """Make a new link; return False if the client's session has ended, so there is no other link."""
         if self.client.over:
             self._expire()
             return False
@@ -139,7 +141,7 @@ class LossyPair:
         return True
 
     def cut(self) -> None:
-        """Cut the link; what is on the wire is lost. Without a link nothing happens."""
+        """Cut the link, if there is one; the bytes on the wire are lost."""
         if not self.up:
             return
         self.stale = []
@@ -152,14 +154,14 @@ class LossyPair:
             end.wire.clear()
 
     def restart_server(self, id: uuid.UUID = SERVER_ID) -> None:
-        """Let the server lose its session, and what it had to send. It comes back under `id`."""
+        """Restart the server without its session and its messages, under `id`."""
         self.cut()
         fresh = End(id, self.server.options)
         fresh.received, fresh.acked, fresh.lost = self.server.received, self.server.acked, self.server.lost
         self.server = fresh
 
     def send(self, end: End) -> int:
-        """Put on the wire what `end` has to send now; return how many bytes."""
+        """Put the bytes that `end` has to send on the wire; return how many."""
         if end.connection is None:
             return 0
         data = b"".join(end.connection.to_send(self._limit, self.now))
@@ -167,7 +169,7 @@ class LossyPair:
         return len(data)
 
     def deliver(self, end: End, count: int) -> int:
-        """Move up to `count` bytes of what `end` has sent, up to the next cut; return how many arrived."""
+        """Move up to `count` bytes from `end` to the other end, up to the next cut; return how many arrived."""
         other = self.other(end)
         if other.connection is None:
             return 0
@@ -176,7 +178,7 @@ class LossyPair:
         self.moved += len(data)
         self.links[-1][other is self.client].extend(data)
         events = other.connection.feed(memoryview(data), self.now)
-        self._arrived(other)
+        self._collect(other)
         self._apply(other, events)
         if self._cuts and self.moved >= self._cuts[0]:
             self._cuts.popleft()
@@ -184,33 +186,33 @@ class LossyPair:
         return len(data)
 
     def tick(self, seconds: float) -> None:
-        """Let time pass, at both ends."""
+        """Advance the time at both ends."""
         self.now += seconds
         for end in (self.client, self.server):
             if end.connection is not None:
                 self._apply(end, end.connection.tick(self.now))
 
     def turn(self) -> int:
-        """Let each end send once and the wire carry it all; return how many bytes moved."""
+        """Let each end send once, and deliver all of it; return how many bytes moved."""
         before = self.moved
         for end in (self.client, self.server):
             self.send(end)
             while end.wire and self.deliver(end, self._step):
                 pass
         if self.moved == before and any(end.connection and end.connection.closed for end in (self.client, self.server)):
-            self.cut()  # all is said: whoever is done hangs up
+            self.cut()  # there is nothing more to send: the end that has closed hangs up
         return self.moved - before
 
     def run(self) -> None:
-        """Turn until nothing moves any more, over a new link for each that is lost."""
-        for _ in range(TURNS):
+        """Take turns until nothing moves, with a new link for each lost one."""
+        for _ in range(MAX_TURNS):
             if not self.up and not self.connect():
                 return
             if not self.turn() and self.up:
                 return
-        raise RuntimeError(f"no rest after {TURNS} turns and {len(self.links)} links")
+        raise RuntimeError(f"no rest after {MAX_TURNS} turns and {len(self.links)} links")
 
-    # What the communicators do.
+    # Actions of the communicators.
 
     def _apply(self, end: End, events: list[Event]) -> None:
         for event in events:
@@ -227,7 +229,7 @@ class LossyPair:
                     end.lost.append(event)
                     self.cut()
 
-    def _arrived(self, end: End) -> None:
+    def _collect(self, end: End) -> None:
         while end.session is not None and end.session.arrived:
             item = end.session.arrived.popleft()
             end.received.setdefault(item[2].lane, []).append(bytes(item[1]))
@@ -251,10 +253,10 @@ class LossyPair:
             return
         end.over = True
         if end is self.server:
-            end.session = None  # it knows this client no more
+            end.session = None  # the server has forgotten this client
 
     def _expire(self) -> None:
-        """The client will not come again: the server's session is over by its session_timeout."""
+        """End the server's session, as its session_timeout does: the client will not connect again."""
         if self.server.session is not None:
             self.server.failed += [Failed(message, None) for message in self.server.session.abandon()]
             self.server.session = None

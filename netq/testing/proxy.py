@@ -1,13 +1,13 @@
-"""A TCP proxy that fails on demand, for tests of what happens to a link on its way. The words are toxiproxy's.
+"""A TCP proxy that fails on demand, for tests of links. Its terms are those of toxiproxy.
 
-Owns one thread, with an asyncio loop in which all links live, so that hundreds of them cost little. Tests make it,
-set its attributes from any thread at any time, and give its `netloc` to clients. It never looks into what it passes,
-and never reads more from a link than a few pieces that it cannot yet deliver: whoever sends feels a slow receiver.
+It owns one thread with an asyncio loop for all links, so that hundreds of links cost little. A test makes it, sets its
+attributes from any thread at any time, and gives its `netloc` to clients. It does not interpret the bytes. Of each link
+it buffers a few pieces only, so a slow receiver slows the sender down.
 
 proxy = Proxy(server.netloc)    # clients connect to proxy.netloc
-proxy.latency = 0.2             # toxics are attributes: they count for what is read from then on
+proxy.latency = 0.2             # toxics are attributes: they apply to bytes that are read from then on
 proxy.cut()                     # hang up on both ends of every link
-proxy.hold()                    # a black hole: links stay up, new ones are accepted, no byte passes
+proxy.hold()                    # a black hole: links stay up, new links are accepted, no byte passes
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from typing import Self
 from netq.options import NetworkLocation
 
 _PIECE = 64 * 1024  # bytes read at once
-_PIECES = 64  # of them on their way, in each direction of a link; then nothing more is read
-_BURST = 0.05  # seconds' worth of bandwidth that passes at once
-_BACKLOG = 1024  # clients that come at one instant
-_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close throws away what is unsent, and says RST
+_PIECES = 64  # pieces in transit in each direction of a link; then nothing more is read
+_BURST = 0.05  # seconds of bandwidth that pass at once
+_BACKLOG = 1024  # clients that connect at one instant
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
-_Pieces = asyncio.Queue[tuple[float, bytes]]  # when it is due, and what; no bytes: the end
+_Pieces = asyncio.Queue[tuple[float, bytes]]  # when it is due, and the bytes; b"" is the end
 
 
 class Proxy:
-    """Passes bytes between whoever connects and `upstream`, which may be changed: it counts for new links."""
+    """Passes bytes between clients and `upstream`, which may be changed; the change applies to new links."""
 
     def __init__(self, upstream: NetworkLocation, seed: int = 0) -> None:
         self.upstream = upstream
-        self.refusing = False  # hang up on whoever connects
+        self.refusing = False  # close each new connection at once
         self.latency = 0.0  # seconds
-        self.jitter = 0.0  # seconds by which the latency is more or less; bytes keep their order
-        self.slice = math.inf  # bytes that pass at once
+        self.jitter = 0.0  # seconds by which the latency varies; bytes keep their order
+        self.slice = math.inf  # bytes that pass at once, at most
         self.bandwidth = math.inf  # bytes a second, of each direction of each link
-        self.slow_close = 0.0  # seconds by which the end of a link is passed on late
+        self.slow_close = 0.0  # seconds by which the end of a link is delayed
         self.passed = 0  # bytes, both ways, of all links
         self._random = random.Random(seed)
-        self._hold_at = self._cut_at = math.inf  # counts of bytes passed
+        self._hold_at = self._cut_at = math.inf  # values of `passed` at which they begin
         self._cut_resets = False
-        self._changed = threading.Condition()  # `passed` has
+        self._changed = threading.Condition()  # notified when `passed` has
         self._released = asyncio.Event()
-        self._links: dict[asyncio.Task[None], _Link] = {}  # by what carries it
+        self._links: dict[asyncio.Task[None], _Link] = {}  # by the task that carries it
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self._listener.setblocking(False)
         self.netloc = NetworkLocation(*self._listener.getsockname())
@@ -65,23 +65,23 @@ class Proxy:
         self._ask(self._end(resets=False))
 
     def cut_after(self, count: int) -> None:
-        """Do so when `count` more bytes have passed."""
+        """Do the same when `count` more bytes have passed."""
         self._ask(self._arm(count, resets=False))
 
     def reset(self) -> None:
-        """Reset both ends of every link, as a router does that has forgotten them: what is on its way is lost."""
+        """Reset both ends of every link, as a router without their state does: bytes in transit are lost."""
         self._ask(self._end(resets=True))
 
     def reset_after(self, count: int) -> None:
-        """Do so when `count` more bytes have passed."""
+        """Do the same when `count` more bytes have passed."""
         self._ask(self._arm(count, resets=True))
 
     def hold(self, after: int = 0) -> None:
-        """Pass nothing any more, not even the end of a link, when `after` more bytes have passed."""
+        """Pass nothing, not even the end of a link, once `after` more bytes have passed."""
         self._ask(self._hold(after))
 
     def release(self) -> None:
-        """Pass again, and first what was held."""
+        """Pass bytes again, the held ones first."""
         self._ask(self._release())
 
     def wait(self, count: int, timeout: float) -> None:
@@ -91,7 +91,7 @@ class Proxy:
                 raise TimeoutError(f"{self.passed} bytes have passed, expected {count}")
 
     def close(self) -> None:
-        """Cut all, and end the thread. Closing again is harmless."""
+        """Cut all links, and end the thread. Closing again is harmless."""
         if self._thread.is_alive():
             self.cut()
             self._loop.call_soon_threadsafe(self._serving.cancel)
@@ -115,7 +115,7 @@ class Proxy:
             self._loop.run_until_complete(self._serving)
 
     async def _serve(self) -> None:
-        async with asyncio.TaskGroup() as tasks:  # a bug in one link ends the proxy, loudly
+        async with asyncio.TaskGroup() as tasks:  # a bug in one link ends the proxy with its error
             while True:
                 near, _ = await self._loop.sock_accept(self._listener)
                 link = _Link(self, near)
@@ -144,19 +144,19 @@ class Proxy:
             task.cancel()
         return list(self._links)
 
-    # For links.
+    # Called by links.
 
     def delay(self) -> float:
-        """Return the seconds by which what is read now comes late."""
+        """Return the delay of bytes that are read now, in seconds."""
         return self.latency + self._random.uniform(-self.jitter, self.jitter)
 
     async def held(self) -> None:
-        """Wait until something may pass."""
+        """Wait while bytes are held."""
         while self.passed >= self._hold_at:
             await self._released.wait()
 
     def admit(self, size: int) -> int:
-        """Count, and return, how many of `size` bytes pass now: one at least, as nothing is held or to be cut."""
+        """Count and return how many of `size` bytes pass now: at least one, as bytes are neither held nor to be cut."""
         count = min(size, self.slice, max(1, self.bandwidth * _BURST), self._hold_at - self.passed)
         count = int(min(count, self._cut_at - self.passed))
         with self._changed:
@@ -165,26 +165,26 @@ class Proxy:
         return count
 
     def cut_if_due(self) -> None:
-        """Cut, if `cut_after` or `reset_after` has said so."""
+        """Cut, if `cut_after` or `reset_after` asked for it and it is due."""
         if self.passed >= self._cut_at:
             self._cut_at = math.inf
             self._hang_up(self._cut_resets)
 
 
 class _Link:
-    """Two sockets, and what passes between them. Carried by one task, which closes both."""
+    """Two sockets, and the bytes between them. One task carries it and closes both."""
 
     def __init__(self, proxy: Proxy, near: socket.socket) -> None:
         self._proxy = proxy
         self._ends = (near, socket.socket())
-        self._over = False  # hung up: what is on its way is dropped
+        self._over = False  # cut: bytes in transit are dropped
         for end in self._ends:
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def carry(self, upstream: NetworkLocation) -> None:
         near, far = self._ends
-        with near, far, contextlib.suppress(OSError):  # upstream is not there
+        with near, far, contextlib.suppress(OSError):  # upstream does not listen
             if self._proxy.refusing:
                 return
             await asyncio.get_running_loop().sock_connect(far, upstream)
@@ -204,7 +204,7 @@ class _Link:
         pieces = _Pieces(_PIECES)
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(source, pieces))
-            with contextlib.suppress(OSError):  # the target is gone, and will tell the source on the way back
+            with contextlib.suppress(OSError):  # the target has ended; the other direction passes that on
                 await self._write(pieces, target)
             reading.cancel()
 

@@ -1,4 +1,4 @@
-"""How a communicator ends: what was put arrives, what arrived can be got, all else says so."""
+"""Closing: queued messages are delivered, arrived ones can still be got, all other futures fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 def check_with(make: Make) -> None:
-    """The end of a with statement closes, also when an error passes through it."""
+    """The end of a with statement closes the communicator, also after an error."""
     with Communicators(make) as communicators:
         with communicators.server() as server:
             with communicators.client(server.netloc) as client:
@@ -33,7 +33,7 @@ def check_with(make: Make) -> None:
 
 
 def check_close_flushes(make: Make) -> None:
-    """Close delivers what has been put; it can still be got afterwards, then get raises Closed."""
+    """Close delivers queued messages. The peer can get them afterwards, then get raises Closed."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         futures = [client.put(number) for number in range(1000)]
@@ -45,7 +45,7 @@ def check_close_flushes(make: Make) -> None:
 
 
 def check_close_of_both(make: Make) -> None:
-    """Two sides that close at once, each with more than a window due, do not wait for a reader of the other."""
+    """Two sides close at once, each with more unsent than a window: neither waits for the other to read."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=NARROW)
         futures = [each.put(number) for number in range(20) for each in (server, client)]
@@ -58,7 +58,7 @@ def check_close_of_both(make: Make) -> None:
 
 
 def check_close_waits_for_clients(make: Make) -> None:
-    """A closing server delivers what is due to its clients, takes what they still put, and waits for them."""
+    """A closing server delivers its messages, receives those of its clients, and waits for the clients to close."""
     with Communicators(make) as communicators, ThreadPoolExecutor() as pool:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(3)]
@@ -71,11 +71,11 @@ def check_close_waits_for_clients(make: Make) -> None:
         for future in [client.put(number) for number in range(2) for client in clients]:
             future.result(LIMIT)
         for late in (server.put("too late"), server.put("too late", clients[0].id)):
-            assert isinstance(late.exception(LIMIT), Closed), "a server that closes put once more"
+            assert isinstance(late.exception(LIMIT), Closed), "a closing server put a new message"
         for client in clients:
             assert [server.get(client.id, timeout=LIMIT).data for _ in range(2)] == [0, 1]
         assert [client.close(LIMIT) for client in clients[1:]] == [0, 0]
-        assert not closing.done(), "a client is still there"
+        assert not closing.done(), "one client is still connected"
         clients[0].put("the last").result(LIMIT)
         assert clients[0].close(LIMIT) == 0
         assert closing.result(LIMIT) == 0
@@ -85,20 +85,20 @@ def check_close_waits_for_clients(make: Make) -> None:
 
 
 def check_close_of_a_server_gives_up(make: Make) -> None:
-    """A server that has waited for `timeout` seconds lets its clients go: their sessions end, and they do not retry."""
+    """After `timeout` seconds a closing server ends the sessions of its clients, and they do not retry."""
     with Communicators(make) as communicators:
-        told: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
-        for due in (0, 3):
+        ended_peers: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
+        for unsent in (0, 3):
             server = communicators.server()
             client = communicators.client(
-                server.netloc, window=NARROW, linger=10 * LIMIT, events=EventOptions(fin=told.put)
+                server.netloc, window=NARROW, linger=10 * LIMIT, events=EventOptions(fin=ended_peers.put)
             )
             introduce(server, client)
             server.put("fills it").result(LIMIT)
-            futures = [server.put("never") for _ in range(due)]
-            assert server.close(timeout=0.05) == due
+            futures = [server.put("never") for _ in range(unsent)]
+            assert server.close(timeout=0.05) == unsent
             assert all(isinstance(future.exception(LIMIT), Closed) for future in futures)
-            assert told.get(timeout=LIMIT) == server.id
+            assert ended_peers.get(timeout=LIMIT) == server.id
             error = client.put("too late").exception(LIMIT)
             assert isinstance(error, Closed)
             assert error.args == (server.id,)
@@ -108,7 +108,7 @@ def check_close_of_a_server_gives_up(make: Make) -> None:
 
 
 def check_get_after_close(make: Make) -> None:
-    """What came before close can be got after it."""
+    """Messages that arrived before close can be got after it."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         for future in [server.put(number) for number in range(10)]:
@@ -145,7 +145,7 @@ def check_close_twice(make: Make) -> None:
 
 
 def check_close_unused(make: Make) -> None:
-    """A communicator that nobody ever spoke to closes at once."""
+    """A communicator without a peer closes at once."""
     with Communicators(make) as communicators:
         netloc = communicators.unused_address()
         assert communicators.client(netloc).close(LIMIT) == 0
@@ -153,7 +153,7 @@ def check_close_unused(make: Make) -> None:
 
 
 def check_close_timeout(make: Make) -> None:
-    """After its timeout close returns how many messages are not delivered; their futures fail with Closed."""
+    """After its timeout, close returns the number of undelivered messages; their futures fail with Closed."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=NARROW)
         held, *waiting = [client.put(number) for number in range(4)]
@@ -173,7 +173,7 @@ def check_close_without_server(make: Make) -> None:
     """A client that never reached a server gives up after `linger` seconds."""
     with Communicators(make) as communicators:
         client = communicators.client(communicators.unused_address(), linger=0.05)
-        future = client.put("nobody listens")
+        future = client.put("no server listens")
         assert client.close(LIMIT) == 1
         error = future.exception(LIMIT)
         assert isinstance(error, Closed)
@@ -182,7 +182,7 @@ def check_close_without_server(make: Make) -> None:
 
 
 def check_close_in_loop(make: Make) -> None:
-    """Close waits for the loop, so it says no when it is called there."""
+    """Close waits for the loop, so it raises when it is called in the loop."""
     with Communicators(make) as communicators:
         raised: list[Exception] = []
 
@@ -194,7 +194,7 @@ def check_close_in_loop(make: Make) -> None:
 
         server = communicators.server(events=EventOptions(ini=close))
         introduce(server, communicators.client(server.netloc))
-        assert len(raised) == 1, "an event could close its communicator, which waits for the event"
+        assert len(raised) == 1, "an event function closed its communicator, which waits for the event"
 
 
 def _is_closed(communicator: Communicator) -> bool:

@@ -1,4 +1,4 @@
-"""What the future of a put says, and when."""
+"""The future of a put: when it is done, and its errors."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 _E = TypeVar("_E", bound=Exception)
 
-NARROW = 1  # a window in which a message fits only alone: the second waits until the first is taken
+NARROW = 1  # window of one message: the second waits until the first is taken
 
 
 def check_done_means_held(make: Make) -> None:
-    """A future is not done before the peer holds the message, and then it can be got without waiting."""
+    """A future is done only when the peer has the message, which it can then get without waiting."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=NARROW)
         first, second = client.put("first"), client.put("second")
         first.result(LIMIT)
-        _pass_by(server, client)
-        assert not second.done(), "done, and the peer has had no room for it"
+        _let_all_arrive(server, client)
+        assert not second.done(), "done, though the peer had no room for it"
         assert server.get(timeout=0).data == "first"
         second.result(LIMIT)
         assert server.get(timeout=0).data == "second"
 
 
 def check_cancel_queued(make: Make) -> None:
-    """A message that has not left can be cancelled: its peer never sees it, the others are not touched."""
+    """A queued message can be cancelled: the peer never gets it, and other messages are not affected."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=NARROW)
         first, second, third, fourth = (client.put(text) for text in ("first", "second", "third", "fourth"))
         first.result(LIMIT)
-        assert second.cancel(), "it had not left, and could not be cancelled"
+        assert second.cancel(), "it was queued, and could not be cancelled"
         assert third.cancel()
         assert second.cancelled()
         assert _is_raised(CancelledError, lambda: second.result(0))
@@ -47,7 +47,7 @@ def check_cancel_queued(make: Make) -> None:
 
 
 def check_cancel_begun(make: Make) -> None:
-    """So can one of which a part has left."""
+    """A message can be cancelled after a part of it was sent."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=100_000, transport_size=10_000)
         first = client.put(bytes(70_000))
@@ -61,24 +61,24 @@ def check_cancel_begun(make: Make) -> None:
 
 
 def check_cancel_frees(make: Make) -> None:
-    """The memory of a cancelled message is the caller's again at once, here and there, queued or in mid-send."""
+    """The memory of a cancelled message is released at once, whether it was queued or being sent."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=NARROW, memory=1)
         client.put("fills").result(LIMIT)
         begun, queued = bytearray(8 * 2**20), bytearray(8 * 2**20)
         futures = [client.put(begun, lane=1), client.put(queued, lane=1)]
         client.put("passes", lane=2)
-        _pass_by(server, client)
+        _let_all_arrive(server, client)
         assert all(future.cancel() for future in futures)
-        client.statistics()  # asks the loop: it has heard of it
-        begun.clear()  # raises BufferError while anybody has a view of it
+        client.statistics()  # waits for a turn of the loop, which handles the cancel
+        begun.clear()  # raises BufferError while there is a view of it
         queued.clear()
         client.put("next", lane=1)
         assert sorted(server.get(timeout=LIMIT).data for _ in range(3)) == ["fills", "next", "passes"]
 
 
 def check_cancel_too_late(make: Make) -> None:
-    """What the peer holds cannot be cancelled."""
+    """A message that the peer has cannot be cancelled."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         future = client.put("here")
@@ -88,7 +88,7 @@ def check_cancel_too_late(make: Make) -> None:
 
 
 def check_cancel_broadcast(make: Make) -> None:
-    """Cancelling a put to several takes it back from those that have not got it; True if all have not."""
+    """Cancelling a put to several peers withdraws it from those that do not have it; True if none has it."""
     with Communicators(make) as communicators:
         server = communicators.server()
         narrow, wide = communicators.client(server.netloc, window=NARROW), communicators.client(server.netloc)
@@ -97,11 +97,11 @@ def check_cancel_broadcast(make: Make) -> None:
         both = server.put("both", narrow.id, wide.id)
         to_narrow, to_wide = both.futures
         to_wide.result(LIMIT)
-        assert not both.cancel(), "one of them holds it"
+        assert not both.cancel(), "one of them has it"
         assert to_narrow.cancelled()
         both.result(LIMIT)
         assert wide.get(timeout=0).data == "both"
-        one = server.put("to one and nobody", narrow.id)
+        one = server.put("to one, then cancelled", narrow.id)
         assert one.cancel()
         assert narrow.get(timeout=LIMIT).data == "fills it"
         server.put("next", narrow.id).result(LIMIT)
@@ -109,7 +109,7 @@ def check_cancel_broadcast(make: Make) -> None:
 
 
 def check_cancel_all(make: Make) -> None:
-    """A put to several that all are cancelled is cancelled."""
+    """A put to several peers is cancelled if all of its futures are."""
     with Communicators(make) as communicators:
         server = communicators.server()
         clients = [communicators.client(server.netloc, window=NARROW) for _ in range(2)]
@@ -124,7 +124,7 @@ def check_cancel_all(make: Make) -> None:
 
 
 def check_queue_full(make: Make) -> None:
-    """More than queue_size messages fail with QueueFull; those before are delivered."""
+    """Messages beyond queue_size fail with QueueFull; the earlier ones are delivered."""
     with Communicators(make) as communicators:
         server = communicators.server(window=NARROW)
         client = communicators.client(server.netloc, queue_size=3)
@@ -139,7 +139,7 @@ def check_queue_full(make: Make) -> None:
 
 
 def check_drop_oldest(make: Make) -> None:
-    """With drop_oldest the newest `queue_size` messages wait; those before fail with QueueFull. By lane."""
+    """With drop_oldest, the newest `queue_size` messages of a lane wait; the older ones fail with QueueFull."""
     with Communicators(make) as communicators:
         server = communicators.server(window=NARROW)
         client = communicators.client(server.netloc, queue_size=2, drop_oldest=True)
@@ -159,7 +159,7 @@ def check_drop_oldest(make: Make) -> None:
 
 
 def check_message_too_large(make: Make) -> None:
-    """A message that exceeds the peer's message_size fails, whether it was put before or after that was known."""
+    """A message above the peer's message_size fails, also if it was put before that size was known."""
     with Communicators(make) as communicators:
         netloc = communicators.unused_address()
         client = communicators.client(netloc)
@@ -175,20 +175,20 @@ def check_message_too_large(make: Make) -> None:
 
 
 def check_unknown_peer(make: Make) -> None:
-    """A put to somebody who is not there fails with Closed, with his id; that to the others is delivered."""
+    """A put to an unknown id fails with Closed, which names the id; the other peers get the message."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
-        nobody = uuid.uuid4()
+        unknown = uuid.uuid4()
         for communicator in (server, client):
-            assert _error(Closed, communicator.put("?", nobody)).peer == nobody
-        both = server.put("both", nobody, client.id)
-        assert _error(Closed, both).peer == nobody
+            assert _error(Closed, communicator.put("?", unknown)).peer == unknown
+        both = server.put("both", unknown, client.id)
+        assert _error(Closed, both).peer == unknown
         assert both.futures[1].exception(LIMIT) is None
         assert client.get(timeout=LIMIT).data == "both"
 
 
 def check_put_raises(make: Make) -> None:
-    """What cannot be serialised, and lanes that there are not, are raised at once."""
+    """Data that cannot be serialised and invalid lanes raise in put."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         assert _is_raised(Exception, lambda: client.put(lambda: None))
@@ -198,8 +198,8 @@ def check_put_raises(make: Make) -> None:
         assert server.get(timeout=LIMIT).data == "good"
 
 
-def _pass_by(server: Communicator, client: Communicator) -> None:
-    """Let the loops turn: what could arrive has arrived afterwards."""
+def _let_all_arrive(server: Communicator, client: Communicator) -> None:
+    """Send small messages both ways, so that everything that can arrive has arrived."""
     for _ in range(3):
         server.put("passing", client.id).result(LIMIT)
         assert client.get(timeout=LIMIT).data == "passing"

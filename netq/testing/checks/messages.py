@@ -1,4 +1,4 @@
-"""What is put is got: equal, in order, exactly once, by those whom it was put to."""
+"""Messages arrive equal, in order and exactly once, at the peers that they were put to."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_echo(make: Make) -> None:
 
 
 def check_client_first(make: Make) -> None:
-    """A client may start, and put, before there is a server."""
+    """A client can start and put before its server starts."""
     with Communicators(make) as communicators:
         netloc = communicators.unused_address()
         client = communicators.client(netloc)
@@ -59,7 +59,7 @@ def check_order(make: Make) -> None:
 
 
 def check_large_message(make: Make) -> None:
-    """A large buffer travels out of band: it comes equal, as a writable view that is aligned to 64 bytes."""
+    """A large buffer is sent out of band; it arrives equal, as a writable view that is aligned to 64 bytes."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         data = bytearray(range(256)) * (_LARGE // 256)
@@ -73,7 +73,7 @@ def check_large_message(make: Make) -> None:
 
 
 def check_empty_message(make: Make) -> None:
-    """A message may have no bytes at all."""
+    """A message can be empty."""
     with Communicators(make) as communicators:
         server, client = _bytes_pair(communicators)
         client.put(b"").result(LIMIT)
@@ -82,7 +82,7 @@ def check_empty_message(make: Make) -> None:
 
 
 def check_bytes_serializer(make: Make) -> None:
-    """Bytes, and whatever has a contiguous buffer, come as bytes."""
+    """Bytes, and all objects with a contiguous buffer, arrive as bytes."""
     with Communicators(make) as communicators:
         server, client = _bytes_pair(communicators)
         for data in (b"bytes", bytearray(b"bytearray"), memoryview(b"a view").cast("B"), bytes(300_000)):
@@ -93,7 +93,7 @@ def check_bytes_serializer(make: Make) -> None:
 
 
 def check_own_serializer(make: Make) -> None:
-    """A `dump` may return bytes, and a `load` reads the Stream as a file; another type is an error of put."""
+    """A `dump` can return bytes, and a `load` can read the Stream as a file; put raises for another type."""
     own = SerializationOptions(load=lambda stream: (stream.readline(), stream.read()), dump=lambda text: text)
     with Communicators(make) as communicators:
         server = communicators.server(serialization=own)
@@ -107,7 +107,7 @@ def check_own_serializer(make: Make) -> None:
 
 
 def check_get_merge(make: Make) -> None:
-    """With get_merge a message comes as one buffer, else in several. A pickled buffer is aligned in either case."""
+    """With get_merge a message arrives as one buffer, else as several. A pickled buffer is aligned in both cases."""
     for merge in (True, False):
         counts: list[int] = []
         with Communicators(make) as communicators:
@@ -141,7 +141,7 @@ def check_lanes(make: Make) -> None:
 
 
 def check_broadcast(make: Make) -> None:
-    """Put without peers reaches every client, is serialised once, and has a future for each."""
+    """A put without peers reaches every client; it is serialised once and has a future for each client."""
     dumped: list[Any] = []
 
     def dump(data: Any) -> Stream:
@@ -161,7 +161,7 @@ def check_broadcast(make: Make) -> None:
 
 
 def check_put_to_some(make: Make) -> None:
-    """Put with peers reaches these and no others."""
+    """A put with peers reaches these peers and no others."""
     with Communicators(make) as communicators:
         server = communicators.server()
         one, two, other = clients = [communicators.client(server.netloc) for _ in range(3)]
@@ -174,25 +174,25 @@ def check_put_to_some(make: Make) -> None:
         assert other.get(timeout=LIMIT).data == "to all"
 
 
-def check_put_to_nobody(make: Make) -> None:
-    """A server without clients has put as soon as it puts."""
+def check_put_without_clients(make: Make) -> None:
+    """A put of a server without clients is done at once."""
     with Communicators(make) as communicators:
-        communicators.server().put("nobody hears it").result(LIMIT)
+        communicators.server().put("to no client").result(LIMIT)
 
 
 def check_unreadable(make: Make) -> None:
-    """A message that cannot be loaded is raised, with its peer; the next get goes on."""
+    """A message that cannot be loaded raises Unreadable with its peer; the next get returns the next message."""
     with Communicators(make) as communicators:
         server = communicators.server()
         client = communicators.client(server.netloc, serialization=SerializationOptions(dump=BytesSerializer().dump))
-        client.put(b"no pickle at all, whoever looks at it")
+        client.put(b"no pickle at all, for any reader")
         client.put(bytes(PickleSerializer().dump("good")))
         assert _get_error(server).peer == client.id
         assert server.get(timeout=LIMIT).data == "good"
 
 
 def check_not_allowed(make: Make) -> None:
-    """So is one that names what `allow` refuses; it is not loaded."""
+    """A message that names a global that `allow` refuses raises Unreadable, and is not loaded."""
     with Communicators(make) as communicators:
         allowed = PickleSerializer(allow=PickleSerializer.allow_by_name("uuid.UUID"))
         server = communicators.server(serialization=SerializationOptions(load=allowed.load))
@@ -206,7 +206,7 @@ def check_not_allowed(make: Make) -> None:
 
 
 def check_load_fails(make: Make) -> None:
-    """Whatever a `load` of the user's raises comes out of get as Unreadable, with its peer."""
+    """Every error of the user's `load` is raised by get as Unreadable, with its peer."""
 
     def load(stream: Stream) -> Any:
         if bytes(stream) == b"bad":
@@ -275,7 +275,7 @@ CHECKS = (
     check_lanes,
     check_broadcast,
     check_put_to_some,
-    check_put_to_nobody,
+    check_put_without_clients,
     check_unreadable,
     check_not_allowed,
     check_load_fails,

@@ -1,4 +1,4 @@
-"""Who is there: events, ids, statistics, sessions that end and others that begin."""
+"""Sessions: events, ids, statistics, and how sessions end and begin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 class EventRecorder:
-    """What the event functions of one communicator were given, in order."""
+    """Records the calls of a communicator's event functions, in order."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[str, uuid.UUID]] = queue.SimpleQueue()
@@ -28,7 +28,7 @@ class EventRecorder:
 
     @property
     def empty(self) -> bool:
-        """Whether there is no other."""
+        """Whether no other event has come."""
         return self._queue.empty()
 
 
@@ -50,7 +50,7 @@ def check_events(make: Make) -> None:
 
 
 def check_put_in_event(make: Make) -> None:
-    """An event function may put: a server can greet whoever comes."""
+    """An event function can put: a server can greet each client."""
     with Communicators(make) as communicators:
         server = communicators.server(events=EventOptions(ini=lambda peer: server.put("welcome", peer)))
         client = communicators.client(server.netloc)
@@ -58,7 +58,7 @@ def check_put_in_event(make: Make) -> None:
 
 
 def check_event_fails(make: Make) -> None:
-    """An event function that raises harms nobody."""
+    """An event function that raises affects no session."""
 
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's: this line in the log is expected")
@@ -72,7 +72,7 @@ def check_event_fails(make: Make) -> None:
 
 
 def check_statistics(make: Make) -> None:
-    """Each peer's figures are right."""
+    """The statistics of each peer are right."""
     with Communicators(make) as communicators:
         server = communicators.server()
         assert server.statistics() == {}
@@ -99,7 +99,7 @@ def check_statistics(make: Make) -> None:
 
 
 def check_round_trip(make: Make) -> None:
-    """The heartbeat measures the round trip, at the end that speaks first: it spares the other the question."""
+    """The heartbeat measures the round trip at the end that sends PING first; the other end need not send one."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(heartbeat=0.02, misses=1000)
         deadline = time.monotonic() + LIMIT
@@ -110,7 +110,7 @@ def check_round_trip(make: Make) -> None:
 
 
 def check_come_back(make: Make) -> None:
-    """A client that closed may come back under its id."""
+    """A client that closed can connect again under its id."""
     with Communicators(make) as communicators:
         told = EventRecorder()
         server = communicators.server(events=told.events)
@@ -124,7 +124,7 @@ def check_come_back(make: Make) -> None:
 
 
 def check_death_of_a_client(make: Make) -> None:
-    """A client that dies and comes back under its id begins a new session; what the old one delivered is kept."""
+    """A client that dies and restarts under its id begins a new session; delivered messages are kept."""
     with Communicators(make) as communicators:
         told = EventRecorder()
         server = communicators.server(events=told.events, window=NARROW)
@@ -144,7 +144,7 @@ def check_death_of_a_client(make: Make) -> None:
 
 
 def check_queue_of_an_absent_id(make: Make) -> None:
-    """What is put to an id that is away, and has not begun to travel, reaches the process that comes back with it."""
+    """Unsent messages to an absent id reach the process that connects with that id."""
     with Communicators(make) as communicators:
         told = EventRecorder()
         server = communicators.server(events=told.events)
@@ -169,7 +169,7 @@ def check_queue_of_an_absent_id(make: Make) -> None:
 
 
 def check_death_of_a_server(make: Make) -> None:
-    """Clients come back to a new server by themselves; it gets what had not left, the rest fails with Closed."""
+    """Clients connect to a restarted server; it gets the unsent messages, and the others fail with Closed."""
     with Communicators(make) as communicators:
         told = EventRecorder()
         first = communicators.server(window=NARROW)
@@ -190,7 +190,7 @@ def check_death_of_a_server(make: Make) -> None:
 
 
 def check_id_in_use(make: Make) -> None:
-    """A second client under the id of a live one is refused while the first is there; the first is not touched."""
+    """A second client with the id of a connected one is refused; the first is not affected."""
     with Communicators(make) as communicators:
         server, first = communicators.pair()
         second = communicators.client(server.netloc, id=first.id)
@@ -207,7 +207,7 @@ def check_id_in_use(make: Make) -> None:
 
 
 def check_workers(make: Make) -> None:
-    """With several workers the sessions are spread over threads, and nobody can tell."""
+    """With several workers, sessions run in several threads, with the same behaviour."""
     with Communicators(make) as communicators:
         told = EventRecorder()
         server = communicators.server(workers=2, events=told.events)
@@ -228,7 +228,7 @@ def check_workers(make: Make) -> None:
 
 
 def _is_closed_to(communicator: Communicator, peer: uuid.UUID) -> bool:
-    """Return whether `get` says that nothing comes from this peer any more."""
+    """Return whether `get` raises Closed for this peer."""
     try:
         message = communicator.get(peer, timeout=LIMIT)
     except Closed as error:
@@ -242,12 +242,12 @@ def _round_trips(server: Communicator, client: Communicator) -> list[float]:
 
 
 def _beat(server: Communicator, client: Communicator) -> None:
-    """Let some time pass, by waiting for what does not come."""
+    """Let some time pass, by waiting for a message that does not come."""
     try:
         server.get(client.id, timeout=0.02)
     except TimeoutError:
         return
-    raise AssertionError("a message that nobody put")
+    raise AssertionError("a message that was never put")
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""What get waits for, and for how long."""
+"""Waiting in get: for which peers, and for how long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
 
 
 def check_get_from(make: Make) -> None:
-    """Get with peers returns messages of these, and leaves the others where they are."""
+    """A get with peers returns messages of these peers only, and keeps the others."""
     with Communicators(make) as communicators:
         server = communicators.server()
         one, two, three = clients = [communicators.client(server.netloc) for _ in range(3)]
@@ -25,7 +25,7 @@ def check_get_from(make: Make) -> None:
 
 
 def check_get_is_fair(make: Make) -> None:
-    """A peer with many messages does not starve the others."""
+    """A peer with many messages does not delay those of others."""
     with Communicators(make) as communicators:
         server = communicators.server()
         busy, quiet = clients = [communicators.client(server.netloc) for _ in range(2)]
@@ -39,7 +39,7 @@ def check_get_is_fair(make: Make) -> None:
 
 
 def check_get_timeout(make: Make) -> None:
-    """Get raises TimeoutError, not earlier than asked for; and a message that comes later is not lost."""
+    """Get raises TimeoutError, not before its timeout, and a later message is not lost."""
     with Communicators(make) as communicators:
         server, client = communicators.pair()
         start = time.monotonic()
@@ -51,7 +51,7 @@ def check_get_timeout(make: Make) -> None:
 
 
 def check_several_getters(make: Make) -> None:
-    """Messages are shared out among those who wait, each to one."""
+    """Several waiting threads get different messages."""
     with Communicators(make) as communicators, ThreadPoolExecutor(4) as threads:
         server, client = communicators.pair()
         waiting = [threads.submit(_get, server, 50) for _ in range(4)]
@@ -62,7 +62,7 @@ def check_several_getters(make: Make) -> None:
 
 
 def check_getters_of_different_peers(make: Make) -> None:
-    """Each getter gets what its peer sends."""
+    """Each thread gets the messages of the peer that it waits for."""
     with Communicators(make) as communicators, ThreadPoolExecutor(4) as threads:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(4)]
@@ -77,7 +77,7 @@ def check_getters_of_different_peers(make: Make) -> None:
 
 
 def check_many_threads(make: Make) -> None:
-    """Many threads put and get at once, both ways: each message comes once, and in the order of its thread."""
+    """Many threads put and get at once, both ways: each message arrives once, in the order of its thread."""
     with Communicators(make) as communicators, ThreadPoolExecutor(8) as threads:
         server, client = communicators.pair()
         getting = [threads.submit(_get, communicator, 800) for communicator in (server, client)]
@@ -94,7 +94,7 @@ def check_many_threads(make: Make) -> None:
 
 
 def check_getter_learns_of_close(make: Make) -> None:
-    """Whoever waits learns that nothing can come any more."""
+    """A waiting get raises Closed when no more messages can come."""
     with Communicators(make) as communicators, ThreadPoolExecutor(2) as threads:
         server, client = communicators.pair()
         of_server = threads.submit(client.get)

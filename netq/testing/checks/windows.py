@@ -1,4 +1,4 @@
-"""How much may lie unread at a receiver, and who has to wait for whom."""
+"""Flow control: how much is unread at a receiver, and which senders wait for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = 10_000
 
 
 def check_message_larger_than_window(make: Make) -> None:
-    """A message larger than the window comes, alone."""
+    """A message larger than the window arrives, alone."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=1000, transport_size=777)
         for number in range(3):
@@ -19,7 +19,7 @@ def check_message_larger_than_window(make: Make) -> None:
 
 
 def check_slow_reader(make: Make) -> None:
-    """While nobody gets, no more arrives than a window and one message; afterwards all does, in order."""
+    """Without a get, a window and one message arrive at most; afterwards all messages arrive, in order."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=_WINDOW)
         futures = [client.put((number, bytes(_SIZE))) for number in range(100)]
@@ -36,7 +36,7 @@ def check_slow_reader(make: Make) -> None:
 
 
 def check_slow_reader_alone(make: Make) -> None:
-    """A client that does not get holds up neither the server nor the other clients."""
+    """A client that does not get delays neither the server nor the other clients."""
     with Communicators(make) as communicators:
         server = communicators.server()
         slow, quick = (
@@ -51,7 +51,7 @@ def check_slow_reader_alone(make: Make) -> None:
 
 
 def check_full_lane(make: Make) -> None:
-    """A lane whose window is full does not hold up another."""
+    """A lane with a full window does not delay another lane."""
     with Communicators(make) as communicators:
         server, client = communicators.pair(window=1000)
         full = [client.put(bytes(1000)) for _ in range(10)]

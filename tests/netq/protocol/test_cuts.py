@@ -280,7 +280,7 @@ class Later(LossyPair):
     def send(self, end: End) -> int:
         if isinstance(end.connection, ByUserLater):
             events = end.connection.go_on(self.now)
-            self._arrived(end)
+            self._collect(end)
             self._apply(end, events)
         return super().send(end)
 

@@ -37,7 +37,7 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_writes_three_files_and_no_key_of_the_authority(tmp_path: Path) -> None:
+def test_three_files_without_the_key_of_the_authority(tmp_path: Path) -> None:
     files = make(tmp_path / "new" / "directory")
     assert files == Files(*(tmp_path / "new" / "directory" / name for name in NAMES))
     assert sorted(files.key.parent.iterdir()) == sorted(files)
@@ -51,14 +51,14 @@ def test_writes_three_files_and_no_key_of_the_authority(tmp_path: Path) -> None:
 NAMES = ("authority.pem", "server-key.pem", "server.pem")
 
 
-def test_key_is_its_owners_only(tmp_path: Path, no_umask: None) -> None:
+def test_only_the_owner_can_read_the_key(tmp_path: Path, no_umask: None) -> None:
     files = make(tmp_path)
     assert mode(files.key) == 0o600
     assert mode(files.certificate) == mode(files.authority) == 0o644
 
 
-def test_key_is_its_owners_only_from_the_first_byte_on(tmp_path: Path, no_umask: None) -> None:
-    with pytest.raises(TypeError):  # a write that fails shows the file as it was created
+def test_only_the_owner_can_read_the_key_from_the_first_byte(tmp_path: Path, no_umask: None) -> None:
+    with pytest.raises(TypeError):  # after a failed write, the file is as it was created
         certificates._write(tmp_path / "key.pem", "no bytes", 0o600)  # type: ignore[arg-type]
     assert mode(tmp_path / "key.pem") == 0o600
 
@@ -81,7 +81,7 @@ def test_validity(tmp_path: Path) -> None:
     now = datetime.datetime.now(datetime.UTC)
     files = make(tmp_path, days=3)
     for certificate in (load(files.authority), load(files.certificate)):
-        assert now - certificate.not_valid_before_utc > datetime.timedelta(hours=23)  # for clocks that are late
+        assert now - certificate.not_valid_before_utc > datetime.timedelta(hours=23)  # for slow clocks
         assert abs(certificate.not_valid_after_utc - now - datetime.timedelta(days=3)) < datetime.timedelta(minutes=5)
 
 
@@ -110,7 +110,7 @@ def test_strict_verification_by_cryptography(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_leaves_existing_files_alone(tmp_path: Path, name: str) -> None:
+def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
     with pytest.raises(SecurityError, match=f"{name} exists and is left as it is; .*overwrite=True"):
         make(tmp_path)
@@ -118,7 +118,7 @@ def test_leaves_existing_files_alone(tmp_path: Path, name: str) -> None:
     assert (tmp_path / name).read_text() == "precious"
 
 
-def test_overwrites_when_told_so(tmp_path: Path, no_umask: None) -> None:
+def test_overwrite_replaces_the_files(tmp_path: Path, no_umask: None) -> None:
     (tmp_path / "server-key.pem").write_text("an old one that all could read")
     first = make(tmp_path, overwrite=True)
     assert mode(first.key) == 0o600
@@ -127,7 +127,7 @@ def test_overwrites_when_told_so(tmp_path: Path, no_umask: None) -> None:
     assert all(path.read_bytes() != old for path, old in zip(first, before, strict=True))
 
 
-def test_never_writes_through_a_link(tmp_path: Path) -> None:
+def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "server-key.pem").symlink_to(tmp_path / "theirs.pem")
     with pytest.raises(SecurityError, match="exists"):
@@ -137,27 +137,27 @@ def test_never_writes_through_a_link(tmp_path: Path) -> None:
     assert not (tmp_path / "theirs.pem").exists()
 
 
-def test_takes_no_file_that_somebody_has_just_put_there(tmp_path: Path) -> None:
+def test_file_created_during_the_check_is_kept(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("theirs")
     with pytest.raises(FileExistsError):
         certificates._write(tmp_path / "key.pem", b"ours", 0o600)
     assert (tmp_path / "key.pem").read_text() == "theirs"
 
 
-def test_authorities_have_names_of_their_own(tmp_path: Path) -> None:
+def test_each_authority_has_its_own_name(tmp_path: Path) -> None:
     first, second = (load(make(tmp_path / name).authority) for name in "ab")
     assert first.subject != second.subject
 
 
 @pytest.mark.parametrize("host", ["", "https://aggregator", "aggregator:5000", "a b", "a..b", "a" * 64, "10.0.0.0/8"])
-def test_hosts_that_are_none(tmp_path: Path, host: str) -> None:
+def test_invalid_hosts(tmp_path: Path, host: str) -> None:
     with pytest.raises(SecurityError, match="neither a DNS name nor an IP address"):
         make(tmp_path, hosts=["localhost", host])
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("hosts", [[], "localhost"])
-def test_hosts_that_are_no_list(tmp_path: Path, hosts: list[str]) -> None:
+def test_hosts_that_are_no_list_are_refused(tmp_path: Path, hosts: list[str]) -> None:
     with pytest.raises(SecurityError, match="expected a list of names and addresses"):
         make(tmp_path, hosts=hosts)
 

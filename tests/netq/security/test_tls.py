@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security import certificates
-from netq.security.tls import HANDSHAKE, IDLE, OVERHEAD, RECORD, WAITING, Tls, client_side, server_side
+from netq.security.tls import MAX_EMPTY, MAX_HANDSHAKE, MAX_PENDING, OVERHEAD, RECORD, Tls, client_side, server_side
 
 HOST = "aggregator.local"
 MIB = 1024**2
@@ -32,8 +32,8 @@ class Pair(NamedTuple):
     server: Tls
 
 
-class Plain:
-    """A peer that somebody else wrote, with ssl alone. `error` is what its handshake ended with."""
+class ForeignPeer:
+    """A peer that uses ssl directly, without netq. `error` is the error of its handshake."""
 
     def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
         self.incoming, self.outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -67,11 +67,11 @@ def new_pair(files: certificates.Files) -> Callable[[], Pair]:
 
 @pytest.fixture
 def pair(new_pair: Callable[[], Pair]) -> Pair:
-    return shake(new_pair())
+    return complete_handshake(new_pair())
 
 
-def carry(client: Tls | Plain, server: Tls | Plain, step: int = 2**30) -> None:
-    """Carry bytes to and fro, `step` at a time, until neither has more to send."""
+def carry(client: Tls | ForeignPeer, server: Tls | ForeignPeer, step: int = 2**30) -> None:
+    """Exchange bytes, `step` at a time, until neither side has more to send."""
     silent = 0
     for source, target in itertools.cycle([(client, server), (server, client)]):
         data = source.to_send()
@@ -82,7 +82,7 @@ def carry(client: Tls | Plain, server: Tls | Plain, step: int = 2**30) -> None:
             return
 
 
-def shake(pair: Pair) -> Pair:
+def complete_handshake(pair: Pair) -> Pair:
     carry(*pair)
     assert pair.client.handshaken
     assert pair.server.handshaken
@@ -94,8 +94,8 @@ def read(tls: Tls, size: int = 64 * 1024) -> bytes:
     return bytes(buffer[: tls.read_into(buffer)])
 
 
-def sealed(tls: Tls, data: bytes) -> bytes:
-    """The ciphertext of `data`."""
+def encrypt(tls: Tls, data: bytes) -> bytes:
+    """Return the ciphertext of `data`."""
     assert tls.write([memoryview(data)]) == len(data)
     return tls.to_send()
 
@@ -115,14 +115,14 @@ def pump(source: Tls, target: Tls, data: bytes, step: int, room: int) -> bytes:
     return bytes(got)
 
 
-# --- what goes well
+# --- success
 
 
-def test_handshake_needs_nothing_but_bytes_carried(new_pair: Callable[[], Pair]) -> None:
+def test_handshake_needs_only_an_exchange_of_bytes(new_pair: Callable[[], Pair]) -> None:
     client, server = new_pair()
     assert not client.handshaken
-    assert server.to_send() == b""  # the client speaks first
-    shake(Pair(client, server))
+    assert server.to_send() == b""  # the client sends first
+    complete_handshake(Pair(client, server))
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 1499])
@@ -142,7 +142,7 @@ def test_five_mebibytes_both_ways(pair: Pair, step: int, room: int) -> None:
 
 
 def test_both_ways_at_once(pair: Pair) -> None:
-    there, back = sealed(pair.client, b"there" * 1000), sealed(pair.server, b"back" * 1000)
+    there, back = encrypt(pair.client, b"there" * 1000), encrypt(pair.server, b"back" * 1000)
     pair.server.received(there)
     pair.client.received(back)
     assert read(pair.server) == b"there" * 1000
@@ -150,7 +150,7 @@ def test_both_ways_at_once(pair: Pair) -> None:
 
 
 def test_read_into_fills_the_buffer_from_many_records(pair: Pair) -> None:
-    pair.server.received(sealed(pair.client, bytes(100_000)))
+    pair.server.received(encrypt(pair.client, bytes(100_000)))
     buffer = memoryview(bytearray(90_000))
     assert pair.server.read_into(buffer) == 90_000
     assert pair.server.read_into(buffer) == 10_000
@@ -166,11 +166,11 @@ def test_small_buffers_share_a_record(pair: Pair) -> None:
     assert read(pair.server) == b"a" * 24 + b"b" * 100
 
 
-def test_nothing_to_write_is_nothing_sent(pair: Pair) -> None:
+def test_empty_write_sends_nothing(pair: Pair) -> None:
     assert pair.client.write([]) == 0
     assert pair.client.write([memoryview(b"")]) == 0
     assert pair.client.to_send() == b""
-    assert pair.client.write([memoryview(b"")] * WAITING + [memoryview(bytes(RECORD + 1))]) == RECORD + 1
+    assert pair.client.write([memoryview(b"")] * MAX_PENDING + [memoryview(bytes(RECORD + 1))]) == RECORD + 1
 
 
 @pytest.mark.parametrize("count", [1, 10, 5 * MIB // 1000])
@@ -178,17 +178,17 @@ def test_write_is_bounded(pair: Pair, count: int) -> None:
     data = random.Random(count).randbytes(5 * MIB)
     size = -(-len(data) // count)
     taken = pair.client.write([memoryview(data)[at : at + size] for at in range(0, len(data), size)])
-    assert WAITING * 0.9 < taken <= WAITING
-    assert pair.client.write([memoryview(data)[taken:]]) == 0  # until that is sent
+    assert MAX_PENDING * 0.9 < taken <= MAX_PENDING
+    assert pair.client.write([memoryview(data)[taken:]]) == 0  # before that is sent
     wire = pair.client.to_send()
-    assert len(wire) >= WAITING - OVERHEAD
-    assert len(wire) <= WAITING + (WAITING // RECORD + 1) * OVERHEAD
+    assert len(wire) >= MAX_PENDING - OVERHEAD
+    assert len(wire) <= MAX_PENDING + (MAX_PENDING // RECORD + 1) * OVERHEAD
     pair.server.received(wire)
     assert read(pair.server, MIB) == data[:taken]
-    assert pair.client.write([memoryview(data)[taken:]]) > WAITING * 0.9
+    assert pair.client.write([memoryview(data)[taken:]]) > MAX_PENDING * 0.9
 
 
-def test_write_takes_nothing_before_the_handshake_is_over(new_pair: Callable[[], Pair]) -> None:
+def test_write_takes_nothing_before_the_end_of_the_handshake(new_pair: Callable[[], Pair]) -> None:
     client, server = new_pair()
     assert client.write([memoryview(b"secret")]) == 0
     server.received(client.to_send())
@@ -197,17 +197,17 @@ def test_write_takes_nothing_before_the_handshake_is_over(new_pair: Callable[[],
     assert client.write([memoryview(b"x")]) == 1
 
 
-def test_application_bytes_in_the_same_packet_as_the_last_of_the_handshake(new_pair: Callable[[], Pair]) -> None:
+def test_data_in_the_last_packet_of_the_handshake(new_pair: Callable[[], Pair]) -> None:
     client, server = new_pair()
     server.received(client.to_send())
     client.received(server.to_send())
     assert client.write([memoryview(bytes(200_000))]) == 200_000
-    server.received(client.to_send())  # more than HANDSHAKE, and rightly so
+    server.received(client.to_send())  # more than MAX_HANDSHAKE, which is no longer the limit
     assert server.handshaken
     assert read(server, MIB) == bytes(200_000)
 
 
-def test_truncated_handshake_only_needs_more(new_pair: Callable[[], Pair]) -> None:
+def test_truncated_handshake_waits_for_more(new_pair: Callable[[], Pair]) -> None:
     client, server = new_pair()
     for source, target in ((client, server), (server, client), (client, server)):
         flight = source.to_send()
@@ -221,8 +221,8 @@ def test_truncated_handshake_only_needs_more(new_pair: Callable[[], Pair]) -> No
     assert server.handshaken
 
 
-def test_truncated_record_only_needs_more(pair: Pair) -> None:
-    wire = sealed(pair.client, b"x" * 100)
+def test_truncated_record_waits_for_more(pair: Pair) -> None:
+    wire = encrypt(pair.client, b"x" * 100)
     for byte in wire[:-1]:
         pair.server.received(bytes([byte]))
         assert read(pair.server) == b""
@@ -230,10 +230,10 @@ def test_truncated_record_only_needs_more(pair: Pair) -> None:
     assert read(pair.server) == b"x" * 100
 
 
-def test_each_tls_is_a_connection_of_its_own(new_pair: Callable[[], Pair]) -> None:
-    first, second = shake(new_pair()), shake(new_pair())
-    first.server.received(sealed(first.client, b"first"))
-    second.server.received(sealed(second.client, b"second"))
+def test_each_tls_is_an_independent_connection(new_pair: Callable[[], Pair]) -> None:
+    first, second = complete_handshake(new_pair()), complete_handshake(new_pair())
+    first.server.received(encrypt(first.client, b"first"))
+    second.server.received(encrypt(second.client, b"second"))
     assert (read(first.server), read(second.server)) == (b"first", b"second")
 
 
@@ -252,21 +252,21 @@ def test_files_are_read_once(tmp_path: Path) -> None:
     client = client_side(SecurityOptions(certificate=files.authority), "localhost")
     for path in files:
         path.unlink()
-    shake(Pair(client(), server()))
+    complete_handshake(Pair(client(), server()))
 
 
 @pytest.mark.parametrize("host", [HOST, HOST.upper(), "127.0.0.1", "::1", "0:0:0:0:0:0:0:1", "::1%lo"])
 def test_names_and_addresses_of_the_certificate(files: certificates.Files, host: str) -> None:
     client = client_side(SecurityOptions(certificate=files.authority), host)
     server = server_side(SecurityOptions(files.key, files.certificate))
-    shake(Pair(client(), server()))
+    complete_handshake(Pair(client(), server()))
 
 
-def test_a_certificate_trusted_by_itself(files: certificates.Files) -> None:
-    """Without its authority: what the file holds is trusted as it is."""
+def test_certificate_trusted_without_its_authority(files: certificates.Files) -> None:
+    """The certificates in the file are trusted, be they roots or not."""
     client = client_side(SecurityOptions(certificate=files.certificate), HOST)
     server = server_side(SecurityOptions(files.key, files.certificate))
-    shake(Pair(client(), server()))
+    complete_handshake(Pair(client(), server()))
 
 
 def test_several_authorities_in_one_file(files: certificates.Files, tmp_path: Path) -> None:
@@ -274,22 +274,22 @@ def test_several_authorities_in_one_file(files: certificates.Files, tmp_path: Pa
     both = write(tmp_path / "both.pem", other.authority.read_bytes() + files.authority.read_bytes())
     client = client_side(SecurityOptions(certificate=both), HOST)
     for each in (files, other):
-        shake(Pair(client(), server_side(SecurityOptions(each.key, each.certificate))()))
+        complete_handshake(Pair(client(), server_side(SecurityOptions(each.key, each.certificate))()))
 
 
 def test_client_without_certificate_trusts_the_system(
     files: certificates.Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))  # how OpenSSL is told of the system's file
+    monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))  # names the system's file for OpenSSL
     server = server_side(SecurityOptions(files.key, files.certificate))
-    shake(Pair(client_side(SecurityOptions(), HOST)(), server()))
+    complete_handshake(Pair(client_side(SecurityOptions(), HOST)(), server()))
 
 
-# --- how it ends
+# --- the end of a connection
 
 
-def test_close_is_a_clean_end(pair: Pair) -> None:
-    pair.server.received(sealed(pair.client, b"last words"))
+def test_close_is_an_orderly_end(pair: Pair) -> None:
+    pair.server.received(encrypt(pair.client, b"last words"))
     pair.client.close()
     pair.server.received(pair.client.to_send())
     pair.server.received_eof()
@@ -305,7 +305,7 @@ def test_close_is_a_clean_end(pair: Pair) -> None:
         read(pair.client)
 
 
-def test_close_says_it_once(pair: Pair) -> None:
+def test_close_sends_one_close_notify(pair: Pair) -> None:
     pair.client.close()
     assert pair.client.to_send()
     pair.client.close()
@@ -321,8 +321,8 @@ def test_close_before_the_handshake_is_no_error(new_pair: Callable[[], Pair]) ->
 
 @pytest.mark.parametrize("left", [0, 1, 4, 5, 50, 121])
 def test_end_without_close_notify_is_a_cut(pair: Pair, left: int) -> None:
-    pair.server.received(sealed(pair.client, b"whole"))
-    pair.server.received(sealed(pair.client, b"x" * 100)[:left])
+    pair.server.received(encrypt(pair.client, b"whole"))
+    pair.server.received(encrypt(pair.client, b"x" * 100)[:left])
     pair.server.received_eof()
     assert read(pair.server) == b"whole"
     for _ in range(2):
@@ -330,14 +330,14 @@ def test_end_without_close_notify_is_a_cut(pair: Pair, left: int) -> None:
             read(pair.server)
 
 
-def test_forged_close_notify_is_no_clean_end(pair: Pair) -> None:
+def test_forged_close_notify_is_an_error(pair: Pair) -> None:
     pair.server.received(CLOSE_NOTIFY)
     with pytest.raises(SecurityError):
         read(pair.server)
 
 
 @pytest.mark.parametrize("last", [b"", b"\x16", b"\x15\x03\x03\x00\x02\x01\x00"], ids=["none", "some", "close_notify"])
-def test_end_in_the_handshake(new_pair: Callable[[], Pair], last: bytes) -> None:
+def test_end_during_the_handshake(new_pair: Callable[[], Pair], last: bytes) -> None:
     client, _ = new_pair()
     client.to_send()
     client.received(last)
@@ -353,19 +353,19 @@ CLOSE_NOTIFY = b"\x15\x03\x03\x00\x02\x01\x00"  # in plaintext
 
 
 def flips() -> Iterator[tuple[int, int]]:
-    """Each bit of a record's header, one bit of each other byte."""
+    """Return each bit of a record's header, and one bit of each other byte."""
     yield from itertools.product(range(5), [1 << bit for bit in range(8)])
     for at in range(5, 60 + OVERHEAD):
         yield at, 1 << at % 8
 
 
-def test_each_flipped_byte_is_found(new_pair: Callable[[], Pair]) -> None:
+def test_each_flipped_byte_is_detected(new_pair: Callable[[], Pair]) -> None:
     for at, mask in flips():
-        client, server = shake(new_pair())
-        wire = bytearray(sealed(client, b"good"))
-        wire += sealed(client, b"x" * 60)
+        client, server = complete_handshake(new_pair())
+        wire = bytearray(encrypt(client, b"good"))
+        wire += encrypt(client, b"x" * 60)
         wire[4 + OVERHEAD + at] ^= mask
-        server.received(wire + sealed(client, bytes(2 * RECORD)))  # enough for a length that is too large
+        server.received(wire + encrypt(client, bytes(2 * RECORD)))  # enough bytes for a length field that is too large
         assert read(server) == b"good"
         for _ in range(2):
             with pytest.raises(SecurityError, match=r"a client is broken: .*something changed bytes on the way"):
@@ -374,8 +374,8 @@ def test_each_flipped_byte_is_found(new_pair: Callable[[], Pair]) -> None:
             server.write([memoryview(b"x")])
 
 
-def test_alert_tells_the_peer_of_a_changed_record(pair: Pair) -> None:
-    wire = bytearray(sealed(pair.client, b"x" * 60))
+def test_peer_gets_an_alert_after_a_changed_record(pair: Pair) -> None:
+    wire = bytearray(encrypt(pair.client, b"x" * 60))
     wire[30] ^= 1
     pair.server.received(wire)
     with pytest.raises(SecurityError):
@@ -386,8 +386,8 @@ def test_alert_tells_the_peer_of_a_changed_record(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 0), (1,), (0, 2)], ids=["twice", "one missing", "one missing later"])
-def test_records_repeated_or_left_out(pair: Pair, order: tuple[int, ...]) -> None:
-    records = [sealed(pair.client, bytes([number]) * 10) for number in range(3)]
+def test_repeated_and_missing_records_are_detected(pair: Pair, order: tuple[int, ...]) -> None:
+    records = [encrypt(pair.client, bytes([number]) * 10) for number in range(3)]
     for number in order:
         pair.server.received(records[number])
     if order[0] == 0:
@@ -397,7 +397,7 @@ def test_records_repeated_or_left_out(pair: Pair, order: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("data", "why"),
+    ("data", "error"),
     [
         (b"GET / HTTP/1.1\r\nHost: aggregator\r\n\r\n", "is not TLS .http request.; set SecurityOptions on both sides"),
         (b"NETQ" + bytes(60), "is not TLS"),
@@ -407,15 +407,15 @@ def test_records_repeated_or_left_out(pair: Pair, order: tuple[int, ...]) -> Non
     ],
 )
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_what_is_not_tls(new_pair: Callable[[], Pair], side: str, data: bytes, why: str) -> None:
+def test_bytes_of_other_protocols(new_pair: Callable[[], Pair], side: str, data: bytes, error: str) -> None:
     tls: Tls = getattr(new_pair(), side)
     tls.received(data)
     for _ in range(2):
-        with pytest.raises(SecurityError, match=why):
+        with pytest.raises(SecurityError, match=error):
             read(tls)
     assert not tls.handshaken
-    tls.received(bytes(MIB))  # ignored, not kept
-    with pytest.raises(SecurityError, match=why):
+    tls.received(bytes(MIB))  # discarded
+    with pytest.raises(SecurityError, match=error):
         read(tls)
 
 
@@ -431,15 +431,15 @@ def test_random_bytes(new_pair: Callable[[], Pair], side: str) -> None:
 
 def test_endless_handshake(new_pair: Callable[[], Pair]) -> None:
     _, server = new_pair()
-    hello = b"\x01\x01\xff\xff" + bytes(HANDSHAKE)  # one message that announces 128 KiB
-    for at in range(0, HANDSHAKE, RECORD):
+    hello = b"\x01\x01\xff\xff" + bytes(MAX_HANDSHAKE)  # one message that announces 128 KiB
+    for at in range(0, MAX_HANDSHAKE, RECORD):
         assert read(server) == b""
         server.received(struct.pack(">BHH", 0x16, 0x0301, RECORD) + hello[at : at + RECORD])
     with pytest.raises(SecurityError, match=r"a client sent \d+ bytes and no end of a TLS handshake"):
         read(server)
 
 
-# --- peers that are not who they should be
+# --- peers without a valid certificate
 
 
 class Case(NamedTuple):
@@ -447,7 +447,7 @@ class Case(NamedTuple):
     certificate: Path
     trusted: Path
     host: str
-    why: str
+    error: str
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -456,7 +456,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def by_trustme(
-    directory: Path, why: str, begin: int = 2020, end: int = 2090, trusted: trustme.CA | None = None, host: str = HOST
+    directory: Path, error: str, begin: int = 2020, end: int = 2090, trusted: trustme.CA | None = None, host: str = HOST
 ) -> Case:
     authority = trustme.CA()
     leaf = authority.issue_cert(
@@ -470,12 +470,12 @@ def by_trustme(
         write(directory / "cert.pem", b"".join(blob.bytes() for blob in leaf.cert_chain_pems)),
         write(directory / "trusted.pem", (trusted or authority).cert_pem.bytes()),
         host,
-        why,
+        error,
     )
 
 
 def self_signed(
-    directory: Path, why: str, extensions: list[x509.ExtensionType], trusted: bool, name: str = "somebody"
+    directory: Path, error: str, extensions: list[x509.ExtensionType], trusted: bool, name: str = "somebody"
 ) -> Case:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -488,7 +488,7 @@ def self_signed(
     certificate = write(directory / "cert.pem", builder.sign(key, hashes.SHA256()).public_bytes(pem))
     other = write(directory / "other.pem", trustme.CA().cert_pem.bytes())
     pkcs8 = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return Case(write(directory / "key.pem", pkcs8), certificate, certificate if trusted else other, HOST, why)
+    return Case(write(directory / "key.pem", pkcs8), certificate, certificate if trusted else other, HOST, error)
 
 
 NAMES = x509.SubjectAlternativeName([x509.DNSName(HOST)])
@@ -514,7 +514,7 @@ def test_bad_certificate(tmp_path: Path, name: str) -> None:
     carry(client, server)
     assert not client.handshaken
     assert not server.handshaken
-    with pytest.raises(SecurityError, match=f"the certificate of the server {case.host} is refused: .*{case.why}"):
+    with pytest.raises(SecurityError, match=f"the certificate of the server {case.host} is refused: .*{case.error}"):
         read(client)
     with pytest.raises(SecurityError, match="is refused"):
         client.write([memoryview(b"secret")])
@@ -523,12 +523,12 @@ def test_bad_certificate(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("extensions", [[NAMES], [NAMES, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])]])
-def test_good_cases_of_the_same_making(tmp_path: Path, extensions: list[x509.ExtensionType]) -> None:
+def test_valid_variants_of_the_bad_certificates(tmp_path: Path, extensions: list[x509.ExtensionType]) -> None:
     (tmp_path / "a").mkdir()
     for case in (by_trustme(tmp_path / "a", ""), self_signed(tmp_path, "", extensions, trusted=True)):
         server = server_side(SecurityOptions(case.key, case.certificate))
         client = client_side(SecurityOptions(certificate=case.trusted), case.host)
-        shake(Pair(client(), server()))
+        complete_handshake(Pair(client(), server()))
 
 
 def test_client_without_certificate_refuses_a_private_authority(files: certificates.Files) -> None:
@@ -555,7 +555,7 @@ def plain_server(files: certificates.Files) -> ssl.SSLContext:
 def test_client_of_tls_1_2(files: certificates.Files) -> None:
     context = plain_client(files)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    client, server = Plain(context, HOST), server_side(SecurityOptions(files.key, files.certificate))()
+    client, server = ForeignPeer(context, HOST), server_side(SecurityOptions(files.key, files.certificate))()
     carry(client, server)
     assert client.error is not None
     assert client.error.reason == "TLSV1_ALERT_PROTOCOL_VERSION"
@@ -566,37 +566,40 @@ def test_client_of_tls_1_2(files: certificates.Files) -> None:
 def test_server_of_tls_1_2(files: certificates.Files) -> None:
     context = plain_server(files)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    client, server = client_side(SecurityOptions(certificate=files.authority), HOST)(), Plain(context)
+    client, server = client_side(SecurityOptions(certificate=files.authority), HOST)(), ForeignPeer(context)
     carry(client, server)
     assert server.error is not None
     with pytest.raises(SecurityError, match=rf"the server {HOST} does not speak TLS 1\.3"):
         read(client)
 
 
-def test_plain_peers_of_tls_1_3(files: certificates.Files) -> None:
-    client, server = Plain(plain_client(files), HOST), server_side(SecurityOptions(files.key, files.certificate))()
+def test_foreign_peers_of_tls_1_3(files: certificates.Files) -> None:
+    client, server = (
+        ForeignPeer(plain_client(files), HOST),
+        server_side(SecurityOptions(files.key, files.certificate))(),
+    )
     carry(client, server)
     client.ssl.write(b"hello")
     server.received(client.to_send())
     assert read(server) == b"hello"
-    ours, theirs = client_side(SecurityOptions(certificate=files.authority), HOST)(), Plain(plain_server(files))
+    ours, theirs = client_side(SecurityOptions(certificate=files.authority), HOST)(), ForeignPeer(plain_server(files))
     carry(ours, theirs)
     theirs.ssl.write(b"hello")
-    ours.received(theirs.to_send())  # its session tickets come first
+    ours.received(theirs.to_send())  # its session tickets, before data
     assert read(ours) == b"hello"
 
 
 def test_server_that_wants_a_client_certificate(files: certificates.Files) -> None:
     context = plain_server(files)
     context.verify_mode = ssl.CERT_REQUIRED
-    client, server = client_side(SecurityOptions(certificate=files.authority), HOST)(), Plain(context)
+    client, server = client_side(SecurityOptions(certificate=files.authority), HOST)(), ForeignPeer(context)
     carry(client, server)
     with pytest.raises(SecurityError, match=f"the server {HOST} refused this side .*certificate required"):
         read(client)
 
 
 def key_updates(secret: bytes, *words: bytes) -> Iterator[bytes]:
-    """Each time a record of each of the words, and one that asks the server for a new key (RFC 8446, 4.6.3)."""
+    """Yield, for each key in turn, a record for each word and one that requests the next key (RFC 8446, 4.6.3)."""
 
     def expand(label: bytes, size: int) -> bytes:
         info = struct.pack(">HB", size, 6 + len(label)) + b"tls13 " + label + b"\0"
@@ -612,11 +615,11 @@ def key_updates(secret: bytes, *words: bytes) -> Iterator[bytes]:
         secret = expand(b"traffic upd", 48)
 
 
-UPDATE = 27  # bytes of a record that asks for a new key, or tells of one
+UPDATE = 27  # bytes of a record that requests or announces a new key
 
 
 class Updater(NamedTuple):
-    """A server, and the secret of its client: to send it what Python's ssl cannot, new keys."""
+    """A server, and the secret of its client, to send what Python's ssl cannot: new keys."""
 
     server: Tls
     secret: bytes
@@ -626,7 +629,7 @@ class Updater(NamedTuple):
 def updater(files: certificates.Files, tmp_path: Path) -> Updater:
     context = plain_client(files)
     context.keylog_filename = str(tmp_path / "keys")
-    client, server = Plain(context, HOST), server_side(SecurityOptions(files.key, files.certificate))()
+    client, server = ForeignPeer(context, HOST), server_side(SecurityOptions(files.key, files.certificate))()
     carry(client, server)
     assert client.ssl.cipher() == ("TLS_AES_256_GCM_SHA384", "TLSv1.3", 256)
     lines = (tmp_path / "keys").read_text().splitlines()
@@ -634,13 +637,13 @@ def updater(files: certificates.Files, tmp_path: Path) -> Updater:
     return Updater(server, bytes.fromhex(secret))
 
 
-def test_key_updates_whose_answers_are_not_taken(updater: Updater) -> None:
+def test_key_updates_with_unread_answers_end_the_connection(updater: Updater) -> None:
     server, records = updater.server, key_updates(updater.secret, b"x")
-    for number in range(100):  # in reason: the peer takes the answers, each of which comes with the next question
+    for number in range(100):  # allowed: the peer reads each answer before its next request
         server.received(next(records))
         assert read(server) == b"x"
         assert len(server.to_send()) == (UPDATE if number else 0)
-    for _ in range(2 * WAITING // UPDATE):
+    for _ in range(2 * MAX_PENDING // UPDATE):
         server.received(next(records))
         assert read(server) == b"x"
     server.received(next(records))
@@ -650,9 +653,9 @@ def test_key_updates_whose_answers_are_not_taken(updater: Updater) -> None:
         read(server)
 
 
-def test_records_without_data_are_borne_for_a_while_and_not_for_ever(updater: Updater) -> None:
+def test_records_without_data_are_limited(updater: Updater) -> None:
     server, records = updater.server, key_updates(updater.secret)
-    for _ in range(IDLE // UPDATE):
+    for _ in range(MAX_EMPTY // UPDATE):
         server.received(next(records))
         assert read(server) == b""
         server.to_send()
@@ -672,19 +675,19 @@ def test_server_needs_both_files(files: certificates.Files) -> None:
         server_side(SecurityOptions(files.key, None))
 
 
-def test_client_takes_no_key(files: certificates.Files) -> None:
+def test_client_with_a_key_is_refused(files: certificates.Files) -> None:
     with pytest.raises(
         SecurityError, match=r"SecurityOptions\.key: .*server-key\.pem; a client has no key .*leave out `key`"
     ):
         client_side(SecurityOptions(files.key, files.authority), HOST)
 
 
-def refused(key: Path, certificate: Path, option: str, path: Path, why: str) -> None:
+def refused(key: Path, certificate: Path, option: str, path: Path, error: str) -> None:
     with pytest.raises(SecurityError) as caught:
         server_side(SecurityOptions(key, certificate))
     text = str(caught.value)
     assert text.startswith(f"SecurityOptions.{option}: {path}: ")
-    assert why in text
+    assert error in text
 
 
 def test_key_of_another_certificate(files: certificates.Files, tmp_path: Path) -> None:
@@ -725,7 +728,7 @@ def test_files_that_are_not_pem(files: certificates.Files, tmp_path: Path) -> No
         client_side(SecurityOptions(certificate=junk), HOST)
 
 
-def test_files_that_are_gone(files: certificates.Files, tmp_path: Path) -> None:
+def test_missing_files(files: certificates.Files, tmp_path: Path) -> None:
     gone = write(tmp_path / "gone.pem", b"")
     options = [SecurityOptions(gone, files.certificate), SecurityOptions(files.key, gone)]
     client = SecurityOptions(certificate=gone)
@@ -738,6 +741,6 @@ def test_files_that_are_gone(files: certificates.Files, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["", ".local", "a..b", "a\0b", "a" * 64])
-def test_host_that_is_no_name(files: certificates.Files, host: str) -> None:
+def test_invalid_host(files: certificates.Files, host: str) -> None:
     with pytest.raises(SecurityError, match="is no name that a certificate could be checked for"):
         client_side(SecurityOptions(certificate=files.authority), host)
