@@ -1,10 +1,10 @@
-"""Queues between one server and many clients: put never waits, get waits, futures acknowledge.
+"""Queues between one server and many clients: `put` returns a future, `get` waits, futures acknowledge.
 
     with netq.new(purpose=netq.Purpose.SERVER) as queue:        with netq.new() as queue:
         peer, data = queue.get()                                    queue.put("Hello, server!")
         queue.put("Hello, client!", peer)                           print(queue.get().data)
 
-Start at `new`, then `netq.core.Communicator`; docs/explanation/design.md shows the way of one message.
+Start at `new`, then `netq.core.Communicator`; docs/explanation/life-of-a-message.md follows one message through the code.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def new(
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import a transport at its first use: `netq.tcp.server.Communicator` needs no import but that of netq."""
+    """Import a transport at its first use: `netq.tcp.server.Communicator` needs only `import netq`."""
     if name not in list(Protocol):
         raise AttributeError(f"module 'netq' has no attribute {name!r}")
     return importlib.import_module(f"netq.{name}")

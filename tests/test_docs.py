@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +28,26 @@ def test_the_index_links_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / path).resolve() for path in re.findall(r"\]\(([\w/-]+\.md)\)", index.read_text())}
     assert linked == {*PAGES} - {index}
+
+
+@cache
+def functions(path: Path) -> set[str]:
+    """The functions of a module, and the methods and properties of its classes."""
+    found = set[str]()
+    for node in ast.parse(path.read_text()).body:
+        members = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        found |= {
+            prefix + member.name for member in members if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_function_named_with_its_file_exists(page: Path) -> None:
+    named = re.findall(r"`((?:netq|fl|edge)/[\w/]+\.py)`\s+`([\w.]+)`", page.read_text())
+    assert [(path, name) for path, name in named if name not in functions(ROOT / path)] == []
+    assert len(named) > 50 or page.stem != "life-of-a-message"
 
 
 @pytest.mark.parametrize("package", [netq, fl, edge], ids=lambda package: package.__name__)
