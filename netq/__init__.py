@@ -4,7 +4,7 @@
         peer, data = queue.get()                                    queue.put("Hello, server!")
         queue.put("Hello, client!", peer)                           print(queue.get().data)
 
-Start at `new`, then `netq.core.Communicator`; docs/explanation/life-of-a-message.md follows one message through the code.
+Start at `new`, then `netq.core.Communicator`. docs/explanation/life-of-a-message.md follows one message in the code.
 """
 
 from __future__ import annotations
