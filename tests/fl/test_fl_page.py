@@ -142,14 +142,14 @@ def test_update_and_report_are_listed_with_their_fields(kind: Any) -> None:
 
 
 def test_fields_of_reports_failures_and_states_are_listed() -> None:
-    names = [row[0] for row in FL.section("What a round comes to").rows("of a `RoundReport`")]
+    names = [row[0] for row in FL.section("The result of a round").rows("of a `RoundReport`")]
     assert re.findall(r"`(\w+)`", "".join(names)) == [each.name for each in dataclasses.fields(fl.RoundReport)]
     assert f"`{call('ClientFailure', parameters(fl.ClientFailure))}`" in PAGE
     assert [state.name for state in fl.ClientState if state.name not in FL.section("Callbacks").text] == []
 
 
 def test_every_failure_kind_is_listed_with_its_text() -> None:
-    rows = table("What a round comes to", "`FailureKind`", "kept an update out")
+    rows = table("The result of a round", "`FailureKind`", "kept an update out")
     assert list(rows) == [why.name for why in fl.FailureKind]
     for why in fl.FailureKind:
         assert rows[why.name].startswith(why.value)
