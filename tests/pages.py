@@ -52,7 +52,7 @@ class Page:
         return {name[1]: name.string for name in found if name}
 
     def tables(self, *head: str) -> list[list[list[str]]]:
-        """Return the tables whose head begins with these cells: a list of rows, the first of which is the head."""
+        """Return the tables whose head begins with these cells: a list of rows, the head first."""
         blocks = re.findall(r"(?:^\|.*\n?)+", self.text, re.MULTILINE)
         found = [[_cells(line) for line in block.splitlines()] for block in blocks]
         return [[rows[0], *rows[2:]] for rows in found if rows[0][: len(head)] == [*head]]
