@@ -1,4 +1,4 @@
-"""Federated learning over netq: models go out, updates come back, and are folded in as they arrive.
+"""Federated learning over netq: the server sends a model, clients train it, and updates are folded as they arrive.
 
 with fl.Server(model, options, strategy=fl.FedAvg(), min_clients=4) as server:
     for report in server.rounds(20):
@@ -34,10 +34,14 @@ from fl.tensors.serialization import serialization
 
 __all__ = [
     "Bulyan",
+    "Callback",
     "CheckpointError",
     "Client",
+    "ClientFailure",
+    "ClientState",
     "Compression",
     "ControlVariate",
+    "FailureKind",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",
@@ -59,21 +63,17 @@ __all__ = [
     "Progress",
     "Prometheus",
     "QFedAvg",
-    "ClientFailure",
     "Report",
     "RoundReport",
     "Scaffold",
     "Server",
     "SimulationError",
-    "UpdateStoreError",
-    "ClientState",
     "Strategy",
     "TensorBoard",
     "TooFewUpdates",
     "Update",
-    "Callback",
+    "UpdateStoreError",
     "WeightedMean",
-    "FailureKind",
     "data",
     "hinge",
     "polynomial",
@@ -82,3 +82,8 @@ __all__ = [
     "serialization",
     "simulate",
 ]
+
+
+def __dir__() -> list[str]:
+    """Return the public names, for completion: `fl.<Tab>` lists no modules."""
+    return __all__

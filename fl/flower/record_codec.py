@@ -66,7 +66,7 @@ class Array(flwr.app.Array):
 def arrays(model: Mapping[str, Any]) -> ArrayRecord:
     """Return the numpy arrays and torch tensors of a model as a record that shares their memory.
 
-    For who wants to send a model without a copy of it: it must not change until the round is over.
+    Sending the record copies no array, so the model must not change until the round is over.
     """
     record = ArrayRecord()
     for name, tensor in model.items():
@@ -122,7 +122,7 @@ def _is_plain(dtype: np.dtype[Any]) -> bool:
 def _encode_value(value: Any) -> Any:
     if isinstance(value, list):
         return [_encode_value(each) for each in value]
-    for kind in _VALUES:  # a bool is an int, so it comes first; a numpy float is a float
+    for kind in _VALUES:  # in this order: a bool is an int; a numpy float is a float
         if isinstance(value, kind):
             return kind(value)
     raise TypeError(f"a {type(value).__name__} in a record; expected one of {_names(_VALUES)}")

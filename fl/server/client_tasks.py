@@ -27,7 +27,7 @@ _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
 
 class Key(NamedTuple):
-    """Which task of which client."""
+    """Identifies a task of a client."""
 
     peer: uuid.UUID
     job: Job
@@ -66,7 +66,7 @@ class ClientTasks:
         self._admission = Admission(room)
         self._permitted: dict[uuid.UUID, Job] = {}
         self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
-        self._arrived: set[uuid.UUID] = set()  # clients whose update is here, and `free` not called yet
+        self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
         self._next_check = 0.0  # by time.monotonic()
         options = replace(options, serialization=MESSAGES)
@@ -117,7 +117,7 @@ class ClientTasks:
                 self.forget(key.peer)
 
     def forget(self, peer: uuid.UUID) -> None:
-        """Wait for a client no more. Cancel its task if it has not arrived.
+        """Stop waiting for a client. Cancel its task if it has not arrived.
 
         A client that has a permit sends its update all the same, and keeps its place until then.
         """
@@ -128,7 +128,7 @@ class ClientTasks:
         self.free(peer)
 
     def forget_all(self) -> None:
-        """Wait for no client any more, and drop the answers that are here."""
+        """Stop waiting for all clients, and drop the answers that have arrived."""
         for peer in tuple(self._asked):
             self.forget(peer)
         self._dispatcher.forget_all()
@@ -143,7 +143,7 @@ class ClientTasks:
         self._dispatcher.end()
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
-        """Wait for the next answer to a task of this purpose. Answers to other tasks stay for later.
+        """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
 
         Return None at the time `until`, or if no client has such a task. Raises Closed.
         """
@@ -161,11 +161,12 @@ class ClientTasks:
                 return None
 
     def _taken(self, key: Key, content: Update | Report | ClientFailure) -> None:
-        if not self._is_asked(key) or self._dispatcher.is_open(key):  # stale; or late, with its answer still accepted
+        """Note that an answer was taken: its client is idle again, unless it is late and its answer still accepted."""
+        if not self._is_asked(key) or self._dispatcher.is_open(key):
             return
         del self._asked[key.peer]
         if isinstance(content, ClientFailure):
-            if content.why is FailureKind.LATE:  # with a permit, its update still comes, and needs its place
+            if content.why is FailureKind.LATE:  # if it has a permit, its update will still arrive, and needs its place
                 self._admission.withdraw(key.peer)
             else:
                 self._free(key.peer)

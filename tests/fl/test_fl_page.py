@@ -63,6 +63,10 @@ def test_every_public_name_is_on_the_page() -> None:
     assert [name for name in fl.__all__ if not re.search(rf"\b{name}\b", PAGE)] == []
 
 
+def test_completion_lists_the_public_names() -> None:
+    assert dir(fl) == sorted(fl.__all__)
+
+
 def test_every_name_on_the_page_exists() -> None:
     for name in re.findall(r"`(fl\.[\w.]+)", PAGE):
         pkgutil.resolve_name(name)
