@@ -52,6 +52,7 @@ class QFedAvg(Strategy):
         square = self._smoothness**2 * squared_distance(model, update.model)
         more = discount * (self._q * loss ** (self._q - 1) * square + self._smoothness * weight)
         if not math.isfinite(self._normaliser + more):
+            check(update.model, like=model)  # names the tensor, if the update itself is not finite
             raise InvalidUpdate(
                 f"it is so far from the model, or its loss of {loss:g} so large, that no float holds it"
             )

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fl.aggregation.update_store
+from fl.config.strategy import STRATEGIES
 from fl.errors import InvalidUpdate, TooFewUpdates, UpdateStoreError
 from fl.messages import Update
 from fl.strategies.base import polynomial
@@ -26,7 +27,7 @@ from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedi
 from netq.errors import InvalidOption, NetqError
 from tests.fl.federation import A
 
-ALL: list[Callable[..., RobustStrategy]] = [FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, GeometricMedian]
+ALL: list[Callable[..., RobustStrategy]] = [kind for kind in STRATEGIES.values() if issubclass(kind, RobustStrategy)]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
 
 Points = list[list[float]]  # for each update its coordinates
@@ -337,7 +338,10 @@ def test_of_equal_scores_the_earlier_arrival_is_first(order: tuple[int, ...]) ->
 def test_the_order_of_arrival_changes_nothing_else() -> None:
     each = updates(15)
     for kind in (
-        *ALL[:4],
+        FedMedian,
+        FedTrimmedAvg,
+        Krum,
+        MultiKrum,
         lambda: Bulyan(3),
         GeometricMedian,
     ):  # of 3 or 5 that are left for Bulyan, two have one score
@@ -392,30 +396,6 @@ def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., RobustSt
     alone = run(begun(kind(), start), each[7:], first)
     assert {name: floats(tensor) for name, tensor in second.items()} == {n: floats(t) for n, t in alone.items()}
     assert {name: floats(tensor) for name, tensor in first.items()} == kept  # it is nobody's working memory
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_an_abandoned_round_leaves_no_trace(kind: Callable[..., RobustStrategy]) -> None:
-    start, each = model(0), updates(14)
-    strategy = begun(kind(), start)
-    strategy.abandon()
-    for update in each[:7]:
-        strategy.fold(start, update, client=A)
-    strategy.abandon()
-    result = run(strategy, each[7:], start)
-    alone = run(begun(kind(), start), each[7:], start)
-    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_refused_update_leaves_no_trace(kind: Callable[..., RobustStrategy]) -> None:
-    start, each, bad = model(0), updates(7), model(8)
-    bad["scale"] = np.array(np.nan, np.float16)
-    strategy = begun(kind(), start)
-    with pytest.raises(InvalidUpdate, match="'scale' holds NaN"):
-        strategy.fold(start, Update(bad, 10**6), client=A)
-    result, alone = run(strategy, each, start), run(begun(kind(), start), each, start)
-    assert {name: floats(tensor) for name, tensor in result.items()} == {n: floats(t) for n, t in alone.items()}
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import fl
 from fl.config.strategy import STRATEGIES
+from fl.strategies.robust import RobustStrategy
 from tests.fl.federation import A, B, C, Federation, filled, gives
 from tests.pages import Page
 
@@ -17,12 +19,52 @@ PAGE = Page("docs/reference/strategies.md")
 PROX, SCAFFOLD, OWN = PAGE.blocks("python")
 
 
-def test_the_strategies_of_the_table_are_those_that_there_are() -> None:
-    named = set(re.findall(r"`([A-Z]\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE.text, re.MULTILINE))))
-    assert named == set(STRATEGIES)
+def test_tables_show_each_strategy_with_its_own_options() -> None:
+    rows = [row for table in PAGE.tables("strategy", "what it does") for row in table[1:]]
+    assert sorted(row[0] for row in rows) == sorted(f"`{call(STRATEGIES[name])}`" for name in STRATEGIES)
 
 
-def test_one_of_your_own_refuses_what_is_too_far_away() -> None:
+def call(kind: type) -> str:
+    """The call with the defaults of a strategy's own options, as the page shows it."""
+    common = {*options(fl.Strategy), *options(RobustStrategy)}
+    own = [f"{name}={default!r}" for name, default in options(kind).items() if name not in common]
+    return f"{kind.__name__}({', '.join(own)})".replace("'", '"')
+
+
+def options(kind: type) -> dict[str, Any]:
+    found = inspect.signature(kind).parameters.values()
+    return {each.name: each.default for each in found if each.kind is not each.VAR_KEYWORD}
+
+
+def test_options_of_every_strategy_are_shown_with_their_defaults() -> None:
+    rows = PAGE.section("Options of every strategy").rows("option", "meaning")
+    assert [row[0] for row in rows] == [f"`{name}={default}`" for name, default in options(fl.Strategy).items()]
+    assert options(RobustStrategy).keys() - options(fl.Strategy).keys() == {"folder"}
+    assert "`folder=None`" in PAGE.text
+
+
+def test_options_of_compression_are_shown_with_their_defaults() -> None:
+    rows = PAGE.section("Compression").rows("option of `fl.Compression`")
+    assert [row[0] for row in rows] == [f"`{name}={default}`" for name, default in options(fl.Compression).items()]
+
+
+def test_interface_shows_each_public_member() -> None:
+    rows = PAGE.section("The interface of a strategy").rows("method", "contract")
+    shown = re.findall(r"`(\w+)", " ".join(row[0] for row in rows))
+    members = {name for name in vars(fl.Strategy) if not name.startswith("_")}  # without the options `__init__` sets
+    assert set(shown) == members
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_api_page_lists_each_strategy(name: str) -> None:
+    assert f".. autoclass:: fl.{name}\n" in Page("docs/reference/python/strategies.md").text
+
+
+def test_fedprox_clients_get_mu_in_their_config() -> None:
+    assert fl.FedProx(mu=0.3).config(1) == {"proximal_mu": 0.3}
+
+
+def test_example_refuses_a_distant_update() -> None:
     names: dict[str, Any] = {}
     exec(OWN, names)
     assert len(OWN.splitlines()) <= 36
@@ -46,12 +88,12 @@ def local(code: str, config: dict[str, Any], **more: Any) -> dict[str, Any]:
     return names
 
 
-def test_fedprox_pulls_back_to_where_the_round_began() -> None:
+def test_fedprox_example_pulls_towards_the_start() -> None:
     assert local(PROX, {"proximal_mu": 0.0})["model"]["w"].tolist() == [2.5] * 3
     assert local(PROX, {"proximal_mu": 1.0})["model"]["w"].tolist() == [2.0] * 3  # 1 + 1, then +0.5 - 0.5
 
 
-def test_scaffold_corrects_and_says_how_its_variate_changed() -> None:
+def test_scaffold_example_corrects_and_returns_its_change() -> None:
     config = {"control": filled(0.5)}
     names = local(SCAFFOLD, config, control=fl.ControlVariate(), num_examples=4)
     assert names["model"]["w"].tolist() == pytest.approx([1.75 + (3 - 1.75) * 0.5 - 0.25] * 3)

@@ -1,0 +1,103 @@
+"""What holds for every strategy of fl. A new strategy is tested here without a change of this file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+from fl.config.strategy import STRATEGIES
+from tests.fl.federation import IDS
+
+COUNT = 8  # updates of a round; Bulyan needs 7
+START: dict[str, Any] = {"w": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4), "b": np.zeros(3)}
+
+every_strategy = pytest.mark.parametrize("name", STRATEGIES)
+
+
+def begun(name: str, state: Any = None, **options: Any) -> fl.Strategy:
+    strategy = STRATEGIES[name](**options)
+    if state is not None:
+        strategy.restore(state)
+    strategy.begin(START)
+    return strategy
+
+
+def update(seed: int) -> fl.Update:
+    """An update with all that some strategy wants: metrics, and the change of a control variate."""
+    random = np.random.default_rng(seed)
+    model, extra = [
+        {name: random.normal(size=tensor.shape).astype(tensor.dtype) for name, tensor in START.items()}
+        for _ in range(2)
+    ]
+    return fl.Update(model, 1 + seed, {"loss": 1.0 + seed, "steps": 2.0}, extra)
+
+
+def fold(strategy: fl.Strategy, seed: int) -> None:
+    for each in range(strategy.buffer or COUNT):
+        strategy.fold(START, update(seed + each), client=IDS[each % len(IDS)], staleness=0)
+
+
+def round(strategy: fl.Strategy, seed: int = 1) -> dict[str, Any]:
+    strategy.select(1, IDS)
+    fold(strategy, seed)
+    model = strategy.finish(START, number=1)
+    return {name: np.array(tensor).tolist() for name, tensor in model.items()}
+
+
+@every_strategy
+def test_round_returns_a_model_of_the_same_specs(name: str) -> None:
+    model = begun(name)
+    fold(model, 1)
+    result: Any = model.finish(START, number=1)
+    assert result.keys() == START.keys()
+    for key, tensor in result.items():
+        assert (tensor.shape, tensor.dtype) == (START[key].shape, START[key].dtype)
+        assert np.isfinite(tensor).all()
+        assert not np.array_equal(tensor, START[key])
+
+
+@every_strategy
+def test_abandoned_round_leaves_no_trace(name: str) -> None:
+    strategy = begun(name)
+    strategy.abandon()
+    fold(strategy, 50)
+    strategy.abandon()
+    assert round(strategy) == round(begun(name))
+
+
+@every_strategy
+def test_refused_update_leaves_no_trace(name: str) -> None:
+    strategy, bad = begun(name), update(9)
+    bad.model["b"][1] = np.nan
+    with pytest.raises(fl.InvalidUpdate, match="'b' holds NaN"):
+        strategy.fold(START, bad, client=IDS[0])
+    assert round(strategy) == round(begun(name))
+
+
+@every_strategy
+def test_rejected_model_resets_the_state(name: str) -> None:
+    strategy = begun(name)
+    round(strategy)
+    strategy.reject()
+    assert round(strategy) == round(begun(name))
+
+
+@every_strategy
+def test_restored_state_continues_bit_for_bit(name: str) -> None:
+    strategy = begun(name)
+    round(strategy)
+    options = fl.serialization()
+    state = options.load(options.dump(dict(strategy.state())))
+    assert round(begun(name, state), 30) == round(strategy, 30)
+
+
+@every_strategy
+def test_common_options_are_accepted(name: str) -> None:
+    strategy = begun(name, fraction=0.5, oversample=0.5, config={"rate": 0.1}, compression="int8", seed=3)
+    assert strategy.enough(4) == 2
+    assert len(strategy.select(1, IDS)) == 3
+    assert strategy.config(1)["rate"] == 0.1
+    assert strategy.compression == fl.Compression("int8")
