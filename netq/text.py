@@ -20,3 +20,23 @@ def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:
     if near:
         return f"did you mean {form.format(near[0])}?"
     return f"expected one of {', '.join(form.format(name) for name in names)}"
+
+
+def parse_netloc(text: str) -> tuple[str, int]:
+    """Return host and port of "host:port"; of the path of a socket, which begins with "/", the path and 0.
+
+    Raises ValueError with a sentence for the user.
+    """
+    if text.startswith("/"):
+        return text, 0
+    host, _, port = text.rpartition(":")
+    if not host.strip("[]") or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r}; expected HOST:PORT, as in 127.0.0.1:51966")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def format_netloc(host: str, port: int) -> str:
+    """Return what `parse_netloc` reads: "host:port", with an IPv6 address in brackets; or a path."""
+    if host.startswith("/"):
+        return host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
-    ["netq.errors", "netq.text", "netq.version", "netq.buffers", "netq.bench.percentiles", "netq.bench.search"],
+    ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
     ["netq.validate"],
     ["netq.utils", "netq.utils.stream"],
     ["netq.options"],
@@ -86,8 +86,6 @@ PURE = [
     "mqtt.multicast.group",
     "mqtt.multicast.groups",
     "mqtt.multicast.reorder",
-    "bench.percentiles",
-    "bench.search",
 ]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {  # by module or folder; netq else has the standard library only

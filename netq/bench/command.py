@@ -1,7 +1,7 @@
-"""The command: serves, or runs the work and prints its figures; turns errors into a status.
+"""The command `netq bench`: serves, or runs a workload and prints its figures. Turns errors into an exit status.
 
 status  when
-0       done; of a server: SIGTERM, with --until-eof the end of its stdin, as iops also the end of its last client
+0       done; of a server: SIGTERM, with --until-eof the end of its stdin, of `iops … server` the end of its last client
 1       the server is not there, refuses, or was lost; an address is taken: one line on stderr says which
 2       the command line, a file or a library is wrong, or memory is missing here: one line on stderr says how
 130     Ctrl-C
@@ -12,77 +12,104 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import netq
-from netq.bench import checks, load, local, report, sides, words, works
-from netq.bench.arguments import parse
-from netq.bench.client import Client
-from netq.bench.crowd import Crowd
+from netq.bench import cli, load, plan, report, spawn, workloads
+from netq.bench.client import Client, ClientGroup
 from netq.bench.progress import Progress, progress
 from netq.bench.protocol import BenchError
+from netq.bench.resources import facts, free_memory, pinned
 from netq.bench.service import Arrivals, open_server, serve
-from netq.bench.usage import facts, pinned
-from netq.options import NetworkLocation
+from netq.options import Protocol
+from netq.text import format_netloc
 
 
 class _Terminated(BaseException):
-    """SIGTERM has come; as KeyboardInterrupt, nothing catches it on its way."""
+    """SIGTERM has come. Like KeyboardInterrupt it is no Exception, so that no handler of errors catches it."""
+
+
+class _NoMemory(Exception):
+    """This machine cannot hold the messages."""
+
+
+class _Warnings(logging.Handler):
+    """Takes the warnings that netq logs within a with statement: keeps the last, prints each if `prints` is set."""
+
+    def __init__(self, *, prints: bool) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        self.prints = prints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = " ".join(record.getMessage().split())
+        if self.prints:
+            _say(self.last)
+
+    def __enter__(self) -> Self:
+        logging.getLogger("netq").addHandler(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        logging.getLogger("netq").removeHandler(self)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; return the exit status."""
-    said = parse(arguments)
+    """Run the command; return the exit status."""
+    options = cli.parse(arguments)
     try:
-        return _serve(said) if said.purpose == "server" else _measure(said)
+        return _serve(options) if options.purpose == "server" else _measure(options)
     except KeyboardInterrupt:
         return 130
     except _Terminated:
-        words.say("SIGTERM: the server has ended")
+        _say("SIGTERM: the server has ended")
         return 0
-    except local.ServerFailed as error:  # it has said why
+    except spawn.ServerFailed as error:  # it has printed why
         return error.status
     except MemoryError:
-        option = checks.size_option(said)
-        return _fail(said, f"{option}: no memory for such messages on this machine; choose a smaller {option}", 2)
-    except (checks.BadInput, netq.InvalidOption, netq.SecurityError, ImportError) as error:
-        return _fail(said, str(error), 2)
+        option = cli.size_option(options)
+        return _fail(f"{option}: no memory for such messages on this machine; choose a smaller {option}", 2)
+    except (_NoMemory, netq.InvalidOption, netq.SecurityError, ImportError) as error:
+        return _fail(str(error), 2)
     except (BenchError, netq.NetqError) as error:
-        return _fail(said, str(error), 1)
+        return _fail(str(error), 1)
 
 
-def _serve(said: argparse.Namespace) -> int:
-    arrivals, largest = Arrivals(), checks.largest(said)
-    is_told = not said.until_eof  # else the process that started this one tells of the same troubles
+def _serve(options: argparse.Namespace) -> int:
+    arrivals, largest = Arrivals(), cli.largest(options)
     with (
-        words.Trouble(_translation(said), is_told=is_told),
+        # With --until-eof, the process that started this one reports the same warnings.
+        _Warnings(prints=not options.until_eof),
         _until_sigterm(),
-        pinned(said.core),
-        open_server(sides.server_options(said), said.protocol, arrivals) as server,
+        pinned(options.core),
+        open_server(spawn.server_options(options), options.protocol, arrivals) as server,
     ):
-        _announce(said, server.netloc)
-        if said.until_eof:
+        _announce(options, server.netloc)
+        if options.until_eof:
             threading.Thread(target=_end_with_stdin, args=(arrivals,), daemon=True).start()
-        serve(server, arrivals, largest, said.clients)
-        server.close(timeout=0 if said.until_eof else sides.GONE)  # at the end of stdin its clients are gone
+        serve(server, arrivals, largest, options.clients)
+        server.close(timeout=0 if options.until_eof else spawn.SESSION_TIMEOUT)  # at the end of stdin no client is left
     return 0
 
 
-def _announce(said: argparse.Namespace, netloc: NetworkLocation) -> None:
+def _announce(options: argparse.Namespace, netloc: netq.NetworkLocation) -> None:
     host, port = netloc
-    where = f"through the broker at {words.place(netloc)}" if sides.is_mqtt(said) else f"at {words.place(netloc)}"
-    bound = "" if said.clients is None else f", --clients {said.clients}"
-    line = f"serving {said.protocol.value} {where}{bound}; Ctrl-C or SIGTERM ends it"
-    sys.stdout.write((json.dumps({"host": host, "port": port}) if said.json else line) + "\n")
+    through = "through the broker " if options.protocol is Protocol.MQTT else ""
+    bound = "" if options.clients is None else f", --clients {options.clients}"
+    address = format_netloc(*netloc)
+    line = f"serving {options.protocol.value} {through}at {address}{bound}; Ctrl-C or SIGTERM ends it"
+    sys.stdout.write((json.dumps({"host": host, "port": port}) if options.json else line) + "\n")
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def _until_sigterm() -> Iterator[None]:
-    """Let SIGTERM end what is within a with statement as Ctrl-C does, by an exception."""
+    """Raise _Terminated in a with statement when SIGTERM comes."""
 
     def end(number: int, frame: object) -> None:
         raise _Terminated
@@ -95,73 +122,81 @@ def _until_sigterm() -> Iterator[None]:
 
 
 def _end_with_stdin(arrivals: Arrivals) -> None:
-    local.wait_for_eof()
+    spawn.wait_for_eof()
     arrivals.put(None)
 
 
-def _measure(said: argparse.Namespace) -> int:
-    checks.check_memory(said)
-    core, its_core = sides.both_cores(said)
-    with pinned(core), sides.server(said, its_core) as server, contextlib.ExitStack() as stack:
+def _measure(options: argparse.Namespace) -> int:
+    _check_memory(options)
+    core, server_core = spawn.both_cores(options)
+    with pinned(core), spawn.server(options, server_core) as server, contextlib.ExitStack() as stack:
         threads: list[threading.Thread] = []
-        stack.callback(_join, threads)  # when all communicators are closed
-        trouble = stack.enter_context(words.Trouble(words.of_client(server.netloc), is_told=False))
+        stack.callback(_join, threads)  # after all communicators are closed
+        warnings = stack.enter_context(_Warnings(prints=False))
         queues = [
-            stack.enter_context(netq.new(said.protocol, netq.Purpose.CLIENT, sides.client_options(said, server)))
-            for _ in range(said.clients)
+            stack.enter_context(netq.new(options.protocol, netq.Purpose.CLIENT, spawn.client_options(options, server)))
+            for _ in range(options.clients)
         ]
-        clients = [_find(queue, said, trouble) for queue in queues]
-        trouble.is_told = True  # from now on it is in the figures
+        clients = [_find(queue, options, warnings) for queue in queues]
+        warnings.prints = True  # from now on, a lost link changes the figures
         with progress() as shown:
-            figures = _work(clients, threads, said, shown)
-    whole = {
-        "work": said.work,
-        "arguments": report.arguments(said),
+            figures = _run(clients, threads, options, shown)
+    result = {
+        "work": options.work,
+        "arguments": report.arguments(options),
         "platform": {"client": facts(), "server": clients[0].facts},
         "figures": figures,
     }
-    print(report.as_json(whole) if said.json else report.as_table(whole))
+    print(report.as_json(result) if options.json else report.as_table(result))
     return 0
 
 
-def _find(queue: netq.Communicator, said: argparse.Namespace, trouble: words.Trouble) -> Client:
+def _check_memory(options: argparse.Namespace) -> None:
+    """Raise _NoMemory if the messages that this machine holds at once need more memory than it has."""
+    size, copies, free, option = cli.largest(options), cli.copies(options), free_memory(), cli.size_option(options)
+    if free is not None and size * copies > free:
+        raise _NoMemory(
+            f"{option}: messages of {plan.format_size(size)} need {plan.about(size * copies)} of this machine's "
+            f"memory, of which {plan.about(free)} are free; choose a smaller {option}"
+        )
+
+
+def _find(queue: netq.Communicator, options: argparse.Namespace, warnings: _Warnings) -> Client:
     """Wait for the server's hello."""
     try:
-        return Client(queue, said.timeout)
+        return Client(queue, options.timeout)
     except TimeoutError:
-        where = words.place(queue.netloc)
-        who = f"the broker {where}, --prefix {said.prefix}," if sides.is_mqtt(said) else where
-        why = trouble.last.removeprefix(f"{where}: ").removesuffix("; trying again until it answers")
-        known = f" ({why})" if why else ""
-        raise BenchError(f"no bench server at {who} has answered within {said.timeout:g} s{known}") from None
+        address = format_netloc(*queue.netloc)
+        who = f"the broker {address}, --prefix {options.prefix}," if options.protocol is Protocol.MQTT else address
+        why = f" ({warnings.last})" if warnings.last else ""
+        raise BenchError(f"no bench server at {who} has answered within {options.timeout:g} s{why}") from None
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads: one that has a message when the interpreter ends could crash it."""
+    """Wait for threads: one that holds a message when the interpreter ends could crash it."""
     for thread in threads:
         thread.join()
 
 
-def _work(
-    clients: Sequence[Client], threads: list[threading.Thread], said: argparse.Namespace, shown: Progress
-) -> works.Figures:
-    if said.work == "iops":
-        return works.iops(Crowd(clients, threads), said.plan, said.mode, said.delay, shown)
+def _run(
+    clients: Sequence[Client], threads: list[threading.Thread], options: argparse.Namespace, shown: Progress
+) -> workloads.Figures:
+    if options.work == "iops":
+        return workloads.iops(ClientGroup(clients, threads), options.plan, options.mode, options.delay, shown)
     [client] = clients
-    if said.work == "throughput":
-        return works.throughput(client, said.plan, said.direction, shown)
-    if said.work == "latency":
-        return works.latency(client, said.size, said.count, shown)
-    asked = load.Load(said.size, said.rate, said.seconds, None if said.limit is None else said.limit / 1e3)
-    return (load.highest_rate if said.rate is None else load.at_rate)(client, asked, shown)
+    if options.work == "throughput":
+        return workloads.throughput(client, options.plan, options.direction, shown)
+    if options.work == "latency":
+        return workloads.latency(client, options.size, options.count, shown)
+    limit = None if options.limit is None else options.limit / 1e3
+    asked = load.Load(options.size, options.rate, options.seconds, limit)
+    return (load.highest_rate if options.rate is None else load.at_rate)(client, asked, shown)
 
 
-def _fail(said: argparse.Namespace, why: str, status: int) -> int:
-    words.say(f"error: {_translation(said)(why)}")
+def _fail(why: str, status: int) -> int:
+    _say(f"error: {' '.join(why.split())}")
     return status
 
 
-def _translation(said: argparse.Namespace) -> words.Translate:
-    if said.purpose == "server":
-        return words.of_server(said.netloc, mqtt=sides.is_mqtt(said))
-    return words.of_client(said.netloc)
+def _say(text: str) -> None:
+    sys.stderr.write(f"netq bench: {text}\n")  # in one piece: other processes write to stderr too

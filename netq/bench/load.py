@@ -1,10 +1,13 @@
-"""Load: messages at a rate, echoed; how late the echoes are, and the highest rate at which they are not.
+"""Load: messages at a rate, echoed. How late the echoes are, and the highest rate at which they are not late.
 
-Open loop: a message is due at its time, however the ones before it fare, and an echo's latency counts from the moment
-at which its message was due. So a stall is in the latency of all that were due in it; a bench that sends when the last
-echo is there measures the stall once (coordinated omission; Gil Tene, "How NOT to Measure Latency").
+The loop is open: a message is due at its time, whatever happened to earlier ones, and its latency counts from that
+moment. So a stall counts in the latency of every message that was due in it. A bench that waits for each echo before it
+sends again counts the stall once (coordinated omission; Gil Tene, "How NOT to Measure Latency").
 
-One thread sends and receives, so that no two of them wait for the interpreter.
+One thread sends and receives, because two would wait for each other's turn in the interpreter.
+
+The search for the highest rate doubles and bisects. It assumes that a rate holds if a higher one does. On a real
+machine that is not quite so; then the result is one rate that holds, not a proof that no higher one does.
 """
 
 from __future__ import annotations
@@ -12,17 +15,20 @@ from __future__ import annotations
 import math
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from netq.bench import flow, percentiles, search
+from netq.bench import streaming
 from netq.bench.client import Client, Sides
 from netq.bench.progress import Progress
-from netq.bench.works import MICROSECONDS, side
+from netq.bench.workloads import MICROSECOND, may_exceed, percentile, side, spread
 
-FIRST = 1000.0  # messages a second with which a search begins
-TAIL = "99.9"
-_AHEAD = 16_384  # messages under way; beyond, a message that is due waits, and the wait is in its latency
+CLOSE = 1.05  # ratio of the rate that fails to the rate that holds at which a search ends
+LEAST, MOST = 1.0, 1e7  # messages a second: the bounds of a search
+FIRST = 1000.0  # messages a second: where a search begins
+TAIL = "99.9"  # the percentile that a limit is for
+_IN_FLIGHT = 16_384  # messages; a message that is due waits while so many have no echo, and the wait is in its latency
 _LEAD = 1_000_000  # nanoseconds from the beginning to the first message
 
 Figures = dict[str, Any]
@@ -30,10 +36,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent. A rate of None is searched for: the highest at which p99.9 is not above `limit`, in seconds.
-
-    The limit is None where there is a rate.
-    """
+    """What is sent. With `rate` None the highest is searched for at which p99.9 is at most `limit` seconds."""
 
     size: int
     rate: float | None
@@ -41,13 +44,13 @@ class Load:
     limit: float | None
 
     def count(self, rate: float) -> int:
-        """How many messages are sent at a rate."""
+        """Return the number of messages at a rate."""
         return max(1, round(rate * self.seconds))
 
 
 @dataclass(frozen=True)
 class Try:
-    """One rate, tried. It was given up when it could not hold any more, if `latencies` are fewer than `count`."""
+    """One rate, tried. `latencies` are fewer than `count` if the try ended early because the rate could not hold."""
 
     rate: float
     count: int
@@ -57,12 +60,12 @@ class Try:
 
     @property
     def complete(self) -> bool:
-        """Whether all echoes were waited for."""
+        """Whether the try ran to its end."""
         return len(self.latencies) == self.count
 
     def holds(self, limit: int) -> bool:
-        """Whether the tail is not above a limit in nanoseconds."""
-        return self.complete and percentiles.percentile(TAIL, sorted(self.latencies)) <= limit
+        """Whether the percentile TAIL is at most `limit` nanoseconds."""
+        return self.complete and percentile(TAIL, sorted(self.latencies)) <= limit
 
 
 def at_rate(client: Client, load: Load, progress: Progress) -> Figures:
@@ -73,7 +76,7 @@ def at_rate(client: Client, load: Load, progress: Progress) -> Figures:
 
 
 def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
-    """Search for the highest rate that holds. One that does not is tried once more: the machine has more to do."""
+    """Search for the highest rate that holds. A rate that fails is tried twice: the machine may have been busy."""
     assert load.limit is not None
     limit, tries = round(load.limit * 1e9), []
 
@@ -85,7 +88,7 @@ def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
                 return True
         return False
 
-    found = search.highest(holds, FIRST)
+    found = highest(holds, FIRST)
     tried = [{"rate": each.rate, "holds": each.holds(limit)} for each in tries]
     best = next((each for each in reversed(tries) if each.rate == found and each.holds(limit)), None)
     return {
@@ -95,19 +98,21 @@ def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
     }
 
 
-def pace(end: flow.Endpoint, message: flow.Payload, rate: float, count: int, limit: int | None) -> array[int]:
-    """Send `count` messages at a rate; return the nanoseconds from when each was due to when its echo was there.
+def send_at_rate(
+    end: streaming.Endpoint, message: streaming.Payload, rate: float, count: int, limit: int | None
+) -> array[int]:
+    """Send `count` messages at a rate; return the nanoseconds from when each was due until its echo arrived.
 
-    With a limit it gives up when so many are above it that the tail must be, and returns those that it has.
+    With a limit it stops as soon as so many are above it that the percentile TAIL must be above it too.
     """
-    clock, put, receive = time.perf_counter_ns, end.put, flow.receive_one
+    clock, put, receive = time.perf_counter_ns, end.put, streaming.receive_one
     interval, latencies = 1e9 / rate, array("q", bytes(8 * count))
-    left = count if limit is None else percentiles.may_exceed(TAIL, count)
+    left = count if limit is None else may_exceed(TAIL, count)
     above = math.inf if limit is None else limit
     sent = answered = 0
     begin = clock() + _LEAD
     while answered < count:
-        full = sent == count or sent - answered >= _AHEAD
+        full = sent == count or sent - answered >= _IN_FLIGHT
         wait = None if full else (begin + sent * interval - clock()) / 1e9
         if wait is not None and wait <= 0:
             put(message)
@@ -129,9 +134,9 @@ def pace(end: flow.Endpoint, message: flow.Payload, rate: float, count: int, lim
 def _attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
     count = load.count(rate)
     with client.echoing(load.size) as echoes:
-        echoes.warm()
+        echoes.warm_up()
         begin = time.perf_counter_ns()
-        latencies = pace(echoes.end, echoes.message, rate, count, limit)
+        latencies = send_at_rate(echoes.end, echoes.message, rate, count, limit)
         seconds = (time.perf_counter_ns() - begin) / 1e9
     assert echoes.used is not None
     return Try(rate, count, latencies, seconds, echoes.used)
@@ -144,7 +149,35 @@ def _figures(load: Load, tried: Try) -> Figures:
         "bytes": tried.count * load.size,
         "seconds": tried.seconds,
         "answered_per_second": tried.count / tried.seconds,
-        "microseconds": percentiles.spread(tried.latencies, MICROSECONDS),
+        "microseconds": spread(tried.latencies, MICROSECOND),
         "client": side(tried.used.client),
         "server": side(tried.used.server),
     }
+
+
+def highest(holds: Callable[[float], bool], start: float) -> float:
+    """Return the highest rate that holds, to within CLOSE; 0 if even LEAST does not hold."""
+    low, high = _bracket(holds, start)
+    while low and high / low > CLOSE:
+        middle = (low * high) ** 0.5
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _bracket(holds: Callable[[float], bool], start: float) -> tuple[float, float]:
+    """Return a rate that holds (0: none does), and a rate that fails, at most twice as high (or MOST)."""
+    rate = start
+    if holds(rate):
+        while rate < MOST:
+            if not holds(min(2 * rate, MOST)):
+                return rate, min(2 * rate, MOST)
+            rate = min(2 * rate, MOST)
+        return rate, rate
+    while rate > LEAST:
+        rate = max(rate / 2, LEAST)
+        if holds(rate):
+            return rate, 2 * rate
+    return 0.0, rate

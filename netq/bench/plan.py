@@ -1,6 +1,6 @@
-"""Which messages are sent: their sizes, how many of each, in which order. And sizes as people write them.
+"""Which messages are sent: their sizes, the number of each, and their order. Also sizes in text: "2KiB". Pure.
 
-Both sides make the same plan of the same few numbers, so that only these cross the wire. Knows nothing of netq.
+Both sides make the same plan from the same few numbers, so only these numbers are sent.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-MOST_MESSAGES = 50_000_000  # of one plan
-MOST_SIZES = 64
+MOST_MESSAGES = 50_000_000  # in one plan: its order takes up to a byte a message
+MOST_SIZES = 64  # in one plan
 LARGEST = 2**40  # bytes of a message; netq's own default limit
 
 _BINARY = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
@@ -47,14 +47,14 @@ def format_size(size: int) -> str:
 
 
 def about(size: int) -> str:
-    """Return about how much it is, for people."""
+    """Return a size rounded for people, as in "1.5GiB"."""
     name, unit = next((pair for pair in _BINARY.items() if size >= pair[1]), ("B", 1))
     return f"{size / unit:.1f}{name}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one side sends. `pairs` are (size in bytes, how many); several sizes come shuffled by `seed`."""
+    """What one side sends. `pairs` are (size in bytes, number of messages). Several sizes are shuffled by `seed`."""
 
     pairs: tuple[tuple[int, int], ...]
     seed: int = 0
@@ -69,12 +69,12 @@ class Plan:
 
     @property
     def count(self) -> int:
-        """How many messages."""
+        """The number of messages."""
         return sum(count for _, count in self.pairs)
 
     @property
     def nbytes(self) -> int:
-        """Of all messages together."""
+        """The bytes of all messages."""
         return sum(size * count for size, count in self.pairs)
 
     @property
@@ -83,7 +83,7 @@ class Plan:
         return max(size for size, _ in self.pairs)
 
     def order(self) -> Iterator[int]:
-        """Return, for each message, the index of its pair. A byte a message at most, so make it before the clock."""
+        """Return, for each message, the index of its pair. Takes up to a byte of memory a message."""
         if len(self.pairs) == 1:
             return itertools.repeat(0, self.count)
         indexes = array("B")
@@ -94,9 +94,9 @@ class Plan:
 
 
 def powers(smallest: int, largest: int, step: int, expo: float, reps: int, seed: int) -> Plan:
-    """Return the workload of the seed's `iops`: the sizes are 2^smallest … 2^largest, by steps of the exponent.
+    """Return the plan of `iops`: sizes 2^smallest … 2^largest, in steps of the exponent; step 0: 2^largest alone.
 
-    There are round((2^largest / 2^i) ** expo) messages of 2^i bytes, `reps` times; step 0 is 2^largest alone.
+    There are round((2^largest / 2^i) ** expo) messages of 2^i bytes, times `reps`.
     """
     if smallest > largest:
         raise ValueError(f"--min-size {smallest} is above --max-size {largest}; both are exponents of 2")

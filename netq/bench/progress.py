@@ -1,7 +1,7 @@
-"""How far it is: a bar on stderr, if that is a terminal and rich is installed; else nothing.
+"""A progress bar on stderr, if stderr is a terminal and rich is installed; otherwise nothing.
 
-Draws only when it is told something, in the thread that tells it, and once a second at most: a bar that drew itself
-would take the interpreter from what is measured.
+Draws only when it is called, in the caller's thread, and once a second at most. A bar with a thread of its own would
+take the interpreter from the measured code.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-_PAUSE = 1_000_000_000  # nanoseconds between two drawings
+_INTERVAL = 1_000_000_000  # nanoseconds between two drawings
 
 
 class Progress:
-    """What works tell how far they are; without bars it shows nothing."""
+    """Shows the progress of a workload; without `bars` it shows nothing."""
 
     def __init__(self, bars: Bars | None = None) -> None:
         self._bars = bars
         self._next = 0
 
     def bar(self, name: str, total: int) -> Callable[[int], None]:
-        """Return what is called with how many of `total` are done."""
+        """Return a function to call with the number of messages done, of `total`."""
         if self._bars is None:
             return lambda done: None
         bars, task = self._bars, self._bars.add_task(name, total=total)
@@ -34,20 +34,20 @@ class Progress:
         def show(done: int) -> None:
             now = time.perf_counter_ns()
             if now >= self._next or done == total:
-                self._next = now + _PAUSE
+                self._next = now + _INTERVAL
                 bars.update(task, completed=done, refresh=True)
 
         return show
 
     def say(self, what: str) -> None:
-        """Show a line, about what is done next."""
+        """Show a line about the next step."""
         if self._bars is not None:
             self._bars.console.print(what, highlight=False, markup=False)
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Progress]:
-    """Show progress within a with statement, where a user can see it."""
+    """Yield a Progress for a with statement; one without bars where no user would see them."""
     try:
         from rich.console import Console
         from rich.progress import Progress as Bars

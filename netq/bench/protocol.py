@@ -1,18 +1,18 @@
-"""What the two sides of a bench say to each other, between the messages that they measure.
+"""The control messages between the two sides of a bench.
 
-Tuples of numbers and strings, the first of which says what it is; payload is bytes or a buffer, and never a tuple. No
-pickled class is among them, and none is loaded.
+A control message is a tuple of numbers and strings; the first item is its kind. A measured message is bytes or a
+buffer, never a tuple. The serializer refuses every class, so no message runs code.
 
 | from | tuple | |
 |---|---|---|
-| server | "hello", VERSION, facts | first of all, when a session begins; so also when the server was started anew |
-| client | "transfer", direction, pairs, seed, delay | a Plan's messages: "up" to the server, "down", "both" at once |
-| client | "echo", size | the server puts back what comes until "end" |
-| server | "ready" | what is needed is there, and the server's meter has begun |
-| server | "refused", why | instead of "ready"; or to what was not expected, and then nothing more is heard |
+| server | "hello", VERSION, facts | first message of a session, also after a restart of the server |
+| client | "transfer", direction, pairs, seed, delay | messages of a Plan: "up" to the server, "down", "both" at once |
+| client | "echo", size | the server puts each message back until "end" |
+| server | "ready" | memory is allocated, and the server's meter runs |
+| server | "refused", why | in place of "ready"; or after a wrong message, and then the server ignores the client |
 | client | "go" | a transfer begins |
 | client | "end" | no more echoes |
-| server | "done", messages, bytes, cpu, resident, extra | what came to the server, and its Usage |
+| server | "done", messages, bytes, cpu, resident, extra | what arrived at the server, and its Usage |
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from netq.bench.plan import LARGEST, MOST_SIZES, Plan, about, format_size
-from netq.bench.usage import Facts, Usage, facts, free_memory
+from netq.bench.resources import Facts, Usage, facts, free_memory
 from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import PickleSerializer
 
-VERSION = 2
+VERSION = 2  # of this protocol; both sides need the same
 DIRECTIONS = ("up", "down", "both")
 HEAD = 64 * 1024  # bytes that a message may have in addition to its payload
-MOST_DELAY = 10.0  # seconds: a sender that pauses knows that late, at most, that its peer is gone
+MOST_DELAY = 10.0  # seconds; a sender that sleeps so long notices so late that its peer is gone
 _SMALLER = "ask for smaller messages (--size; of iops --max-size)"
-_LONGEST = 250  # characters of what a peer says, when it is shown
+_LONGEST = 250  # characters of a peer's text in an error
 
 
 class BenchError(Exception):
@@ -39,41 +39,41 @@ class BenchError(Exception):
 
 
 class Unexpected(BenchError):
-    """The peer said what was not due."""
+    """The peer sent a message that the protocol does not allow now."""
 
     def __init__(self, data: Any) -> None:
         named = type(data) is tuple and len(data) > 0 and type(data[0]) is str
-        said = f'"{printable(data[0][:_LONGEST])}"' if named else f"a {type(data).__name__}"
-        super().__init__(f"the peer sent {said}, which was not due: was it started anew?")
+        what = f'"{printable(data[0][:_LONGEST])}"' if named else f"a {type(data).__name__}"
+        super().__init__(f"the peer sent {what}, which was not due: was it started anew?")
 
 
 class Counted(NamedTuple):
-    """What has come."""
+    """Messages that have arrived, and their bytes."""
 
     messages: int
     nbytes: int
 
 
 class Done(NamedTuple):
-    """What the server says at the end."""
+    """The server's last message about a transfer or echoes."""
 
     counted: Counted
     usage: Usage
 
 
 def serialization() -> SerializationOptions:
-    """Return options by which nothing is loaded but numbers, strings, buffers and tuples of them."""
+    """Return options that load numbers, strings, buffers, and containers of these; no classes."""
     serializer = PickleSerializer(allow=lambda name: False)
     return SerializationOptions(serializer.load, serializer.dump)
 
 
-def hear(get: Callable[[], Any], kind: str) -> tuple[Any, ...]:
-    """Return what comes after `kind` in the tuple that is due. Raises BenchError if something else comes."""
-    return heard(get().data, kind)
+def expect(get: Callable[[], Any], kind: str) -> tuple[Any, ...]:
+    """Get a control message of this kind; return its fields. Raises BenchError if it is another."""
+    return fields(get().data, kind)
 
 
-def heard(data: Any, kind: str) -> tuple[Any, ...]:
-    """Return what `hear` does, of what has come already."""
+def fields(data: Any, kind: str) -> tuple[Any, ...]:
+    """Return the fields of a control message of this kind. Raises BenchError if it is another."""
     if type(data) is tuple and data[:1] == (kind,):
         return data[1:]
     match data:
@@ -82,25 +82,22 @@ def heard(data: Any, kind: str) -> tuple[Any, ...]:
     raise Unexpected(data)
 
 
-def read_hello(said: tuple[Any, ...]) -> Facts:
-    """Return what a server runs on, from what follows "hello"."""
-    if said[:1] != (VERSION,):
+def read_hello(given: tuple[Any, ...]) -> Facts:
+    """Return the facts in the fields of "hello"."""
+    if given[:1] != (VERSION,):
         raise BenchError(f"the server is of another version of this bench; this is {VERSION}: give both the same netq")
-    if len(said) != 2 or type(said[1]) is not dict or said[1].keys() != facts().keys():
-        raise Unexpected(("hello", *said))
-    return {key: _plain(value) for key, value in said[1].items()}
+    if len(given) != 2 or type(given[1]) is not dict or given[1].keys() != facts().keys():
+        raise Unexpected(("hello", *given))
+    return {key: _shown(value) for key, value in given[1].items()}
 
 
-def read_transfer(said: tuple[Any, ...], largest: int) -> tuple[str, Plan, float]:
-    """Return the direction, the plan and the delay that follow "transfer".
-
-    Raises BenchError if they are none, or ask too much.
-    """
-    match said:
-        case (str(direction), tuple(pairs), int(seed), float(delay)) if _is_transfer(direction, pairs, delay):
+def read_transfer(given: tuple[Any, ...], largest: int) -> tuple[str, Plan, float]:
+    """Return direction, plan and delay, the fields of "transfer". Raises BenchError if they are wrong or too large."""
+    match given:
+        case (str(direction), tuple(pairs), int(seed), float(delay)) if _is_valid(direction, pairs, delay):
             plan = _plan(pairs, seed)
         case _:
-            raise Unexpected(("transfer", *said))
+            raise Unexpected(("transfer", *given))
     check_size(plan.largest, largest)
     return direction, plan, delay
 
@@ -124,15 +121,15 @@ def check_memory(size: int, copies: int) -> None:
         )
 
 
-def read_done(said: tuple[Any, ...]) -> Done:
-    """Return what follows "done"."""
-    match said:
+def read_done(given: tuple[Any, ...]) -> Done:
+    """Return the fields of "done"."""
+    match given:
         case (int(count), int(nbytes), int(cpu), int() | None as resident, int() | None as extra):
             return Done(Counted(count, nbytes), Usage(cpu, resident, extra))
-    raise Unexpected(("done", *said))
+    raise Unexpected(("done", *given))
 
 
-def _is_transfer(direction: str, pairs: tuple[Any, ...], delay: float) -> bool:
+def _is_valid(direction: str, pairs: tuple[Any, ...], delay: float) -> bool:
     return direction in DIRECTIONS and len(pairs) <= MOST_SIZES and 0 <= delay <= MOST_DELAY
 
 
@@ -148,6 +145,6 @@ def _plan(pairs: tuple[Any, ...], seed: int) -> Plan:
         raise BenchError(str(error)) from None
 
 
-def _plain(value: Any) -> str:
-    """What may be shown of it."""
+def _shown(value: Any) -> str:
+    """Return what of a peer's value may be shown."""
     return printable(value[:_LONGEST]) if type(value) is str else "?"

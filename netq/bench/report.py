@@ -1,4 +1,4 @@
-"""How figures are shown: one JSON object, or a table of a line a figure. SHOWN is in docs/reference/bench.md too."""
+"""Prints figures: as one JSON object, or as a table with a line for each. docs/reference/bench.md lists FIGURES too."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from netq.bench.plan import format_size
-from netq.bench.words import place
+from netq.text import format_netloc
 
 
 class Figure(NamedTuple):
-    """How one is printed: its name, what it is divided by, its unit, and how many digits."""
+    """How a figure is printed: its name, its unit, the divisor that gives this unit, and its digits."""
 
     name: str
     unit: str = ""
@@ -20,7 +20,7 @@ class Figure(NamedTuple):
     digits: int = 3
 
 
-SHOWN = {  # by the key in JSON
+FIGURES = {  # by the key in JSON
     "messages": Figure("messages", digits=0),
     "bytes": Figure("bytes", digits=0),
     "seconds": Figure("time", "s"),
@@ -37,38 +37,38 @@ SHOWN = {  # by the key in JSON
     "extra_bytes": Figure("extra", "MiB", 2**20, 1),
     "extra_per_message": Figure("extra in messages"),
 }
-_ALL = ("netloc", "tls")
-_ARGUMENTS = {  # of each work, in the order in which they are shown
+_ALL = ("netloc", "tls", "secure")
+_ARGUMENTS = {  # of each workload, in the order in which they are printed
     "iops": (
         *("protocol", "purpose", "mode", "min_size", "max_size", "step_size", "step_expo", "reps", "seed"),
-        *("clients", "workers", "transport_size", "put_merge", "get_merge", "delay", "secure", *_ALL),
+        *("clients", "workers", "transport_size", "put_merge", "get_merge", "delay", *_ALL),
     ),
     "latency": ("size", "count", "protocol", *_ALL),
     "throughput": ("size", "count", "direction", "protocol", *_ALL),
     "load": ("size", "rate", "seconds", "limit", "protocol", *_ALL),
 }
-_SIZES = ("size", "transport_size")  # among the arguments
+_SIZES = ("size", "transport_size")  # the arguments that are sizes
 _POSITIONAL = {"iops": ("protocol", "purpose", "mode")}
 
 
-def arguments(said: argparse.Namespace) -> dict[str, Any]:
-    """Return what was in force, of the command line; None for what had no part."""
-    given = {name: getattr(said, name) for name in _ARGUMENTS[said.work]}
-    netloc = None if said.netloc is None else place(said.netloc)
+def arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that were in force, with their defaults; None for those without effect."""
+    given = {name: getattr(options, name) for name in _ARGUMENTS[options.work]}
+    netloc = None if options.netloc is None else format_netloc(*options.netloc)
     return given | {
-        "protocol": said.protocol.value,
+        "protocol": options.protocol.value,
         "netloc": netloc,
-        "tls": None if said.tls is None else str(said.tls),
+        "tls": None if options.tls is None else str(options.tls),
     }
 
 
 def as_json(report: dict[str, Any]) -> str:
-    """Return the whole report as one line."""
+    """Return the report as one line."""
     return json.dumps(report)
 
 
 def as_table(report: dict[str, Any]) -> str:
-    """Return what it was, both sides, and the figures, aligned."""
+    """Return the command line, a line for each side, and the figures, aligned."""
     lines = [_command(report["work"], report["arguments"])]
     for name, facts in report["platform"].items():
         lines.append(
@@ -80,10 +80,10 @@ def as_table(report: dict[str, Any]) -> str:
 
 
 def _command(work: str, arguments: dict[str, Any]) -> str:
-    """Return the options that were in force, as they could be given again."""
+    """Return the command line that gives the same options again."""
     positional = _POSITIONAL.get(work, ())
-    options = [_option(name, value) for name, value in arguments.items() if name not in positional]
-    return " ".join([work, *[arguments[name] for name in positional], *filter(None, options)])
+    named = [_option(name, value) for name, value in arguments.items() if name not in positional]
+    return " ".join([work, *[arguments[name] for name in positional], *filter(None, named)])
 
 
 def _option(name: str, value: Any) -> str:
@@ -100,11 +100,11 @@ def _rows(figures: dict[str, Any], above: str = "") -> Iterator[tuple[str, str, 
     for key, value in figures.items():
         if key == "microseconds":
             for name, each in value.items():
-                yield _row(name, each, SHOWN[key])
+                yield _row(name, each, FIGURES[key])
         elif isinstance(value, dict):
             yield from _rows(value, f"{key} ")
         elif not isinstance(value, list):
-            yield _row(above + SHOWN[key].name, value, SHOWN[key])
+            yield _row(above + FIGURES[key].name, value, FIGURES[key])
 
 
 def _row(name: str, value: float | None, shown: Figure) -> tuple[str, str, str]:

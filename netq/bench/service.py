@@ -1,7 +1,7 @@
-"""The server's side: every client has a thread of its own, which does what the client asks until it is gone.
+"""The server's side: each client has a thread, which does what the client asks until it disconnects.
 
-A client is told at once who serves it. What it asks is bounded (protocol.py, plan.py, and `largest`); one that says
-what is not due is told so, and not listened to any more.
+The server greets each client with "hello". What a client may ask is bounded (protocol.py, plan.py, and `largest`). A
+client that breaks the protocol is told so, and ignored from then on.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 import netq
-from netq.bench import flow, protocol
+from netq.bench import protocol, streaming
 from netq.bench.plan import Plan
 from netq.bench.protocol import BenchError, Counted
-from netq.bench.usage import Meter, facts
+from netq.bench.resources import Meter, facts
 from netq.core import Communicator
 
-CLIENTS = 16  # at a time
+CLIENTS = 16  # that are served at a time
 
 log = logging.getLogger("netq.bench")
 
@@ -31,7 +31,7 @@ Arrivals = queue.SimpleQueue[uuid.UUID | None]
 
 
 def open_server(options: netq.CommunicatorOptions, kind: netq.Protocol, arrivals: Arrivals) -> Communicator:
-    """Return a communicator that puts the id of each client that comes into `arrivals`."""
+    """Return a communicator that puts the id of each new client into `arrivals`."""
     events = netq.EventOptions(ini=arrivals.put)
     return netq.new(kind, netq.Purpose.SERVER, dataclasses.replace(options, events=events))
 
@@ -39,9 +39,9 @@ def open_server(options: netq.CommunicatorOptions, kind: netq.Protocol, arrivals
 def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int | None = None) -> None:
     """Serve clients, with messages of `largest` bytes at most, until None arrives.
 
-    With `clients` serve so many in all, and end when they have come and gone. One that was refused does not count.
+    With `clients`: serve that many in all, and end when the last has gone. A client that was refused does not count.
     """
-    places = threading.BoundedSemaphore(clients or CLIENTS)
+    free = threading.BoundedSemaphore(clients or CLIENTS)
     done = (lambda: None) if clients is None else _countdown(clients, functools.partial(arrivals.put, None))
     full = (
         f"it serves {CLIENTS} clients already"
@@ -49,52 +49,52 @@ def serve(server: Communicator, arrivals: Arrivals, largest: int, clients: int |
         else f"it serves no more clients: its --clients is {clients}"
     )
     while (peer := arrivals.get()) is not None:
-        if not places.acquire(blocking=False):
+        if not free.acquire(blocking=False):
             server.put(("refused", full), peer)
             continue
-        attend = functools.partial(_attend, server, peer, largest, places, done, counts=clients is not None)
-        threading.Thread(target=attend, name=f"bench-{peer}", daemon=True).start()
+        run = functools.partial(_serve_client, server, peer, largest, free, done, counts=clients is not None)
+        threading.Thread(target=run, name=f"bench-{peer}", daemon=True).start()
 
 
 def _countdown(count: int, end: Callable[[], object]) -> Callable[[], None]:
     """Return a function that calls `end` when it is called for the last of `count` times, in any thread."""
-    left = itertools.count(count - 1, -1)
+    remaining = itertools.count(count - 1, -1)
 
-    def leave() -> None:
-        if next(left) == 0:
+    def count_down() -> None:
+        if next(remaining) == 0:
             end()
 
-    return leave
+    return count_down
 
 
-def _endpoint(server: Communicator, peer: uuid.UUID) -> flow.Endpoint:
+def _endpoint(server: Communicator, peer: uuid.UUID) -> streaming.Endpoint:
     def put(data: Any) -> netq.Delivery:
         return server.put(data, peer)
 
-    return flow.Endpoint(put, functools.partial(server.get, peer))
+    return streaming.Endpoint(put, functools.partial(server.get, peer))
 
 
-def _attend(
+def _serve_client(
     server: Communicator,
     peer: uuid.UUID,
     largest: int,
-    places: threading.BoundedSemaphore,
+    free: threading.BoundedSemaphore,
     done: Callable[[], object],
     *,
     counts: bool,
 ) -> None:
-    """Do what one client asks, one thing after the other. Then call `done` if it was served, or free its place.
+    """Do what one client asks, one request after the other. At the end, call `done` if a request was served.
 
-    A place of one that `counts` is not freed when it was served.
+    The client's place becomes free for another client, unless `counts` is set and a request was served.
     """
     end = _endpoint(server, peer)
     served = False
     try:
         end.put(("hello", protocol.VERSION, facts()))
         while True:
-            _answer(end, largest)
+            _serve_request(end, largest)
             served = True
-    except netq.Closed:  # it is gone, or this server closes
+    except netq.Closed:  # the client has gone, or this server closes
         return
     except (BenchError, netq.Unreadable, MemoryError) as error:
         why = str(error) or "no memory for such messages"
@@ -102,50 +102,50 @@ def _attend(
         end.put(("refused", why))
     finally:
         if not (served and counts):
-            places.release()
+            free.release()
         if served:
             done()
 
 
 def _address(server: Communicator, peer: uuid.UUID) -> str:
-    """Where the client is; its id if it is gone."""
+    """Return the client's address; its id if it has gone."""
     figures = server.statistics().get(peer)
     return str(peer) if figures is None else figures.address
 
 
-def _answer(end: flow.Endpoint, largest: int) -> None:
-    asked = end.get().data
-    match asked:
-        case ("transfer", *said):
-            _transfer(end, *protocol.read_transfer(tuple(said), largest))
+def _serve_request(end: streaming.Endpoint, largest: int) -> None:
+    request = end.get().data
+    match request:
+        case ("transfer", *fields):
+            _transfer(end, *protocol.read_transfer(tuple(fields), largest))
         case ("echo", int(size)):
             protocol.check_size(size, largest)
             protocol.check_memory(size, 1)
             _echo(end)
         case _:
-            raise protocol.Unexpected(asked)
+            raise protocol.Unexpected(request)
 
 
-def _transfer(end: flow.Endpoint, direction: str, plan: Plan, delay: float) -> None:
+def _transfer(end: streaming.Endpoint, direction: str, plan: Plan, delay: float) -> None:
     protocol.check_memory(plan.largest, 2 if direction == "both" else 1)
-    made = iter(()) if direction == "up" else flow.messages(plan)
+    made = iter(()) if direction == "up" else streaming.messages(plan)
     meter = Meter()
     end.put(("ready",))
-    protocol.hear(end.get, "go")
-    counted, sender = Counted(0, 0), flow.slowed(end, delay)
+    protocol.expect(end.get, "go")
+    counted, sender = Counted(0, 0), streaming.delayed(end, delay)
     if direction == "up":
-        counted = flow.receive(end, plan.count, flow.show_nothing)
+        counted = streaming.receive(end, plan.count, streaming.show_nothing)
     elif direction == "down":
-        flow.send(sender, plan, made, flow.show_nothing)
+        streaming.send(sender, plan, made, streaming.show_nothing)
     else:
-        counted = flow.exchange(sender, plan, made, flow.show_nothing)
+        counted = streaming.exchange(sender, plan, made, streaming.show_nothing)
     end.put(("done", *counted, *meter.read()))
 
 
-def _echo(end: flow.Endpoint) -> None:
+def _echo(end: streaming.Endpoint) -> None:
     meter = Meter()
     end.put(("ready",))
-    counted, last = flow.echo(end)
+    counted, last = streaming.echo(end)
     if last != ("end",):
         raise protocol.Unexpected(last)
     end.put(("done", *counted, *meter.read()))

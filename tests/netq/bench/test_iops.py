@@ -12,9 +12,9 @@ import pytest
 
 import netq
 from netq.__main__ import main
-from netq.bench import checks, protocol, service, sides
-from netq.bench.arguments import parse
-from netq.bench.usage import cores, facts
+from netq.bench import cli, protocol, service, spawn
+from netq.bench.cli import parse
+from netq.bench.resources import cores, facts
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 from tests.netq.bench.conftest import Run, Start, where
@@ -163,7 +163,7 @@ def test_without_cryptography_there_is_no_certificate(
     monkeypatch.delattr("netq.security.certificates")
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["bench", "iops", "tcp", "both", "sync", "--secure"]) == 2
-    expected = "netq bench: error: --secure needs cryptography: pip install cryptography\n"
+    expected = "netq bench: error: netq.security.certificates needs cryptography: pip install cryptography\n"
     assert capfd.readouterr() == ("", expected)
 
 
@@ -188,23 +188,23 @@ def test_small_buffers_that_a_transport_joins_in_any_case(capfd: pytest.CaptureF
     assert main(["bench", "iops", "shm", "both", "sync", "--no-put-merge"]) == 2
     out, errors = capfd.readouterr()  # of the server that could not start
     assert (out, errors.count("\n")) == ("", 1)
-    assert errors.startswith("netq bench: error: --no-put-merge: shared memory joins small buffers in any case")
+    assert errors.startswith("netq bench: error: ConnectionOptions.put_merge: False; shared memory joins")
 
 
 def test_a_server_of_its_own_is_told_the_same() -> None:
     knobs = ["--workers", "3", "--transport-size", "2KiB", "--no-put-merge", "--max-size", "11"]
     said = parse(["iops", "tcp", "both", "sync", *knobs])
-    netloc, files = netq.NetworkLocation("127.0.0.1", 5), sides._Files(None, None, None)
-    server = parse(["server", *sides._arguments(said, netloc, files, cores()[0])])
-    options = sides.server_options(server)
-    assert options.connection == sides.client_options(said, sides.Server(netloc, None)).connection
+    netloc, files = netq.NetworkLocation("127.0.0.1", 5), spawn._Files()
+    server = parse(["server", *spawn._arguments(said, netloc, files, cores()[0])])
+    options = spawn.server_options(server)
+    assert options.connection == spawn.client_options(said, spawn.Server(netloc, None)).connection
     assert (options.connection.transport_size, options.connection.put_merge) == (2048, False)
-    assert (options.workers, options.netloc, server.core, checks.largest(server)) == (3, netloc, cores()[0], 2**11)
+    assert (options.workers, options.netloc, server.core, cli.largest(server)) == (3, netloc, cores()[0], 2**11)
 
 
 def test_the_defaults_are_those_of_netq() -> None:
     said = parse(["iops", "tcp", "client", "sync"])
-    ours, netqs = sides.client_options(said, sides.Server(said.netloc, None)), netq.CommunicatorOptions()
+    ours, netqs = spawn.client_options(said, spawn.Server(said.netloc, None)), netq.CommunicatorOptions()
     assert (ours.netloc, ours.workers) == (netqs.netloc, netqs.workers)
     for name in ("transport_size", "put_merge", "get_merge"):
         assert getattr(ours.connection, name) == getattr(netqs.connection, name)
@@ -212,8 +212,8 @@ def test_the_defaults_are_those_of_netq() -> None:
 
 def test_each_communicator_has_an_id_of_its_own() -> None:
     said = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
-    server = sides.Server(said.netloc, None)
-    assert sides.client_options(said, server).id != sides.client_options(said, server).id
+    server = spawn.Server(said.netloc, None)
+    assert spawn.client_options(said, server).id != spawn.client_options(said, server).id
 
 
 @pytest.mark.parametrize("purpose", ["server", "client", "both"])

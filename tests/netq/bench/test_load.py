@@ -12,9 +12,10 @@ from typing import cast
 import pytest
 
 from netq import Delivery, Message
-from netq.bench import flow, load, percentiles
+from netq.bench import load, streaming, workloads
 from netq.bench.client import Sides
-from netq.bench.usage import Usage
+from netq.bench.load import CLOSE, LEAST, MOST, highest
+from netq.bench.resources import Usage
 
 MESSAGE = bytes(64)
 
@@ -28,8 +29,8 @@ class Echoing:
         self.put_count = self.got_count = 0
 
     @property
-    def end(self) -> flow.Endpoint:
-        return flow.Endpoint(self.put, self.get)
+    def end(self) -> streaming.Endpoint:
+        return streaming.Endpoint(self.put, self.get)
 
     def put(self, data: bytes) -> Delivery:
         self.put_count += 1
@@ -47,14 +48,14 @@ class Echoing:
 
 def test_each_message_is_sent_and_each_echo_counted() -> None:
     echoing = Echoing()
-    latencies = load.pace(echoing.end, MESSAGE, 1e5, 500, limit=None)
+    latencies = load.send_at_rate(echoing.end, MESSAGE, 1e5, 500, limit=None)
     assert (echoing.put_count, echoing.got_count, len(latencies)) == (500, 500, 500)
     assert min(latencies) >= 0  # nothing is sent before it is due
 
 
 def test_a_stall_is_in_the_latency_of_all_that_were_due_in_it() -> None:
     interval = 1e9 / 20_000
-    latencies = load.pace(Echoing(first=10, last=60).end, MESSAGE, 20_000, 100, limit=None)
+    latencies = load.send_at_rate(Echoing(first=10, last=60).end, MESSAGE, 20_000, 100, limit=None)
     for number in range(10, 60):  # the echo came when number 59 had been sent, which was not before it was due
         assert latencies[number] >= (59 - number) * interval - 1
 
@@ -76,21 +77,21 @@ class Late(Echoing):
 
 def test_a_message_that_is_sent_late_counts_from_when_it_was_due() -> None:
     interval = 1e9 / 20_000
-    latencies = load.pace(Late(interval).end, MESSAGE, 20_000, 100, limit=None)
+    latencies = load.send_at_rate(Late(interval).end, MESSAGE, 20_000, 100, limit=None)
     for number in range(10, 50):
         assert latencies[number] >= (50 - number) * interval - 1
 
 
 def test_it_gives_up_when_the_tail_must_be_above_the_limit() -> None:
     echoing = Echoing()
-    latencies = load.pace(echoing.end, MESSAGE, 1e6, 3000, limit=-1)
-    assert len(latencies) == percentiles.may_exceed(load.TAIL, 3000) + 1 == 4
+    latencies = load.send_at_rate(echoing.end, MESSAGE, 1e6, 3000, limit=-1)
+    assert len(latencies) == workloads.may_exceed(load.TAIL, 3000) + 1 == 4
 
 
 def test_it_is_never_too_far_ahead_of_the_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_AHEAD", 8)
+    monkeypatch.setattr(load, "_IN_FLIGHT", 8)
     echoing = Echoing(first=0, last=8)
-    assert len(load.pace(echoing.end, MESSAGE, 1e7, 100, limit=None)) == 100
+    assert len(load.send_at_rate(echoing.end, MESSAGE, 1e7, 100, limit=None)) == 100
 
 
 def test_a_rate_holds_only_if_all_echoes_came_and_the_tail_is_not_above_the_limit() -> None:
@@ -99,3 +100,37 @@ def test_a_rate_holds_only_if_all_echoes_came_and_the_tail_is_not_above_the_limi
     assert load.Try(1.0, 1000, times, 1.0, used).holds(1)
     assert not load.Try(1.0, 1000, times[:999], 1.0, used).holds(1)
     assert not load.Try(1.0, 1000, array("q", [1] * 998 + [7] * 2), 1.0, used).holds(1)
+
+
+@pytest.mark.parametrize("limit", [1.0, 1.5, 3.0, 900.0, 1000.0, 1001.0, 47_123.0, 9e6])
+def test_what_is_found_holds_and_what_is_a_little_more_does_not(limit: float) -> None:
+    tried = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= limit
+
+    found = highest(holds, start=1000.0)
+    assert found <= limit < found * CLOSE
+    assert len(tried) < 25
+    assert found in tried
+
+
+def test_a_machine_that_holds_nothing() -> None:
+    tried = []
+
+    def holds(rate: float) -> bool:
+        tried.append(rate)
+        return False
+
+    assert highest(holds, start=1000.0) == 0
+    assert tried[-1] == LEAST
+
+
+def test_a_machine_that_holds_everything_is_not_asked_for_more_than_the_most() -> None:
+    assert highest(lambda rate: rate <= MOST, start=1000.0) == MOST
+
+
+def test_a_machine_that_is_in_the_mood_by_turns_is_not_searched_for_ever() -> None:
+    moods = iter([True, True, False] * 100)
+    assert highest(lambda rate: next(moods), start=1000.0) > 0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from netq.bench.arguments import make_parser, parse
-from netq.bench.percentiles import spread
-from netq.bench.report import SHOWN
+from netq.bench.cli import make_parser, parse
+from netq.bench.report import FIGURES
+from netq.bench.workloads import spread
 from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
 from tests.pages import Page
@@ -62,7 +62,7 @@ def test_help_tells_the_default_that_there_is() -> None:
 
 
 def test_it_names_every_figure_as_it_is_printed_and_in_json() -> None:
-    printed = {key: ", ".join(filter(None, (each.name, each.unit))) for key, each in SHOWN.items()}
+    printed = {key: ", ".join(filter(None, (each.name, each.unit))) for key, each in FIGURES.items()}
     printed["microseconds"] = f"{', '.join(spread([1], 1))}, µs"
     assert {key.strip("`"): name for name, key, _ in rows("What is printed")} == printed
 

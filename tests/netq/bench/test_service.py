@@ -15,8 +15,8 @@ import pytest
 import netq
 from netq import NetworkLocation
 from netq.__main__ import main
-from netq.bench import flow, plan, protocol, service, sides
-from netq.bench.usage import facts
+from netq.bench import plan, protocol, service, spawn, streaming
+from netq.bench.resources import facts
 from netq.testing.fixtures import LIMIT, Communicators
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
@@ -102,7 +102,7 @@ def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, st
 def test_a_client_whose_server_is_gone_says_so_and_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxies: Proxies, arguments: str
 ) -> None:
-    monkeypatch.setattr(sides, "GONE", 0.3)
+    monkeypatch.setattr(spawn, "SESSION_TIMEOUT", 0.3)
     with serving() as server, ThreadPoolExecutor() as pool:
         proxy = proxies(server.netloc)
         client = pool.submit(main, ["bench", *arguments.split(), "--netloc", "{}:{}".format(*proxy.netloc)])
@@ -130,7 +130,7 @@ def test_who_is_refused_has_made_no_message(
     def make(size: int) -> memoryview:
         raise AssertionError("it was made before the server had agreed")
 
-    monkeypatch.setattr(flow, "_noise", make)
+    monkeypatch.setattr(streaming, "_noise", make)
     size = () if "iops" in arguments else ("--size", "2MiB")
     assert main(["bench", *arguments.split(), *size, "--netloc", netloc]) == 1
     assert "the server refuses: messages of 2MiB" in capsys.readouterr().err
@@ -270,7 +270,7 @@ def test_the_log_of_the_server_names_who_is_not_served(communicators: Communicat
 def test_a_server_that_began_anew_is_noticed() -> None:
     hello = netq.Message(netq.CommunicatorOptions().id, ("hello", protocol.VERSION, {}))
     with pytest.raises(protocol.Unexpected, match='"hello", which was not due: was it started anew'):
-        protocol.hear(lambda: hello, "done")
+        protocol.expect(lambda: hello, "done")
 
 
 @pytest.mark.parametrize("said", [(1, facts()), (), (NOW,), (NOW, []), (NOW, {"python": "3"})])

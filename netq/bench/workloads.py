@@ -1,31 +1,37 @@
-"""What is measured one message after another: iops, latency, throughput. Each returns its figures, as JSON has them.
+"""What is measured without a rate: iops, latency, throughput. Each returns its figures under their keys in JSON.
 
-load.py is the one at a rate. Times are of perf_counter_ns, and kept in arrays until all is over.
+load.py measures at a rate. Times are of perf_counter_ns, and go into an array that is allocated before.
+
+Percentiles are by nearest rank: the p-th of n values is the one at rank ceil(p / 100 * n) of the sorted values, the
+smallest measured value that at least p of 100 do not exceed. Nothing is interpolated. With fewer than 1,000 values
+p99.9 is the maximum.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from typing import Any
 
-from netq.bench import flow
-from netq.bench.client import Client, Sides, Transfer
-from netq.bench.crowd import Crowd
-from netq.bench.percentiles import spread
+from netq.bench import streaming
+from netq.bench.client import Client, ClientGroup, Sides, Transfer
 from netq.bench.plan import Plan
 from netq.bench.progress import Progress
-from netq.bench.usage import Usage, one_by_one
+from netq.bench.resources import Usage, one_by_one
 
-MICROSECONDS = 1000  # nanoseconds
+MICROSECOND = 1000  # nanoseconds
+PERCENTILES = ("50", "90", "99", "99.9")  # text: the float 99.9 / 100 * 1000 is above 999, and gives rank 1000
 
 Figures = dict[str, Any]
 
 
-def iops(crowd: Crowd, plan: Plan, mode: str, delay: float, progress: Progress) -> Figures:
+def iops(clients: ClientGroup, plan: Plan, mode: str, delay: float, progress: Progress) -> Figures:
     """Send the messages of a plan each way: one direction after the other ("sync"), or both at once ("async")."""
     directions = ("up", "down") if mode == "sync" else ("both",)
-    done = [crowd.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count), delay) for way in directions]
+    done = [clients.transfer(way, plan, progress.bar(f"iops {mode}, {way}", plan.count), delay) for way in directions]
     seconds = sum(transfer.seconds for transfer in done)
     messages, nbytes = _moved(done)
     return {
@@ -56,38 +62,40 @@ def throughput(client: Client, plan: Plan, direction: str, progress: Progress) -
 
 
 def latency(client: Client, size: int, count: int, progress: Progress) -> Figures:
-    """Make round trips of one message, each begun when the one before has ended."""
+    """Make round trips of one message, one after the other."""
     times = array("q", bytes(8 * count))
     show = progress.bar("latency", count)
     with client.echoing(size) as echoes:
-        echoes.warm()
+        echoes.warm_up()
         begin = time.perf_counter_ns()
-        trips(echoes.end, echoes.message, times, show)
+        measure_round_trips(echoes.end, echoes.message, times, show)
         seconds = (time.perf_counter_ns() - begin) / 1e9
     assert echoes.used is not None
     return {
         "messages": count,
         "bytes": size * count,
         "seconds": seconds,
-        "microseconds": spread(times, MICROSECONDS),
+        "microseconds": spread(times, MICROSECOND),
         **_used([echoes.used]),
     }
 
 
-def trips(end: flow.Endpoint, message: flow.Payload, times: array[int], show: flow.Show) -> None:
-    """Fill `times` with the nanoseconds of as many round trips."""
-    clock, put, receive = time.perf_counter_ns, end.put, flow.receive_one
+def measure_round_trips(
+    end: streaming.Endpoint, message: streaming.Payload, times: array[int], show: streaming.Show
+) -> None:
+    """Make `len(times)` round trips, and store the nanoseconds of each."""
+    clock, put, receive = time.perf_counter_ns, end.put, streaming.receive_one
     for number in range(len(times)):
         begin = clock()
         put(message)
         receive(end)
         times[number] = clock() - begin
-        if not number % flow.BATCH:
+        if not number % streaming.BATCH:
             show(number)
 
 
 def side(used: Usage) -> Figures:
-    """Return the figures of one side."""
+    """Return the figures of one side: CPU seconds, resident memory, extra memory."""
     return {"cpu_seconds": used.cpu / 1e9, "resident_bytes": used.resident, "extra_bytes": used.extra}
 
 
@@ -98,3 +106,25 @@ def _moved(done: list[Transfer]) -> tuple[int, int]:
 
 def _used(sides: list[Sides]) -> dict[str, Figures]:
     return {name: side(one_by_one([getattr(each, name) for each in sides])) for name in Sides._fields}
+
+
+def rank(percent: str, count: int) -> int:
+    """Return the rank of a percentile among `count` sorted values, counted from 1."""
+    return max(1, math.ceil(Fraction(percent) * count / 100))
+
+
+def percentile(percent: str, ordered: Sequence[int]) -> int:
+    """Return a percentile of sorted values; there is at least one."""
+    return ordered[rank(percent, len(ordered)) - 1]
+
+
+def spread(values: Iterable[int], unit: int) -> dict[str, float]:
+    """Return minimum, percentiles and maximum, each divided by `unit`."""
+    ordered = sorted(values)
+    found = {f"p{percent}": percentile(percent, ordered) / unit for percent in PERCENTILES}
+    return {"min": ordered[0] / unit, **found, "max": ordered[-1] / unit}
+
+
+def may_exceed(percent: str, count: int) -> int:
+    """Return how many of `count` values may exceed a limit that the percentile does not exceed."""
+    return count - rank(percent, count)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from netq.bench import usage
-from netq.bench.usage import Meter, Usage, at_once, cores, facts, one_by_one, pinned
+from netq.bench import resources
+from netq.bench.resources import Meter, Usage, at_once, cores, facts, one_by_one, pinned
 
 SIZE = 64 * 2**20
 
@@ -46,7 +46,7 @@ def _burn() -> None:
 
 
 def test_where_memory_is_not_told_it_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(usage, "_CLEAR", tmp_path / "no" / "proc")
+    monkeypatch.setattr(resources, "_CLEAR", tmp_path / "no" / "proc")
     used = Meter().read()
     assert used[1:] == (None, None)
     assert used.cpu >= 0
@@ -65,17 +65,17 @@ def test_a_thread_and_those_it_starts_stay_on_a_core_and_come_back() -> None:
 
 def test_a_core_that_is_not_there_cannot_be_used() -> None:
     before = os.sched_getaffinity(0)
-    assert usage.may_use(cores()[0])
-    assert not usage.may_use(9999)
+    assert resources.may_use(cores()[0])
+    assert not resources.may_use(9999)
     assert os.sched_getaffinity(0) == before
 
 
 def test_free_memory_is_a_part_of_it_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    free = usage.free_memory()
+    free = resources.free_memory()
     assert free is not None
     assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    monkeypatch.setattr(usage, "_MACHINE", tmp_path / "no")
-    assert usage.free_memory() is None
+    monkeypatch.setattr(resources, "_MACHINE", tmp_path / "no")
+    assert resources.free_memory() is None
 
 
 def test_usage_of_periods_one_by_one() -> None:

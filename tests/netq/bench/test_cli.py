@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from netq.__main__ import main
-from netq.bench import checks, flow
-from netq.bench.arguments import parse
+from netq.bench import command, streaming
+from netq.bench.cli import parse
 
 GIB = 2**30
 
@@ -33,26 +33,26 @@ GIB = 2**30
     ],
 )
 def test_what_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch, line: str, needed: str | None) -> None:
-    monkeypatch.setattr(checks, "free_memory", lambda: GIB)
+    monkeypatch.setattr(command, "free_memory", lambda: GIB)
     said = parse(shlex.split(line))
     if needed is None:
-        checks.check_memory(said)
+        command._check_memory(said)
         return
     option = "--max-size" if said.work == "iops" else "--size"
     expected = f"{option}: messages of .* need {needed} of this machine's memory, of which 1.0GiB are free; choose a"
-    with pytest.raises(checks.BadInput, match=f"{expected} smaller {option}$"):
-        checks.check_memory(said)
+    with pytest.raises(command._NoMemory, match=f"{expected} smaller {option}$"):
+        command._check_memory(said)
 
 
 def test_where_free_memory_is_not_known_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "free_memory", lambda: None)
-    checks.check_memory(parse(["throughput", "--size", "1TiB"]))
+    monkeypatch.setattr(command, "free_memory", lambda: None)
+    command._check_memory(parse(["throughput", "--size", "1TiB"]))
 
 
 def test_a_size_that_this_machine_cannot_hold_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(checks, "free_memory", lambda: GIB)
+    monkeypatch.setattr(command, "free_memory", lambda: GIB)
     assert main(["bench", "latency", "--size", "1TiB"]) == 2
     out, errors = capfd.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
@@ -66,7 +66,7 @@ def _no_memory(size: int) -> memoryview:
 def test_memory_that_is_not_there_after_all_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], netloc: str
 ) -> None:
-    monkeypatch.setattr(flow, "_noise", _no_memory)
+    monkeypatch.setattr(streaming, "_noise", _no_memory)
     assert main(["bench", "throughput", "--size", "1MiB", "--netloc", netloc]) == 2
     errors = capsys.readouterr().err
     assert errors == (

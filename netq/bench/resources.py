@@ -1,6 +1,6 @@
-"""What this process uses, CPU and memory; what it runs on; and keeping it on one core.
+"""CPU time and memory of this process, facts about its machine, and pinning to a core.
 
-Memory is resident memory as Linux tells it; elsewhere it is not known, and None.
+Memory is resident memory as Linux reports it. On other systems it is unknown: None.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from netq.version import version
 
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _MACHINE = Path("/proc/meminfo")
-_PEAK = "5"  # proc(5): the peak begins anew, at what is resident now
+_RESET_PEAK = "5"  # proc(5), clear_refs: reset the peak (VmHWM) to what is resident now
 
 Facts = dict[str, str]
 
 
 class Usage(NamedTuple):
-    """Of the whole process, all its threads, while something was measured."""
+    """What the whole process, with all its threads, used during a measurement."""
 
     cpu: int  # nanoseconds
     resident: int | None  # bytes: the peak
@@ -31,18 +31,18 @@ class Usage(NamedTuple):
 
 
 class Meter:
-    """Measures from its making on."""
+    """Measures what the process uses from now on."""
 
     def __init__(self) -> None:
         try:
-            _CLEAR.write_text(_PEAK)
+            _CLEAR.write_text(_RESET_PEAK)
             self._before: int | None = _peak()
         except OSError:
             self._before = None
         self._cpu = time.process_time_ns()
 
     def read(self) -> Usage:
-        """Return what was used until now."""
+        """Return what was used since the meter was made."""
         cpu = time.process_time_ns() - self._cpu
         if self._before is None:
             return Usage(cpu, None, None)
@@ -51,7 +51,7 @@ class Meter:
 
 
 def one_by_one(usages: Sequence[Usage]) -> Usage:
-    """Return what one process used in several periods: CPU in all, and the highest of the peaks."""
+    """Return what one process used in several periods: the sum of CPU time, and the highest peaks."""
 
     def most(values: Iterable[int | None]) -> int | None:
         return max((value for value in values if value is not None), default=None)
@@ -60,10 +60,10 @@ def one_by_one(usages: Sequence[Usage]) -> Usage:
 
 
 def at_once(usages: Sequence[Usage]) -> Usage:
-    """Return what one process used in one period that several meters saw.
+    """Return what one process used in one period that several meters measured.
 
-    Each meter sees the whole process. They begin one after the other, while the period is prepared: the highest value
-    before the period is that of the meter that began when all was ready.
+    Each meter measures the whole process. The meters start one after the other while clients still allocate their
+    messages. So the highest memory before the period is that of the last meter, when everything was allocated.
     """
     cpu = max(u.cpu for u in usages)
     known = [(u.resident, u.resident - u.extra) for u in usages if u.resident is not None and u.extra is not None]
@@ -74,7 +74,7 @@ def at_once(usages: Sequence[Usage]) -> Usage:
 
 
 def facts() -> Facts:
-    """Return what this side runs on."""
+    """Return facts about this side's machine and software."""
     return {
         "python": platform.python_version(),
         "netq": version(),
@@ -85,7 +85,7 @@ def facts() -> Facts:
 
 
 def free_memory() -> int | None:
-    """Return how many bytes more this machine can hold; None if the system does not tell."""
+    """Return the bytes of memory that are available on this machine; None if the system does not report them."""
     try:
         return _read(_MACHINE, "MemAvailable")
     except (OSError, StopIteration):
@@ -93,7 +93,7 @@ def free_memory() -> int | None:
 
 
 def cores() -> list[int]:
-    """Return the cores that this process may use; none if the system does not tell."""
+    """Return the cores that this process may use; an empty list if the system does not report them."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -102,13 +102,13 @@ def may_use(core: int) -> bool:
     try:
         with pinned(core):
             return True
-    except (OSError, OverflowError, AttributeError):  # no such core, not ours, or a system that cannot do it
+    except (OSError, OverflowError, AttributeError):  # no such core, not allowed, or not possible on this system
         return False
 
 
 @contextlib.contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """Keep this thread, and those that it starts meanwhile, on one core; None: wherever they were."""
+    """Pin this thread, and the threads and processes that it starts meanwhile, to one core; None: do nothing."""
     if core is None:
         yield
         return
@@ -125,6 +125,6 @@ def _peak() -> int:
 
 
 def _read(path: Path, name: str) -> int:
-    """Return the bytes that a line of /proc tells."""
+    """Return the bytes that a line of a file in /proc reports."""
     lines = path.read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))

@@ -13,10 +13,10 @@ from typing import cast
 import pytest
 
 import netq
-from netq.bench import flow
-from netq.bench.flow import Endpoint
+from netq.bench import streaming
 from netq.bench.plan import Plan
 from netq.bench.protocol import Counted, Unexpected, serialization
+from netq.bench.streaming import Endpoint
 from netq.testing import loopback
 from netq.testing.fixtures import LIMIT, Communicators
 
@@ -44,8 +44,8 @@ def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], p
     ours, theirs = ends
     shown: list[int] = []
     with ThreadPoolExecutor() as pool:
-        sent = pool.submit(flow.send, ours, plan, flow.messages(plan), flow.show_nothing)
-        assert flow.receive(theirs, plan.count, shown.append) == (plan.count, plan.nbytes)
+        sent = pool.submit(streaming.send, ours, plan, streaming.messages(plan), streaming.show_nothing)
+        assert streaming.receive(theirs, plan.count, shown.append) == (plan.count, plan.nbytes)
         sent.result(LIMIT)
     assert shown == sorted(shown)
     assert shown[-1] == plan.count
@@ -54,7 +54,9 @@ def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], p
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
 def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     with ThreadPoolExecutor() as pool:
-        runs = [pool.submit(flow.exchange, end, plan, flow.messages(plan), flow.show_nothing) for end in ends]
+        runs = [
+            pool.submit(streaming.exchange, end, plan, streaming.messages(plan), streaming.show_nothing) for end in ends
+        ]
         assert [run.result(LIMIT) for run in runs] == [(plan.count, plan.nbytes)] * 2
 
 
@@ -62,8 +64,8 @@ def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, 
 def test_an_echo_is_what_was_sent(ends: tuple[Endpoint, Endpoint], size: int) -> None:
     ours, theirs = ends
     with ThreadPoolExecutor() as pool:
-        echoing = pool.submit(flow.echo, theirs)
-        message = flow.payload(size)
+        echoing = pool.submit(streaming.echo, theirs)
+        message = streaming.payload(size)
         for _ in range(3):
             ours.put(message)
             assert bytes(ours.get(timeout=LIMIT).data) == bytes(message)
@@ -93,30 +95,30 @@ class Deaf:
         raise Undelivered
 
 
-@pytest.mark.parametrize(("size", "most"), [(64, 2 * flow.BATCH), (2**20, 2 * 64)])
+@pytest.mark.parametrize(("size", "most"), [(64, 2 * streaming.BATCH), (2**20, 2 * 64)])
 def test_an_echo_waits_for_who_sends_and_does_not_read(size: int, most: int) -> None:
     deaf, message = Deaf(), netq.Message(uuid.uuid4(), bytes(size))
     with pytest.raises(Undelivered):
-        flow.echo(Endpoint(deaf.put, lambda timeout=None: message))
+        streaming.echo(Endpoint(deaf.put, lambda timeout=None: message))
     assert deaf.put_count == most
 
 
 def test_who_sends_little_waits_only_in_the_end() -> None:
     deaf, plan = Deaf(), Plan(((2**21, 300),))
     with pytest.raises(Undelivered):
-        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), flow.show_nothing)
+        streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
     assert deaf.put_count == 300
 
 
 def test_who_sends_waits_for_who_does_not_take_it() -> None:
     deaf, plan = Deaf(), Plan(((64, 10**6),))
     with pytest.raises(Undelivered):
-        flow.send(Endpoint(deaf.put, ours_is_never_read), plan, flow.messages(plan), flow.show_nothing)
-    assert deaf.put_count == 2 * flow.BATCH
+        streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
+    assert deaf.put_count == 2 * streaming.BATCH
 
 
 def test_without_a_delay_an_endpoint_stays_as_it_is(ends: tuple[Endpoint, Endpoint]) -> None:
-    assert flow.slowed(ends[0], 0.0) is ends[0]
+    assert streaming.delayed(ends[0], 0.0) is ends[0]
 
 
 def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +126,8 @@ def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], mo
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
     plan = Plan(((64, 7),))
-    flow.send(flow.slowed(ours, 0.25), plan, flow.messages(plan), flow.show_nothing)
-    assert flow.receive(theirs, 7, flow.show_nothing) == (7, 7 * 64)
+    streaming.send(streaming.delayed(ours, 0.25), plan, streaming.messages(plan), streaming.show_nothing)
+    assert streaming.receive(theirs, 7, streaming.show_nothing) == (7, 7 * 64)
     assert pauses == [0.25] * 7
 
 
@@ -133,7 +135,7 @@ def test_a_sender_that_pauses_knows_at_once_that_its_peer_is_gone(monkeypatch: p
     gone = Future[None]()
     gone.set_exception(netq.Closed(uuid.uuid4(), "gone"))
     monkeypatch.setattr(time, "sleep", lambda delay: None)
-    end = flow.slowed(Endpoint(lambda data: cast(netq.Delivery, gone), ours_is_never_read), 0.25)
+    end = streaming.delayed(Endpoint(lambda data: cast(netq.Delivery, gone), ours_is_never_read), 0.25)
     with pytest.raises(netq.Closed, match="gone"):
         end.put(b"")
 
@@ -143,11 +145,11 @@ def test_what_is_no_payload_is_not_counted(ends: tuple[Endpoint, Endpoint], data
     ours, theirs = ends
     theirs.put(data)
     with pytest.raises(Unexpected):
-        flow.receive(ours, 1, flow.show_nothing)
+        streaming.receive(ours, 1, streaming.show_nothing)
 
 
 def test_messages_of_one_plan_share_memory_and_are_noise() -> None:
-    made = list(flow.messages(Plan(((2**20, 2), (2**19, 1)))))
+    made = list(streaming.messages(Plan(((2**20, 2), (2**19, 1)))))
     assert len({id(message) for message in made}) == 2
     whole = max(map(bytes, made), key=len)
     assert any(bytes(message) == whole[: 2**19] for message in made)
@@ -156,20 +158,20 @@ def test_messages_of_one_plan_share_memory_and_are_noise() -> None:
 
 def test_memory_that_is_not_there_is_one_error(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemoryError):
-        flow._noise(2**62)
+        streaming._noise(2**62)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("size", [1, 100, 2**20, 2**20 + 1, 3 * 2**20 - 1])
 def test_noise_has_its_size_to_the_end(size: int) -> None:
-    block = flow._noise(size)
+    block = streaming._noise(size)
     assert block.nbytes == size
     assert len(set(block[-100_000:])) > min(size, 256) * 0.6
 
 
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 204_800, 204_801, 10**6])
 def test_strides_come_to_the_count(count: int) -> None:
-    strides = list(flow._strides(count, flow.BATCH))
+    strides = list(streaming._strides(count, streaming.BATCH))
     assert sum(length for _, length in strides) == count
     assert [done for done, _ in strides] == list(itertools.accumulate(length for _, length in strides))
-    assert all(0 < length <= flow.BATCH for _, length in strides)
+    assert all(0 < length <= streaming.BATCH for _, length in strides)

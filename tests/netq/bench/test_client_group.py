@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from netq.bench import flow
-from netq.bench.client import Client, Sides, Transfer
-from netq.bench.crowd import Crowd
+from netq.bench import streaming
+from netq.bench.client import Client, ClientGroup, Sides, Transfer
 from netq.bench.plan import Plan
 from netq.bench.protocol import BenchError, Counted
-from netq.bench.usage import Usage
+from netq.bench.resources import Usage
 from netq.testing.fixtures import LIMIT
 
 PLAN = Plan(((8, 5),))
@@ -30,16 +29,16 @@ class Fake:
         self._transfer = transfer
 
     def transfer(
-        self, direction: str, plan: Plan, show: flow.Show, delay: float, wait: Callable[[], object]
+        self, direction: str, plan: Plan, show: streaming.Show, delay: float, wait: Callable[[], object]
     ) -> Transfer:
         self.asked.append((direction, plan, delay))
         show(self._number)
         return self._transfer(self._number, wait)
 
 
-def crowd(count: int, transfer: Callable[[int, Callable[[], object]], Transfer]) -> tuple[Crowd, list[Fake]]:
+def group(count: int, transfer: Callable[[int, Callable[[], object]], Transfer]) -> tuple[ClientGroup, list[Fake]]:
     fakes = [Fake(number, transfer) for number in range(count)]
-    return Crowd(cast(list[Client], fakes), []), fakes
+    return ClientGroup(cast(list[Client], fakes), []), fakes
 
 
 def passed(number: int) -> Transfer:
@@ -58,9 +57,9 @@ def test_the_sum_lasts_from_first_start_to_last_end() -> None:
         assert sorted(ready) == [0, 1, 2]  # all of them are, before any begins
         return passed(number)
 
-    all_of_them, fakes = crowd(3, transfer)
+    clients, fakes = group(3, transfer)
     shown: list[int] = []
-    done = all_of_them.transfer("up", PLAN, shown.append, 0.5)
+    done = clients.transfer("up", PLAN, shown.append, 0.5)
     assert [fake.asked for fake in fakes] == [[("up", PLAN, 0.5)]] * 3
     assert shown == [0]  # the progress of the first client alone
     assert (done.begin, done.end, done.seconds) == (10, 1002, 992 / 1e9)
@@ -75,9 +74,9 @@ def test_an_error_of_one_that_was_not_ready_ends_the_others() -> None:
         wait()
         raise AssertionError("it has begun without the others")
 
-    all_of_them, _ = crowd(3, transfer)
+    clients, _ = group(3, transfer)
     with pytest.raises(BenchError, match="the server refuses"):
-        all_of_them.transfer("up", PLAN, flow.show_nothing)
+        clients.transfer("up", PLAN, streaming.show_nothing)
 
 
 def test_an_error_is_raised_while_others_still_wait() -> None:
@@ -90,9 +89,9 @@ def test_an_error_is_raised_while_others_still_wait() -> None:
         assert release.wait(LIMIT)
         return passed(number)
 
-    all_of_them, _ = crowd(2, transfer)
+    clients, _ = group(2, transfer)
     try:
         with pytest.raises(BenchError, match="it is gone"):
-            all_of_them.transfer("up", PLAN, flow.show_nothing)
+            clients.transfer("up", PLAN, streaming.show_nothing)
     finally:
         release.set()

@@ -1,9 +1,8 @@
-"""How messages pass: one way, both at once, and back as echoes. The same code on both sides.
+"""How messages are sent and received: one way, both ways at once, and as echoes. Both sides run the same code.
 
-Runs while the clock does. So it makes nothing for a message that it can make before; `messages` makes a buffer for
-all of them, and the order in which they come. What is under way is bounded in number, because each message has a
-future, but amply, because a way that is long wants to be full; and for echoes in bytes too, because each has memory of
-its own.
+This code runs while time is measured, so all buffers are made before: the messages of a plan share one. A sender bounds
+the messages that wait for their acknowledgement, because each holds a future. The bound is high enough to fill a link
+with a long round trip. For echoes the bytes are bounded too, because each echo has memory of its own.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from netq.bench.protocol import Counted, Unexpected
 from netq.core import Message
 from netq.runtime.delivery import Delivery
 
-BATCH = 2048  # messages; two batches are under way at most: 40,000 a second where an answer takes 100 ms
-DEPTH = 2048  # how many messages a side is ahead of the other when both send
-_ECHOED = 64 * 2**20  # bytes of a batch of echoes
-# Bytes up to which netq joins the buffers of a message itself (docs/explanation/design.md): pickled whole.
+BATCH = 2048  # messages; two batches are in flight at most: 40,000 a second with a round trip of 100 ms
+DEPTH = 2048  # messages that a side sends ahead of what it has received, when both send
+_ECHOED = 64 * 2**20  # bytes in a batch of echoes
+# Bytes up to which netq joins the buffers of a message (docs/explanation/design.md): such a message is plain bytes.
 _JOINED = 64 * 1024
-_PATTERN = 2**20  # bytes of noise, repeated: a compressing way or a page of zeros would flatter
+_PATTERN = 2**20  # bytes of noise, repeated: zeros would flatter a link that compresses, and the page cache
 
 Payload = bytes | PickleBuffer
-Show = Callable[[int], object]  # called now and then with how many messages have passed
+Show = Callable[[int], object]  # called now and then with the number of messages so far
 
 
 class _Get(Protocol):
@@ -41,10 +40,10 @@ class Endpoint(NamedTuple):
     get: _Get
 
 
-def slowed(end: Endpoint, delay: float) -> Endpoint:
-    """Return an endpoint whose `put` pauses for `delay` seconds before each message; `end` itself if there is none.
+def delayed(end: Endpoint, delay: float) -> Endpoint:
+    """Return an endpoint whose `put` sleeps for `delay` seconds before each message; `end` itself if that is 0.
 
-    A `put` to a peer that is gone raises Closed at once: a sender that waits for a batch would know it hours later.
+    It raises Closed as soon as the peer is gone. Otherwise a sender would notice at the end of a batch, hours later.
     """
     if not delay:
         return end
@@ -64,24 +63,25 @@ def show_nothing(done: int) -> None:
 
 
 def payload(size: int) -> Payload:
-    """Return a message of `size` bytes, that can be put any number of times."""
+    """Return a message of `size` bytes, which can be put any number of times."""
     return next(messages(Plan(((size, 1),))))
 
 
 def messages(plan: Plan) -> Iterator[Payload]:
-    """Return the messages of a plan. They share one buffer, which is filled now."""
+    """Return the messages of a plan, in its order. They share one buffer, which is filled now."""
     block = _noise(plan.largest)
     made = [PickleBuffer(block[:size]) if size > _JOINED else bytes(block[:size]) for size, _ in plan.pairs]
     return map(made.__getitem__, plan.order())
 
 
 def send(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> None:
-    """Put all messages, and wait until the peer has them."""
+    """Put all messages, and wait until the peer has acknowledged them."""
     earlier: Delivery | None = None
     waited = 0
     for done, stride in _strides(plan.count, BATCH):
         for _ in range(stride):
             delivery = end.put(next(made))
+        # Deliveries end in order: to wait for the last one of the batch before bounds what is in flight.
         if done - waited >= BATCH:
             if earlier is not None:
                 earlier.result()
@@ -91,7 +91,7 @@ def send(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> None
 
 
 def receive(end: Endpoint, count: int, show: Show) -> Counted:
-    """Get so many messages; return how many came, and their bytes."""
+    """Get `count` messages; return their number and their bytes."""
     nbytes = 0
     for done, stride in _strides(count, BATCH):
         for _ in range(stride):
@@ -106,7 +106,7 @@ def receive_one(end: Endpoint, timeout: float | None = None) -> int:
 
 
 def exchange(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> Counted:
-    """Put all messages while as many come; return how many came, and their bytes."""
+    """Put all messages while as many arrive; return the number that arrived, and their bytes."""
     count = plan.count
     ahead = min(DEPTH, count)
     for _ in range(ahead):
@@ -117,13 +117,13 @@ def exchange(end: Endpoint, plan: Plan, made: Iterator[Payload], show: Show) -> 
             nbytes += _size(end.get().data)
             delivery = end.put(next(made))
         show(done)
-    nbytes += receive(end, ahead, lambda done: None).nbytes
+    nbytes += receive(end, ahead, show_nothing).nbytes
     delivery.result()
     return Counted(count, nbytes)
 
 
 def echo(end: Endpoint) -> tuple[Counted, Any]:
-    """Put back what comes; return how many messages and bytes that was, and the tuple that ended it."""
+    """Put back each message until a tuple arrives; return the number of messages, their bytes, and the tuple."""
     count = nbytes = 0
     next_count, next_nbytes = BATCH, _ECHOED
     earlier: Delivery | None = None
@@ -134,7 +134,7 @@ def echo(end: Endpoint) -> tuple[Counted, Any]:
         delivery = end.put(data if type(data) is bytes else PickleBuffer(data))
         count += 1
         nbytes += len(data)
-        del data  # a large one is not to be here while the next one comes
+        del data  # before the next message arrives: two large ones need twice the memory
         if count >= next_count or nbytes >= next_nbytes:
             if earlier is not None:
                 earlier.result()
@@ -150,7 +150,7 @@ def _noise(size: int) -> memoryview:
 
 
 def _strides(count: int, most: int) -> Iterator[tuple[int, int]]:
-    """Divide: yield how many are done after each stride, and its length. A hundred strides, or more short ones."""
+    """Divide `count` into a hundred strides, or into more of `most` each. Yield the end and the length of each."""
     length = max(1, min(most, count // 100))
     for done in range(0, count, length):
         stride = min(length, count - done)
@@ -158,7 +158,7 @@ def _strides(count: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _size(data: Any) -> int:
-    """The bytes of a message, which is not kept."""
+    """Return the bytes of a message. Does not keep a reference to it."""
     if type(data) is bytes or type(data) is memoryview:
         return len(data)
     raise Unexpected(data)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
+from array import array
 from typing import Any
 
 import pytest
 
 from netq.__main__ import main
 from netq.bench import client
+from netq.bench.workloads import may_exceed, percentile, rank, spread
 from tests.netq.bench.conftest import Run
 
 USED = {"cpu_seconds", "resident_bytes", "extra_bytes"}
@@ -81,7 +83,7 @@ def test_load_at_a_rate(run: Run, netloc: str) -> None:
 
 
 def test_load_searches_for_the_highest_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "WARM", 2)
+    monkeypatch.setattr(client, "WARM_UP", 2)
     figures = run("load", "--seconds", "0.01", "--limit", "10", "--netloc", netloc)["figures"]
     held = [each["rate"] for each in figures["tries"] if each["holds"]]
     assert figures["rate"] == max(held, default=0)
@@ -90,7 +92,7 @@ def test_load_searches_for_the_highest_rate(run: Run, netloc: str, monkeypatch: 
 
 
 def test_a_limit_that_nothing_keeps_gives_no_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "WARM", 2)
+    monkeypatch.setattr(client, "WARM_UP", 2)
     figures = run("load", "--seconds", "0.01", "--limit", "0.01", "--netloc", netloc)["figures"]
     assert figures["rate"] == 0
     assert figures["tries"]
@@ -100,7 +102,7 @@ def test_a_limit_that_nothing_keeps_gives_no_rate(run: Run, netloc: str, monkeyp
 def test_the_report_says_what_was_asked_and_on_what(run: Run, netloc: str) -> None:
     report = run("latency", "--size", "2KiB", "--count", "3", "--netloc", netloc)
     assert report["work"] == "latency"
-    expected = {"size": 2048, "count": 3, "protocol": "tcp", "netloc": netloc, "tls": None}
+    expected = {"size": 2048, "count": 3, "protocol": "tcp", "netloc": netloc, "tls": None, "secure": False}
     assert report["arguments"] == expected
     assert report["platform"]["client"] == report["platform"]["server"]
     assert report["platform"]["client"]["python"] == platform.python_version()
@@ -125,3 +127,31 @@ def test_the_cores_of_this_process_are_as_they_were(run: Run) -> None:
     figures = run("latency", "--count", "5")["figures"]  # with a server of its own
     assert figures["messages"] == 5
     assert os.sched_getaffinity(0) == before
+
+
+@pytest.mark.parametrize(
+    ("percent", "count", "expected"),
+    [
+        *[("50", 1, 1), ("50", 2, 1), ("50", 3, 2), ("99", 100, 99), ("99", 101, 100)],
+        *[("99.9", 10, 10), ("99.9", 999, 999), ("99.9", 1000, 999), ("99.9", 1001, 1000), ("99.9", 10_000, 9990)],
+    ],
+)
+def test_the_rank_is_the_least_below_which_so_many_lie(percent: str, count: int, expected: int) -> None:
+    assert rank(percent, count) == expected
+
+
+def test_the_example_of_the_books() -> None:
+    values = [15, 20, 35, 40, 50]
+    assert [percentile(p, values) for p in ("5", "30", "40", "50", "100")] == [15, 20, 20, 35, 50]
+
+
+def test_a_spread_sorts_and_divides() -> None:
+    figures = spread(array("q", range(10_000, 0, -1)), unit=10)
+    assert figures == {"min": 0.1, "p50": 500.0, "p90": 900.0, "p99": 990.0, "p99.9": 999.0, "max": 1000.0}
+
+
+@pytest.mark.parametrize("count", [1, 10, 999, 1000, 1001, 2000, 54_321])
+def test_so_many_may_exceed_a_limit_and_no_more(count: int) -> None:
+    above = may_exceed("99.9", count)
+    assert percentile("99.9", [0] * (count - above) + [9] * above) == 0
+    assert percentile("99.9", [0] * (count - above - 1) + [9] * (above + 1)) == 9
