@@ -1,4 +1,4 @@
-"""One gRPC stream of bytes for each connection: for networks that let HTTP/2 through and little else."""
+"""gRPC: one bidirectional stream of bytes for each connection. For networks that let only HTTP/2 through."""
 
 from netq.grpc import client, server
 

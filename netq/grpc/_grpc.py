@@ -1,28 +1,28 @@
-"""The third-party library, imported for this package once, and told two things that it takes from the environment.
+"""Imports grpcio, with two settings that it reads from the environment.
 
-GRPC_VERBOSITY: its C core writes to stderr by itself (each GOAWAY, each port that is taken), in words that are not the
-user's; netq says the same in its own log. GRPC_ENABLE_FORK_SUPPORT: its handlers of a fork end the child of a process
-that is using it by an abort, one time in five; without them it lives, and netq tells it that it cannot use gRPC.
+GRPC_VERBOSITY: grpc's C core writes to stderr by itself (each GOAWAY, each port in use). netq logs the same events in
+its own terms. GRPC_ENABLE_FORK_SUPPORT: in one of five forks of a process that uses grpc, its fork handlers abort the
+child. Without them the child lives, and netq refuses to use gRPC in it.
 
-Both are read once, when the library is loaded. So they are set for that moment, unless the user has set them, and taken
-back, for they are nobody else's. A program that has imported grpc before has what it has chosen.
+Both are read once, while the library is loaded. They are set during the import only, and only if the user has not set
+them. A program that has imported grpc before keeps its own settings.
 """
 
 from __future__ import annotations
 
 import os
 
-_TOLD = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+_SETTINGS = {"GRPC_VERBOSITY": "NONE", "GRPC_ENABLE_FORK_SUPPORT": "0"}
 
-_ours = {name: value for name, value in _TOLD.items() if name not in os.environ}
-os.environ.update(_ours)
+_added = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
+os.environ.update(_added)
 try:
     import grpc
     import grpc.aio
 except ImportError as error:
     raise ImportError("netq.Protocol.GRPC needs grpcio: pip install grpcio") from error
 finally:
-    for _name in _ours:
+    for _name in _added:
         del os.environ[_name]
 
 __all__ = ["grpc"]

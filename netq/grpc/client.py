@@ -10,7 +10,7 @@ from netq.grpc.channel_options import METHOD, of_client
 from netq.grpc.errors import translate
 from netq.grpc.handle import EventLoopHandle
 from netq.grpc.resolver import addresses
-from netq.grpc.stream import Ends
+from netq.grpc.stream import StreamFunctions
 from netq.grpc.tls import authorities
 from netq.io.connect import check
 from netq.io.loop import Loop
@@ -19,7 +19,7 @@ from netq.runtime.link import LinkListener
 
 
 class ClientTransport:
-    """A transport: each `open` is one attempt, with a channel of its own."""
+    """Connects to a server: each `open` is one attempt, on a new channel."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         security = listener.options.security
@@ -29,25 +29,25 @@ class ClientTransport:
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
         self._trusted = None if security is None else authorities(security, self.netloc.host)
-        self._outpost = EventLoopHandle(listener, loop)
-        self._tasks: set[asyncio.Task[None]] = set()  # in the engine
-        self._attempt: asyncio.Task[None] | None = None  # that of them which has no link yet
+        self._handle = EventLoopHandle(listener, loop)
+        self._tasks: set[asyncio.Task[None]] = set()  # of the event loop
+        self._attempt: asyncio.Task[None] | None = None  # the task that has no link yet
 
     def open(self) -> None:
         """Begin an attempt."""
-        self._outpost.engine.call(self._begin)
+        self._handle.event_loop.call(self._begin)
 
     def close(self) -> None:
-        """Connect no more; the last link may have something to say still."""
-        if not self._outpost.closed:
-            self._outpost.closed = True
-            self._outpost.engine.call(self._end)
+        """Make no more attempts. The last link may still send its last packets."""
+        if not self._handle.closed:
+            self._handle.closed = True
+            self._handle.event_loop.call(self._end)
 
     def _failed(self, error: Exception) -> None:
-        if not self._outpost.closed:
+        if not self._handle.closed:
             self._listener.lost(None, error)
 
-    # In the engine.
+    # The methods below run in the event loop.
 
     def _begin(self) -> None:
         self._attempt = task = asyncio.create_task(self._connect())
@@ -55,29 +55,29 @@ class ClientTransport:
         task.add_done_callback(self._tasks.discard)
 
     def _end(self) -> None:
-        attempt, self._attempt = self._attempt, None  # a cancelled task would keep the channel
+        attempt, self._attempt = self._attempt, None  # a reference to the cancelled task would keep its channel
         if attempt is not None:
             attempt.cancel()
-        asyncio.gather(*self._tasks, return_exceptions=True).add_done_callback(self._left)
+        asyncio.gather(*self._tasks, return_exceptions=True).add_done_callback(self._ended)
 
-    def _left(self, done: asyncio.Future[list[BaseException | None]]) -> None:
-        self._loop.call(self._outpost.leave)
+    def _ended(self, done: asyncio.Future[list[BaseException | None]]) -> None:
+        self._loop.call(self._handle.release)
 
     async def _connect(self) -> None:
         error: Exception | None = None
         try:
-            for target in await addresses(self._outpost.engine, *self.netloc):
+            for target in await addresses(self._handle.event_loop, *self.netloc):
                 error = await self._try(target)
                 if error is None:
                     return
-        except Exception as unknown:  # it ends in a link or in `lost`, whatever a library may raise
-            error = unknown.with_traceback(None)  # whose frames are this one
-        if self._attempt is asyncio.current_task():  # no link was made, which would have been told
+        except Exception as unknown:  # every attempt must end in a link or in `lost`, whatever grpc raises
+            error = unknown.with_traceback(None)  # the traceback would keep this frame alive
+        if self._attempt is asyncio.current_task():  # no link was made: report the error
             self._attempt = None
             self._loop.call(self._failed, error)
 
     async def _try(self, target: str) -> Exception | None:
-        """Carry a link, if somebody is there; return what is wrong if not."""
+        """Connect to one address and carry a link until it ends. Return the error if that is not possible."""
         async with self._channel(target) as channel:
             call = channel.stream_stream(METHOD)()
             try:
@@ -92,9 +92,10 @@ class ClientTransport:
         return error
 
     async def _refusal(self, channel: grpc.aio.Channel, call: grpc.aio.StreamStreamCall) -> Exception | None:
-        """Wait until the channel is up. Not for the server's headers: a proxy may keep them until there is more.
+        """Wait until the channel is ready; return an error if it fails.
 
-        Or until the call is over: who hangs up at once may do so between two looks at the channel.
+        The server's headers are not awaited: a proxy may hold them back until there is data. The end of the call is
+        awaited too, because the server may hang up between two looks at the state of the channel.
         """
         over = asyncio.create_task(call.code())
         try:
@@ -111,10 +112,10 @@ class ClientTransport:
         return None
 
     async def _carry(self, call: grpc.aio.StreamStreamCall) -> None:
-        link = await self._outpost.introduce(self._address)
+        link = await self._handle.make_link(self._address)
         self._attempt = None
         if link is not None:
-            await link.stream.carry(ends_of(call))
+            await link.stream.carry(functions_of(call))
 
     def _channel(self, target: str) -> grpc.aio.Channel:
         options = of_client(self.netloc)
@@ -123,13 +124,14 @@ class ClientTransport:
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._trusted), options)
 
 
-def ends_of(call: grpc.aio.StreamStreamCall) -> Ends:
-    """Return the ends of a client's stream. What is not read of one that broke keeps its channel, so it is iterated:
+def functions_of(call: grpc.aio.StreamStreamCall) -> StreamFunctions:
+    """Return the functions of a client's stream.
 
-    once a write has failed, `call.read` returns no more of what has come.
+    Packets are read by iteration: after a failed write `call.read` no longer returns packets that have arrived, and
+    unread packets keep the channel alive.
     """
     packets = aiter(call)
-    return Ends(lambda: anext(packets, grpc.aio.EOF), call.write, call.done_writing)
+    return StreamFunctions(lambda: anext(packets, grpc.aio.EOF), call.write, call.done_writing)
 
 
 class Communicator(core.Communicator):

@@ -1,7 +1,7 @@
-"""Why a gRPC stream has ended, or could not begin. Pure: the border at which grpc's errors become netq's.
+"""Translates grpc's errors to netq's: why a stream has ended, or could not begin. Pure.
 
-grpc tells a status and a text for its own developers; the text is where the reason is. What is not in the table is
-told in grpc's words, without the address that they are wrapped in.
+grpc reports a status and a text for developers; only the text has the reason. Errors that are not in the table keep
+grpc's text, without the address in front of it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from netq.errors import SecurityError
 
 
 class _Rule(NamedTuple):
-    pattern: str  # looked for in grpc's text
+    pattern: str  # searched in grpc's text
     kind: type[Exception]
-    sentence: str  # {peer}, and {why}: the pattern's group
+    sentence: str  # with {peer}, and {why}: the group of the pattern
 
 
 _TRUST = "if you trust it, give the certificate of its authority in SecurityOptions.certificate"
@@ -79,7 +79,7 @@ _WRAPPING = re.compile(r".*last error: [A-Z_]+: (?:ipv[46]|unix):\S+: ")
 
 
 def translate(details: str, peer: str) -> Exception:
-    """Return what netq says for what grpc says of a `peer`."""
+    """Return netq's error for the text that grpc reports of `peer`."""
     for rule in _RULES:
         if found := re.search(rule.pattern, details):
             return rule.kind(rule.sentence.format(peer=peer, why=_words(found)))

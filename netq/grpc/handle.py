@@ -1,8 +1,7 @@
-"""What a transport has in the engine: a claim on it, and the way in which a new stream becomes a link.
+"""A transport's use of the event loop: acquires it, makes links for new streams, and releases it.
 
-Made and left in the thread of the netq loop (or before it starts). The loop has nothing of grpc to watch, and would
-end before the last words are sent: so it watches a socket that never becomes ready, until the transport has left the
-engine.
+Made and released in the thread of the netq loop, or before that starts. The netq loop watches no socket of grpc, and
+would end before the last packets are sent. Therefore it watches a socket that never becomes ready until `release`.
 """
 
 from __future__ import annotations
@@ -19,44 +18,44 @@ from netq.runtime.link import LinkListener
 
 
 class EventLoopHandle:
-    """One transport's place in the engine. Raises RuntimeError in a fork of a process that has ever had one."""
+    """One transport's use of the event loop. Raises RuntimeError in a fork of a process that has used gRPC."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         check_put_merge(listener.options, "gRPC")
-        self.closed = False  # no more links
+        self.closed = False  # makes no more links
         self._listener = listener
         self._loop = loop
         self._hold = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            self.engine = acquire()
+            self.event_loop = acquire()
         except BaseException:
             self._hold.close()
             raise
         loop.watch(self._hold, READ, lambda mask: None)
 
-    async def introduce(self, address: str) -> Link | None:
-        """Have a link made for a stream that is up; None if none is wanted any more. In the engine."""
-        answer: asyncio.Future[Link | None] = self.engine.loop.create_future()
-        self._loop.call(self._attach, answer, address)
-        return await answer
+    async def make_link(self, address: str) -> Link | None:
+        """Return a link for a new stream; None if the transport is closed. Called in the event loop."""
+        made: asyncio.Future[Link | None] = self.event_loop.loop.create_future()
+        self._loop.call(self._attach, made, address)
+        return await made
 
-    def leave(self) -> None:
-        """All is over here."""
+    def release(self) -> None:
+        """Release the event loop, after the last stream has ended."""
         self._loop.forget(self._hold)
         self._hold.close()
-        release(self.engine)
+        release(self.event_loop)
 
-    def _attach(self, answer: asyncio.Future[Link | None], address: str) -> None:
+    def _attach(self, made: asyncio.Future[Link | None], address: str) -> None:
         if self.closed:
-            self.engine.call(_tell, answer, None)
+            self.event_loop.call(_set_result, made, None)
             return
-        link = Link(self._listener, self._loop, self.engine, self._listener.connect(), address)
-        self.engine.call(_tell, answer, link)
+        link = Link(self._listener, self._loop, self.event_loop, self._listener.connect(), address)
+        self.event_loop.call(_set_result, made, link)
         self._listener.attach(link)
 
 
-def _tell(answer: asyncio.Future[Link | None], link: Link | None) -> None:
-    if not answer.done():
-        answer.set_result(link)
+def _set_result(made: asyncio.Future[Link | None], link: Link | None) -> None:
+    if not made.done():
+        made.set_result(link)
     elif link is not None:
-        link.stream.end()  # the stream has ended while its link was made
+        link.stream.end()  # the stream ended while its link was made

@@ -1,7 +1,7 @@
-"""One gRPC stream, and the Connection whose bytes it moves. Lives in a loop; never waits, never retries.
+"""A gRPC link: moves the bytes of one Connection. Runs in a netq loop; never waits, never retries.
 
-What it hands over, and what it is handed, lies on the two belts of its Stream (netq/grpc/stream.py): the only place
-where the netq loop and the engine meet.
+It exchanges packets with its Stream (netq/grpc/stream.py) through two queues, the only data that the netq loop and
+grpc's event loop share.
 """
 
 from __future__ import annotations
@@ -16,73 +16,73 @@ from netq.io.loop import Loop
 from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener
 
-_PACKETS = 8  # packets taken before the others have their turn
+_PACKETS = 8  # packets received before other links of the loop get a turn
 
 
 class Link:
-    """Moves bytes between a stream and a connection."""
+    """Moves bytes between a Stream and a Connection."""
 
     inline = False
 
     def __init__(
-        self, listener: LinkListener, loop: Loop, engine: EventLoop, connection: Connection, address: str
+        self, listener: LinkListener, loop: Loop, event_loop: EventLoop, connection: Connection, address: str
     ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
-        self.stream = Stream(engine, self._wake, address)
+        self.stream = Stream(event_loop, self._schedule_turn, address)
         self._listener = listener
         self._loop = loop
         self._closed = False
 
     def flush(self) -> None:
-        """Hand packets over, until one is on its way and another waits."""
-        down, pace = self.stream.down, self.stream.pace
-        while not self._closed and not down.full(pace.packet):
-            if not self._give(pace.packet):
+        """Queue packets for sending, until one is being written and another one waits."""
+        outgoing, packet_size = self.stream.outgoing, self.stream.packet_size
+        while not self._closed and not outgoing.is_full(packet_size.size):
+            if not self._put_packet(packet_size.size):
                 return
 
     def receive(self) -> bool:
-        """Nothing: that is for the loop's thread."""
+        """Return False: only the loop's thread receives."""
         return False
 
     def keep(self) -> None:
-        """Nothing is kept here: a packet is a copy."""
+        """Do nothing: packets are copies."""
 
     def close(self) -> None:
-        """Hand over what the connection has left to say, and end the stream behind it."""
+        """Queue the last bytes of the connection, and end the stream after them."""
         if not self._closed:
             self._closed = True
-            self._give(MOST)
+            self._put_packet(MOST)
             self.stream.close()
 
     def move(self, loop: Loop) -> None:
-        """Go on in another loop, with what has come meanwhile."""
+        """Continue in another loop."""
         self._loop = loop
         loop.call(self._turn, loop)
 
-    def _give(self, limit: int) -> bool:
+    def _put_packet(self, limit: int) -> bool:
         buffers = self.connection.to_send(limit, time.monotonic())
         if buffers:
-            self.stream.down.give(b"".join(buffers))
+            self.stream.outgoing.put(b"".join(buffers))
         return bool(buffers)
 
-    def _wake(self) -> None:
-        """Have a turn. In any thread."""
+    def _schedule_turn(self) -> None:
+        """Schedule a turn in the loop. Any thread may call this."""
         loop = self._loop
         loop.call(self._turn, loop)
 
     def _turn(self, loop: Loop) -> None:
-        if loop is not self._loop:  # it has moved meanwhile
+        if loop is not self._loop:  # the link has moved since the call
             self._loop.call(self._turn, self._loop)
             return
         self._receive()
         self.flush()
 
     def _receive(self) -> None:
-        up = self.stream.up
+        incoming = self.stream.incoming
         for _ in range(_PACKETS):
-            packet = up.take()
+            packet = incoming.take()
             if packet is None:
                 return
             if self._closed:
@@ -92,8 +92,8 @@ class Link:
                 return
             if events := self.connection.feed(memoryview(packet), time.monotonic()):
                 self._listener.deliver(self, events)
-            up.taken(len(packet))
-        self._wake()
+            incoming.processed(len(packet))
+        self._schedule_turn()
 
     def _lost(self) -> None:
         self._closed = True

@@ -1,8 +1,8 @@
-"""Packets on their way from one thread to another, with a bound. Pure: it is told how to wake either side.
+"""A lock-free queue of packets with one producer thread and one consumer thread. Pure: the callers supply the wake-ups.
 
-One thread gives, the other takes, and neither waits nor locks: each count has one writer. Who finds nothing to do says
-so *before* it looks once more, and the other looks for that *after* it has changed something; so one of them sees
-the other, and a side is woken only if it waits. (CPython's order of memory is the order of the program.)
+Each counter has one writer, so neither side locks or waits. The consumer sets its waiting flag, then checks the queue
+again; the producer appends, then checks the flag. In either order one of them sees the other, so no wake-up is lost,
+and a side is woken only while it waits. (CPython executes memory operations in program order.)
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from collections.abc import Callable
 
 
 class PacketQueue:
-    """A queue of packets between two threads. `give` and `full` belong to one, `take` and `taken` to the other."""
+    """A queue of packets. The producer calls `put` and `is_full`, the consumer `take` and `processed`."""
 
-    def __init__(self, wake_taker: Callable[[], object], wake_giver: Callable[[], object]) -> None:
-        self._wake_taker = wake_taker
-        self._wake_giver = wake_giver
+    def __init__(self, wake_consumer: Callable[[], object], wake_producer: Callable[[], object]) -> None:
+        self._wake_consumer = wake_consumer
+        self._wake_producer = wake_producer
         self._packets: deque[bytes] = deque()
-        self._given = self._taken = 0  # bytes
-        self._hungry = True  # the taker waits
-        self._blocked = False  # the giver does
+        self._put = self._processed = 0  # bytes
+        self._consumer_waits = True
+        self._producer_waits = False
 
-    def full(self, limit: int) -> bool:
-        """Return whether more than `limit` bytes are under way; if so, the giver is woken when some have been taken."""
-        if self._given - self._taken <= limit:
+    def is_full(self, limit: int) -> bool:
+        """Return whether more than `limit` bytes are unprocessed. If so, `processed` wakes the producer."""
+        if self._put - self._processed <= limit:
             return False
-        self._blocked = True
-        return self._given - self._taken > limit
+        self._producer_waits = True
+        return self._put - self._processed > limit
 
-    def give(self, packet: bytes) -> None:
-        """Add a packet."""
+    def put(self, packet: bytes) -> None:
+        """Append a packet."""
         self._packets.append(packet)
-        self._given += len(packet)
-        if self._hungry:
-            self._hungry = False
-            self._wake_taker()
+        self._put += len(packet)
+        if self._consumer_waits:
+            self._consumer_waits = False
+            self._wake_consumer()
 
     def take(self) -> bytes | None:
-        """Return the next packet; None if there is none: then the taker is woken by the next. See `taken`."""
+        """Return the next packet. None if there is none; then the next `put` wakes the consumer."""
         if not self._packets:
-            self._hungry = True
+            self._consumer_waits = True
             if not self._packets:
                 return None
-        self._hungry = False
+        self._consumer_waits = False
         return self._packets.popleft()
 
-    def taken(self, size: int) -> None:
-        """Say that the packet of so many bytes is dealt with: there is room for another."""
-        self._taken += size
-        if self._blocked:
-            self._blocked = False
-            self._wake_giver()
+    def processed(self, size: int) -> None:
+        """Report that a packet of `size` bytes was processed, which makes room for another."""
+        self._processed += size
+        if self._producer_waits:
+            self._producer_waits = False
+            self._wake_producer()

@@ -1,25 +1,25 @@
-"""How many bytes go into one packet. Pure.
+"""The adaptive size of packets. Pure.
 
-A packet is one gRPC message, and the peer hears of it only when the last byte has come: on a slow link a large one is a
-silence, and all that is put meanwhile waits behind it. So a packet grows while the stream takes packets in less
-than PERIOD, and shrinks to what it takes in that time.
+A packet is one gRPC message, and the peer receives it only when its last byte has arrived. On a slow link a large
+packet looks like silence, and delays everything behind it. Therefore the size grows while the stream takes packets in
+less than PERIOD, and shrinks to the bytes that the stream takes in PERIOD.
 """
 
 from __future__ import annotations
 
-PERIOD = 0.02  # seconds that a packet may take
+PERIOD = 0.02  # seconds that writing a packet may take
 LEAST, MOST = 16 * 1024, 1024 * 1024  # bytes
 
 
 class PacketSize:
-    """`packet` bytes, and some headers, go into the next packet."""
+    """The size of the next packet: `size` bytes and some headers."""
 
     def __init__(self) -> None:
-        self.packet = LEAST
+        self.size = LEAST
 
-    def wrote(self, size: int, seconds: float) -> None:
-        """Learn how long the stream took for a packet."""
+    def measured(self, size: int, seconds: float) -> None:
+        """Adapt to the time that the stream took for a packet of `size` bytes."""
         if seconds > PERIOD:
-            self.packet = max(LEAST, min(self.packet, int(size / seconds * PERIOD)))
-        elif size >= self.packet and seconds < PERIOD / 2:
-            self.packet = min(2 * self.packet, MOST)
+            self.size = max(LEAST, min(self.size, int(size / seconds * PERIOD)))
+        elif size >= self.size and seconds < PERIOD / 2:
+            self.size = min(2 * self.size, MOST)

@@ -1,7 +1,6 @@
-"""The addresses of a host by the system's own resolver, so that /etc/hosts, mDNS and the like count as they do
-elsewhere: grpc would ask the name servers by itself.
+"""Resolves host names with the system's resolver, so that /etc/hosts and mDNS work as for other transports.
 
-Called in the engine; it never waits there: a name is looked up in a thread.
+grpc's own resolver asks the name servers directly. Called in the event loop; a name is looked up in a thread.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from netq.grpc.event_loop import EventLoop
 from netq.io.connect import Address, look_up, look_up_in_thread
 
 
-async def addresses(engine: EventLoop, host: str, port: int) -> list[str]:
+async def addresses(event_loop: EventLoop, host: str, port: int) -> list[str]:
     """Return grpc's targets, one for each address. Raises OSError with a sentence."""
     try:
         found = look_up(host, port, numeric=True)
-    except socket.gaierror:  # a name: asking for it may take seconds
-        answer: asyncio.Future[list[Address]] = engine.loop.create_future()
-        tell = partial(engine.call, _tell, answer)
-        look_up_in_thread(host, port, tell, tell)
-        found = await answer
+    except socket.gaierror:  # a name, whose lookup may take seconds
+        resolved: asyncio.Future[list[Address]] = event_loop.loop.create_future()
+        set_result = partial(event_loop.call, _set_result, resolved)
+        look_up_in_thread(host, port, set_result, set_result)
+        found = await resolved
     return [_target(family, str(address[0]), port) for family, address in found]
 
 
-def _tell(answer: asyncio.Future[list[Address]], found: list[Address] | OSError) -> None:
-    if answer.done():
-        return  # nobody wants to know any more
+def _set_result(resolved: asyncio.Future[list[Address]], found: list[Address] | OSError) -> None:
+    if resolved.done():
+        return  # the attempt was cancelled
     if isinstance(found, OSError):
-        answer.set_exception(found)
+        resolved.set_exception(found)
     else:
-        answer.set_result(found)
+        resolved.set_result(found)
 
 
 def _target(family: int, address: str, port: int) -> str:

@@ -10,18 +10,18 @@ from netq import core
 from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import CONNECT, SERVICE, of_server
 from netq.grpc.handle import EventLoopHandle
-from netq.grpc.stream import Ends
+from netq.grpc.stream import StreamFunctions
 from netq.grpc.tls import identity
 from netq.io.connect import bind, cannot_listen
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.runtime.link import LinkListener
 
-_GRACE = 0.9  # seconds for the last words of all streams
+_GRACE = 0.9  # seconds for the last packets of all streams
 
 
 class ServerTransport:
-    """A transport: makes a link of each stream that a client opens."""
+    """Listens, and makes a link for each stream that a client opens."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         security = listener.options.security
@@ -29,34 +29,34 @@ class ServerTransport:
         self._listener = listener
         self._loop = loop
         self._identity = None if security is None else identity(security)
-        self._outpost: EventLoopHandle | None = None
-        self._server: grpc.aio.Server | None = None  # in the engine
-        self._stopping: asyncio.Task[None] | None = None  # so is this
+        self._handle: EventLoopHandle | None = None
+        self._server: grpc.aio.Server | None = None  # used in the event loop
+        self._stopping: asyncio.Task[None] | None = None  # as well
 
     def open(self) -> None:
         """Listen; raises AddressError."""
-        with bind(self.netloc) as sock:  # for what the system says of the address, which grpc does not
+        with bind(self.netloc) as sock:  # for the system's error, which grpc does not report
             host, port = sock.getsockname()[0], self.netloc.port
-        self._outpost = EventLoopHandle(self._listener, self._loop)
+        self._handle = EventLoopHandle(self._listener, self._loop)
         try:
-            bound = self._outpost.engine.ask(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+            bound = self._handle.event_loop.run(self._start(f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
             if not bound:
                 raise cannot_listen(self.netloc, OSError("grpc does not say why"))
         except BaseException:
-            self._outpost.leave()
+            self._handle.release()
             raise
         self.netloc = NetworkLocation(self.netloc.host, bound)
 
     def close(self) -> None:
-        """Listen no more; the streams may have something to say still."""
-        if self._outpost is not None and not self._outpost.closed:
-            self._outpost.closed = True
-            self._outpost.engine.call(self._end)
+        """Stop listening. The streams may still send their last packets."""
+        if self._handle is not None and not self._handle.closed:
+            self._handle.closed = True
+            self._handle.event_loop.call(self._end)
 
-    # In the engine.
+    # The methods below run in the event loop.
 
     async def _start(self, address: str) -> int:
-        """Return the port; 0 if the address cannot be had."""
+        """Start listening, and return the port; 0 if grpc cannot bind the address."""
         server = grpc.aio.server(options=of_server(self._listener.options.connection))
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
@@ -73,23 +73,23 @@ class ServerTransport:
 
     def _end(self) -> None:
         self._stopping = asyncio.create_task(self._stop())
-        self._stopping.add_done_callback(self._left)
+        self._stopping.add_done_callback(self._stopped)
 
     async def _stop(self) -> None:
         server, self._server = self._server, None
         if server is not None:
             await server.stop(_GRACE)
 
-    def _left(self, done: asyncio.Future[None]) -> None:
-        if self._outpost is not None:
-            self._loop.call(self._outpost.leave)
+    def _stopped(self, done: asyncio.Future[None]) -> None:
+        if self._handle is not None:
+            self._loop.call(self._handle.release)
 
     async def _serve(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        assert self._outpost is not None
+        assert self._handle is not None
         await context.send_initial_metadata(())
-        link = await self._outpost.introduce(unquote(context.peer().partition(":")[2]))
+        link = await self._handle.make_link(unquote(context.peer().partition(":")[2]))
         if link is not None:
-            await link.stream.carry(Ends(context.read, context.write, _nothing))
+            await link.stream.carry(StreamFunctions(context.read, context.write, _finish))
 
 
 class Communicator(core.Communicator):
@@ -99,5 +99,5 @@ class Communicator(core.Communicator):
         super().__init__(options, Purpose.SERVER, ServerTransport)
 
 
-async def _nothing() -> None:
-    """A server has said all when it returns."""
+async def _finish() -> None:
+    """Do nothing: a server's stream finishes when its handler returns."""

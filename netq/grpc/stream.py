@@ -1,7 +1,7 @@
-"""The half of a link that lives in the engine: two tasks, of which one reads a gRPC stream and the other writes it.
+"""The part of a link that runs in grpc's event loop: one task reads a gRPC stream, another one writes it.
 
-Made by a link (netq/grpc/link.py), which gives to `down` and takes from `up`; carried by the transport that has opened
-the gRPC stream. It never calls the link but to wake it, and never sees what the bytes mean.
+A link (netq/grpc/link.py) makes it, puts packets into `outgoing` and takes them from `incoming`. The transport that has
+opened the gRPC stream runs `carry`. The stream does not interpret bytes, and calls the link only to wake it.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from netq.grpc.event_loop import EventLoop
 from netq.grpc.packet_queue import PacketQueue
 from netq.grpc.packet_size import MOST, PacketSize
 
-_AHEAD = MOST  # bytes that may wait for the netq loop; the next packet is read only when fewer do
-_PARTING = 0.8  # seconds for the last words, ours and the peer's
+_READ_AHEAD = MOST  # bytes that may wait for the netq loop; with more, no further packet is read
+_CLOSE_TIMEOUT = 0.8  # seconds for the last packets of both sides
 _BROKEN = (grpc.RpcError, grpc.aio.UsageError, grpc.aio.InternalError, asyncio.InvalidStateError)
 
-END = b""  # on `up`: nothing more comes
+END = b""  # the last packet of `incoming`
 
 
-class Ends(NamedTuple):
-    """What grpc's two kinds of stream, a client's call and a server's context, have in common."""
+class StreamFunctions(NamedTuple):
+    """The functions of a gRPC stream: of a client's call or a server's context."""
 
-    read: Callable[[], Awaitable[bytes]]  # or grpc.aio.EOF
+    read: Callable[[], Awaitable[bytes]]  # returns grpc.aio.EOF at the end
     write: Callable[[bytes], Awaitable[None]]
-    finish: Callable[[], Awaitable[None]]  # nothing more will be written
+    finish: Callable[[], Awaitable[None]]  # closes the direction of sending
 
 
 class Stream:
-    """Carries packets between a gRPC stream and two belts."""
+    """Carries packets between a gRPC stream and two queues."""
 
-    def __init__(self, engine: EventLoop, wake_link: Callable[[], None], peer: str) -> None:
-        self.down = PacketQueue(self._wake, wake_link)  # the link gives, this takes
-        self.up = PacketQueue(wake_link, self._wake)  # and the other way round
-        self.pace = PacketSize()
-        self.error: Exception = ConnectionResetError("the peer hung up")  # what END is due to
-        self._engine = engine
+    def __init__(self, event_loop: EventLoop, wake_link: Callable[[], None], peer: str) -> None:
+        self.outgoing = PacketQueue(self._wake, wake_link)
+        self.incoming = PacketQueue(wake_link, self._wake)
+        self.packet_size = PacketSize()
+        self.error: Exception = ConnectionResetError("the peer hung up")  # the reason for END
+        self._event_loop = event_loop
         self._peer = peer
-        self._changed = asyncio.Event()  # a belt has
+        self._changed = asyncio.Event()  # a queue has
         self._closing = self._ended = False
         self._timeout: asyncio.Timeout | None = None
 
     def close(self) -> None:
-        """Send what is on `down`, say that this is all, and end within a bound. For the link, in its thread."""
-        self._engine.call(self._close)
+        """Send the packets of `outgoing`, finish, and end within _CLOSE_TIMEOUT. Called in the link's thread."""
+        self._event_loop.call(self._close)
 
-    # In the engine.
+    # The methods below run in the event loop.
 
-    async def carry(self, ends: Ends) -> None:
-        """Return when the stream is over in both directions, or the link has closed it."""
-        writing = asyncio.create_task(self._write(ends))
+    async def carry(self, functions: StreamFunctions) -> None:
+        """Move packets until both directions have ended, or the link has closed the stream."""
+        writing = asyncio.create_task(self._write(functions))
         try:
-            async with asyncio.timeout(_PARTING if self._closing else None) as self._timeout:
-                await self._read(ends)
+            async with asyncio.timeout(_CLOSE_TIMEOUT if self._closing else None) as self._timeout:
+                await self._read(functions)
                 self.end()
                 await writing
         except TimeoutError:
@@ -68,33 +68,33 @@ class Stream:
             self.end()
 
     def end(self) -> None:
-        """Tell the link that nothing more comes."""
+        """Put END into `incoming`, once."""
         if not self._ended:
             self._ended = True
-            self.up.give(END)
+            self.incoming.put(END)
 
-    async def _read(self, ends: Ends) -> None:
+    async def _read(self, functions: StreamFunctions) -> None:
         try:
-            while (packet := await ends.read()) is not grpc.aio.EOF:
+            while (packet := await functions.read()) is not grpc.aio.EOF:
                 if packet and not self._closing:
-                    self.up.give(packet)
-                while self.up.full(_AHEAD) and not self._closing:
+                    self.incoming.put(packet)
+                while self.incoming.is_full(_READ_AHEAD) and not self._closing:
                     await self._change()
         except grpc.RpcError as error:
             self.error = translate(error.details() or "", self._peer)
 
-    async def _write(self, ends: Ends) -> None:
-        with contextlib.suppress(*_BROKEN):  # the reader learns why
+    async def _write(self, functions: StreamFunctions) -> None:
+        with contextlib.suppress(*_BROKEN):  # _read reports the reason
             while packet := await self._next():
-                start = self._engine.loop.time()
-                await ends.write(packet)
-                self.pace.wrote(len(packet), self._engine.loop.time() - start)
-                self.down.taken(len(packet))
-            await ends.finish()
+                start = self._event_loop.loop.time()
+                await functions.write(packet)
+                self.packet_size.measured(len(packet), self._event_loop.loop.time() - start)
+                self.outgoing.processed(len(packet))
+            await functions.finish()
 
     async def _next(self) -> bytes | None:
-        """The next packet; None when the link has closed and all is sent."""
-        while (packet := self.down.take()) is None and not self._closing:
+        """Return the next packet to write; None when the link has closed and all packets are sent."""
+        while (packet := self.outgoing.take()) is None and not self._closing:
             await self._change()
         return packet
 
@@ -103,10 +103,10 @@ class Stream:
         await self._changed.wait()
 
     def _wake(self) -> None:
-        self._engine.call(self._changed.set)
+        self._event_loop.call(self._changed.set)
 
     def _close(self) -> None:
         self._closing = True
         self._changed.set()
         if self._timeout is not None:
-            self._timeout.reschedule(self._engine.loop.time() + _PARTING)
+            self._timeout.reschedule(self._event_loop.loop.time() + _CLOSE_TIMEOUT)

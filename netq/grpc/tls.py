@@ -1,7 +1,8 @@
-"""TLS for grpc: which PEM it is given. netq/security/tls.py checks the options and the files, with its own errors, and
-grpc does the rest; it verifies the server's name by itself. Called by the transports, as they are made.
+"""TLS for grpc: reads the PEM files that grpc gets. Called by the transports when they are made.
 
-grpc takes TLS 1.2 as well as 1.3, and Python has no way to tell it otherwise; between two netqs it is 1.3.
+netq/security/tls.py checks the options and the files, with its own errors; grpc does the rest, and verifies the
+server's name itself. grpc accepts TLS 1.2 as well as 1.3, and its Python API cannot change that. Two netq peers use
+1.3.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ def identity(security: SecurityOptions) -> tuple[bytes, bytes]:
 
 
 def authorities(security: SecurityOptions, host: str) -> bytes:
-    """Return what a client trusts. Raises SecurityError if that, or the name of the host, cannot be used."""
+    """Return the certificates that a client trusts. Raises SecurityError if they, or the host name, cannot be used."""
     client_side(security, host)
     return security.certificate.read_bytes() if security.certificate else _of_the_system()
 
 
 def _of_the_system() -> bytes:
-    """What the system trusts: grpc by itself would trust a list that it brings along."""
+    """Return the system's certificates: grpc's default is a list of its own."""
     paths = ssl.get_default_verify_paths()
     files = [Path(paths.cafile)] if paths.cafile else []
     if paths.capath:
-        files += sorted(Path(paths.capath).glob("*.[0-9]"))  # by hash, as OpenSSL looks for them
+        files += sorted(Path(paths.capath).glob("*.[0-9]"))  # named by hash, as OpenSSL looks them up
     return b"\n".join([file.read_bytes() for file in files if file.is_file()])

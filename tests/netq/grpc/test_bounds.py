@@ -50,12 +50,12 @@ def resident() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def test_a_connection_may_have_few_streams(communicators: Communicators) -> None:
+def test_streams_of_a_connection_are_limited(communicators: Communicators) -> None:
     assert settings_of(communicators.server().netloc)[MAX_CONCURRENT_STREAMS] == 16
 
 
 @pytest.mark.slow
-def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(communicators: Communicators) -> None:
+def test_flood_of_pings_needs_little_memory(communicators: Communicators) -> None:
     server = communicators.server()
     before, pings = resident(), frame(PING, bytes(8)) * 10_000
     with socket.create_connection(server.netloc, LIMIT) as sock:
@@ -68,13 +68,13 @@ def test_a_flood_of_pings_whose_answers_nobody_reads_costs_little(communicators:
         assert resident() - before < 100 * 2**20
 
 
-def test_a_handshake_may_take_as_long_as_it_likes(communicators: Communicators) -> None:
+def test_handshake_timeout_may_be_infinite(communicators: Communicators) -> None:
     server = communicators.server(handshake_timeout=math.inf)
     introduce(server, communicators.client(server.netloc, handshake_timeout=math.inf))
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_constructor_that_fails_leaves_no_engine(monkeypatch: pytest.MonkeyPatch, purpose: Purpose) -> None:
+def test_failed_constructor_releases_the_event_loop(monkeypatch: pytest.MonkeyPatch, purpose: Purpose) -> None:
     make = socket.socket
 
     def make_some(family: int = -1, kind: int = -1, *rest: Any, **named: Any) -> socket.socket:
@@ -85,10 +85,10 @@ def test_a_constructor_that_fails_leaves_no_engine(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(socket, "socket", make_some)
     with pytest.raises(OSError, match="Too many open files"):
         netq.new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=ports.free()))
-    assert event_loop._state.engine is None
+    assert event_loop._state.event_loop is None
 
 
-def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
+def test_client_retries_without_a_thread_for_the_lookup(
     communicators: Communicators, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, start, refusals = communicators.server(), threading.Thread.start, 3
@@ -107,7 +107,7 @@ def test_a_client_without_a_thread_to_look_a_name_up_tries_again(
     assert refusals == 0
 
 
-def test_a_proxy_of_the_environment_is_not_asked(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_of_the_environment_is_ignored(communicators: Communicators, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
@@ -115,9 +115,7 @@ def test_a_proxy_of_the_environment_is_not_asked(communicators: Communicators, m
     introduce(server, communicators.client(server.netloc))
 
 
-def test_a_server_that_hangs_up_after_its_first_words_is_not_waited_for(
-    communicators: Communicators, log: LogRecorder
-) -> None:
+def test_server_that_hangs_up_after_its_greeting_fails_at_once(communicators: Communicators, log: LogRecorder) -> None:
     """It may do so between two looks at the channel: one attempt in some thirty stood still then."""
     greeted, over = 0, threading.Event()
 

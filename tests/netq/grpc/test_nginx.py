@@ -95,7 +95,7 @@ def test_100_mib_each_way_on_one_link(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["restart", "reload"])
-def test_a_link_that_nginx_drops_is_resumed(
+def test_session_resumes_after_nginx_drops_the_link(
     communicators: Communicators, behind: Behind, front: certificates.Files | None, log: LogRecorder, how: str
 ) -> None:
     server = communicators.server()
@@ -118,7 +118,7 @@ def test_a_link_that_nginx_drops_is_resumed(
     assert not log.having("began anew")
 
 
-def test_nobody_behind_nginx_is_named_once_and_waited_for(
+def test_missing_server_behind_nginx_is_logged_once(
     communicators: Communicators, behind: Behind, log: LogRecorder
 ) -> None:
     nginx = behind(communicators.unused_address())
@@ -131,9 +131,7 @@ def test_nobody_behind_nginx_is_named_once_and_waited_for(
     future.result(LIMIT)
 
 
-def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
-    communicators: Communicators, behind: Behind, log: LogRecorder
-) -> None:
+def test_body_limit_of_nginx_ends_links(communicators: Communicators, behind: Behind, log: LogRecorder) -> None:
     """Default: 1 MiB in all, however many messages it is; then another link is needed, and goes on."""
     server = communicators.server()
     client = to(behind(server.netloc, client_max_body_size="1m"), communicators)
@@ -146,7 +144,7 @@ def test_without_client_max_body_size_0_a_link_carries_what_nginx_allows(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", ["client_body_timeout", "grpc_read_timeout"])
-def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_heartbeat(
+def test_heartbeat_keeps_a_link_within_nginx_timeout(
     communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
     server = communicators.server(heartbeat=0.3)
@@ -168,7 +166,7 @@ def test_a_timeout_of_nginx_cuts_who_is_silent_for_longer_and_not_who_has_a_hear
 @pytest.mark.parametrize(
     "setting", ["grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout"]
 )
-def test_other_timeouts_of_nginx_do_not_matter(
+def test_other_timeouts_of_nginx_have_no_effect(
     communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
 ) -> None:
     """docs/how-to/transport.md names those that do; for those here the default is as good as any."""

@@ -71,7 +71,7 @@ def where(process: subprocess.Popen[str]) -> NetworkLocation:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the threads")
-def test_200_clients_do_not_cost_the_server_a_thread_each(communicators: Communicators, start: Start) -> None:
+def test_200_clients_need_no_thread_each(communicators: Communicators, start: Start) -> None:
     netloc = where(start(BEGINNING + ECHO))
     clients = [communicators.client(netloc) for _ in range(200)]
     futures = [client.put("threads?") for client in clients]
@@ -84,7 +84,7 @@ def test_200_clients_do_not_cost_the_server_a_thread_each(communicators: Communi
         communicators.abort(client)
 
 
-def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(communicators: Communicators, start: Start) -> None:
+def test_fork_refuses_grpc_in_the_child(communicators: Communicators, start: Start) -> None:
     server = communicators.server()
     process = start(BEGINNING + FORKS, server.netloc.port)
     for code in (7, 8):  # the second when all is closed: grpc's threads may still be there
@@ -94,7 +94,7 @@ def test_a_fork_leaves_grpc_to_the_parent_and_the_child_is_told(communicators: C
     assert [server.get(timeout=LIMIT).data for _ in range(2)] == ["before", "after"]
 
 
-def test_a_server_prints_nothing_of_grpc_s(communicators: Communicators, start: Start) -> None:
+def test_server_prints_nothing_of_grpc(communicators: Communicators, start: Start) -> None:
     process = start(BEGINNING + ECHO)
     netloc = where(process)
     client = communicators.client(netloc)
@@ -105,7 +105,7 @@ def test_a_server_prints_nothing_of_grpc_s(communicators: Communicators, start: 
     assert process.communicate(timeout=LIMIT) == ("", "")
 
 
-def test_the_library_that_is_not_there_is_named(start: Start) -> None:
+def test_missing_library_is_named(start: Start) -> None:
     process = start(
         BEGINNING + "sys.modules['grpc'] = None\n"
         "try:\n    netq.new(GRPC)\nexcept ImportError as error:\n    tell(str(error), 'GRPC_VERBOSITY' in os.environ)"

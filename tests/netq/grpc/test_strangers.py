@@ -49,7 +49,7 @@ def kept_open(packets: list[bytes]) -> Iterator[Iterator[bytes]]:
     ],
     ids=["nothing", "half a greeting", "empty", "text", "zeros", "ping", "bomb", "two greetings"],
 )
-def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
+def test_stream_without_netq_is_logged_in_one_line(
     communicators: Communicators, log: LogRecorder, packets: list[bytes], complaint: str
 ) -> None:
     server = communicators.server(handshake_timeout=0.3 if complaint.endswith("within 0.3 s") else LIMIT)
@@ -65,7 +65,7 @@ def test_who_opens_a_stream_and_does_not_speak_netq_is_one_line(
     assert len(log.having(line.split()[0])) == 1
 
 
-def test_a_packet_beyond_the_limit_is_refused_by_grpc(communicators: Communicators, log: LogRecorder) -> None:
+def test_packet_beyond_the_limit_is_refused(communicators: Communicators, log: LogRecorder) -> None:
     server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream(METHOD)(iter([bytes(LARGEST + 1)]), timeout=LIMIT)
@@ -75,7 +75,7 @@ def test_a_packet_beyond_the_limit_is_refused_by_grpc(communicators: Communicato
     introduce(server, communicators.client(server.netloc))
 
 
-def test_another_method_is_not_there(communicators: Communicators) -> None:
+def test_other_methods_are_refused(communicators: Communicators) -> None:
     server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel:
         answers = channel.stream_stream("/netq.Queue/Other")(iter([]), timeout=LIMIT)
@@ -84,7 +84,7 @@ def test_another_method_is_not_there(communicators: Communicators) -> None:
         assert answers.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_close_does_not_wait_for_strangers(communicators: Communicators, log: LogRecorder) -> None:
+def test_close_does_not_wait_for_unknown_clients(communicators: Communicators, log: LogRecorder) -> None:
     server = communicators.server()
     with grpc.insecure_channel("{}:{}".format(*server.netloc)) as channel, kept_open([INI[:10]]) as sending:
         answers = channel.stream_stream(METHOD)(sending, timeout=LIMIT)

@@ -1,4 +1,4 @@
-"""A stream that breaks gives what has come of it, and lets go of grpc; so does the engine at its end."""
+"""A broken stream delivers the packets that arrived, and releases grpc; so does the event loop at its end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import CONNECT, METHOD, SERVICE
-from netq.grpc.client import ends_of
+from netq.grpc.client import functions_of
 from netq.grpc.event_loop import EventLoop, acquire, release
-from netq.grpc.stream import END, Ends, Stream
+from netq.grpc.stream import END, Stream, StreamFunctions
 from netq.testing.fixtures import LIMIT
 
 SIZE = 512 * 1024  # bytes: three of them are more than a stream reads ahead
@@ -20,51 +20,53 @@ PACKETS = [bytes([number]) * SIZE for number in range(6)]
 
 
 @pytest.fixture
-def engine() -> Iterator[EventLoop]:
-    engine = acquire()
-    yield engine
-    release(engine)
-    engine._thread.join(LIMIT)
+def event_loop() -> Iterator[EventLoop]:
+    event_loop = acquire()
+    yield event_loop
+    release(event_loop)
+    event_loop._thread.join(LIMIT)
     assert not [thread for thread in threading.enumerate() if "_poll_wrapper" in thread.name]
 
 
 class Broken:
-    """A stream of which the server has sent all, and to which the client cannot write any more."""
+    """A stream whose server has sent all packets, and to which the client can no longer write."""
 
-    def __init__(self, engine: EventLoop) -> None:
-        self.failed = threading.Event()  # a write has
-        self.something = threading.Event()  # has come
-        self.stream = Stream(engine, self.something.set, "the peer")
+    def __init__(self, event_loop: EventLoop) -> None:
+        self.failed = threading.Event()  # a write has failed
+        self.arrived = threading.Event()
+        self.stream = Stream(event_loop, self.arrived.set, "the peer")
 
     async def carry(self) -> None:
-        """Serve one stream in this process, and carry the client's half of it."""
+        """Serve one stream in this process, and carry the client's side of it."""
         server = grpc.aio.server()
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(_all)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            ends = ends_of(channel.stream_stream(METHOD)())
-            await self.stream.carry(Ends(ends.read, lambda packet: self._write(ends, packet), ends.finish))
+            functions = functions_of(channel.stream_stream(METHOD)())
+            await self.stream.carry(
+                StreamFunctions(functions.read, lambda packet: self._write(functions, packet), functions.finish)
+            )
         await server.stop(None)
 
-    async def _write(self, ends: Ends, packet: bytes) -> None:
+    async def _write(self, functions: StreamFunctions, packet: bytes) -> None:
         try:
-            await ends.write(packet)
+            await functions.write(packet)
         except Exception:
             self.failed.set()
             raise
 
-    def taken(self) -> list[bytes]:
-        """Take all that comes, to the end."""
+    def packets(self) -> list[bytes]:
+        """Take all packets until END."""
         packets: list[bytes] = []
         while not packets or packets[-1] != END:
-            self.something.clear()
-            if (packet := self.stream.up.take()) is None:
-                assert self.something.wait(LIMIT)
+            self.arrived.clear()
+            if (packet := self.stream.incoming.take()) is None:
+                assert self.arrived.wait(LIMIT)
             else:
                 packets.append(packet)
-                self.stream.up.taken(len(packet))
+                self.stream.incoming.processed(len(packet))
         return packets[:-1]
 
 
@@ -73,21 +75,21 @@ async def _all(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
         await context.write(packet)
 
 
-def test_all_that_has_come_is_read_after_a_write_has_failed(engine: EventLoop) -> None:
-    broken = Broken(engine)
-    carried = asyncio.run_coroutine_threadsafe(broken.carry(), engine.loop)
+def test_arrived_packets_are_read_after_a_failed_write(event_loop: EventLoop) -> None:
+    broken = Broken(event_loop)
+    carried = asyncio.run_coroutine_threadsafe(broken.carry(), event_loop.loop)
     for _ in range(10_000):
-        broken.stream.down.give(b"to one who has said all")
+        broken.stream.outgoing.put(b"to a server that has finished")
         if broken.failed.wait(0.01):
             break
     assert broken.failed.is_set()
-    assert broken.taken() == PACKETS
+    assert broken.packets() == PACKETS
     carried.result(LIMIT)
 
 
-def test_the_last_one_to_release_the_engine_ends_the_tasks_that_do_not_end() -> None:
-    engine = acquire()
-    task = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), engine.loop)
-    release(engine)
-    assert not engine._thread.is_alive()
+def test_last_release_cancels_remaining_tasks() -> None:
+    event_loop = acquire()
+    task = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), event_loop.loop)
+    release(event_loop)
+    assert not event_loop._thread.is_alive()
     assert task.cancelled()

@@ -56,7 +56,7 @@ def test_tls_at_the_server_alone(communicators: Communicators, files: certificat
     assert "SecurityOptions on both or on neither?" in trouble(communicators, log, of_server(files), None)
 
 
-def test_a_server_that_is_not_trusted(
+def test_untrusted_server_is_refused(
     communicators: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
     line = trouble(communicators, log, of_server(files), of_client(certificates.make(tmp_path)))
@@ -64,14 +64,14 @@ def test_a_server_that_is_not_trusted(
     assert "SecurityOptions.certificate" in line
 
 
-def test_the_system_s_authorities_do_not_vouch_for_ours(
+def test_system_authorities_do_not_trust_a_private_server(
     communicators: Communicators, files: certificates.Files, log: LogRecorder
 ) -> None:
     assert "is refused: " in trouble(communicators, log, of_server(files), SecurityOptions())
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_that_goes_by_another_name(
+def test_certificate_for_another_name_is_refused(
     communicators: Communicators, log: LogRecorder, tmp_path: Path, host: str
 ) -> None:
     elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
@@ -80,21 +80,17 @@ def test_a_server_that_goes_by_another_name(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
-def test_a_server_that_is_who_it_should_be(communicators: Communicators, files: certificates.Files, host: str) -> None:
+def test_trusted_server_is_accepted(communicators: Communicators, files: certificates.Files, host: str) -> None:
     server = communicators.server(NetworkLocation(host, 0), security=of_server(files))
     introduce(server, communicators.client(server.netloc, security=of_client(files)))
 
 
-def test_a_file_that_trusts_the_server_s_own_certificate_is_enough(
-    communicators: Communicators, files: certificates.Files
-) -> None:
+def test_own_certificate_of_the_server_can_be_trusted(communicators: Communicators, files: certificates.Files) -> None:
     server = communicators.server(security=of_server(files))
     introduce(server, communicators.client(server.netloc, security=SecurityOptions(certificate=files.certificate)))
 
 
-def test_keys_that_cannot_be_used_are_raised_and_nothing_is_left_open(
-    files: certificates.Files, tmp_path: Path
-) -> None:
+def test_unusable_keys_raise_and_leave_nothing_open(files: certificates.Files, tmp_path: Path) -> None:
     """The fixture sees the descriptors."""
     bad = tmp_path / "bad.pem"
     bad.write_text("no key")
