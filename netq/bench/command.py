@@ -139,8 +139,11 @@ def _measure(options: argparse.Namespace) -> int:
         ]
         clients = [_find(queue, options, warnings) for queue in queues]
         warnings.prints = True  # from now on, a lost link changes the figures
-        with progress() as shown:
-            figures = _run(clients, threads, options, shown)
+        try:
+            with progress() as shown:
+                figures = _run(clients, threads, options, shown)
+        except netq.Closed as error:
+            raise BenchError(f"the server at {format_netloc(*server.netloc)}: {error.why}") from error
     result = {
         "work": options.work,
         "arguments": report.arguments(options),

@@ -109,7 +109,7 @@ def test_a_client_whose_server_is_gone_says_so_and_ends(
         proxy.wait(100_000, LIMIT)
         proxy.close()
         assert client.result(LIMIT) == 1
-    assert "error: the server at {}:{}: no link for 0.3 s\n".format(*proxy.netloc) in capsys.readouterr().err
+    assert "error: the server at {}:{}: no link for 0.3 s".format(*proxy.netloc) in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", ["latency", "load --rate 100"])
