@@ -1,4 +1,4 @@
-"""Compression of updates: quantisation, sparsification, and the packed form that travels.
+"""Compression of updates: quantisation, sparsification, and the packed form that is sent.
 
 May import fl.tensors and fl.errors.
 """

@@ -1,7 +1,7 @@
-"""The client's half of compression: what it sends instead of a trained model, and what it remembers for the next.
+"""The client's part of compression: packs the change of a model, and keeps what was not sent for the next update.
 
-`Compression` says how, in a text that a strategy can name in a task's config; `Compressor` does it. The server's half
-is fl/compression/packed.py. Called by one thread, the client's. Never sees a peer.
+`Compression` holds the options, `Compressor` applies them. The server's part is fl/compression/packed.py. One thread
+calls this module, the client's. It never sees a peer.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from netq.validate import expect, flag, is_number, is_whole
 
 CODINGS = ("float16", "bfloat16", "int8", "int4")
 _DTYPES = f"None or one of {', '.join(CODINGS)}"
-_LEVEL = 19  # the highest of zstd; beyond, it takes much more memory
+_MAX_LEVEL = 19  # of zstd; higher levels need much more memory
 
 
 @dataclass(frozen=True)
 class Compression:
-    """How changes of a model are packed. Raises InvalidOption. As a text: "int8, top_k=0.1, zstd=3", or "none".
+    """How clients pack the changes of a model. Raises InvalidOption. Text form: "int8, top_k=0.1, zstd=3", or "none".
 
-    dtype:          of the values that are sent: None (the tensor's own), "float16", "bfloat16", "int8" or "int4".
-    top_k:          the fraction of each tensor's elements that is sent, more than 0 to 1: those of the largest
-                    magnitude. None: all.
-    zstd:           the level at which the bytes are compressed, 1 to 19; None: they are not. Needs zstandard.
-    error_feedback: whether what was not sent is sent the next time.
+    dtype:          of the values that are sent: "float16", "bfloat16", "int8" or "int4"; None: the tensor's own.
+    top_k:          fraction of each tensor's elements that is sent, above 0, at most 1: those of the largest magnitude.
+                    None: all.
+    zstd:           level of Zstandard, 1 to 19; None: no compression of the bytes. Needs zstandard.
+    error_feedback: whether what was not sent is added to the next change.
 
     Sources: Alistarh et al., 2017 (QSGD: int8 and int4, see fl/compression/quantize.py); Aji and Heafield, 2017,
     "Sparse communication for distributed gradient descent" (top_k).
@@ -52,13 +52,15 @@ class Compression:
         expect(dtype is None or (isinstance(dtype, str) and dtype in CODINGS), "dtype", dtype, _DTYPES)
         fraction = top_k is None or (is_number(top_k, 0, 1) and top_k > 0)
         expect(fraction, "top_k", top_k, "None, or more than 0 and 1 at most")
-        expect(zstd is None or is_whole(zstd, 1, _LEVEL), "zstd", zstd, f"None, or a whole number of 1 to {_LEVEL}")
+        expect(
+            zstd is None or is_whole(zstd, 1, _MAX_LEVEL), "zstd", zstd, f"None, or a whole number of 1 to {_MAX_LEVEL}"
+        )
         flag("error_feedback", self.error_feedback)
         object.__setattr__(self, "top_k", None if top_k is None else float(top_k))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what a text says; raises InvalidOption."""
+        """Return the Compression of a text. Raises InvalidOption."""
         expect(isinstance(text, str), "compression", text, _FORM)
         options: dict[str, Any] = {}
         for word in text.split(",") if text.strip() != "none" else ():
@@ -92,11 +94,12 @@ def as_compression(value: Compression | Mapping[str, Any] | str) -> Compression:
 
 
 class Compressor:
-    """Packs a client's updates, round after round, and remembers what it has left out.
+    """Packs a client's updates, round after round, with error feedback.
 
-    What was not sent, for it was small or was rounded, is added to the next change (error feedback). That takes a
-    float32 for each element. `seed`: of the random rounding; None: the system's. Raises ImportError if zstandard is
-    wanted and missing.
+    The residual is what was not sent: small elements, and rounding errors. It is added to the next change, and takes a
+    float32 for each element. Raises ImportError if zstandard is needed and missing.
+
+    seed: of the random rounding; None: a random one.
 
     Sources: Stich et al., 2018, "Sparsified SGD with memory", algorithm 1; Karimireddy et al., 2019, "Error feedback
     fixes SignSGD and other gradient compression schemes", algorithm 2.
@@ -105,20 +108,20 @@ class Compressor:
     def __init__(self, compression: Compression, seed: int | None = None) -> None:
         self.compression = compression
         self._random = np.random.SFC64(seed)
-        self._left: dict[str, NDArray[np.float32]] = {}
+        self._residuals: dict[str, NDArray[np.float32]] = {}
         if compression.zstd is not None:
             zstandard()
 
     def reset(self) -> None:
-        """Forget what was not sent: it is of another model."""
-        self._left.clear()
+        """Discard the residual: it belongs to another model."""
+        self._residuals.clear()
 
     def pack(self, model: Model, start: Model) -> dict[str, Any]:
-        """Return what is sent for a model that was `start` before it was trained; neither is changed.
+        """Return the packed update of a model that training has changed from `start`. Changes neither of them.
 
-        Of tensors of float16, float32 and float64 it is the change, Packed; others are the model's own, as they are.
-        Raises InvalidUpdate, with nothing forgotten, if the two are not alike, or a change is NaN, infinite or (but for
-        float32 and float64 as they are) more than 2**126.
+        Tensors of float16, float32 and float64 become Packed changes; others are returned unchanged. Raises
+        InvalidUpdate, with the residual unchanged, if names, shapes or dtypes differ from those of `start`, or if a
+        change is NaN, infinite, or above 2**126 (float32 and float64 that are sent in full have no such limit).
         """
         for name, new, old in _pairs(model, start):
             if new.spec.dtype in DELTA_DTYPES:
@@ -130,12 +133,12 @@ class Compressor:
 
     def _check(self, name: str, new: Source, old: Source) -> None:
         coding = self._coding(new.spec.dtype)
-        limit = float(np.finfo(coding).max) if self._is_exact(coding) else quantize.LIMIT
-        left = self._left_of(name, new)
+        limit = float(np.finfo(coding).max) if self._is_lossless(coding) else quantize.LIMIT
+        residual = self._residual(name, new)
         for where, change in _changes(new, old):
             with np.errstate(over="ignore", invalid="ignore"):
-                total = change if left is None else change + left[where]
-                fits = -limit <= total.min() and total.max() <= limit  # not so for NaN either
+                total = change if residual is None else change + residual[where]
+                fits = -limit <= total.min() and total.max() <= limit  # False for NaN too
             if not fits:
                 raise InvalidUpdate(
                     f"{name!r} has changed by NaN, infinity or more than {limit:.3g}, which cannot be packed: the "
@@ -153,43 +156,43 @@ class Compressor:
         if places is not None:
             data = np.concatenate([data, sparse.encode(places, values.size)])
         packed = Packed(dtype, shape, coding, sent.size, False, data)
-        if self._keeps(coding):
-            self._left[name] = values
+        if self._keeps_residual(coding):
+            self._residuals[name] = values
             for where, part in packed.blocks():
                 values[where] -= part
         return packed if self.compression.zstd is None else packed.compressed(self.compression.zstd)
 
     def _values(self, name: str, new: Source, old: Source, coding: str) -> NDArray[Any]:
-        """The change, and what was left of earlier ones: flat, and in the memory of that."""
-        values: NDArray[Any] | None = self._left_of(name, new)
+        """Return the change plus the residual, flat. Overwrites the residual."""
+        values: NDArray[Any] | None = self._residual(name, new)
         if values is None:
             values = np.zeros(new.spec.size, np.float64 if coding == "float64" else np.float32)
         for where, change in _changes(new, old):
             values[where] += change
         return values
 
-    def _left_of(self, name: str, new: Source) -> NDArray[np.float32] | None:
-        left = self._left.get(name)
-        return left if left is not None and left.size == new.spec.size else None  # else it is another model's
+    def _residual(self, name: str, new: Source) -> NDArray[np.float32] | None:
+        residual = self._residuals.get(name)
+        return residual if residual is not None and residual.size == new.spec.size else None  # else of another model
 
     def _coding(self, dtype: str) -> str:
         if self.compression.dtype is not None:
             return self.compression.dtype
-        narrow = dtype == "float64" and not self._is_whole  # what is left is a float32, so more is not needed
+        narrow = dtype == "float64" and not self._sends_all  # the residual is a float32, so more precision is not used
         return "float32" if narrow else dtype
 
     def _count(self, size: int) -> int:
         return size if self.compression.top_k is None else min(size, max(1, round(self.compression.top_k * size)))
 
     @property
-    def _is_whole(self) -> bool:
+    def _sends_all(self) -> bool:
         return self.compression.top_k in (None, 1)
 
-    def _is_exact(self, coding: str) -> bool:
-        return coding in ("float32", "float64") and self._is_whole
+    def _is_lossless(self, coding: str) -> bool:
+        return coding in ("float32", "float64") and self._sends_all
 
-    def _keeps(self, coding: str) -> bool:
-        return self.compression.error_feedback and not self._is_exact(coding)
+    def _keeps_residual(self, coding: str) -> bool:
+        return self.compression.error_feedback and not self._is_lossless(coding)
 
 
 def _pairs(model: Model, start: Model) -> Iterator[tuple[str, Source, Source]]:
@@ -199,7 +202,7 @@ def _pairs(model: Model, start: Model) -> Iterator[tuple[str, Source, Source]]:
 
 
 def _changes(new: Source, old: Source) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """The differences of two tensors in C order, block by block, of float32 or float64; and where they are."""
+    """Yield slices of the flat tensor in C order, and the changes of their elements, as float32 or float64."""
     if new.spec.size == 0:
         return
     wide = np.result_type(new.bits.dtype, np.float32)

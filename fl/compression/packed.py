@@ -1,12 +1,12 @@
-"""What a client sends of a tensor instead of the tensor: how it has changed, in few bytes; and the tensor again.
+"""The packed form of a tensor's change, and how the server unpacks it.
 
-`Packed` travels in an Update, made by fl/compression/compressor.py; `Unpacked` is how the server reads such an update,
-one tensor at a time. Everything in a Packed is a peer's word: what it announces costs no memory before it has been
-compared with the server's own model, and what comes out is a finite change of that shape, or InvalidUpdate.
+fl/compression/compressor.py makes a `Packed`, which travels in an Update. The server reads such an update through
+`Unpacked`, one tensor at a time. A Packed comes from a peer: it costs no memory by its claims before they have been
+compared with the server's model, and it unpacks to a finite change of that shape, or raises InvalidUpdate.
 
-The bytes: scales and values (fl/compression/quantize.py), then places (fl/compression/sparse.py), where not all
-elements or none are sent. How many they are follows from the shape, the coding and the count. `zstd`: they are in one
-frame of Zstandard (RFC 8878) that says how many they were.
+The data are scales and values (fl/compression/quantize.py), then places (fl/compression/sparse.py) if some but not all
+elements are sent. Their length follows from shape, coding and count. With `zstd` they are one Zstandard frame
+(RFC 8878) whose header has that length.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fl.tensors.dtypes import DELTA_DTYPES, MAX_DIMS
 from fl.tensors.spec import Model, specs_of
 from netq.validate import is_whole
 
-_MAX_SIZE = 2**48  # elements
+_MAX_SIZE = 2**48  # elements of a tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """How a tensor has changed. Raises InvalidUpdate.
+    """The change of a tensor. Raises InvalidUpdate.
 
-    dtype, shape: the tensor's.
-    coding:       of the values: a name of fl.compression.quantize.BITS.
-    count:        how many elements are sent; the others have not changed.
-    zstd:         whether `data` is compressed, and shorter for it.
-    data:         flat, of uint8.
+    dtype, shape: of the tensor.
+    coding:       of the values: a name in fl.compression.quantize.BITS.
+    count:        number of elements that are sent; the others have not changed.
+    zstd:         whether `data` is compressed; then it is shorter than without.
+    data:         flat array of uint8.
     """
 
     dtype: str
@@ -63,19 +63,19 @@ class Packed:
 
     @property
     def size(self) -> int:
-        """The tensor's elements."""
+        """Number of elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that travel."""
+        """Bytes that are sent."""
         return self.data.nbytes
 
     def unpack(self, start: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Return the change; or, given what the tensor was, what it has become. In memory of its own.
+        """Return the change, or `start` plus the change, in new memory.
 
-        Only after dtype and shape have been compared with what is expected, for this takes the memory that they
-        announce. Raises InvalidUpdate. A sum that exceeds the dtype is infinite.
+        Allocates the memory that dtype and shape claim: compare them with the expected ones first. A sum that overflows
+        the dtype is infinite. Raises InvalidUpdate.
         """
         result = np.zeros(self.shape, self.dtype) if start is None else np.array(start, self.dtype, order="C")
         flat = result.reshape(-1)
@@ -85,7 +85,7 @@ class Packed:
         return result
 
     def blocks(self) -> Iterator[tuple[slice | NDArray[Any], NDArray[Any]]]:
-        """Yield places in the flat tensor, and by how much their elements have changed. Raises InvalidUpdate."""
+        """Yield places in the flat tensor, and the changes of the elements there. Raises InvalidUpdate."""
         data = self._decompressed() if self.zstd else self.data
         split = quantize.nbytes(self.coding, self.count)
         places = sparse.decode(data[split:], self.count, self.size) if 0 < self.count < self.size else None
@@ -94,13 +94,13 @@ class Packed:
             yield where if places is None else places[where], values
 
     def compressed(self, level: int) -> Self:
-        """Return the same compressed by Zstandard; or this one, if that is not shorter. Raises ImportError."""
+        """Return a copy compressed by Zstandard, or this object if that is not longer. Raises ImportError."""
         frame = np.frombuffer(zstandard().ZstdCompressor(level=level).compress(self.data), np.uint8)
         return replace(self, zstd=True, data=frame) if frame.size < self.data.size else self
 
     @property
     def _whole(self) -> int:
-        """Bytes before compression."""
+        """Bytes before compression by Zstandard."""
         return quantize.nbytes(self.coding, self.count) + sparse.nbytes(self.count, self.size)
 
     def _decompressed(self) -> NDArray[np.uint8]:
@@ -119,14 +119,14 @@ class Packed:
 
 
 class Unpacked(Mapping[str, Any]):
-    """The tensors of an update as they are after training: of the packed, `start` and the change, as numpy arrays.
+    """The model of an update: a packed tensor is `start` plus its change, as a numpy array; others are unchanged.
 
-    Decoded at each access, and not kept. Of an update that is not packed they are its tensors as they are.
+    A tensor is decoded at each access, and not kept.
 
-    start:  the model that the update's client was sent; with `deltas`, any of its dtypes and shapes.
-    deltas: give the packed tensors' changes instead.
+    start:  the model that the client was sent; with `deltas`, any model of the same dtypes and shapes.
+    deltas: whether to give the changes of packed tensors instead.
 
-    Raises InvalidUpdate for a packed tensor that `start` has not, or has with another dtype or shape; and at access
+    Raises InvalidUpdate for a packed tensor that has no counterpart of its dtype and shape in `start`, and on access
     for one that cannot be decoded.
     """
 
@@ -151,7 +151,7 @@ class Unpacked(Mapping[str, Any]):
             raise InvalidUpdate(f"{name!r}: {error}") from error
 
     def __contains__(self, name: object) -> bool:
-        return name in self._model  # without decoding it
+        return name in self._model  # Mapping's default would decode the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._model)
@@ -161,7 +161,7 @@ class Unpacked(Mapping[str, Any]):
 
 
 def zstandard() -> Any:
-    """Return the library, which is an extra. Raises ImportError, and says which."""
+    """Return the library. Raises ImportError, which names the package to install."""
     try:
         import zstandard
     except ImportError as error:
@@ -170,7 +170,7 @@ def zstandard() -> Any:
 
 
 def _array(name: str, tensor: Any) -> NDArray[Any]:
-    """A tensor as an array, uncopied if it lies on the CPU."""
+    """Return a tensor as an array. Copies only from another device."""
     [(_, source)] = sources({name: tensor}, specs_of({name: tensor}))
     return source.bits
 

@@ -1,15 +1,15 @@
-"""The values of an update in fewer bits, and back.
+"""Quantisation: encodes the values of a tensor in fewer bits, and decodes them.
 
-Called by fl/compression/compressor.py to encode and by fl/compression/packed.py to decode, a whole tensor's values at
-a time. Pure: works in blocks that stay in the processor's cache, keeps nothing, and never sees a model or a peer.
+fl/compression/compressor.py encodes, fl/compression/packed.py decodes, a whole tensor at a time. Pure functions, which
+work in blocks that fit in the processor's cache.
 
-    float64, float32   as they are
-    bfloat16           the upper half of a float32, rounded to the nearest
-    float16            over the row's scale, a power of two, rounded to the nearest
-    int8, int4         over the row's scale, rounded up or down at random, so that the mean is the value
+    float64, float32   unchanged
+    bfloat16           upper half of a float32, rounded to nearest
+    float16            value / scale, rounded to nearest; the scale is a power of two
+    int8, int4         value / scale, rounded up or down at random so that the expectation is the value
 
-A row is of ROW elements, the last perhaps of fewer; its scale is a float32. The bytes are those of the scales, then
-those of the elements, all little-endian; of two int4 the first is the lower half of a byte, with 8 added to each.
+A row has ROW elements (the last row may have fewer) and one scale, a float32. The data are the scales, then the values,
+all little-endian. A byte holds two int4, the first in its lower half, each with 8 added.
 
 Source of the random rounding: Alistarh et al., 2017, "QSGD: Communication-efficient SGD via gradient quantization and
 encoding", equation 1; here with a row's largest magnitude for its norm, and the signs among the levels.
@@ -26,30 +26,32 @@ from numpy.typing import NDArray
 
 from fl.errors import InvalidUpdate
 
-BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}  # of an element
-LIMIT = 2.0**126  # no magnitude above it can be encoded as other than float32 and float64
+BITS = {"float64": 64, "float32": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}  # per element
+LIMIT = 2.0**126  # largest magnitude of the codings other than float32 and float64
 
-# Elements. A shorter row costs more scales, and its largest magnitude is less: the error of int8, and the bytes above
-# 1 an element, are for normal values 1.23 % and 0.1 % with rows of 4096, 1.11 % and 0.4 % with 1024, 1.05 % and 0.8 %
-# with 512, 0.99 % and 1.6 % with 256; for Student's t of 3 degrees they are 6.7 %, 4.1 %, 3.3 % and 2.6 %.
+# Elements of a row. Shorter rows have a smaller largest magnitude, hence a smaller error, but more scales. Error of
+# int8 for normal values, and bytes of the scales per byte of values: 1.23 % and 0.1 % with rows of 4096, 1.11 % and
+# 0.4 % with 1024, 1.05 % and 0.8 % with 512, 0.99 % and 1.6 % with 256. Errors for Student's t with 3 degrees of
+# freedom: 6.7 %, 4.1 %, 3.3 % and 2.6 %.
 ROW = 512
 
-_CHUNK = 32 * 1024  # elements, whole rows; of 4 Ki to 128 Ki the smallest that is about as fast as any
+_CHUNK = 32 * 1024  # elements of a block, whole rows; of 4 Ki to 128 Ki the smallest at nearly the best speed
 _SCALED = ("float16", "int8", "int4")
 _LEVELS = {"int8": 127, "int4": 7}
-_SPARE = 1 + 2.0**-20  # so that the largest of a row, and a random number below 1, stay within the levels
-_LEAST = 2.0**-100  # a row without a larger magnitude is encoded as zeros: its scale would be too small for a float32
+_SPARE = 1 + 2.0**-20  # margin of the scale: the largest value of a row plus a random number below 1 stays in range
+_MIN_MAGNITUDE = 2.0**-100  # a row of smaller magnitudes becomes zeros: its scale would underflow a float32
 
 
 def nbytes(coding: str, count: int) -> int:
-    """Return how many bytes `count` values are."""
+    """Return the number of bytes of `count` values."""
     return _scale_bytes(coding, count) + -(-count * BITS[coding] // 8)
 
 
 def encode(values: NDArray[Any], coding: str, random: np.random.BitGenerator) -> NDArray[np.uint8]:
-    """Return the bytes of a flat array: of float64 for the coding of that name, else of float32 up to LIMIT.
+    """Encode a flat array: float64 for the coding float64, else float32 of magnitudes up to LIMIT.
 
-    The mean of int8 and int4 is the value up to 2**-16 of a step; a step is a row's largest magnitude over 127 or 7.
+    The expectation of int8 and int4 differs from the value by 2**-16 of a step at most. A step is the largest magnitude
+    of a row, divided by 127 or 7.
     """
     data = np.empty(nbytes(coding, values.size), np.uint8)
     scales, codes = _parts(data, coding, values.size)
@@ -68,10 +70,10 @@ def encode(values: NDArray[Any], coding: str, random: np.random.BitGenerator) ->
 
 
 def decode(data: NDArray[np.uint8], coding: str, count: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield where a block of values begins, and the block, which is not to be written.
+    """Yield the start of each block of values, and the block.
 
-    It is of float64 for the coding of that name, else of float32. `data` has `nbytes` bytes; nothing else of it is
-    believed: raises InvalidUpdate for NaN and infinity.
+    Do not write to a block. It is of float64 for the coding float64, else of float32. The length of `data` must be
+    `nbytes`; its content comes from a peer: raises InvalidUpdate for NaN and infinity.
     """
     scales, codes = _parts(data, coding, count)
     for start in range(0, count, _CHUNK):
@@ -85,14 +87,16 @@ def _decoded(code: NDArray[np.uint8], coding: str, scales: NDArray[np.float32], 
     with np.errstate(over="ignore", invalid="ignore"):
         if coding in _SCALED:
             values *= _spread(scales, size)
-        finite = math.isfinite(np.dot(values, values)) or np.isfinite(values).all()  # the dot is faster, but overflows
+        finite = (
+            math.isfinite(np.dot(values, values)) or np.isfinite(values).all()
+        )  # the dot product is faster, but may overflow
     if not finite:
         raise InvalidUpdate("its values are NaN or infinite; expected finite ones")
     return values
 
 
 def _parts(data: NDArray[np.uint8], coding: str, count: int) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """The scales and the codes, as views."""
+    """Return views of the scales and of the codes."""
     split = _scale_bytes(coding, count)
     return data[:split].view("<f4"), data[split:]
 
@@ -102,23 +106,28 @@ def _scale_bytes(coding: str, count: int) -> int:
 
 
 def _scales(block: NDArray[np.float32], coding: str) -> NDArray[np.float32]:
-    """One for each row of the block."""
+    """Return the scale of each row of the block."""
     largest = np.maximum.reduceat(np.abs(block), np.arange(0, block.size, ROW))
     if coding in _LEVELS:
         scales = largest * np.float32(_SPARE / _LEVELS[coding])
     else:
-        scales = np.ldexp(np.float32(1), np.frexp(largest)[1] - 15)  # magnitudes of 2**15 at most: half of float16's
-    scales[largest < _LEAST] = 0
+        scales = np.ldexp(
+            np.float32(1), np.frexp(largest)[1] - 15
+        )  # scaled magnitudes up to 2**15, half of float16's range
+    scales[largest < _MIN_MAGNITUDE] = 0
     return scales
 
 
 def _spread(scales: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """To each element its row's."""
+    """Return the scale of each element."""
     return np.repeat(scales, ROW)[:size]
 
 
 def _rounded(block: NDArray[np.float32], random: np.random.BitGenerator) -> NDArray[np.float32]:
-    """Up with a probability of the fraction, else down. 16 random bits an element are a third of its time."""
+    """Round up with the probability of the fraction, else down. Overwrites the block.
+
+    16 random bits per element are enough, and already take a third of the time of `encode`.
+    """
     bits: NDArray[np.uint64] = random.random_raw(-(-block.size // 4))
     block += bits.view(np.uint16)[: block.size] * np.float32(2**-16)
     return np.floor(block, out=block)
@@ -126,7 +135,7 @@ def _rounded(block: NDArray[np.float32], random: np.random.BitGenerator) -> NDAr
 
 def _to_bfloat16(block: NDArray[np.float32]) -> NDArray[Any]:
     bits = block.view(np.uint32)
-    nearest = bits + (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)  # halves to the even
+    nearest = bits + (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)  # ties to even
     return (nearest >> np.uint32(16)).astype("<u2")
 
 

@@ -1,13 +1,12 @@
-"""Which elements of a tensor are sent, when not all are: the largest; and their places in few bits.
+"""Sparsification: selects the largest elements of a tensor (top-k), and encodes their places.
 
-Called by fl/compression/compressor.py to choose and to encode, by fl/compression/packed.py to decode. Pure: keeps
-nothing, and never sees a model or a peer.
+fl/compression/compressor.py selects and encodes, fl/compression/packed.py decodes. Pure functions.
 
-Places are a bitmap of the tensor, or the code of Elias (1974, "Efficient storage and retrieval by content and address
-of static files") and Fano, whichever is the shorter: how many bytes, and which of the two, follows from the number of
-places and the tensor's size. In the latter the lower bits of the places come first, bit by bit of all places (bit 0 of
-each, then bit 1 of each, …); the place of number i, without them, is the bit that many plus i of a bitmap.
-At 5 % of the elements that is 6.25 bits a place, where the entropy is 5.7 and a variable-length integer takes 8.
+Places are encoded as a bitmap of the tensor, or by the Elias-Fano code (Elias, 1974, "Efficient storage and retrieval
+by content and address of static files"), whichever is shorter. The choice and the length follow from the number of
+places and the size of the tensor. In the Elias-Fano code the lower bits of all places come first: bit 0 of each, then
+bit 1 of each, and so on. Then comes a bitmap of the upper bits: for place number i with upper bits h, bit h + i is set.
+At 5 % of the elements this takes 6.25 bits per place; the entropy is 5.7, and a variable-length integer takes 8.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ from numpy.typing import NDArray
 from fl.errors import InvalidUpdate
 
 _CHUNK = 32 * 1024  # elements; see fl/compression/quantize.py
-_DIGITS = ((20, 11), (10, 10), (0, 10))  # of a magnitude's 31 bits: from which bit on, and how many
+_DIGITS = ((20, 11), (10, 10), (0, 10))  # (shift, width) of the digits of a magnitude's 31 bits, for radix selection
 
 
 def largest(values: NDArray[np.float32], count: int) -> NDArray[Any]:
-    """Return the places of the `count` elements of largest magnitude, in order; of equal ones the first. No zeros.
+    """Return the places of the `count` elements of the largest magnitudes, in increasing order. Omits zeros.
 
-    Exact, by counting: a few passes over the cache's blocks, whatever the values are, and no memory but the result's.
+    Of equal magnitudes the first are selected. The result is exact: radix selection takes one pass over the values for
+    each digit, and no memory except for the result.
     """
     threshold, ties = _threshold(values, count)
     found = []
@@ -41,7 +41,7 @@ def largest(values: NDArray[np.float32], count: int) -> NDArray[Any]:
 
 
 def nbytes(count: int, size: int) -> int:
-    """Return how many bytes the places of `count` of `size` elements are: none where all or none are there."""
+    """Return the number of bytes of the places of `count` of `size` elements; 0 if all or none are selected."""
     if count in (0, size):
         return 0
     low = _low_bits(count, size)
@@ -49,7 +49,7 @@ def nbytes(count: int, size: int) -> int:
 
 
 def encode(places: NDArray[Any], size: int) -> NDArray[np.uint8]:
-    """Return the bytes of places that are in order."""
+    """Encode places, which must be in increasing order."""
     need = nbytes(places.size, size)
     if need == 0:
         return np.empty(0, np.uint8)
@@ -62,7 +62,7 @@ def encode(places: NDArray[Any], size: int) -> NDArray[np.uint8]:
 
 
 def decode(data: NDArray[np.uint8], count: int, size: int) -> NDArray[Any]:
-    """Return the places, increasing and below `size`; raises InvalidUpdate if these are others. `data` has `nbytes`."""
+    """Return the places. Raises InvalidUpdate unless they increase and are below `size`. `data` must have `nbytes`."""
     if data.size == -(-size // 8):
         return _ones(data, count, size, _dtype(size))
     low, width = _low_bits(count, size), -(-count // 8)
@@ -78,10 +78,11 @@ def decode(data: NDArray[np.uint8], count: int, size: int) -> NDArray[Any]:
 
 
 def _threshold(values: NDArray[np.float32], count: int) -> tuple[int, int]:
-    """The smallest magnitude that is sent, and how many of that magnitude are.
+    """Return the smallest magnitude that is selected, and how many elements of that magnitude are.
 
-    As bits: those of floats above 0 are in the order of the floats. The next digit of the threshold is found by
-    counting those of all magnitudes that begin like it.
+    Magnitudes are compared by their bits: positive floats have the order of their bit patterns. The digits of the
+    threshold are found from the highest: each pass counts the next digit of the magnitudes that begin with the digits
+    found so far.
     """
     threshold, left = 0, count
     for shift, width in _DIGITS:
@@ -99,7 +100,7 @@ def _threshold(values: NDArray[np.float32], count: int) -> tuple[int, int]:
 
 
 def _blocks(values: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.uint32]]]:
-    """Where a block begins, and its magnitudes as bits."""
+    """Yield the start of each block, and its magnitudes as bit patterns."""
     for start in range(0, values.size, _CHUNK):
         yield start, values[start : start + _CHUNK].view(np.uint32) & np.uint32(0x7FFFFFFF)
 
@@ -123,7 +124,7 @@ def _bitmap(places: NDArray[Any], size: int) -> NDArray[np.uint8]:
 
 
 def _ones(bitmap: NDArray[np.uint8], count: int, size: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The places of the ones among `size` bits; raises InvalidUpdate unless there are `count`."""
+    """Return the places of the ones among `size` bits. Raises InvalidUpdate unless there are `count` of them."""
     ones, at = np.empty(count, dtype), 0
     for start in range(0, size, _CHUNK):
         bits = np.unpackbits(bitmap[start // 8 : (start + _CHUNK) // 8])[: size - start]
