@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def wires(request: pytest.FixtureRequest, new_wire: NewWire) -> dict[str, Wire]:
-    """Several, for a test that takes long and tries them at the same time."""
+    """Several wires, for a slow test that uses them at the same time."""
     return {kind: new_wire(kind) for kind in getattr(request, "param", SOCKETS)}
 
 
@@ -37,7 +37,7 @@ def communicators(wire: Wire, proxies: Callable[[NetworkLocation], Proxy]) -> It
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Figure:
-    """Put a line into the table that ends the run: a case of docs/explanation/reliability.md, and what was measured.
+    """Add a line to the table at the end of the run: a case of docs/explanation/reliability.md, and the measurement.
 
     It travels with the report of the test, which may be of another process; the plugin prints it.
     """

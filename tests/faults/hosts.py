@@ -1,8 +1,8 @@
-"""Two hosts on this machine, for tests of what a network does: network namespaces, joined by a virtual cable.
+"""Two hosts on this machine, for tests of network faults: network namespaces, joined by a virtual cable.
 
-A `Cable` makes both with `ip`, and removes them at its end. A namespace belongs to a thread: what is made
-`with host.inside()`, a communicator with its loop, lives on that host, although it is in this process. Faults are made
-with nft, tc and ss, on one host's side each. Needs root; `missing` says what is not there. Nothing here knows netq.
+A `Cable` makes both hosts with `ip`, and removes them at its end. A namespace belongs to a thread: a communicator that
+is made `with host.inside()` has its loop on that host, although it is in this process. Faults are made with nft, tc and
+ss, each on one host. Needs root; `missing` names what else is missing. This module does not use netq.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from types import TracebackType
 from typing import Self
 
 TOOLS = ("ip", "nft", "tc", "ss", "ethtool")
-NAMED = Path("/run/netns")  # where ip keeps what it has named
-DEVICE = "cable"  # its end on each host
+NAMED = Path("/run/netns")  # where ip keeps named namespaces
+DEVICE = "cable"  # name of the cable's end on each host
 CLONE_NEWNET = 0x40000000  # sched.h
-OFFLOADS = ("tso", "gso", "gro")  # with which one drop would take a packet of 64 KiB
+OFFLOADS = ("tso", "gso", "gro")  # with these, one drop would lose a packet of 64 KiB
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _numbers = itertools.count()
@@ -39,11 +39,11 @@ class Host:
         run("ip", "netns", "add", name)
 
     def plug_in(self) -> None:
-        """Bring the end of the cable up, and make room for rules on what comes in."""
+        """Bring the end of the cable up, and create the table for rules on incoming packets."""
         self.run("ip", "address", "add", f"{self.address}/24", "dev", DEVICE)
         self.run("ethtool", "-K", DEVICE, *itertools.chain.from_iterable((name, "off") for name in OFFLOADS))
         self.run("nft", "add table ip faults; add chain ip faults input { type filter hook input priority 0; }")
-        self.run("ip", "link", "set", DEVICE, "addrgenmode", "none")  # or IPv6 would speak of itself, and be counted
+        self.run("ip", "link", "set", DEVICE, "addrgenmode", "none")  # or IPv6 sends packets of its own
         self.link("up")
 
     def remove(self) -> None:
@@ -51,7 +51,7 @@ class Host:
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:
-        """Let this thread, and the threads that it starts, be on this host meanwhile."""
+        """Move this thread, and the threads that it starts, to this host within the block."""
         with open("/proc/thread-self/ns/net") as home, (NAMED / self.name).open() as there:
             _enter(there.fileno())
             try:
@@ -60,28 +60,28 @@ class Host:
                 _enter(home.fileno())
 
     def drop_input(self, percent: int = 100) -> None:
-        """Lose so many of the packets that come here: by chance, or all."""
+        """Lose a share of the incoming packets at random, or all of them."""
         self.run("nft", f"flush chain ip faults input; add rule ip faults input {_lottery(percent)} drop")
 
     def heal(self) -> None:
-        """Lose none any more."""
+        """Lose no more packets."""
         self.run("nft", "flush chain ip faults input")
 
     def link(self, state: str) -> None:
-        """Pull the plug ("down"), or put it in again ("up")."""
+        """Unplug ("down") or plug in ("up") the cable."""
         self.run("ip", "link", "set", DEVICE, state)
 
     def reset_connections(self) -> None:
-        """End each TCP connection from this side: it fails here, and a reset tells the other end."""
+        """Reset each TCP connection from this side; the other end gets the reset."""
         self.run("ss", "--kill", "--tcp", "state", "established")
 
     def rate(self, kbit: int) -> None:
-        """Let no more than so many kbit/s leave; what waits longer than 50 ms is lost."""
+        """Limit outgoing packets to a rate in kbit/s; packets that wait longer than 50 ms are lost."""
         self.run(*f"tc qdisc replace dev {DEVICE} root tbf rate {kbit}kbit burst 16kb latency 50ms".split())
 
     @property
     def bytes_sent(self) -> int:
-        """What has left, with all headers."""
+        """Return the outgoing bytes, with all headers."""
         (device,) = json.loads(self.run("ip", "-statistics", "-json", "link", "show", "dev", DEVICE))
         return int(device["stats64"]["tx"]["bytes"])
 
@@ -91,14 +91,14 @@ class Host:
 
 
 class Cable:
-    """Joins two hosts, 10.77.number.1 and .2, for as long as its with statement lasts."""
+    """Joins two hosts, 10.77.number.1 and .2, within a with statement."""
 
     def __init__(self, number: int) -> None:
         self._number = number
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        with ExitStack() as stack:  # whatever fails on the way: what is there already goes
+        with ExitStack() as stack:  # after an error, everything that was made is removed
             self.client, self.server = self.ends = [self._host(stack, end) for end in (1, 2)]
             names = ("netns", self.client.name, "type", "veth", "peer", "name", DEVICE, "netns", self.server.name)
             run("ip", "link", "add", DEVICE, *names)
@@ -113,12 +113,12 @@ class Cable:
         self._stack.close()
 
     def drop(self, percent: int = 100) -> None:
-        """Lose packets in both directions; all of them are a black hole."""
+        """Lose packets in both directions; all packets: a black hole."""
         for host in self.ends:
             host.drop_input(percent)
 
     def heal(self) -> None:
-        """Lose none any more."""
+        """Lose no more packets."""
         for host in self.ends:
             host.heal()
 
@@ -134,7 +134,7 @@ class Cable:
 
 
 def run(*command: str) -> str:
-    """Run a tool here and return what it says; raises RuntimeError with its own words if it fails."""
+    """Run a tool and return its output; raises RuntimeError with its stderr."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     if done.returncode or done.stderr:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
@@ -142,7 +142,7 @@ def run(*command: str) -> str:
 
 
 def missing() -> str:
-    """Say what is not there that hosts need; nothing, if all is."""
+    """Name what hosts need and this machine does not have; "" if nothing."""
     if os.geteuid():
         return "root is needed for network namespaces"
     if absent := [tool for tool in TOOLS if shutil.which(tool) is None]:
@@ -150,17 +150,17 @@ def missing() -> str:
     try:
         with Cable(0):
             return ""
-    except RuntimeError as error:  # a container, say, whose root may not
+    except RuntimeError as error:  # for example, root of a container without the rights
         return str(error)
 
 
 def left(pid: int) -> list[str]:
-    """Return the namespaces that are there of the hosts of a process."""
+    """Return the namespaces of a process's hosts that exist."""
     return [path.name for path in NAMED.glob(f"{_prefix(pid)}*")]
 
 
 def sweep() -> None:
-    """Remove the hosts of processes that have died before they could."""
+    """Remove the hosts of processes that died before they could."""
     for path in NAMED.glob("netq-*-*"):
         pid = path.name.split("-")[1]
         if not Path(f"/proc/{pid}").exists():

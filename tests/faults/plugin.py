@@ -1,13 +1,13 @@
-"""What a run of the tests needs as a whole, also if it is one of several processes (pytest-xdist).
+"""A pytest plugin for runs in one or several processes (pytest-xdist): a table of figures, and tests that run alone.
 
-`make test` loads it with -p, so that the first process has it too; otherwise conftest.py does. The figures of the fault
-tests are printed here, as a table. And a test that is marked `alone`, because it measures time or fills the machine,
-runs while no other test does, in whatever process:
+`make test` loads it with -p, so that the first process has it too; otherwise conftest.py does. It prints the figures of
+the fault tests as a table. A test that is marked `alone`, because it measures time or uses all of the machine, runs
+while no other test does, in any process. This is a readers-writer lock without starvation of the writer:
 
-    everybody:  turnstile ──► room ──► leave the turnstile ──► the test ──► leave the room
+    every test:  lock `turnstile` ──► lock `room` ──► unlock `turnstile` ──► run ──► unlock `room`
 
-The room is shared by all but those who are alone; who waits for it to be empty keeps the turnstile, so that nobody gets
-ahead of them. Both are locks of files: the system opens them if a process dies.
+The lock of `room` is shared, but exclusive for a test that runs alone. That test keeps `turnstile` while it waits for
+`room`, so that no other test overtakes it. Both are file locks, which the system releases when a process dies.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ import pytest
 
 _FOLDER = pytest.StashKey[str]()
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_TOLD = "netq_tests_folder"  # of the locks, in what a process is told by the first one
+_WORKER_INPUT = "netq_tests_folder"  # key of the locks' folder in the input of a worker process
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:  # xdist's: the first process starts another
+def pytest_configure_node(node: Any) -> None:  # a hook of xdist: the first process starts another one
     config: pytest.Config = node.config
     if _FOLDER not in config.stash:
         folder = tempfile.TemporaryDirectory(prefix="netq-tests-")
         config.add_cleanup(folder.cleanup)
         config.stash[_FOLDER] = folder.name
-    node.workerinput[_TOLD] = config.stash[_FOLDER]
+    node.workerinput[_WORKER_INPUT] = config.stash[_FOLDER]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """A random id in the name of a test would be another one in each process."""
+    """Replace a random id in a test's name, which would differ between processes."""
     return "uuid" if isinstance(val, str) and _UUID.fullmatch(val) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if hasattr(config, "workerinput"):  # alone first: or each would wait for a long one of the other process's
+    if hasattr(config, "workerinput"):  # alone first: later, each would wait for a slow test
         items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest-timeout: who waits has not begun
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest-timeout: waiting does not count
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    folder = getattr(item.config, "workerinput", {}).get(_TOLD)
+    folder = getattr(item.config, "workerinput", {}).get(_WORKER_INPUT)
     if folder is None:  # there is no other process
         return (yield)
-    with _turn(Path(folder), alone=item.get_closest_marker("alone") is not None):
+    with _admission(Path(folder), alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 
 @contextmanager
-def _turn(folder: Path, *, alone: bool) -> Iterator[None]:
+def _admission(folder: Path, *, alone: bool) -> Iterator[None]:
     with ExitStack() as stay:
         with ExitStack() as passing:
             _lock(passing, folder / "turnstile", fcntl.LOCK_EX)
@@ -79,7 +79,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _figures(report: object) -> Iterator[tuple[str, str]]:
-    """Those that came with a report, if it is one; a test that failed as it ended has two."""
+    """Yield the figures of a report. A test that failed in its teardown has two reports."""
     for name, value in getattr(report, "user_properties", ()):
         if name == "figure":
             case, text = value

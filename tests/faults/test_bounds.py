@@ -1,4 +1,4 @@
-"""What a slow reader, or a large message, may hold up: its own sender, its own lane, and nothing else.
+"""A slow reader delays its own sender only, and a large message its own lane only.
 
 Case 18 of docs/explanation/reliability.md, and lanes on loopback.
 """
@@ -23,13 +23,13 @@ from tests.wires import ALL, Wire, on
 
 MIB = 2**20
 WINDOW = 8 * MIB
-SLOWER = ("mqtt", "grpc")  # for which 256 MiB take as long as 1 GiB does on the others
+SLOWER = ("mqtt", "grpc")  # 256 MiB take as long here as 1 GiB on the other wires
 ECHOES = 1000
 
 
 @contextmanager
 def echoing(server: Communicator, slow: Communicator) -> Iterator[None]:
-    """Answer all but the slow one."""
+    """Answer all clients but the slow one."""
 
     def answer() -> None:
         while True:
@@ -50,7 +50,7 @@ def echoing(server: Communicator, slow: Communicator) -> Iterator[None]:
 
 
 def round_trips(client: Communicator) -> float:
-    """Return the 99th percentile of the seconds of an echo."""
+    """Return the 99th percentile of an echo's round trip, in seconds."""
     seconds = []
     for number in range(ECHOES):
         begin = time.perf_counter()
@@ -63,9 +63,7 @@ def round_trips(client: Communicator) -> float:
 @pytest.mark.slow
 @pytest.mark.alone
 @on(*ALL)
-def test_who_does_not_read_stops_its_sender_and_nobody_else(
-    communicators: Communicators, wire: Wire, figure: Figure
-) -> None:
+def test_slow_reader_delays_only_its_own_sender(communicators: Communicators, wire: Wire, figure: Figure) -> None:
     server = communicators.server(queue_size=50)
     slow = communicators.client(server.netloc, window=WINDOW)
     quick = communicators.client(server.netloc)
@@ -74,7 +72,7 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(
         alone = round_trips(quick)
         futures = [server.put(bytearray(MIB), slow.id) for _ in range(100)]
         futures[WINDOW // (MIB + 1024) - 1].result(LIMIT)
-        beside = round_trips(quick)
+        loaded = round_trips(quick)
         unread = slow.statistics()[server.id].bytes_in
         waiting = server.statistics()[slow.id].queued
         refused = [future for future in futures if future.done() and future.exception() is not None]
@@ -82,13 +80,13 @@ def test_who_does_not_read_stops_its_sender_and_nobody_else(
         communicators.abort(slow)
     unread_mib = f"{unread / MIB:.1f} MiB unread (window 8)"
     figure("18 slow reader", f"{wire.kind}: {unread_mib}, {waiting} messages of 1 MiB wait, {len(refused)} QueueFull")
-    both = f"{alone * 1e3:.2f} ms alone, {beside * 1e3:.2f} ms beside it"
+    both = f"{alone * 1e3:.2f} ms alone, {loaded * 1e3:.2f} ms with it"
     figure("18 slow reader", f"{wire.kind}: p99 of another client's echo {both}")
     assert unread <= WINDOW + 2 * MIB
     assert 50 - WINDOW // MIB - 2 <= waiting <= 50
     assert len(refused) >= 100 - 50 - WINDOW // MIB - 2
     assert all(isinstance(future.exception(), QueueFull) for future in refused)
-    assert beside < max(2 * alone, 0.02)
+    assert loaded < max(2 * alone, 0.02)
 
 
 @pytest.mark.slow
@@ -100,7 +98,7 @@ def test_small_messages_pass_a_large_one_on_another_lane(
     size = 256 if wire.kind in SLOWER else 1024  # MiB
     with Children() as children:
         server = children.start("clerk", wire, Purpose.SERVER)
-        client = communicators.client(NetworkLocation(*server.hear()["netloc"]))
+        client = communicators.client(NetworkLocation(*server.receive()["netloc"]))
         assert lateness(client) is not None
         begin = time.monotonic()
         future = client.put(PickleBuffer(bytearray(size * MIB)))
@@ -124,7 +122,7 @@ def test_small_messages_pass_a_large_one_on_another_lane(
 
 
 def lateness(client: Communicator) -> float | None:
-    """Send a small message; return after how many seconds it came. None: a large one had come before it."""
+    """Send a small message; return its delay in seconds, or None if the large message came before it."""
     client.put(struct.pack("<d56x", time.monotonic()), lane=1)
     seconds: float | None = client.get(timeout=LIMIT).data
     return seconds

@@ -1,7 +1,7 @@
-"""A server whose memory the system bounds: ten clients send it more at once than there is.
+"""A server in a memory cgroup, to which ten clients send more than that at once.
 
-Case 25 of docs/explanation/reliability.md, of TCP and TLS; tests/netq/shm has one of its own. Makes a memory cgroup
-within the one it runs in, which needs root.
+Case 25 of docs/explanation/reliability.md, with TCP and TLS; tests/netq/shm has its own case. Makes a memory cgroup
+below the present one, which needs root.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from tests.wires import Wire
 
 MIB = 1024**2
-MOST = 256 * MIB  # bytes that the server may have
+MEMORY_LIMIT = 256 * MIB  # bytes: the limit of the server
 CLIENTS = 10
-SIZE = 64 * MIB  # bytes of each one's message
+SIZE = 64 * MIB  # bytes of each client's message
 
 
 class Cgroup:
-    """A memory cgroup, of version 1 or 2, below the one that this process is in."""
+    """A memory cgroup of version 1 or 2, below that of this process."""
 
     def __init__(self, limit: int) -> None:
         parent, self._limit, self._peak = _own()
@@ -43,11 +43,11 @@ class Cgroup:
 
     @property
     def peak(self) -> int:
-        """The most bytes that were in use."""
+        """The peak of used memory, in bytes."""
         return int((self.path / self._peak).read_text())
 
     def remove(self) -> None:
-        """Remove it; its last process has ended, and the system may take a moment to see that."""
+        """Remove the cgroup. Its last process has ended, which the system may notice a moment later."""
         deadline = time.monotonic() + LIMIT
         while self.path.exists():
             try:
@@ -58,7 +58,7 @@ class Cgroup:
 
 
 def _own() -> tuple[Path, str, str]:
-    """The folder of this process's memory cgroup, and the names of the limit and of the peak there."""
+    """Return the folder of this process's memory cgroup, and the file names of the limit and of the peak."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if "memory" in controllers.split(","):
@@ -69,7 +69,7 @@ def _own() -> tuple[Path, str, str]:
 @pytest.fixture
 def cgroup() -> Iterator[Cgroup]:
     try:
-        cgroup = Cgroup(MOST)
+        cgroup = Cgroup(MEMORY_LIMIT)
     except OSError as error:
         if os.environ.get("NETQ_FAULTS") == "must":
             raise
@@ -82,7 +82,7 @@ def cgroup() -> Iterator[Cgroup]:
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
+def test_server_in_256_mib_receives_ten_messages_of_64_mib(
     cgroup: Cgroup, communicators: Communicators, wire: Wire, figure: Figure
 ) -> None:
     content = np.frombuffer(os.urandom(SIZE), np.uint8)
@@ -91,11 +91,11 @@ def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
         server = children.start(
             "taker", wire, Purpose.SERVER, connection=memory, cgroup=str(cgroup.path), count=CLIENTS
         )
-        netloc = NetworkLocation(*server.hear()["netloc"])
-        clients = [communicators.client(netloc, linger=0.5) for _ in range(CLIENTS)]  # if it dies, they do not wait
+        netloc = NetworkLocation(*server.receive()["netloc"])
+        clients = [communicators.client(netloc, linger=0.5) for _ in range(CLIENTS)]  # in case the server dies
         start = time.monotonic()
         futures = [client.put((number, content)) for number, client in enumerate(clients)]
-        taken = [server.hear(2 * LIMIT) for _ in range(CLIENTS)]
+        taken = [server.receive(2 * LIMIT) for _ in range(CLIENTS)]
         seconds = time.monotonic() - start
         for future in futures:
             future.result(LIMIT)
@@ -111,4 +111,4 @@ def test_a_server_bounded_to_256_mib_takes_ten_messages_of_64_mib(
             f"{wire.kind}: 10 messages of 64 MiB arrived within {seconds:.1f} s, the server's peak was "
             f"{cgroup.peak / MIB:.0f} MiB",
         )
-    assert cgroup.peak <= MOST
+    assert cgroup.peak <= MEMORY_LIMIT

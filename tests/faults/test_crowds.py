@@ -1,9 +1,8 @@
-"""Many clients of one server: what they cost when nothing happens, how they come back when all are cut at once, and how
-they share too few descriptors.
+"""Many clients of one server: their costs while idle, their return after a cut of all links, and too few descriptors.
 
-Cases 5, 6 and 24 of docs/explanation/reliability.md, of TCP and TLS: with a broker the crowd is the broker's, gRPC has
-its own test of 200 clients, and shared memory is for the few of one machine. In 5 and 6 the server is a process, and
-all clients are one, so that each has its figures.
+Cases 5, 6 and 24 of docs/explanation/reliability.md, with TCP and TLS. With a broker, the links are the broker's; gRPC
+has its own test with 200 clients; shared memory serves a few processes of one machine. In 5 and 6 the server is one
+process and all clients are another, so that each has its own figures.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 Proxies = Callable[[NetworkLocation], Proxy]
 
 KIB = 1024
-PATIENCE = 60.0  # seconds for a thousand handshakes on a busy machine
+STARTUP = 60.0  # seconds for a thousand handshakes on a busy machine
 DEFAULTS = {"retry_min": 0.1, "retry_max": 30.0}
 
 
@@ -38,12 +37,12 @@ DEFAULTS = {"retry_min": 0.1, "retry_max": 30.0}
 
 IDLE_CLIENTS = 1000
 IDLE = 20.0  # seconds, two heartbeats
-MOST_AT_SERVER = 150 * KIB  # bytes a client
+MOST_AT_SERVER = 150 * KIB  # bytes per client
 MOST_CPU = 0.10  # of a core
 
 
 class Hall(NamedTuple):
-    """A server and its crowd, and what each cost before the crowd came and after."""
+    """A server and its clients, and the costs of both before the clients connected and after."""
 
     server: Child
     crowd: Child
@@ -51,24 +50,24 @@ class Hall(NamedTuple):
     after: tuple[Facts, Facts]
 
     def growth(self, who: int) -> float:
-        """Bytes a client, at the server (0) or at the crowd (1)."""
+        """Return the bytes per client, at the server (0) or at the clients (1)."""
         return float(self.after[who]["private"] - self.before[who]["private"]) / IDLE_CLIENTS
 
     def end(self) -> None:
-        """Send them home."""
+        """End the clients."""
         for child in (self.crowd, self.server):
-            child.say("")
+            child.send("")
             child.finish()
 
 
 def fill(children: Children, wire: Wire) -> Hall:
-    """Start a server and a crowd, and wait until all have been served."""
+    """Start a server and its clients, and wait until all have been answered."""
     server = children.start("audience", wire, Purpose.SERVER)
-    netloc = NetworkLocation(*server.hear()["netloc"])
+    netloc = NetworkLocation(*server.receive()["netloc"])
     warm_up(children, wire, netloc)
     before = server.ask("cost")
     crowd = children.start("crowd", wire, Purpose.CLIENT, netloc, count=IDLE_CLIENTS)
-    empty, filled = crowd.hear(), crowd.hear(PATIENCE)
+    empty, filled = crowd.receive(), crowd.receive(STARTUP)
     assert filled["answers"] == ["hello"]
     after = server.ask("cost")
     assert after["began"] - before["began"] == IDLE_CLIENTS
@@ -76,11 +75,11 @@ def fill(children: Children, wire: Wire) -> Hall:
 
 
 def warm_up(children: Children, wire: Wire, netloc: NetworkLocation) -> None:
-    """Let one client come and go: what is loaded and made only once is there then."""
+    """Connect and close one client first: it causes what is loaded and made only once."""
     visitor = children.start("crowd", wire, Purpose.CLIENT, netloc, count=1)
-    visitor.hear()
-    assert visitor.hear()["answers"] == ["hello"]
-    visitor.say("")
+    visitor.receive()
+    assert visitor.receive()["answers"] == ["hello"]
+    visitor.send("")
     visitor.finish()
 
 
@@ -91,8 +90,8 @@ def test_a_thousand_idle_clients_cost_little(wires: dict[str, Wire], children: C
     start = time.monotonic()
     used = {kind: hall.server.ask("cost")["cpu"] for kind, hall in halls.items()}
     for hall in halls.values():
-        with pytest.raises(Empty):  # nobody has anything to say
-            hall.server.hear(timeout=max(start + IDLE - time.monotonic(), 0.0))
+        with pytest.raises(Empty):  # there is nothing to report
+            hall.server.receive(timeout=max(start + IDLE - time.monotonic(), 0.0))
     seconds = time.monotonic() - start
     shares = {kind: (hall.server.ask("cost")["cpu"] - used[kind]) / seconds for kind, hall in halls.items()}
     for kind, hall in halls.items():
@@ -104,34 +103,34 @@ def test_a_thousand_idle_clients_cost_little(wires: dict[str, Wire], children: C
             f"the server takes {100 * shares[kind]:.1f} % of a core, goal 10 %",
         )
     assert {kind: hall.growth(0) for kind, hall in halls.items() if hall.growth(0) > MOST_AT_SERVER} == {}
-    assert max(shares.values()) < 2 * MOST_CPU  # twice the goal: a busy machine makes the same work longer
+    assert max(shares.values()) < 2 * MOST_CPU  # twice the goal, for a busy machine
 
 
 # 6: all are cut at one instant
 
 CUT_CLIENTS = 500
 BACK = 60.0  # seconds
-SPAN = 0.1  # seconds in which not all should come
+SPAN = 0.1  # seconds in which not all clients should connect
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_five_hundred_clients_cut_at_one_instant_come_back(
+def test_five_hundred_clients_reconnect_after_a_cut_of_all(
     children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:
     server = children.start("audience", wire, Purpose.SERVER, connection=DEFAULTS)
-    proxy = proxies(NetworkLocation(*server.hear()["netloc"]))
+    proxy = proxies(NetworkLocation(*server.receive()["netloc"]))
     crowd = children.start("crowd", wire, Purpose.CLIENT, proxy.netloc, connection=DEFAULTS, count=CUT_CLIENTS)
-    crowd.hear()
-    assert crowd.hear(PATIENCE)["answers"] == ["hello"]
+    crowd.receive()
+    assert crowd.receive(STARTUP)["answers"] == ["hello"]
     assert crowd.ask("watch") == {"watching": True}
     start = time.monotonic()
     proxy.cut()
-    crowd.say("returns")
-    times = [when - start for when in crowd.hear(BACK + PATIENCE)["returns"]]
+    crowd.send("returns")
+    times = [when - start for when in crowd.receive(BACK + STARTUP)["returns"]]
     assert len(times) == CUT_CLIENTS
-    server.say("reach all")
-    assert server.hear(PATIENCE) == {"reached": CUT_CLIENTS}
+    server.send("reach all")
+    assert server.receive(STARTUP) == {"reached": CUT_CLIENTS}
     assert crowd.ask("reached") == {"reached": CUT_CLIENTS}
     assert server.ask("cost")["began"] == CUT_CLIENTS, "a session was not resumed but begun anew"
     figure(
@@ -141,12 +140,12 @@ def test_five_hundred_clients_cut_at_one_instant_come_back(
     )
     assert times[-1] < BACK
     for child in (crowd, server):
-        child.say("")
+        child.send("")
         child.finish()
 
 
 def most_within(times: list[float], span: float) -> int:
-    """The largest number of sorted times that lie within `span` of one another."""
+    """Return the largest number of these sorted times within any `span`."""
     return max(sum(begin <= when < begin + span for when in times) for begin in times)
 
 
@@ -158,11 +157,11 @@ PAUSE = 1.0  # seconds between its attempts to accept
 
 
 @pytest.mark.slow
-def test_a_server_with_64_descriptors_serves_100_clients_in_the_end(
+def test_server_with_64_descriptors_serves_100_clients(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     program = children.start("exhausted", wire, Purpose.SERVER)
-    netloc = NetworkLocation(*program.hear()["netloc"])
+    netloc = NetworkLocation(*program.receive()["netloc"])
     start = time.monotonic()
     waiting = {str(client.id): client for client in [communicators.client(netloc) for _ in range(CROWD)]}
     for id, client in waiting.items():
@@ -172,7 +171,7 @@ def test_a_server_with_64_descriptors_serves_100_clients_in_the_end(
     for id in served:
         leave(communicators, waiting.pop(id), id)
     while waiting:
-        facts = program.hear()
+        facts = program.receive()
         if "log" in facts:
             lines.append(facts["log"])
         else:
@@ -189,13 +188,13 @@ def test_a_server_with_64_descriptors_serves_100_clients_in_the_end(
 
 
 def full(program: Child) -> tuple[list[str], list[str]]:
-    """Whom the server serves, and what it logs, while those who are served stay: until FULL seconds have passed."""
+    """Return the ids that the server has answered and its log lines, after FULL seconds with all of them connected."""
     served: list[str] = []
     lines: list[str] = []
     deadline = time.monotonic() + LIMIT
     with contextlib.suppress(Empty):
         while True:
-            facts = program.hear(timeout=max(deadline - time.monotonic(), 0.0))
+            facts = program.receive(timeout=max(deadline - time.monotonic(), 0.0))
             if "log" in facts:
                 deadline = deadline if lines else time.monotonic() + FULL
                 lines.append(facts["log"])
@@ -206,7 +205,7 @@ def full(program: Child) -> tuple[list[str], list[str]]:
 
 
 def leave(communicators: Communicators, client: Communicator, id: str) -> None:
-    """Take the answer, and close."""
+    """Get the answer, and close."""
     assert client.get(timeout=LIMIT).data == id
     communicators.release(client)
     assert client.close(LIMIT) == 0

@@ -1,4 +1,4 @@
-"""A process that forks, and one that ends in the middle: what its peer sees, and what becomes of the copy.
+"""A process that forks, and one that ends with open communicators: what its peer sees, and the state of the copy.
 
 Cases 26 and 28 of docs/explanation/reliability.md.
 """
@@ -26,14 +26,12 @@ if TYPE_CHECKING:
 
 Proxies = Callable[[NetworkLocation], Proxy]
 COUNT = 100  # messages of 100 kB: more than sockets hold
-SLACK = 1.0  # seconds for what is to be done at once
-SEPARABLE = tuple(
-    kind for kind in ALL if kind != "grpc"
-)  # whose sockets cannot be closed from outside, in a fork either
+SLACK = 1.0  # seconds for steps that take no time
+SEPARABLE = tuple(kind for kind in ALL if kind != "grpc")  # a fork cannot close the sockets inside the grpc library
 
 
 def check_child(facts: dict[str, object], wire: Wire) -> None:
-    """The copy is of no use, and keeps nothing open. grpc's own sockets stay, and nothing new can be made of it."""
+    """The copy raises in every call, and keeps no socket open. gRPC's sockets stay, and gRPC cannot be used again."""
     refusals = facts["refusals"]
     assert isinstance(refusals, dict)
     for name in ("put", "get", "statistics"):
@@ -47,17 +45,17 @@ def check_child(facts: dict[str, object], wire: Wire) -> None:
 
 
 @on(*ALL)
-def test_the_fork_of_a_client_does_not_touch_its_session(
+def test_fork_of_a_client_keeps_its_session(
     communicators: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
     server, id = communicators.server(), uuid.uuid4()
     program = children.start("forker", wire, Purpose.CLIENT, server.netloc, id=id, outlived=False)
-    program.hear()
+    program.receive()
     assert server.get(timeout=LIMIT) == (id, "hello")
     address = server.statistics()[id].address
     server.put("before", id)
-    check_child(program.hear(), wire)
-    ended = program.hear()
+    check_child(program.receive(), wire)
+    ended = program.receive()
     assert ended["status"] == 0
     assert ended["seconds"] < SLACK
     server.put("after", id)
@@ -70,50 +68,48 @@ def test_the_fork_of_a_client_does_not_touch_its_session(
 
 
 @on(*ALL)
-def test_the_fork_of_a_server_does_not_touch_its_sessions(
+def test_fork_of_a_server_keeps_its_sessions(
     communicators: Communicators, children: Children, wire: Wire, log: LogRecorder, figure: Figure
 ) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=False)
-    client = communicators.client(NetworkLocation(*program.hear()["netloc"]))
+    client = communicators.client(NetworkLocation(*program.receive()["netloc"]))
     client.put("before")
     assert client.get(timeout=LIMIT).data == "before"
-    check_child(program.hear(), wire)
-    ended = program.hear()
+    check_child(program.receive(), wire)
+    ended = program.receive()
     assert ended["status"] == 0
     assert ended["seconds"] < SLACK
     client.put("after")
     assert client.get(timeout=LIMIT).data == "after"
     assert len(log.having("connected")) == 1, "it had to connect again"
     client.put("enough")
-    client.close(LIMIT)  # the server waits for it
+    client.close(LIMIT)  # the server waits for its client
     program.finish()
     figure("26 fork", f"{wire.kind}: a server's child ended after {ended['seconds']:.3f} s, limit {SLACK:g} s")
 
 
 @on(*SEPARABLE)
-def test_a_server_may_listen_again_while_a_fork_of_its_predecessor_lives(
-    communicators: Communicators, children: Children, wire: Wire
-) -> None:
+def test_server_listens_again_while_a_fork_lives(communicators: Communicators, children: Children, wire: Wire) -> None:
     program = children.start("forker", wire, Purpose.SERVER, outlived=True)
-    netloc = NetworkLocation(*program.hear()["netloc"])
+    netloc = NetworkLocation(*program.receive()["netloc"])
     first = communicators.client(netloc)
     first.put("before")
     assert first.get(timeout=LIMIT).data == "before"
-    check_child(program.hear(), wire)
-    with pytest.raises(Closed):  # not held open by the child's copy
+    check_child(program.receive(), wire)
+    with pytest.raises(Closed):  # the child's copy does not keep the link open
         first.get(timeout=LIMIT)
     first.close(LIMIT)
-    assert program.hear()["netloc"] == list(netloc)
+    assert program.receive()["netloc"] == list(netloc)
     second = communicators.client(netloc)
     second.put("after")
     assert second.get(timeout=LIMIT).data == "after"
     second.close()
-    assert program.hear()["status"] == 0
+    assert program.receive()["status"] == 0
     program.finish()
 
 
 @on(*ALL)
-def test_a_process_that_ends_without_close_delivers_what_it_has_put(
+def test_process_that_ends_without_close_delivers(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     server, id = communicators.server(), uuid.uuid4()
@@ -122,7 +118,7 @@ def test_a_process_that_ends_without_close_delivers_what_it_has_put(
         assert server.get(timeout=LIMIT).data[0] == number
     with pytest.raises(Closed):
         server.get(id, timeout=LIMIT)
-    ends = program.hear()["ends"]
+    ends = program.receive()["ends"]
     program.finish()
     assert program.errors() == ""
     seconds = time.monotonic() - ends
@@ -133,7 +129,7 @@ def test_a_process_that_ends_without_close_delivers_what_it_has_put(
 
 @pytest.mark.slow
 @on(*ALL)
-def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_says(
+def test_process_that_ends_without_its_server_waits_linger(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     linger = 1.5
@@ -141,7 +137,7 @@ def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_s
     program = children.start(
         "forgetful", wire, Purpose.CLIENT, communicators.unused_address(), connection=connection, count=COUNT
     )
-    ends = program.hear()["ends"]
+    ends = program.receive()["ends"]
     program.finish()
     seconds = time.monotonic() - ends
     assert linger <= seconds < linger + 1.0
@@ -153,11 +149,11 @@ def test_a_process_that_ends_without_its_server_waits_for_it_as_long_as_linger_s
 def test_sigterm_drains(
     communicators: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:
-    """What is on its way is held there: when the program is told to end, most has not arrived."""
+    """The proxy holds the bytes: when the program gets SIGTERM, most messages have not arrived."""
     server, id = communicators.server(), uuid.uuid4()
     proxy = proxies(server.netloc)
     program = children.start("drained", wire, Purpose.CLIENT, proxy.netloc, id=id, count=COUNT)
-    assert program.hear() == {"ready": True}
+    assert program.receive() == {"ready": True}
     assert server.get(timeout=LIMIT) == (id, "hello")
     proxy.hold(after=250_000)
     told = put_and_stop(program)
@@ -170,12 +166,12 @@ def test_sigterm_drains(
 
 
 @on(*ALL)
-def test_sigterm_drains_what_has_no_room_at_the_peer(
+def test_sigterm_drains_messages_without_credit(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
     server, id = communicators.server(window=250_000), uuid.uuid4()
     program = children.start("drained", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
-    assert program.hear() == {"ready": True}
+    assert program.receive() == {"ready": True}
     assert server.get(timeout=LIMIT) == (id, "hello")
     told = put_and_stop(program)
     assert server.statistics()[id].messages_in < COUNT // 2, "most has arrived before: nothing is tried"
@@ -187,15 +183,15 @@ def test_sigterm_drains_what_has_no_room_at_the_peer(
 
 
 def put_and_stop(program: Child) -> float:
-    """Let it put all, and end it; return when it knew."""
-    program.say("go")
-    assert program.hear() == {"put": True}
+    """Let the program put all messages, and send SIGTERM; return the time at which it handled that."""
+    program.send("go")
+    assert program.receive() == {"put": True}
     program.signal(SIGTERM)
-    return float(program.hear()["told"])
+    return float(program.receive()["told"])
 
 
 def check_drained(server: Communicator, id: uuid.UUID, program: Child) -> None:
-    """All that it had put comes, and then its end; before the time is over that its server may take to read."""
+    """All messages arrive, then the end of the session, within the time that the server has to read."""
     for number in range(COUNT):
         assert server.get(timeout=LIMIT).data[0] == number
     with pytest.raises(Closed):

@@ -1,4 +1,4 @@
-"""The plugin of a run: who is alone is alone, and the figures of all its processes make one table."""
+"""The plugin: tests marked `alone` run alone, and the figures of all processes are in one table."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_work(number, id, request, record_property):
     with open(request.path.parent / "log", "a") as log:
         for word in ("begin", "end"):
             print(word, name, alone, os.getpid(), file=log, flush=True)
-            threading.Event().wait(0.1)  # it works
+            threading.Event().wait(0.1)  # the test's work
 """
 
 
 def played(folder: Path, *arguments: str) -> tuple[str, list[list[str]]]:
-    """Run eight tests of two files; return what was printed, and their log."""
+    """Run eight tests of two files; return the output and the log of the tests."""
     for name in ("test_one", "test_two"):
         (folder / f"{name}.py").write_text(FILE)
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "-p", "tests.faults.plugin", *arguments, str(folder)]
@@ -39,7 +39,7 @@ def played(folder: Path, *arguments: str) -> tuple[str, list[list[str]]]:
 
 
 @pytest.mark.slow
-def test_who_is_alone_has_no_test_beside_it_in_any_process(tmp_path: Path) -> None:
+def test_alone_means_alone_in_all_processes(tmp_path: Path) -> None:
     _, log = played(tmp_path, "-n", "2", "--dist", "loadfile")
     assert len({pid for *_, pid in log}) == 2
     begins = [number for number, (word, *_) in enumerate(log) if word == "begin"]
@@ -50,7 +50,7 @@ def test_who_is_alone_has_no_test_beside_it_in_any_process(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["-n", "2", "--dist", "loadfile"], []], ids=["two processes", "one process"])
-def test_figures_of_all_processes_make_one_table(tmp_path: Path, arguments: list[str]) -> None:
+def test_figures_of_all_processes_are_one_table(tmp_path: Path, arguments: list[str]) -> None:
     printed, log = played(tmp_path, *arguments)
     assert len({pid for *_, pid in log}) == (2 if arguments else 1)
     table = printed.split("faults: what was measured")[1].splitlines()

@@ -1,4 +1,4 @@
-"""`kill -9` of a client in mid-send, and of a server in mid-stream.
+"""SIGKILL of a client while it sends, and of a server while it receives.
 
 Cases 8 and 9 of docs/explanation/reliability.md.
 """
@@ -33,17 +33,17 @@ Proxies = Callable[[NetworkLocation], Proxy]
 MIB = 1024**2
 
 
-# 8: a client is killed in mid-send
+# 8: a client is killed while it sends
 
 
-SIZE = 64 * MIB  # of the large message
-SLACK = {"grpc": 36 * MIB}  # 89 MiB is what a server of grpc's grows by with messages of 64 MiB and no kill
+SIZE = 64 * MIB  # bytes of the large message
+SLACK = {"grpc": 36 * MIB}  # without a kill, a gRPC server grows by 89 MiB with messages of 64 MiB
 OFFSETS = (1, 23, 100_000, SIZE // 2 + 1, SIZE - 1)
 Killer = Callable[[Child], bool]
 
 
-class Scene:
-    """A server that writes down what it takes, and in how much memory; and clients that are killed as they send."""
+class KilledSenders:
+    """A server that reports its messages and its memory, and clients that are killed while they send."""
 
     def __init__(self, communicators: Communicators, children: Children, wire: Wire) -> None:
         self._communicators = communicators
@@ -52,29 +52,29 @@ class Scene:
         self._whole = np.frombuffer(os.urandom(SIZE), np.uint8)
         self._resident: list[int] = []
         self._server = children.start("ledger", wire, Purpose.SERVER)
-        self.netloc = NetworkLocation(*self._server.hear()["netloc"])
+        self.netloc = NetworkLocation(*self._server.receive()["netloc"])
 
     def play(self, netloc: NetworkLocation, kill: Killer) -> None:
-        """Kill a sender in the middle of its large message: its successor's comes, and no part of its own."""
+        """Kill a sender within its large message. Its successor's message arrives, and no part of its own."""
         id = uuid.uuid4()
         sender = self._children.start("sender", self._wire, Purpose.CLIENT, netloc, id=id, size=SIZE)
-        heard = [self._server.hear()]
-        assert sender.hear() == {"ready": True}
-        while not kill(sender):  # it was quicker than we, and may say more
-            assert self._server.hear()["data"][0] == SIZE
-            assert sender.hear() == {"ready": True}
+        reports = [self._server.receive()]
+        assert sender.receive() == {"ready": True}
+        while not kill(sender):  # the sender was faster than the kill: try again
+            assert self._server.receive()["data"][0] == SIZE
+            assert sender.receive() == {"ready": True}
         successor = self._communicators.client(self.netloc, id=id)
         successor.put("hello").result(LIMIT)
         successor.put(self._whole).result(LIMIT)
-        heard += [self._server.hear(), self._server.hear()]
-        assert [fact["peer"] for fact in heard] == [str(id)] * 3
-        assert [fact["data"] for fact in heard] == ["whole", "hello", [SIZE, zlib.crc32(self._whole.data)]]
-        self._resident += [fact["resident"] for fact in heard]
+        reports += [self._server.receive(), self._server.receive()]
+        assert [fact["peer"] for fact in reports] == [str(id)] * 3
+        assert [fact["data"] for fact in reports] == ["whole", "hello", [SIZE, zlib.crc32(self._whole.data)]]
+        self._resident += [fact["resident"] for fact in reports]
         self._communicators.release(successor)
         assert successor.close(LIMIT) == 0
 
     def check(self, figure: Figure) -> None:
-        """The memory of the part is what the successor's message has come into: two of them are never there."""
+        """The successor's message has reused the memory of the partial one: there are never two of them."""
         growth = max(self._resident) - self._resident[0]
         limit = SIZE + SLACK.get(self._wire.kind, 20 * MIB)
         figure(
@@ -87,21 +87,21 @@ class Scene:
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_a_client_killed_in_the_middle_of_a_message_delivers_no_part_of_it_and_costs_no_memory(
+def test_killed_sender_delivers_no_part_and_costs_no_memory(
     communicators: Communicators, children: Children, proxies: Proxies, wire: Wire, figure: Figure
 ) -> None:
-    scene = Scene(communicators, children, wire)
-    proxy = proxies(scene.netloc)
+    senders = KilledSenders(communicators, children, wire)
+    proxy = proxies(senders.netloc)
     for offset in OFFSETS:
-        scene.play(proxy.netloc, functools.partial(kill_after_passing, proxy, offset))
-    scene.check(figure)
+        senders.play(proxy.netloc, functools.partial(kill_after_passing, proxy, offset))
+    senders.check(figure)
 
 
 def kill_after_passing(proxy: Proxy, offset: int, program: Child) -> bool:
-    """Kill a sender when `offset` bytes of its large message have passed."""
+    """Kill a sender once `offset` bytes of its large message have passed the proxy."""
     before = proxy.passed
     proxy.hold(after=offset)
-    program.say("go")
+    program.send("go")
     proxy.wait(before + offset, LIMIT)
     program.kill()
     assert proxy.passed == before + offset
@@ -112,22 +112,22 @@ def kill_after_passing(proxy: Proxy, offset: int, program: Child) -> bool:
 
 @pytest.mark.slow
 @on("shm")
-def test_a_client_killed_in_the_middle_of_a_copy_delivers_no_part_of_it_and_costs_no_memory(
+def test_sender_killed_during_a_direct_transfer(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    """Nothing is between the two of them that could count, but the system counts what a process writes."""
-    scene = Scene(communicators, children, wire)
-    for offset in OFFSETS[:-1]:  # nobody is so quick
-        scene.play(scene.netloc, functools.partial(kill_after_writing, offset))
-    scene.check(figure)
+    """There is no proxy here to count bytes, but the system counts what a process writes."""
+    senders = KilledSenders(communicators, children, wire)
+    for offset in OFFSETS[:-1]:  # the last one is too late to catch
+        senders.play(senders.netloc, functools.partial(kill_after_writing, offset))
+    senders.check(figure)
 
 
 def kill_after_writing(offset: int, program: Child) -> bool:
-    """Kill a sender that has written `offset` bytes at least, and not all; return whether that was so."""
+    """Kill a sender that has written at least `offset` bytes, and not all; return whether it was caught in time."""
     before = written(program)
-    program.say("go")
+    program.send("go")
     while written(program) < before + offset:
-        pass  # a message takes some ten milliseconds
+        pass  # busy waiting: a message takes some ten milliseconds
     program.stop()
     if written(program) >= before + SIZE:
         program.signal(signal.SIGCONT)
@@ -140,40 +140,40 @@ def written(program: Child) -> int:
     return int(re.findall(r"^wchar: (\d+)$", Path(f"/proc/{program.process.pid}/io").read_text(), re.MULTILINE)[0])
 
 
-# 9: the server is killed in mid-stream
+# 9: the server is killed while clients send
 
 
 @pytest.mark.slow
 @on(*ALL)
-def test_clients_of_a_server_that_is_killed_come_back_to_its_successor(
+def test_clients_of_a_killed_server_find_its_successor(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure
 ) -> None:
-    """Each has a message that was acknowledged, one that travels and one that has not begun to."""
+    """Each client has an acknowledged message, one in transit and one that is unsent."""
     first = children.start("ledger", wire, Purpose.SERVER)
-    netloc = NetworkLocation(*first.hear()["netloc"])
+    netloc = NetworkLocation(*first.receive()["netloc"])
     clients = [communicators.client(netloc, retry_min=0.1, retry_max=5.0) for _ in range(10)]
     ids = {str(client.id) for client in clients}
     acknowledged = [client.put("acknowledged") for client in clients]
     assert taken(first, len(clients), "acknowledged") == ids
     for future in acknowledged:
         future.result(LIMIT)
-    first.signal(signal.SIGSTOP)  # now nothing is acknowledged any more
+    first.signal(signal.SIGSTOP)  # from here on, nothing is acknowledged
     large = bytearray(32 * MIB)
-    travelling = [client.put(large) for client in clients]
+    in_transit = [client.put(large) for client in clients]
     unsent = [client.put("unsent") for client in clients]
     for client in clients:
-        for _ in range(2):  # the second is asked after the flush that the first found waiting
+        for _ in range(2):  # the second call runs after a flush that was queued during the first
             client.statistics()
     start = time.monotonic()
     first.kill()
-    with pytest.raises(EOFError):  # it has taken nothing else
-        first.hear()
+    with pytest.raises(EOFError):  # the server took nothing else
+        first.receive()
     second = children.start("ledger", wire, Purpose.SERVER, netloc)
-    assert second.hear()["netloc"] == list(netloc)
+    assert second.receive()["netloc"] == list(netloc)
     listening = time.monotonic() - start
     assert taken(second, len(clients), "unsent") == ids
     back = time.monotonic() - start
-    for future in travelling:
+    for future in in_transit:
         with pytest.raises(Closed):
             future.result(LIMIT)
     for future in unsent:
@@ -192,7 +192,7 @@ def test_clients_of_a_server_that_is_killed_come_back_to_its_successor(
 
 
 def taken(server: Child, count: int, data: str) -> set[str]:
-    """The peers of the next messages that a ledger writes down, all of which are to be `data`."""
-    facts = [server.hear() for _ in range(count)]
+    """Return the peers of the next reported messages, which must all be `data`."""
+    facts = [server.receive() for _ in range(count)]
     assert [fact["data"] for fact in facts] == [data] * count
     return {fact["peer"] for fact in facts}

@@ -1,7 +1,7 @@
-"""What the way does to a link: it is slow and uneven, takes bytes one by one, cuts, resets, ends late, or is a hole.
+"""Faults between the ends of a link: latency, single bytes, cuts, resets, a slow close, and a black hole.
 
-Case 16 of docs/explanation/reliability.md, and two neighbours: half-open, and a message of 1 GiB, cut near its end.
-Shared memory has no way between its ends, and none of this.
+Case 16 of docs/explanation/reliability.md, and two related ones: half-open links, and a cut near the end of 1 GiB.
+Shared memory has no network between its ends, so it has none of these faults.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 Proxies = Callable[[NetworkLocation], Proxy]
 
 MIB = 1024**2
-LONG = 60.0  # seconds, for 1 GiB on a busy machine
+LONG = 60.0  # seconds for 1 GiB on a busy machine
 CUTS = 10
 BEATS: dict[str, Any] = {"heartbeat": 0.5, "misses": 3, "handshake_timeout": 2.0}
-IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence is noticed
+IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence must be noticed
 
 
 class Traffic:
-    """Messages put at both ends of a session, and what has become of them."""
+    """Messages that are put at both ends of a session, and their state."""
 
     def __init__(self, server: Communicator, client: Communicator) -> None:
         self.server = server
@@ -45,7 +45,7 @@ class Traffic:
         self._futures: list[Delivery] = []
 
     def put(self, sizes: Sequence[int]) -> None:
-        """Put a message of each of so many bytes, no two of them the same, at both ends."""
+        """Put a message of each size at both ends, each with a different content."""
         for size in sizes:
             number = len(self._messages)
             message = (number, random.Random(number).randbytes(size))
@@ -53,7 +53,7 @@ class Traffic:
             self._futures += [self.client.put(message), self.server.put(message, self.client.id)]
 
     def check(self) -> str:
-        """All has come, once and in order, and is acknowledged; forget it. Say how much it was, for a figure."""
+        """Check that all messages arrived once, in order, and are acknowledged; return a description for a figure."""
         for end in (self.server, self.client):
             assert [end.get(timeout=LIMIT).data for _ in self._messages] == self._messages
         for future in self._futures:
@@ -68,7 +68,7 @@ class Traffic:
 
 @pytest.fixture
 def connect(communicators: Communicators, proxies: Proxies) -> Callable[..., tuple[Proxy, Traffic]]:
-    """Give a server and a client, that know each other, and the proxy between them."""
+    """Yield a server and a client with a session, and the proxy between them."""
 
     def connect(**options: Any) -> tuple[Proxy, Traffic]:
         server = communicators.server(**options)
@@ -85,7 +85,7 @@ Connect = Callable[..., tuple[Proxy, Traffic]]
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_all_arrives_on_a_way_that_is_slow_and_uneven(connect: Connect, wire: Wire, figure: Figure) -> None:
+def test_messages_arrive_over_latency_and_jitter(connect: Connect, wire: Wire, figure: Figure) -> None:
     proxy, traffic = connect()
     proxy.latency, proxy.jitter = 0.2, 0.1
     start = time.monotonic()
@@ -98,7 +98,7 @@ def test_all_arrives_on_a_way_that_is_slow_and_uneven(connect: Connect, wire: Wi
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_all_arrives_byte_by_byte(connect: Connect, wire: Wire, figure: Figure) -> None:
+def test_messages_arrive_byte_by_byte(connect: Connect, wire: Wire, figure: Figure) -> None:
     proxy, traffic = connect()
     proxy.slice = 1
     start, before = time.monotonic(), proxy.passed
@@ -110,7 +110,7 @@ def test_all_arrives_byte_by_byte(connect: Connect, wire: Wire, figure: Figure) 
 
 @on(*PROXIED_TLS)
 @pytest.mark.parametrize("count", [1, 8, 9, 4096])
-def test_all_arrives_though_each_link_is_cut_after_so_many_bytes(
+def test_messages_arrive_over_links_cut_after_a_count_of_bytes(
     connect: Connect, wire: Wire, figure: Figure, count: int
 ) -> None:
     cut_each(connect, wire, figure, f"16 cut after {count} bytes", Proxy.cut_after, count)
@@ -118,7 +118,7 @@ def test_all_arrives_though_each_link_is_cut_after_so_many_bytes(
 
 @on(*PROXIED_TLS)
 @pytest.mark.parametrize("count", [1, 4096])
-def test_all_arrives_though_each_link_is_reset_after_so_many_bytes(
+def test_messages_arrive_over_links_reset_after_a_count_of_bytes(
     connect: Connect, wire: Wire, figure: Figure, count: int
 ) -> None:
     cut_each(connect, wire, figure, f"16 reset after {count} bytes", Proxy.reset_after, count)
@@ -127,7 +127,7 @@ def test_all_arrives_though_each_link_is_reset_after_so_many_bytes(
 def cut_each(
     connect: Connect, wire: Wire, figure: Figure, case: str, cut_after: Callable[[Proxy, int], None], count: int
 ) -> None:
-    """Cut the link, and each that follows, while more and more is put; then let one be."""
+    """Cut each link after a count of bytes while more messages are put; then let one link live."""
     proxy, traffic = connect()
     start, before = time.monotonic(), proxy.passed
     for _ in range(CUTS):
@@ -142,9 +142,7 @@ def cut_each(
 
 @pytest.mark.slow
 @on(*PROXIED_TLS)
-def test_all_arrives_though_connections_are_reset_under_load(
-    connect: Connect, wire: Wire, figure: Figure, log: LogRecorder
-) -> None:
+def test_messages_arrive_over_resets_under_load(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
     proxy, traffic = connect()
     start = time.monotonic()
     for lost in range(1, CUTS + 1):
@@ -159,8 +157,8 @@ def test_all_arrives_though_connections_are_reset_under_load(
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_all_arrives_and_closing_ends_though_the_way_closes_late(connect: Connect, wire: Wire, figure: Figure) -> None:
-    """Later than a link waits for the other end's, so that it has to go without."""
+def test_messages_arrive_and_close_ends_over_a_slow_close(connect: Connect, wire: Wire, figure: Figure) -> None:
+    """The close is later than the time that a link waits for the other end's, so the link ends without it."""
     proxy, traffic = connect()
     proxy.slow_close = 1.5
     traffic.put([0, 1, 100, MIB])
@@ -179,7 +177,7 @@ def test_all_arrives_and_closing_ends_though_the_way_closes_late(connect: Connec
 
 @pytest.mark.slow
 @on(*PROXIED_TLS)
-def test_both_ends_notice_a_hole_in_the_way(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
+def test_both_ends_notice_a_black_hole(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
     proxy, traffic = connect(**BEATS)
     ends = (traffic.server, traffic.client.id), (traffic.client, traffic.server.id)
     start = time.monotonic()
@@ -197,8 +195,8 @@ def test_both_ends_notice_a_hole_in_the_way(connect: Connect, wire: Wire, figure
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_a_lost_link_takes_no_window_from_a_reader_who_is_behind(connect: Connect) -> None:
-    """1 MiB is unread, of a window of 64: one more byte may come, as it might have before."""
+def test_lost_link_keeps_the_window_of_a_slow_reader(connect: Connect) -> None:
+    """1 MiB of a window of 64 MiB is unread. After the loss, as much may arrive as before it."""
     proxy, traffic = connect()
     server, client = traffic.server, traffic.client
     client.put(bytes(MIB)).result(LIMIT)
@@ -213,14 +211,12 @@ def test_a_lost_link_takes_no_window_from_a_reader_who_is_behind(connect: Connec
 
 @pytest.mark.slow
 @on(*PROXIED)
-def test_a_message_of_1_gib_that_is_cut_near_its_end_goes_on_there(
-    connect: Connect, wire: Wire, figure: Figure, log: LogRecorder
-) -> None:
+def test_message_of_1_gib_resumes_near_its_end(connect: Connect, wire: Wire, figure: Figure, log: LogRecorder) -> None:
     proxy, traffic = connect()
-    size = 1024 if wire.kind in SOCKETS else 256  # MiB: the others take several times as long
+    size = 1024 if wire.kind in SOCKETS else 256  # MiB: the other wires take several times as long
     data = bytearray(size * MIB)
     for start in range(0, len(data), 4096):
-        data[start : start + 4] = start.to_bytes(4)  # no two pages of it are the same
+        data[start : start + 4] = start.to_bytes(4)  # each page is different
     before, began = proxy.passed, time.monotonic()
     proxy.cut_after(len(data) * 9 // 10)
     future = traffic.client.put(pickle.PickleBuffer(data))

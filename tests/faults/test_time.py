@@ -1,4 +1,4 @@
-"""What is done to the time of a process: it is stopped for a while, or told another time of day.
+"""Faults of time: a process is stopped for a while, or its wall clock jumps.
 
 Cases 19 and 20 of docs/explanation/reliability.md.
 """
@@ -28,7 +28,7 @@ from tests.wires import ALL, Wire, together
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
 
-MUST = os.environ.get("NETQ_FAULTS") == "must"  # what cannot be tried is a failure
+MUST = os.environ.get("NETQ_FAULTS") == "must"  # a case that cannot run is a failure
 FAKETIME = next(Path("/usr").glob("lib*/**/faketime/libfaketime.so.1"), None)
 DAY = 86400.0
 
@@ -41,7 +41,7 @@ LONG, SHORT = 30.0, 4.0  # seconds
 
 
 class Counted:
-    """A server here and a client process that counts aloud to it; each tells the other a hundred numbers meanwhile."""
+    """A server in this process and a client process that sends numbers; each puts a hundred numbers during the stop."""
 
     def __init__(self, communicators: Communicators, children: Children, wire: Wire) -> None:
         self.server = communicators.server(**BEAT)
@@ -55,19 +55,19 @@ class Counted:
         return self.server.statistics()[self.id].address
 
     def stop(self) -> float:
-        """Stop the client; return when."""
+        """Stop the client; return the time."""
         self.program.signal(signal.SIGSTOP)
         self._told = [self.server.put(number, self.id) for number in range(100)]
         return time.monotonic()
 
     def listen(self, until: float) -> None:
-        """Take what comes, up to a time: what was on its way, and then nothing."""
+        """Get messages up to a time: those in transit, and then none."""
         with contextlib.suppress(TimeoutError):
             while True:
                 self._numbers.append(self.server.get(timeout=max(until - time.monotonic(), 0.0)).data)
 
     def resume(self) -> float:
-        """Let the client go on; return how long it took until it had all that it was told."""
+        """Continue the client; return the seconds until it has all messages."""
         start = time.monotonic()
         self.program.signal(signal.SIGCONT)
         for future in self._told:
@@ -75,20 +75,20 @@ class Counted:
         return time.monotonic() - start
 
     def finish(self) -> int:
-        """End it; nothing was lost, nothing came twice, in neither direction. Return how often it had to connect."""
+        """End the client, and check that each message arrived once, both ways. Return the count of its connections."""
         self.server.put("enough", self.id)
         while isinstance(number := self.server.get(timeout=LIMIT).data, int):
             self._numbers.append(number)
         assert number == ("last", len(self._numbers) - 1)
         assert self._numbers == list(range(len(self._numbers)))
-        facts = self.program.hear()
+        facts = self.program.receive()
         assert facts["heard"] == [*range(100), "enough"]
         self.program.finish()
         return int(facts["connected"])
 
 
 def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Communicators], None]) -> None:
-    """Run it on all wires at the same time, each with a communicators of its own."""
+    """Run a case on all wires at the same time, each with its own communicators."""
 
     def run(wire: Wire) -> None:
         with Communicators(wire.make) as communicators:
@@ -101,7 +101,7 @@ def on_each(wires: dict[str, Wire], scenario: Callable[[Wire, Communicators], No
 
 @pytest.mark.slow
 @together(*ALL)
-def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
+def test_client_stopped_for_long_is_noticed_and_resumes(
     wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
     def scenario(wire: Wire, communicators: Communicators) -> None:
@@ -121,7 +121,7 @@ def test_a_client_that_is_stopped_for_long_is_noticed_and_resumes(
 
 @pytest.mark.slow
 @together(*ALL)
-def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
+def test_client_stopped_for_a_short_time_keeps_its_link(
     wires: dict[str, Wire], children: Children, log: LogRecorder, figure: Figure
 ) -> None:
     def scenario(wire: Wire, communicators: Communicators) -> None:
@@ -140,14 +140,14 @@ def test_a_client_that_is_stopped_for_less_than_the_limit_keeps_its_link(
 # 20: the wall clock jumps
 
 QUICK: dict[str, Any] = {"heartbeat": 0.8, "misses": 3}
-SILENCE = 3.0  # seconds, longer than either side bears without a heartbeat
-CLOCKED = ("tcp", "tls", "grpc", "shm")  # a broker would have both servers of this test under one prefix
+SILENCE = 3.0  # seconds, longer than both sides wait for a heartbeat
+CLOCKED = ("tcp", "tls", "grpc", "shm")  # at a broker, both servers of this test would have one prefix
 
 
 @pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
 @pytest.mark.slow
 @together(*CLOCKED)
-def test_a_wall_clock_that_jumps_a_day_changes_nothing(
+def test_jump_of_the_wall_clock_by_a_day_is_harmless(
     wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure
 ) -> None:
     def scenario(wire: Wire, communicators: Communicators) -> None:
@@ -156,8 +156,8 @@ def test_a_wall_clock_that_jumps_a_day_changes_nothing(
         environment, netloc = clock.environment, server.netloc
         far_client = children.start("echo", wire, Purpose.CLIENT, netloc, environment, id=id, connection=QUICK)
         far_server = children.start("echo", wire, Purpose.SERVER, environment=environment, connection=QUICK)
-        assert far_client.hear()["netloc"] == list(netloc)
-        client = communicators.client(NetworkLocation(*far_server.hear()["netloc"]), **QUICK)
+        assert far_client.receive()["netloc"] == list(netloc)
+        client = communicators.client(NetworkLocation(*far_server.receive()["netloc"]), **QUICK)
         assert server.get(timeout=LIMIT) == (id, "hello")
         for jump in (DAY, -DAY):
             clock.set(jump)
@@ -169,8 +169,8 @@ def test_a_wall_clock_that_jumps_a_day_changes_nothing(
         for queue, program, connected in ((server, far_client, 1), (client, far_server, 0)):
             queue.put("enough").result(LIMIT)
             if queue is client:
-                client.close(LIMIT)  # its server waits for it
-            assert program.hear() == {"connected": connected, "lost": []}
+                client.close(LIMIT)  # its server waits for its close
+            assert program.receive() == {"connected": connected, "lost": []}
             program.finish()
         figure("20 wall clock", f"{wire.kind}: +1 day, then -1 day, at the client and at the server: no link lost")
 
@@ -180,7 +180,7 @@ def test_a_wall_clock_that_jumps_a_day_changes_nothing(
 
 
 class Clock:
-    """The wall clock of processes, as libfaketime shows it to them. Their monotonic clock stays."""
+    """The wall clock of processes with libfaketime. Their monotonic clock is not changed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -190,11 +190,11 @@ class Clock:
             "FAKETIME_TIMESTAMP_FILE": str(file),
             "FAKETIME_NO_CACHE": "1",
             "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # its newer name
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",  # the newer name of the same setting
         }
 
     def set(self, offset: float) -> None:
-        """Change it in processes that run."""
+        """Change the clock of running processes."""
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset:+.0f}")
         new.replace(self._file)
@@ -209,7 +209,7 @@ def assert_sees(queue: Communicator, jump: float) -> None:
 
 
 def wall_clock(queue: Communicator) -> float:
-    """What the echo at the other end says."""
+    """Return the wall-clock time in the other end's echo."""
     queue.put("what time is it?").result(LIMIT)
     data, wall = queue.get(timeout=LIMIT).data
     assert data == "what time is it?"

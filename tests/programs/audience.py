@@ -1,4 +1,4 @@
-"""A server of a crowd: answers each client's first word, and tells the test on request what it costs to have it."""
+"""A server of a crowd. It answers the first message of each client, and reports its own costs on command."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import uuid
 
 from netq import Closed, EventOptions
 from netq.core import Communicator
+from tests.programs.command_line import communicator, next_command, report
 from tests.programs.cost import cost, lift_limit
-from tests.programs.told import communicator, hear, say
 
 began: list[uuid.UUID] = []
 
@@ -26,11 +26,11 @@ lift_limit()
 with communicator(events=EventOptions(ini=began.append)) as server:
     thread = threading.Thread(target=answer, args=(server,))
     thread.start()
-    say(netloc=server.netloc)
-    while word := hear():
+    report(netloc=server.netloc)
+    while word := next_command():
         if word == "cost":
-            say(began=len(began), **cost())
+            report(began=len(began), **cost())
         elif word == "reach all":
             server.put("are you there?").result(60)
-            say(reached=len(server.statistics()))
+            report(reached=len(server.statistics()))
 thread.join()

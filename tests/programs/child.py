@@ -1,6 +1,6 @@
-"""Run programs of this folder as processes, for tests: the one place that starts, hears and ends them.
+"""Runs the programs of this folder as processes of a test: starts them, reads their reports and ends them.
 
-A program gets what it is to be on its command line (told.py) and answers in JSON lines. Waits never longer than LIMIT.
+A program gets its options on the command line (command_line.py) and reports in JSON lines. No wait exceeds LIMIT.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 HERE = NetworkLocation("127.0.0.1", 0)
 ROOT = Path(__file__).parents[2]
-SOON = {"retry_min": 0.01, "retry_max": 0.1}  # what Communicators gives to communicators of the test's own process
+SOON = {"retry_min": 0.01, "retry_max": 0.1}  # the same as Communicators uses in the test's own process
 
 Facts = dict[str, Any]
 
 
 class Child:
-    """A program as it runs."""
+    """A running program."""
 
-    def __init__(self, program: str, told: Facts, environment: Mapping[str, str]) -> None:
+    def __init__(self, program: str, facts: Facts, environment: Mapping[str, str]) -> None:
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed by close()
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", f"tests.programs.{program}", json.dumps(told)],
+            [sys.executable, "-W", "error", "-m", f"tests.programs.{program}", json.dumps(facts)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
@@ -47,60 +47,60 @@ class Child:
             cwd=ROOT,
             env=os.environ | environment,
         )
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()  # "" is the last
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()  # "" at the end
         self._reader = threading.Thread(target=self._read, name="child-reader", daemon=True)
         self._reader.start()
 
-    def hear(self, timeout: float = LIMIT) -> Facts:
-        """Return the next line; raises queue.Empty after `timeout` seconds, EOFError if there are no more."""
+    def receive(self, timeout: float = LIMIT) -> Facts:
+        """Return the next report; raises queue.Empty after `timeout` seconds, EOFError at the end."""
         line = self._lines.get(timeout=timeout)
         if not line:
-            raise EOFError(f"the program has ended; it said {self.errors()}")
-        facts: Facts = json.loads(line)
-        return facts
+            raise EOFError(f"the program has ended; its stderr: {self.errors()}")
+        report: Facts = json.loads(line)
+        return report
 
-    def say(self, word: str) -> None:
-        """Tell it a word."""
+    def send(self, command: str) -> None:
+        """Send a command."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
+        self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
 
-    def ask(self, word: str) -> Facts:
-        """Tell it a word, and return its answer."""
-        self.say(word)
-        return self.hear()
+    def ask(self, command: str) -> Facts:
+        """Send a command, and return the next report."""
+        self.send(command)
+        return self.receive()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal."""
         self.process.send_signal(number)
 
     def stop(self) -> None:
-        """SIGSTOP, and wait until it stands still."""
+        """Send SIGSTOP, and wait until the process is stopped."""
         self.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def kill(self) -> None:
-        """`kill -9`, and wait for its end."""
+        """Send SIGKILL, and wait for the end."""
         self.process.kill()
         self.process.wait(LIMIT)
 
     def finish(self, status: int = 0) -> None:
-        """Wait for its end; it is to have nothing left to say."""
+        """Wait for the end. There must be no unread report and no traceback."""
         assert self.process.wait(LIMIT) == status, self.errors()
-        assert self._lines.get(timeout=LIMIT) == "", "it had more to say"
+        assert self._lines.get(timeout=LIMIT) == "", "there are more reports"
         assert "Traceback" not in self.errors(), self.errors()
 
     def errors(self) -> str:
-        """Return what it has written to stderr."""
+        """Return what the process has written to stderr."""
         self._stderr.flush()
         return os.pread(self._stderr.fileno(), 2**20, 0).decode()
 
     def close(self) -> None:
-        """End it, however it is."""
+        """Kill the process, in whatever state it is."""
         self.process.kill()
         self.process.wait()
         self._reader.join()
-        with self.process:  # its pipes
+        with self.process:  # closes its pipes
             self._stderr.close()
 
     def _read(self) -> None:
@@ -111,7 +111,7 @@ class Child:
 
 
 class Children:
-    """Starts programs; ends those that are left at its own end."""
+    """Starts programs; kills those that still run at its own end."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -128,14 +128,14 @@ class Children:
         connection: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> Child:
-        """Start a program; `more` is for it alone."""
-        told = {
+        """Start a program; `more` are facts for this program."""
+        facts = {
             **wire.facts(purpose, netloc),
             "id": str(id or uuid.uuid4()),
             "connection": SOON | dict(connection or {}),
             **more,
         }
-        child = Child(program, told, environment or {})
+        child = Child(program, facts, environment or {})
         self._stack.callback(child.close)
         return child
 

@@ -1,6 +1,6 @@
-"""A server that says when each small message came, and that a large one did: the seconds since what it begins with.
+"""A server that answers each small message with its delay, and a large message with None.
 
-On one machine time.monotonic() is the same clock in every process. Ends when it gets "enough".
+A message begins with its time.monotonic(), which is the same clock in all processes of a machine. "enough" ends it.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 import struct
 import time
 
-from tests.programs.told import communicator, say
+from tests.programs.command_line import communicator, report
 
 with communicator() as queue:
-    say(netloc=queue.netloc)
+    report(netloc=queue.netloc)
     while (message := queue.get()).data != "enough":
         now = time.monotonic()
         small = len(message.data) == 64

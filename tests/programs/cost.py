@@ -1,4 +1,4 @@
-"""What this process costs the machine at the moment. Imported by the programs of this folder."""
+"""The costs of this process for the machine. Imported by the programs of this folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cost() -> dict[str, float]:
-    """Return the bytes that are this process's alone, after returning what is free, and its seconds of CPU."""
+    """Return the private bytes of this process, after free memory is returned, and its seconds of CPU."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     rollup = Path("/proc/self/smaps_rollup").read_text()
@@ -21,6 +21,6 @@ def cost() -> dict[str, float]:
 
 
 def lift_limit() -> None:
-    """Allow this process as many descriptors as the system does."""
+    """Raise the limit of descriptors to the system's maximum."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 
 from netq.testing.log import LogRecorder
-from tests.programs.told import communicator, say
+from tests.programs.command_line import communicator, report
 
 heard: list[object] = []
 with LogRecorder() as log, communicator() as client:
@@ -21,4 +21,4 @@ with LogRecorder() as log, communicator() as client:
         if heard[-1] == "enough":
             break
     client.put(("last", number)).result()
-    say(heard=heard, connected=len(log.having("connected")))
+    report(heard=heard, connected=len(log.having("connected")))

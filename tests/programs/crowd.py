@@ -1,4 +1,4 @@
-"""Many clients in one process. Each says a word and has it echoed; it notes when a link of theirs is up again."""
+"""Many clients in one process. Each sends a message and gets it back, and the times of their new links are reported."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import time
 import uuid
 
 from netq.testing.fixtures import LIMIT
+from tests.programs.command_line import communicator, facts, next_command, report
 from tests.programs.cost import cost, lift_limit
-from tests.programs.told import communicator, hear, say, told
 
 
 class Returns(logging.Handler):
-    """When links came up, by what the clients log."""
+    """Records when links came up, from the log lines of the clients."""
 
     def __init__(self, count: int) -> None:
         super().__init__(logging.INFO)
@@ -34,23 +34,23 @@ class Returns(logging.Handler):
 
 
 lift_limit()
-count = told()["count"]
+count = facts()["count"]
 returns = Returns(count)
 logging.getLogger("netq").addHandler(returns)
 logging.getLogger("netq").setLevel(logging.INFO)
-say(**cost())
+report(**cost())
 with contextlib.ExitStack() as stack:
     clients = [stack.enter_context(communicator(id=uuid.uuid4())) for _ in range(count)]
     for client in clients:
         client.put("hello")
     answers = {client.get(timeout=2 * LIMIT).data for client in clients}
-    say(answers=list(answers), threads=threading.active_count(), **cost())
-    while word := hear():
+    report(answers=list(answers), threads=threading.active_count(), **cost())
+    while word := next_command():
         if word == "watch":
             returns.clear()
-            say(watching=True)
+            report(watching=True)
         elif word == "returns":
             returns.all.wait(2 * LIMIT)
-            say(returns=sorted(returns.times))
+            report(returns=sorted(returns.times))
         elif word == "reached":
-            say(reached=[client.get(timeout=LIMIT).data for client in clients].count("are you there?"))
+            report(reached=[client.get(timeout=LIMIT).data for client in clients].count("are you there?"))

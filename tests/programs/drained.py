@@ -1,4 +1,4 @@
-"""A client that puts messages, and whose handler of SIGTERM raises SystemExit, as edge/__main__.py's does."""
+"""A client that puts messages, with a handler of SIGTERM that raises SystemExit, like edge/__main__.py's."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import sys
 import time
 from types import FrameType
 
-from tests.programs.told import communicator, hear, say, told
+from tests.programs.command_line import communicator, facts, next_command, report
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    say(told=time.monotonic())
+    report(told=time.monotonic())
     sys.exit(0)
 
 
 signal.signal(signal.SIGTERM, stop)
 with communicator() as client:
     client.put("hello").result(30)
-    say(ready=True)
-    hear()
-    for number in range(told()["count"]):
+    report(ready=True)
+    next_command()
+    for number in range(facts()["count"]):
         client.put((number, bytearray(100_000)))
-    say(put=True)
+    report(put=True)
     client.get()

@@ -1,4 +1,4 @@
-"""A server or a client that sends back what it gets, with the wall clock; a client says the first word."""
+"""A server or a client that sends each message back with the wall-clock time; a client sends the first message."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import time
 
 from netq import Closed
 from netq.testing.log import LogRecorder
-from tests.programs.told import communicator, say, told
+from tests.programs.command_line import communicator, facts, report
 
 with LogRecorder() as log, communicator() as queue:
-    say(netloc=queue.netloc)
-    if told()["purpose"] == "client":
+    report(netloc=queue.netloc)
+    if facts()["purpose"] == "client":
         queue.put("hello").result(30)
     while True:
         try:
@@ -20,4 +20,4 @@ with LogRecorder() as log, communicator() as queue:
         if data == "enough":
             break
         queue.put((data, time.time()), peer)
-say(connected=len(log.having("connected")), lost=log.having("lost") + log.having("heard"))
+report(connected=len(log.having("connected")), lost=log.having("lost") + log.having("heard"))

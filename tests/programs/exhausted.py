@@ -1,4 +1,4 @@
-"""A server that may have 64 descriptors: it answers each client, and says whom, and each line of its log."""
+"""A server limited to 64 descriptors. It answers each client, and reports the client and each line of its log."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import resource
 import signal
 import sys
 
-from tests.programs.told import communicator, say
+from tests.programs.command_line import communicator, report
 
 MOST = 64
 
 
-class Aloud(logging.Handler):
-    """Says each line."""
+class ReportingHandler(logging.Handler):
+    """Reports each line."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(log=record.getMessage())
+        report(log=record.getMessage())
 
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (MOST, MOST))
-logging.getLogger("netq").addHandler(Aloud())  # from WARNING on, as a user who sets nothing sees it
+logging.getLogger("netq").addHandler(ReportingHandler())  # WARNING and above, as with the default configuration
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 with communicator() as server:
-    say(netloc=server.netloc)
+    report(netloc=server.netloc)
     while True:
         peer, data = server.get()
         server.put(data, peer)
-        say(served=str(peer))
+        report(served=str(peer))

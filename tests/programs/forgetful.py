@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from tests.programs.told import communicator, say, told
+from tests.programs.command_line import communicator, facts, report
 
 client = communicator()
-for number in range(told()["count"]):
+for number in range(facts()["count"]):
     client.put((number, bytearray(100_000)))
-say(ends=time.monotonic())
+report(ends=time.monotonic())

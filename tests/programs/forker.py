@@ -18,20 +18,20 @@ from typing import NoReturn
 
 from netq import Closed
 from netq.core import Communicator
-from tests.programs.told import communicator, say, told
+from tests.programs.command_line import communicator, facts, report
 
 
 def main() -> None:
     with communicator() as queue:
-        say(netloc=queue.netloc)
-        if told()["purpose"] == "client":
+        report(netloc=queue.netloc)
+        if facts()["purpose"] == "client":
             queue.put("hello")
         echo(queue)
-        ours, childs = os.pipe()  # the child ends when we close `childs`
-        looked, looking = os.pipe()  # and says here that it has looked: until then it may have our sockets
+        ours, childs = os.pipe()  # the child ends when the parent closes `childs`
+        looked, looking = os.pipe()  # the child writes here when it has checked: before that it may have the sockets
         pid = fork() or child(queue, ours, childs, looking)
         os.read(looked, 1)
-        if not told()["outlived"]:
+        if not facts()["outlived"]:
             end(pid, childs)
             echo(queue)
             with contextlib.suppress(Closed):
@@ -40,7 +40,7 @@ def main() -> None:
         netloc = queue.netloc
         queue.close()
     with communicator(netloc=netloc, id=uuid.uuid4()) as successor:
-        say(netloc=successor.netloc)
+        report(netloc=successor.netloc)
         echo(successor)
     end(pid, childs)
 
@@ -52,7 +52,7 @@ def echo(queue: Communicator) -> None:
 
 def fork() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12 on, for a process with threads: the case
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
         return os.fork()
 
 
@@ -60,7 +60,7 @@ def end(pid: int, childs: int) -> None:
     os.close(childs)
     start = time.monotonic()
     _, status = os.waitpid(pid, 0)
-    say(status=os.waitstatus_to_exitcode(status), seconds=time.monotonic() - start)
+    report(status=os.waitstatus_to_exitcode(status), seconds=time.monotonic() - start)
 
 
 def child(queue: Communicator, ours: int, childs: int, looking: int) -> NoReturn:
@@ -69,13 +69,13 @@ def child(queue: Communicator, ours: int, childs: int, looking: int) -> NoReturn
         "get": refusal(lambda: queue.get(timeout=0)),
         "statistics": refusal(queue.statistics),
     }
-    if told()["protocol"] == "grpc":  # which can be used in no child; elsewhere a new one would be the test's to close
+    if facts()["protocol"] == "grpc":  # which cannot be used in a child; others would have to be closed here
         refusals["new"] = refusal(lambda: communicator(id=uuid.uuid4()))
-    say(refusals=refusals, closed=queue.close(), sockets=sockets())
+    report(refusals=refusals, closed=queue.close(), sockets=sockets())
     os.write(looking, b"!")
     os.close(childs)
     os.read(ours, 1)
-    sys.exit(0)  # as a process ends: with all that atexit does
+    sys.exit(0)  # a normal end, with the functions of atexit
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -88,7 +88,7 @@ def refusal(call: Callable[[], object]) -> str:
 def sockets() -> list[str]:
     found = []
     for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # that of iterdir itself
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of iterdir itself
             found.append(os.readlink(link))
     return [target for target in found if target.startswith("socket:")]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.programs.told import communicator, say, told
+from tests.programs.command_line import communicator, facts, report
 
 SECONDS = 90.0
 
@@ -20,16 +20,16 @@ def memory(figure: str) -> int:
 
 
 def digest(array: np.ndarray) -> str:
-    """Return what is compared instead of a second copy."""
+    """Return a checksum, which is compared instead of a second copy."""
     return hashlib.sha256(array.data).hexdigest()
 
 
-size = told()["size"]
-if told()["cgroup"]:
-    Path(told()["cgroup"], "cgroup.procs").write_text(str(os.getpid()))
+size = facts()["size"]
+if facts()["cgroup"]:
+    Path(facts()["cgroup"], "cgroup.procs").write_text(str(os.getpid()))
 with communicator() as queue:
-    if told()["purpose"] == "server":
-        say(netloc=queue.netloc)
+    if facts()["purpose"] == "server":
+        report(netloc=queue.netloc)
         assert queue.get(timeout=SECONDS).data == "hello"
         before = memory("VmRSS")
         peer, array = queue.get(timeout=SECONDS)
@@ -48,4 +48,4 @@ with communicator() as queue:
         array = queue.get(timeout=SECONDS).data
         assert array.dtype == np.float32
         assert digest(array) == sent
-    say(growth=(one_way / size, (memory("VmHWM") - before) / size))
+    report(growth=(one_way / size, (memory("VmHWM") - before) / size))

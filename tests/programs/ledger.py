@@ -1,4 +1,4 @@
-"""A server that writes down each message that it takes, before it takes the next. SIGTERM closes it."""
+"""A server that reports each message before it takes the next one. SIGTERM closes it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 import zlib
 from pathlib import Path
 
-from tests.programs.told import communicator, say
+from tests.programs.command_line import communicator, report
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident bytes of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 with communicator() as server:
-    say(netloc=server.netloc)
+    report(netloc=server.netloc)
     while True:
         peer, data = server.get()
         what = data if isinstance(data, str) else (len(data), zlib.crc32(data))
-        say(peer=str(peer), data=what, at=time.monotonic(), resident=resident())
+        report(peer=str(peer), data=what, at=time.monotonic(), resident=resident())
         del data

@@ -1,14 +1,14 @@
-"""A client that has delivered one message, and puts a large one whenever it is told to: tests kill it in the middle."""
+"""A client that has delivered one message, and puts a large one at each command. Tests kill it during the transfer."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tests.programs.told import communicator, hear, say, told
+from tests.programs.command_line import communicator, facts, next_command, report
 
 with communicator() as client:
     client.put("whole").result(30)
-    say(ready=True)
-    while hear():
-        client.put(np.zeros(told()["size"], np.uint8)).result(30)
-        say(ready=True)
+    report(ready=True)
+    while next_command():
+        client.put(np.zeros(facts()["size"], np.uint8)).result(30)
+        report(ready=True)

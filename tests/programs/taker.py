@@ -1,4 +1,4 @@
-"""A server in a memory cgroup, whose user takes one message at a time, checks it and drops it."""
+"""A server in a memory cgroup that takes one message at a time, checks it and drops it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import zlib
 from pathlib import Path
 
-from tests.programs.told import communicator, say, told
+from tests.programs.command_line import communicator, facts, report
 
-Path(told()["cgroup"], "cgroup.procs").write_text(str(os.getpid()))  # before there is anything to count
+Path(facts()["cgroup"], "cgroup.procs").write_text(str(os.getpid()))  # before the process uses memory
 with communicator() as server:
-    say(netloc=server.netloc)
-    for _ in range(told()["count"]):
+    report(netloc=server.netloc)
+    for _ in range(facts()["count"]):
         number, data = server.get(timeout=60).data
-        say(number=number, size=len(data), crc=zlib.crc32(data))
+        report(number=number, size=len(data), crc=zlib.crc32(data))
         del data

@@ -1,7 +1,7 @@
-"""Sites for the network tests: a server and clients of one wire at the two ends of a cable of their own.
+"""Sites for the network tests: a server and clients of one wire at the two ends of their own cable.
 
-What takes long is tried on both wires at the same time. Without root, or without the tools, all of it is skipped; with
-NETQ_FAULTS=must it fails instead.
+Slow tests run on both wires at the same time. Without root or the tools, all of them are skipped; with NETQ_FAULTS=must
+they fail instead.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tests.faults import hosts
 from tests.faults.hosts import Cable
 from tests.wires import SOCKETS, Wire
 
-MOST = 4  # cables of one test
+MOST = 4  # cables in one test
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a scenario has: the kind of wire, a cable, and a communicators for what is at its ends."""
+    """The site of a scenario: the kind of wire, a cable, and the communicators at its ends."""
 
     kind: str
     cable: Cable
     communicators: Communicators
 
     def pair(self, **options: Any) -> tuple[Communicator, Communicator]:
-        """Return a server and a client at the ends of the cable, that know each other; the options are for both."""
+        """Return a server and a client with a session at the ends of the cable; the options are for both."""
         with self.cable.server.inside():
             server = self.communicators.server(NetworkLocation(self.cable.server.address, 0), **options)
         with self.cable.client.inside():
@@ -50,7 +50,7 @@ OnBoth = Callable[..., None]
 
 @pytest.fixture(scope="session")
 def possible() -> None:
-    """Skip, or fail, where there can be no hosts."""
+    """Skip or fail where no hosts can be made."""
     hosts.sweep()
     if reason := hosts.missing():
         (pytest.fail if os.environ.get("NETQ_FAULTS") == "must" else pytest.skip)(f"no hosts can be made: {reason}")
@@ -58,7 +58,7 @@ def possible() -> None:
 
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
-    """In place of those for this machine: for the servers of all cables."""
+    """Certificates for the servers of all cables, instead of those for this machine."""
     servers = [f"10.77.{number}.2" for number in range(1, MOST + 1)]
     return certificates.make(tmp_path_factory.mktemp("certificates"), servers)
 
@@ -82,7 +82,7 @@ def cable(possible: None) -> Iterator[Cable]:
 
 @pytest.fixture
 def on_both(possible: None, wires: dict[str, Wire]) -> Iterator[OnBoth]:
-    """Act scenarios on both wires, all at the same time, each at a site of its own."""
+    """Run scenarios on both wires at the same time, each at its own site."""
 
     def act(*scenarios: Scenario) -> None:
         plays = [(scenario, wire) for scenario in scenarios for wire in wires.values()]

@@ -1,4 +1,4 @@
-"""The hosts themselves: each verb does what it says, and nothing is left of them."""
+"""The hosts and cables of tests/faults/hosts.py: each fault has its effect, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.faults import hosts
 from tests.faults.hosts import Cable, Host
 
 LIMIT = 10.0  # seconds
-SILENCE = 0.2  # seconds in which a packet would have come
+SILENCE = 0.2  # seconds in which a packet would arrive
 HEADERS = 14 + 20 + 8  # bytes of Ethernet, IPv4 and UDP
 
 
@@ -73,7 +73,7 @@ def arrived(sock: socket.socket) -> int:
         count += 1
 
 
-def test_a_host_is_elsewhere_for_one_thread_and_for_a_while(cable: Cable) -> None:
+def test_inside_moves_one_thread_within_the_block(cable: Cable) -> None:
     home = namespace()
     with cable.server.inside():
         there = namespace()
@@ -85,7 +85,7 @@ def test_a_host_is_elsewhere_for_one_thread_and_for_a_while(cable: Cable) -> Non
     assert namespace() == home
 
 
-def test_hosts_reach_each_other_and_nobody_else_does(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_hosts_reach_only_each_other(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     assert passes(near, far)
     assert passes(far, near)
@@ -93,9 +93,7 @@ def test_hosts_reach_each_other_and_nobody_else_does(cable: Cable, ends: tuple[s
         sock.connect(("192.0.2.1", 9))
 
 
-def test_what_comes_to_a_host_is_lost_until_it_is_healed(
-    cable: Cable, ends: tuple[socket.socket, socket.socket]
-) -> None:
+def test_packets_are_lost_until_healed(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     cable.server.drop_input()
     assert not passes(near, far)
@@ -107,9 +105,7 @@ def test_what_comes_to_a_host_is_lost_until_it_is_healed(
     assert passes(far, near)
 
 
-def test_so_many_percent_are_lost_and_the_last_word_counts(
-    cable: Cable, ends: tuple[socket.socket, socket.socket]
-) -> None:
+def test_latest_share_of_packets_is_lost(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     cable.server.drop_input(90)
     cable.server.drop_input(20)
@@ -118,17 +114,17 @@ def test_so_many_percent_are_lost_and_the_last_word_counts(
     assert 120 < arrived(far) < 190, "five standard deviations of a fair lottery, and more"
 
 
-def test_what_leaves_is_counted_with_its_headers(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_outgoing_bytes_are_counted_with_headers(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
-    assert passes(near, far)  # now each knows where the other is
+    assert passes(near, far)  # both hosts have resolved the other's address
     before = cable.client.bytes_sent
     near.send(bytes(1000))
     assert len(far.recv(2000)) == 1000
     assert cable.client.bytes_sent - before == 1000 + HEADERS
 
 
-def test_packets_are_no_larger_than_the_cable_takes(cable: Cable, link: tuple[socket.socket, socket.socket]) -> None:
-    """Or one drop would take a packet of 64 KiB, and the rate would be of those."""
+def test_packets_fit_the_mtu_of_the_cable(cable: Cable, link: tuple[socket.socket, socket.socket]) -> None:
+    """Otherwise one drop would lose 64 KiB, and the rate would count such packets."""
     near, far = link
     cable.server.drop_input(5)
     near.sendall(bytes(100_000))
@@ -139,7 +135,7 @@ def test_packets_are_no_larger_than_the_cable_takes(cable: Cable, link: tuple[so
     assert cable.client.bytes_sent > 100_000 * (1514 / 1448), "each packet has headers of its own"
 
 
-def test_a_rate_holds_back_what_leaves(cable: Cable, link: tuple[socket.socket, socket.socket]) -> None:
+def test_rate_limits_outgoing_packets(cable: Cable, link: tuple[socket.socket, socket.socket]) -> None:
     near, far = link
     cable.client.rate(1000)
     start = time.monotonic()
@@ -150,7 +146,7 @@ def test_a_rate_holds_back_what_leaves(cable: Cable, link: tuple[socket.socket, 
     assert time.monotonic() - start >= 8 * (60_000 - 20_000) / 1_000_000, "all but a burst of some 16 KiB"
 
 
-def test_a_plug_is_pulled_and_put_in_again(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
+def test_unplugged_cable_loses_packets(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     cable.client.link("down")
     with pytest.raises(OSError, match="unreachable"):
@@ -160,7 +156,7 @@ def test_a_plug_is_pulled_and_put_in_again(cable: Cable, ends: tuple[socket.sock
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_connections_are_reset_at_both_ends(cable: Cable, link: tuple[socket.socket, socket.socket], end: int) -> None:
+def test_reset_reaches_both_ends(cable: Cable, link: tuple[socket.socket, socket.socket], end: int) -> None:
     cable.ends[end].reset_connections()
     with pytest.raises(ConnectionAbortedError):
         link[end].recv(1)
@@ -168,14 +164,14 @@ def test_connections_are_reset_at_both_ends(cable: Cable, link: tuple[socket.soc
         link[1 - end].recv(1)
 
 
-def test_nothing_is_left_by_a_cable_that_fails_half_way(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cable_that_fails_half_way_leaves_nothing(possible: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "OFFLOADS", ("no such thing",))
     with pytest.raises(RuntimeError, match="no such thing"), Cable(1):
         pass
     assert hosts.left(os.getpid()) == []
 
 
-def test_hosts_of_a_dead_process_are_swept_away_and_those_of_the_living_are_not(cable: Cable) -> None:
+def test_sweep_removes_only_hosts_of_dead_processes(cable: Cable) -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait(LIMIT)
     hosts.run("ip", "netns", "add", f"netq-{process.pid}-0")
@@ -193,7 +189,7 @@ def test_hosts_of_a_dead_process_are_swept_away_and_those_of_the_living_are_not(
         (lambda patch: patch.setattr(hosts, "OFFLOADS", ("no such thing",)), "no such thing"),
     ],
 )
-def test_what_is_missing_is_named(
+def test_missing_tools_are_named(
     possible: None, monkeypatch: pytest.MonkeyPatch, broken: Callable[[pytest.MonkeyPatch], None], reason: str
 ) -> None:
     assert hosts.missing() == ""

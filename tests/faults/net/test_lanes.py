@@ -1,6 +1,6 @@
-"""A small message does not wait for a large one that travels on another lane of a slow link.
+"""A small message does not wait for a large one on another lane of a slow link.
 
-What it does wait for is TCP: where the queue of the network overflows, the packets behind a lost one wait for it too.
+It waits for TCP only: where a queue of the network overflows, packets wait for the retransmission of a lost one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 MIB = 1024**2
 SMALL = 64  # bytes
 TIMES = 12
-PACE = 0.3  # seconds between one that has been acknowledged and the next
+PACE = 0.3  # seconds between an acknowledgement and the next message
 SLOW = "root tbf rate 1mbit burst 5kb latency 200ms"
 LATE = 1.0  # seconds, on the slow link
-LATE_HERE = 0.5  # seconds, where both ends are one process; the goal is some milliseconds
+LATE_HERE = 0.5  # seconds where both ends are in one process; the goal is some milliseconds
 
 
 def content(size: int) -> bytearray:
@@ -34,7 +34,7 @@ def content(size: int) -> bytearray:
 
 
 def lateness(client: Communicator, server: Communicator) -> float | None:
-    """Send a small message on lane 1; return the seconds until it has been taken. None: a large one came before it."""
+    """Send a small message on lane 1; return its delay in seconds, or None if the large message came before it."""
     start = time.monotonic()
     future = client.put(bytes(SMALL), lane=1)
     taken = len(server.get(timeout=LIMIT).data)
@@ -46,7 +46,7 @@ def lateness(client: Communicator, server: Communicator) -> float | None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_small_messages_pass_a_large_one_on_a_link_of_1_mbit(on_both: OnBoth, figure: Figure) -> None:
-    """The large one would take 35 s: the link is made fast again when the small ones are there."""
+    """The large message would take 35 s, so the link is made fast again after the small ones."""
 
     def scenario(site: Site) -> None:
         server, client = site.pair()
@@ -65,7 +65,7 @@ def test_small_messages_pass_a_large_one_on_a_link_of_1_mbit(on_both: OnBoth, fi
 
 
 def pace() -> bool:
-    """Let a while pass between two messages of the load."""
+    """Wait between two messages of the load."""
     return not threading.Event().wait(PACE)
 
 

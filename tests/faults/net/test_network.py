@@ -1,4 +1,4 @@
-"""What a network does to a session: it loses packets, or all of them, comes and goes, is slow, forgets connections.
+"""Faults of a network: packet loss, a black hole, outages, a low rate, and resets.
 
 Cases 12 to 15 and 17 of docs/explanation/reliability.md.
 """
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 MIB = 1024**2
-LONG = 110.0  # seconds, for what takes some 90
+LONG = 110.0  # seconds for steps that take some 90
 BEATS: dict[str, Any] = {"heartbeat": 0.5, "misses": 3, "handshake_timeout": 2.0}
-IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence is noticed
-BREAK = 2.0  # seconds for which a network is there, and is not
+IN_TIME = 0.5 * 3 + 1.0  # seconds in which silence must be noticed
+BREAK = 2.0  # seconds of each outage, and between outages
 HOLES: dict[str, Callable[[Cable], None]] = {
     "12 half-open": lambda cable: cable.drop(),
     "13 the server hears nothing": lambda cable: cable.server.drop_input(),
@@ -49,7 +49,7 @@ def where(server: Communicator) -> str:
 def noticed(
     log: LogRecorder, server: Communicator, client: Communicator, fault: Callable[[], object]
 ) -> tuple[float, float]:
-    """Make a fault; return after how many seconds the server notices the loss of the link, and the client."""
+    """Make a fault; return the seconds until the server and the client have noticed the loss of the link."""
 
     def after(text: str, count: int) -> float:
         log.wait(text, count)
@@ -71,7 +71,7 @@ def exchange(server: Communicator, client: Communicator, name: str) -> list[Deli
 
 
 def check_exchanged(server: Communicator, client: Communicator, *names: str) -> None:
-    """What `exchange` has put under these names has come, once and in order, and nothing else."""
+    """Check that the messages that `exchange` put under these names arrived once, in order, and no others."""
     expected = [(name, number) for name in names for number in range(10)]
     for end in (server, client):
         assert [end.get(timeout=LIMIT).data for _ in expected] == expected
@@ -80,7 +80,7 @@ def check_exchanged(server: Communicator, client: Communicator, *names: str) -> 
 
 
 @pytest.mark.parametrize("case", HOLES)
-def test_both_ends_notice_silence_in_time_and_go_on_when_it_is_over(
+def test_both_ends_notice_silence_and_resume_after_it(
     on_both: OnBoth, log: LogRecorder, figure: Figure, case: str
 ) -> None:
     def scenario(site: Site) -> None:
@@ -97,9 +97,7 @@ def test_both_ends_notice_silence_in_time_and_go_on_when_it_is_over(
     on_both(scenario)
 
 
-def test_a_message_comes_through_a_network_that_comes_and_goes(
-    on_both: OnBoth, log: LogRecorder, figure: Figure
-) -> None:
+def test_message_arrives_over_repeated_outages(on_both: OnBoth, log: LogRecorder, figure: Figure) -> None:
     data = content(10 * MIB)
 
     def play(case: str, site: Site, down: Callable[[], None], up: Callable[[], None]) -> None:
@@ -132,10 +130,10 @@ def test_a_message_comes_through_a_network_that_comes_and_goes(
 
 
 @pytest.mark.parametrize(("percent", "count"), [(1, 64), (5, 32), (20, 4)])
-def test_messages_arrive_once_and_in_order_though_packets_are_lost(
+def test_messages_arrive_once_and_in_order_over_packet_loss(
     on_both: OnBoth, figure: Figure, percent: int, count: int
 ) -> None:
-    """So many of 1 MiB each way, and a hundred small ones around each."""
+    """A count of messages of 1 MiB each way, and a hundred small ones with each."""
     large = content(MIB)
     messages = [item for _ in range(count) for item in (*range(50), large, *range(50))]
 
@@ -161,9 +159,7 @@ def test_messages_arrive_once_and_in_order_though_packets_are_lost(
 
 
 @pytest.mark.timeout(180)
-def test_heartbeats_pass_beside_a_large_message_on_a_slow_network(
-    on_both: OnBoth, log: LogRecorder, figure: Figure
-) -> None:
+def test_heartbeats_pass_a_large_message_on_a_slow_network(on_both: OnBoth, log: LogRecorder, figure: Figure) -> None:
     data = content(10 * MIB)
 
     def scenario(site: Site) -> None:
@@ -190,7 +186,7 @@ def test_heartbeats_pass_beside_a_large_message_on_a_slow_network(
 
 
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_a_connection_that_is_reset_is_noticed_at_once_and_made_anew(
+def test_reset_connection_is_noticed_at_once_and_replaced(
     on_both: OnBoth, log: LogRecorder, figure: Figure, side: str
 ) -> None:
     def scenario(site: Site) -> None:

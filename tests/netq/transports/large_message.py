@@ -16,9 +16,9 @@ def send_there_and_back(
     # One arena: glibc gives each thread its own, and free memory in another thread's arena is no cost of the message.
     environment = {"MALLOC_ARENA_MAX": "1"}
     server = children.start("large", wire, Purpose.SERVER, environment=environment, size=size, cgroup=server_cgroup)
-    netloc = NetworkLocation(*server.hear()["netloc"])
+    netloc = NetworkLocation(*server.receive()["netloc"])
     client = children.start("large", wire, Purpose.CLIENT, netloc, environment, size=size, cgroup=client_cgroup)
-    growth = {"client": client.hear(TIMEOUT)["growth"], "server": server.hear(TIMEOUT)["growth"]}
+    growth = {"client": client.receive(TIMEOUT)["growth"], "server": server.receive(TIMEOUT)["growth"]}
     client.finish()
     server.finish()
     print(wire.kind, growth)

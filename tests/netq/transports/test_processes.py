@@ -23,7 +23,7 @@ def test_client_notices_a_killed_server_and_finds_the_next(
     communicators: Communicators, children: Children, wire: Wire, log: LogRecorder
 ) -> None:
     first = children.start("echo", wire, Purpose.SERVER)
-    netloc = NetworkLocation(*first.hear()["netloc"])
+    netloc = NetworkLocation(*first.receive()["netloc"])
     client = communicators.client(netloc)
     client.put("hello").result(LIMIT)
     assert client.get(timeout=LIMIT).data[0] == "hello"
@@ -44,7 +44,7 @@ def test_server_notices_a_killed_client(
 ) -> None:
     server = communicators.server()
     client = children.start("sender", wire, Purpose.CLIENT, server.netloc, size=1)
-    assert client.hear() == {"ready": True}
+    assert client.receive() == {"ready": True}
     peer = server.get(timeout=LIMIT).peer
     start = time.monotonic()
     client.kill()
@@ -61,11 +61,11 @@ def test_server_without_descriptors_accepts_clients_later(
     communicators: Communicators, children: Children, wire: Wire
 ) -> None:
     program = children.start("exhausted", wire, Purpose.SERVER)
-    netloc = NetworkLocation(*program.hear()["netloc"])
+    netloc = NetworkLocation(*program.receive()["netloc"])
     with ExitStack() as idle:
         for _ in range(100):
             idle.enter_context(socket.create_connection(netloc, LIMIT))
-        line = program.hear()["log"]
+        line = program.receive()["log"]
         assert "no connection can be accepted for now" in line
         assert "Too many open files" in line
         client = communicators.client(netloc)
