@@ -181,9 +181,9 @@ def test_a_table_that_is_none_is_a_mistake(tmp_path: Path) -> None:
         (":app", 'expected "module:app"'),
         (
             "farm_ap:app",
-            "and this gives ModuleNotFoundError: No module named 'farm_ap': correct the name, or set PYTHON",
+            "but farm_ap gives ModuleNotFoundError: No module named 'farm_ap': correct the name, or set PYTHON",
         ),
-        ("farm_app:apple", "and this gives AttributeError: module 'farm_app' has no attribute 'apple'"),
+        ("farm_app:apple", "expected a function of that name, but farm_app has no apple: did you mean app?"),
         ("farm_app:number", "expected a flwr.clientapp.ClientApp, and this is 7"),
         (
             "farm_app:server",
