@@ -1,7 +1,7 @@
-"""python -m tests.soak: a server, 20 clients and a nemesis between them; a table a wire; status 1 if anything is wrong.
+"""python -m tests.soak: a server, 20 clients and random faults. Prints a table per wire; status 1 on errors.
 
-Owns the process: its arguments, what it prints, its exit status. With --wire all, each wire has a process of its own,
-so that the memory of one is not counted with another's; as many at the same time as there are cores.
+Owns the process: its arguments, its output, its exit status. With --wire all, each wire runs in its own process, so
+that each has its own memory figures; as many run at the same time as there are cores.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 from netq.security import certificates
 from tests.soak.report import Report
 from tests.soak.run import Plan, run
-from tests.soak.wires import WIRES, NotHere
+from tests.soak.wires import WIRES, NotInstalled
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line says; return the exit status."""
+    """Run the wires of the command line; return the exit status."""
     options = _parser().parse_args(arguments)
     if options.seed is None:
         options.seed = secrets.randbelow(1_000_000)
@@ -36,12 +36,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the faults (default: a random one, printed)")
     parser.add_argument("--wire", choices=[*WIRES, "all"], default="all", help="(default: all)")
     parser.add_argument("--clients", type=int, default=20, help="(default: 20)")
-    parser.add_argument("--history", type=Path, help="where to keep what happened (default: only if it went wrong)")
+    parser.add_argument("--history", type=Path, help="where to keep the history (default: only if it went wrong)")
     return parser
 
 
 def _all(options: argparse.Namespace) -> int:
-    """Run each wire in a process, and print what they say one after the other."""
+    """Run each wire in a process, and print their output one after the other."""
     commands = [_command(options, wire) + _history(options.history, wire) for wire in WIRES]
     statuses = []
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -61,17 +61,17 @@ def _one(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         try:
             report = run(plan, certificates.make(Path(folder)), history)
-        except NotHere as missing:
+        except NotInstalled as missing:
             print(f"wire      {plan.wire}: left out, {missing}")
             return 0
-    status = conclude(report, _command(options, plan.wire), history)
+    status = finish(report, _command(options, plan.wire), history)
     if status == 0 and options.history is None:
         history.unlink()
     return status
 
 
-def conclude(report: Report, again: Sequence[str], history: Path) -> int:
-    """Print a report, and if something is wrong, how to see it again; return the exit status."""
+def finish(report: Report, again: Sequence[str], history: Path) -> int:
+    """Print a report, and after an error the command that repeats it; return the exit status."""
     print(report)
     if report.good:
         return 0
@@ -86,7 +86,7 @@ def _command(options: argparse.Namespace, wire: str) -> list[str]:
 
 
 def _history(path: Path | None, wire: str) -> list[str]:
-    """A file for each wire."""
+    """Return the history file of a wire."""
     return [] if path is None else ["--history", str(path.with_name(f"{path.stem}-{wire}{path.suffix}"))]
 
 

@@ -1,7 +1,7 @@
-"""What happened to each message of a run, as lines of a file; and the checker, which finds what must not happen.
+"""The history of a run: what record to each message, as lines of a file; and the checker, which finds violations.
 
-Pure. Lines are written by tests/soak/recorder.py while the run goes on, and read again when it is over. The checker
-knows nothing of netq: only the words of its README, each message once, in order, and no future left alone.
+Pure. tests/soak/recorder.py writes the lines during the run, and they are read after it. The checker uses nothing of
+netq but the promises of its README: each message once, in order, and every future is done in the end.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class What(enum.StrEnum):
-    """What may happen to a message."""
+    """Events of a message."""
 
     PUT = "put"
     ACKED = "acked"
@@ -24,7 +24,7 @@ class What(enum.StrEnum):
 
 
 class Key(NamedTuple):
-    """Which message: `life` counts the restarts of the sender, `number` the messages of one lane of it."""
+    """Identifies a message: `life` counts the restarts of its sender, `number` the messages of a lane in that life."""
 
     client: int
     life: int
@@ -37,7 +37,7 @@ Lane = tuple[int, int, str, int]  # a key without its number
 
 
 class Event(NamedTuple):
-    """One line. `note`: why it failed; or what is wrong with what was delivered."""
+    """One line. `note` is the reason of a failure, or what is wrong with the delivered data."""
 
     time: float
     what: What
@@ -46,7 +46,7 @@ class Event(NamedTuple):
     note: str = ""
 
     def line(self) -> str:
-        """Return it as JSON."""
+        """Return the line as JSON."""
         return json.dumps(
             {"time": round(self.time, 4), "what": self.what} | self.key._asdict() | {"size": self.size} | self._noted()
         )
@@ -56,7 +56,7 @@ class Event(NamedTuple):
 
 
 def read(lines: Iterable[str]) -> Iterator[Event]:
-    """Return the events; lines that tell of no message are left out."""
+    """Yield the events of messages; other lines are skipped."""
     for line in lines:
         record = json.loads(line)
         if record["what"] in _WHATS:
@@ -65,7 +65,7 @@ def read(lines: Iterable[str]) -> Iterator[Event]:
 
 
 class Wrong(enum.StrEnum):
-    """What must not happen."""
+    """Kinds of violations."""
 
     LOST = "lost"  # acknowledged, never delivered
     DUPLICATED = "duplicated"
@@ -79,7 +79,7 @@ class Wrong(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was not kept, to which message, and what is known of it."""
+    """A violation, its message, and the events of that message."""
 
     wrong: Wrong
     key: Key
@@ -91,17 +91,17 @@ class Violation:
 
 
 def check(events: Iterable[Event]) -> list[Violation]:
-    """Return what is wrong with a history that is at its end."""
+    """Return the violations in a complete history."""
     checker = _Checker()
     for event in events:
         checker.take(event)
-    return checker.violations + list(checker.conclude())
+    return checker.violations + list(checker.finish())
 
 
 class _Message:
-    """What is known of a message so far."""
+    """The state of a message so far."""
 
-    __slots__ = ("delivered", "key", "put", "settled", "size", "told")
+    __slots__ = ("delivered", "key", "put", "settled", "size", "story")
 
     def __init__(self, put: Event) -> None:
         self.key = put.key
@@ -109,21 +109,21 @@ class _Message:
         self.put = put.time
         self.settled: What | None = None
         self.delivered = 0
-        self.told = f"{put.size} bytes, put {put.time:.3f}"
+        self.story = f"{put.size} bytes, put {put.time:.3f}"
 
-    def tell(self, event: Event) -> None:
+    def append(self, event: Event) -> None:
         note = f" ({event.note})" if event.note else ""
-        self.told += f", {event.what} {event.time:.3f}{note}"
+        self.story += f", {event.what} {event.time:.3f}{note}"
 
 
 class _Checker:
-    """Forgets what has come to a good end, so that a history of any length can be checked."""
+    """Checks a history of any length, as it forgets messages that have ended without a violation."""
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self._messages: dict[Key, _Message] = {}
         self._put: dict[Lane, int] = {}  # the last number of each lane
-        self._delivered: dict[Lane, int] = {}  # and the highest that was delivered
+        self._delivered: dict[Lane, int] = {}  # the highest delivered number of each lane
 
     def take(self, event: Event) -> None:
         lane = event.key[:-1]
@@ -132,9 +132,9 @@ class _Checker:
             self._messages[event.key] = _Message(event)
             self._put[lane] = event.key.number
         elif message is None:
-            self._strange(event, known=event.key.number <= self._put.get(lane, 0))
+            self._unexpected(event, known=event.key.number <= self._put.get(lane, 0))
         else:
-            message.tell(event)
+            message.append(event)
             if event.what is What.DELIVERED:
                 self._deliver(message, event, lane)
             else:
@@ -142,38 +142,38 @@ class _Checker:
             if message.settled is What.ACKED and message.delivered == 1:
                 del self._messages[event.key]
 
-    def conclude(self) -> Iterator[Violation]:
-        """What can be said only when nothing more can come."""
+    def finish(self) -> Iterator[Violation]:
+        """Yield the violations that are certain only at the end of the history."""
         for key, message in self._messages.items():
             if message.settled is None:
-                yield Violation(Wrong.HANGING, key, message.told)
+                yield Violation(Wrong.HANGING, key, message.story)
             elif message.settled is What.ACKED and not message.delivered:
-                yield Violation(Wrong.LOST, key, message.told)
+                yield Violation(Wrong.LOST, key, message.story)
             elif message.settled is What.CANCELLED and message.delivered:
-                yield Violation(Wrong.RESURRECTED, key, message.told)
+                yield Violation(Wrong.RESURRECTED, key, message.story)
 
-    def _strange(self, event: Event, *, known: bool) -> None:
-        """Of a message that has come to its good end before, or never was."""
+    def _unexpected(self, event: Event, *, known: bool) -> None:
+        """Handle an event of a message that has ended already, or was never put."""
         again = Wrong.DUPLICATED if event.what is What.DELIVERED else Wrong.DONE_TWICE
         story = f"{event.what} {event.time:.3f}" + (", long after it was acknowledged and delivered" if known else "")
-        self._blame(again if known else Wrong.INVENTED, event.key, story)
+        self._violation(again if known else Wrong.INVENTED, event.key, story)
 
     def _settle(self, message: _Message, event: Event) -> None:
         if message.settled is not None:
-            self._blame(Wrong.DONE_TWICE, event.key, message.told)
+            self._violation(Wrong.DONE_TWICE, event.key, message.story)
         message.settled = event.what
 
     def _deliver(self, message: _Message, event: Event, lane: Lane) -> None:
         message.delivered += 1
         if message.delivered > 1:
-            self._blame(Wrong.DUPLICATED, event.key, message.told)
+            self._violation(Wrong.DUPLICATED, event.key, message.story)
         elif event.key.number < self._delivered.get(lane, 0):
-            self._blame(Wrong.DISORDERED, event.key, message.told)
+            self._violation(Wrong.DISORDERED, event.key, message.story)
         self._delivered[lane] = max(event.key.number, self._delivered.get(lane, 0))
         if event.note or event.size != message.size:
-            self._blame(Wrong.DAMAGED, event.key, f"{message.told}, {event.size} bytes")
+            self._violation(Wrong.DAMAGED, event.key, f"{message.story}, {event.size} bytes")
 
-    def _blame(self, wrong: Wrong, key: Key, story: str) -> None:
+    def _violation(self, wrong: Wrong, key: Key, story: str) -> None:
         self.violations.append(Violation(wrong, key, story))
 
 

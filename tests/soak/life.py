@@ -1,7 +1,7 @@
-"""The server and the clients of a run, each through all its lives: a restart is a new communicator under the old id.
+"""The server and the clients of a run, through all restarts. A restart is a new communicator with the old id.
 
-Made by tests/soak/run.py; restarted by the nemesis; put by the traffic. Tells the recorder of each message, and never
-decides what should have become of it.
+Made by tests/soak/run.py, restarted by the nemesis, used by the traffic. A life reports each message to the recorder;
+it does not judge.
 """
 
 from __future__ import annotations
@@ -19,73 +19,73 @@ from tests.soak import content
 from tests.soak.history import Key, What
 from tests.soak.recorder import Recorder
 
-LIMIT = 60.0  # seconds for what should take few
+LIMIT = 60.0  # seconds for steps that take few
 Make = Callable[[NetworkLocation, uuid.UUID], Communicator]
 
 
 def client_id(number: int) -> uuid.UUID:
-    """Return the id that a client has in all its lives; the number can be read in it."""
+    """Return the id of a client in all its lives, which shows its number."""
     return uuid.UUID(int=number)
 
 
 def server_id(life: int) -> uuid.UUID:
-    """Return the id of the server: every second restart gives it another one, for both happen."""
+    """Return the id of the server: it changes at every second restart, so that both cases occur."""
     return uuid.UUID(int=2**64 + life // 2)
 
 
 class Life:
-    """One communicator, from its making to its close, and the thread that takes what comes."""
+    """One communicator from its creation to its close, and the thread that gets its messages."""
 
     def __init__(self, communicator: Communicator, number: int, way: str, recorder: Recorder, pool: Executor) -> None:
         self.communicator = communicator
-        self.heard: set[int] = set()  # clients whose messages it has taken
-        self.over = False
-        self.moving = threading.Event()  # not set: its loop stands still, in what it calls when a future is done
+        self.known_clients: set[int] = set()  # clients with delivered messages
+        self.closed = False
+        self.moving = threading.Event()  # not set: the loop is blocked, in a callback of a future
         self.moving.set()
         self._number = number
         self._way = way
         self._recorder = recorder
         self._numbers: defaultdict[tuple[int, int], int] = defaultdict(int)  # by client and lane
-        self._flying: defaultdict[int, dict[Key, Delivery]] = defaultdict(dict)
+        self._in_transit: defaultdict[int, dict[Key, Delivery]] = defaultdict(dict)
         self._lock = threading.Lock()
         self._reader = pool.submit(self._read)
 
     def put(self, client: int, lane: int, size: int) -> None:
-        """Put the next message of a lane. Only one thread does so at a time."""
+        """Put the next message of a lane. Only one thread at a time may do so."""
         number = self._numbers[client, lane] = self._numbers[client, lane] + 1
         key = Key(client, self._number, self._way, lane, number)
-        self._recorder.happened(What.PUT, key, size)  # before it can be delivered
+        self._recorder.record(What.PUT, key, size)  # before the message can be delivered
         peers = [client_id(client)] if self._way == "down" else []
         delivery = self.communicator.put(content.message(key, size), *peers, lane=lane)
         with self._lock:
-            self._flying[client][key] = delivery
+            self._in_transit[client][key] = delivery
         delivery.add_done_callback(functools.partial(self._done, key))
 
-    def flying(self, client: int) -> list[Delivery]:
-        """Return the futures to or from a client that are not done, the oldest first."""
+    def in_transit(self, client: int) -> list[Delivery]:
+        """Return the futures of messages to or from a client that are not done, oldest first."""
         with self._lock:
-            return list(self._flying[client].values())
+            return list(self._in_transit[client].values())
 
     def close(self, timeout: float) -> int:
-        """Close, and take all that had come; return how many messages were not delivered."""
-        self.over = True
+        """Close, and get all messages that arrived; return the number of undelivered ones."""
+        self.closed = True
         undelivered = self.communicator.close(timeout)
         self._reader.result(LIMIT)
         return undelivered
 
     def _done(self, key: Key, future: Future[None]) -> None:
         with self._lock:
-            del self._flying[key.client][key]
+            del self._in_transit[key.client][key]
         error = None if future.cancelled() else future.exception()
         if future.cancelled():
-            self._recorder.happened(What.CANCELLED, key)
+            self._recorder.record(What.CANCELLED, key)
         elif error is None:
-            self._recorder.happened(What.ACKED, key)
+            self._recorder.record(What.ACKED, key)
         else:
-            self._recorder.happened(What.FAILED, key, note=str(error))
+            self._recorder.record(What.FAILED, key, note=str(error))
             if not isinstance(error, Closed):
-                self._recorder.trouble(f"{key} failed with {error!r}")
-        if not future.cancelled():  # by another thread, which is not to be stopped
+                self._recorder.error(f"{key} failed with {error!r}")
+        if not future.cancelled():  # a cancel runs in another thread, which must not block
             self.moving.wait(LIMIT)
 
     def _read(self) -> None:
@@ -93,10 +93,10 @@ class Life:
             try:
                 self._took(self.communicator.get())
             except Unreadable as error:
-                self._recorder.trouble(f"a message cannot be read: {error!r}")
+                self._recorder.error(f"a message cannot be read: {error!r}")
             except Closed as error:
-                if not self.over:
-                    self._recorder.trouble(f"life {self._number} of {self.communicator.id} has ended: {error}")
+                if not self.closed:
+                    self._recorder.error(f"life {self._number} of {self.communicator.id} has ended: {error}")
                 return
 
     def _took(self, message: Message) -> None:
@@ -104,12 +104,12 @@ class Life:
         sender = client_id(key.client) if key.way == "up" else server_id(key.life)
         if message.peer != sender:
             wrong = f"{wrong} from {message.peer}, expected {sender}"
-        self._recorder.happened(What.DELIVERED, key, size, wrong.strip())
-        self.heard.add(key.client)
+        self._recorder.record(What.DELIVERED, key, size, wrong.strip())
+        self.known_clients.add(key.client)
 
 
 class Side:
-    """A client or the server: the life of the moment, and how the next begins."""
+    """A client or the server: its present life, and a factory of the next."""
 
     def __init__(self, netloc: NetworkLocation, make: Callable[[NetworkLocation, int], Life]) -> None:
         self._make = make
@@ -118,15 +118,15 @@ class Side:
         self.life = make(netloc, 0)
 
     def stop(self) -> None:
-        """Let its loop stand still, as soon as it has a future to settle."""
+        """Block the loop, from the next future that it completes."""
         self.life.moving.clear()
 
     def resume(self) -> None:
-        """Let it go on."""
+        """Continue the loop."""
         self.life.moving.set()
 
     def restart(self) -> None:
-        """End at once, and come back at the same address."""
+        """End at once, and begin the next life at the same address."""
         with self._restarting:
             netloc = self.life.communicator.netloc
             self.life.close(timeout=0)

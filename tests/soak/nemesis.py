@@ -1,6 +1,6 @@
-"""Does to the links and to the two sides what the schedule says, when it says it, and heals all in the end.
+"""Makes the faults of the schedule, at their times, and ends all faults at the end of a run.
 
-Driven by a thread of tests/soak/run.py. Restarts are done by other threads, because a close may take a second.
+Runs in a thread of tests/soak/run.py. Other threads do the restarts, because a close may take a second.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.soak.recorder import Recorder
 from tests.soak.schedule import Fault, Kind, Step
 from tests.soak.traffic import Traffic
 
-_SETTINGS = {  # attributes of a proxy, which a fault sets and its end sets back
+_SETTINGS = {  # attributes of a proxy that a fault sets and its end resets
     Kind.DELAY: ("latency", "jitter"),
     Kind.SLICE: ("slice",),
     Kind.SLOW: ("bandwidth",),
@@ -25,7 +25,7 @@ _SETTINGS = {  # attributes of a proxy, which a fault sets and its end sets back
 
 
 class Nemesis:
-    """All faults of a run. `sides` and `proxies` are by number; 0 is the server, which has no proxy."""
+    """Makes the faults of a run. `sides` and `proxies` are by number; 0 is the server, which has no proxy."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Nemesis:
         }
 
     def run(self, steps: list[Step], stop: threading.Event) -> None:
-        """Do the steps, each at its time, until told to stop."""
+        """Do the steps, each at its time, until `stop` is set."""
         for step in steps:
             if stop.wait(max(0.0, step.time - self._recorder.time)):
                 return
@@ -62,7 +62,7 @@ class Nemesis:
                 self._end(step.fault.kind, step.fault.client)
 
     def heal(self) -> None:
-        """Let every link be good, and wait until whoever restarts is back."""
+        """End all faults, and wait for the end of all restarts."""
         for side in self._sides.values():
             side.resume()
         for client in self._proxies:

@@ -1,7 +1,7 @@
-"""Writes the history of a run to a file as it happens, and counts. Any thread may tell it anything.
+"""Writes the history of a run to a file as it happens, and counts. Any thread may record events.
 
-Made by tests/soak/run.py; told by lives, by the nemesis, and by netq's log. Keeps no event: memory is one of the
-things that a run measures.
+Made by tests/soak/run.py; called by lives, by the nemesis, and through netq's log. It keeps no events, because the run
+measures memory.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Self
 
 from tests.soak.history import Event, Key, What
 
-# What netq says when a peer has broken the protocol, or a loop has ended by a bug: between two of ours, never.
-_ALARMING = re.compile(r"lane \d+:|in state [A-Z]+|goes on with|internal error|event function failed|FIN with code")
+# Lines of netq's log about a violation of the protocol or a bug in a loop. Between two netq peers there are none.
+_BUG = re.compile(r"lane \d+:|in state [A-Z]+|goes on with|internal error|event function failed|FIN with code")
 
 
 class Recorder(logging.Handler):
-    """Listens to netq's log too, within a with statement."""
+    """Records messages, and netq's log within a with statement."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.INFO)
         self.counts: Counter[What] = Counter()
         self.bytes = 0  # delivered
-        self.troubles: list[str] = []  # what no history of messages can tell
+        self.errors: list[str] = []  # errors that the history of messages does not show
         self._begin = time.monotonic()
         self._changed = threading.Condition()
         self._file = path.open("w", encoding="utf-8")
@@ -38,11 +38,11 @@ class Recorder(logging.Handler):
 
     @property
     def time(self) -> float:
-        """Seconds since the beginning."""
+        """Seconds since the beginning of the run."""
         return time.monotonic() - self._begin
 
-    def happened(self, what: What, key: Key, size: int = 0, note: str = "") -> None:
-        """Write down what happened to a message."""
+    def record(self, what: What, key: Key, size: int = 0, note: str = "") -> None:
+        """Record an event of a message."""
         with self._changed:
             self._file.write(Event(self.time, what, key, size, note).line() + "\n")
             self.counts[what] += 1
@@ -51,26 +51,26 @@ class Recorder(logging.Handler):
                 self._changed.notify_all()
 
     def note(self, what: str, text: str) -> None:
-        """Write down what helps to understand the rest."""
+        """Record a line that helps to understand the others."""
         with self._changed:
             self._write(what, text)
 
-    def trouble(self, text: str) -> None:
-        """Write down what must not happen, and is about no message."""
+    def error(self, text: str) -> None:
+        """Record an error that is not about one message."""
         with self._changed:
-            self._write("trouble", text)
-            self.troubles.append(f"{self.time:.3f}: {text}")
+            self._write("error", text)
+            self.errors.append(f"{self.time:.3f}: {text}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write down a line of netq's log."""
+        """Record a line of netq's log."""
         text = record.getMessage()
         with self._changed:
             self._write(record.levelname.lower(), text)
-        if record.levelno >= logging.ERROR or _ALARMING.search(text):
-            self.trouble(f"netq's log: {text}{f': {record.exc_info[1]!r}' if record.exc_info else ''}")
+        if record.levelno >= logging.ERROR or _BUG.search(text):
+            self.error(f"netq's log: {text}{f': {record.exc_info[1]!r}' if record.exc_info else ''}")
 
     def settle(self, timeout: float) -> bool:
-        """Wait until each message that was put is acknowledged, failed or cancelled; return whether it is so."""
+        """Wait until each message is acknowledged, failed or cancelled; return whether that happened in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._open(), timeout)
 

@@ -1,4 +1,4 @@
-"""What came of a run: figures, what was wrong, and the memory's slope; and how it is printed. Pure."""
+"""The result of a run: figures, violations, and the slope of the memory; and how it is printed. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sample = tuple[float, int]  # seconds, bytes
 
 @dataclass(frozen=True)
 class Report:
-    """Of one run on one wire."""
+    """The report of one run on one wire."""
 
     wire: str
     seconds: float
@@ -24,19 +24,19 @@ class Report:
     counts: Counter[What]
     bytes: int  # delivered
     faults: Counter[str]
-    settling: float  # seconds from the last fault's end until nothing was on its way
+    settling: float  # seconds from the end of the last fault until no message was in transit
     violations: Sequence[Violation]
-    troubles: Sequence[str]
-    memory: Sequence[Sample]  # resident, a second apart, since the warm-up
+    errors: Sequence[str]
+    memory: Sequence[Sample]  # resident bytes each second, after the warm-up
 
     @property
     def good(self) -> bool:
-        """Whether nothing was wrong."""
-        return not self.violations and not self.troubles
+        """Whether there was no error."""
+        return not self.violations and not self.errors
 
     def __str__(self) -> str:
         lines = [f"{name:10}{text}" for name, text in self._rows()]
-        wrong = [*self.troubles, *map(str, self.violations)]
+        wrong = [*self.errors, *map(str, self.violations)]
         return "\n".join(lines + [f"    {text}" for text in wrong[:_SHOWN]])
 
     def _rows(self) -> list[tuple[str, str]]:
@@ -46,7 +46,7 @@ class Report:
             ("messages", ", ".join(f"{what} {self.counts[what]}" for what in What) + f" ({delivered})"),
             ("faults", f"{self.faults.total()}: " + ", ".join(f"{k} {n}" for k, n in sorted(self.faults.items()))),
             ("settled", f"{self.settling:.2f} s after the last fault"),
-            ("wrong", ", ".join(f"{wrong} {self._count(wrong)}" for wrong in Wrong) + f", other {len(self.troubles)}"),
+            ("wrong", ", ".join(f"{wrong} {self._count(wrong)}" for wrong in Wrong) + f", other {len(self.errors)}"),
             ("memory", self._memory()),
         ]
 
@@ -61,12 +61,12 @@ class Report:
 
     @property
     def slope(self) -> float:
-        """KiB a minute, in the second half."""
+        """KiB per minute, in the second half of the run."""
         return slope(self.memory[len(self.memory) // 2 :]) * 60 / 1024
 
 
 def slope(samples: Sequence[Sample]) -> float:
-    """Return the slope of the least-squares line, in bytes a second."""
+    """Return the slope of the least-squares line, in bytes per second."""
     n = len(samples)
     mean_x, mean_y = sum(x for x, _ in samples) / n, sum(y for _, y in samples) / n
     spread = sum((x - mean_x) ** 2 for x, _ in samples)

@@ -1,8 +1,7 @@
-"""One run: a server and its clients in this process, each client behind a proxy of its own where there is a way that
-a proxy can be in, and the nemesis.
+"""One run: a server and its clients in this process, faults, and proxies where the transport allows them.
 
-Called by tests/soak/__main__.py and by the test. Owns all that a run opens, and closes it: first everything heals, then
-all that is on its way settles, then all close, and only then the history is read and judged.
+Called by tests/soak/__main__.py and by the test. Owns everything that a run opens, and closes it. The order at the end:
+all faults end, all messages settle, all communicators close, and then the history is read and checked.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tests.soak.traffic import Traffic
 from tests.soak.wires import faults, opened
 from tests.wires import Wire
 
-# Not 127.0.0.1, from which all connect: while the server is away, a socket on its way out must not get its port.
+# Clients connect from 127.0.0.1. Another address here: while the server is down, no client's socket gets its port.
 _HOST = "127.0.0.2"
 _CONNECTION = ConnectionOptions(
     heartbeat=HEARTBEAT,
@@ -39,8 +38,8 @@ _CONNECTION = ConnectionOptions(
     handshake_timeout=3.0,
     retry_min=0.02,
     retry_max=0.5,
-    window=256 * 1024,  # smaller than the largest messages: both ways to wait for room are gone
-    memory=8 * 1024 * 1024,  # two of the largest: the others wait, and what an absent client had begun is forgotten
+    window=256 * 1024,  # smaller than the largest messages, so that credit and budget both limit senders
+    memory=8 * 1024 * 1024,  # two of the largest messages: others wait; partial ones of absent clients are dropped
     transport_size=64 * 1024,
 )
 _WARM_UP = 5.0  # seconds
@@ -49,7 +48,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run. With the same seed the faults are the same; what they hit is up to the system."""
+    """What to run. The same seed gives the same faults, but the system's timing decides what they hit."""
 
     wire: str
     seconds: float
@@ -59,7 +58,7 @@ class Plan:
 
 
 def run(plan: Plan, files: certificates.Files, history: Path) -> Report:
-    """Run it, and return what came of it; the history is left in its file. Raises NotHere."""
+    """Run a plan, and return its report; the history stays in its file. Raises NotInstalled."""
     timeline = steps(schedule(plan.seed, plan.seconds, plan.clients, plan.rate, faults(plan.wire)))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -74,7 +73,7 @@ def run(plan: Plan, files: certificates.Files, history: Path) -> Report:
         work.append(pool.submit(_sample, memory, recorder, stop))
         try:
             stop.wait(plan.seconds)
-        finally:  # Ctrl-C too: threads wait for it
+        finally:  # after Ctrl-C, too: threads wait for it
             stop.set()
         for each in work:
             each.result(LIMIT)
@@ -87,7 +86,7 @@ def run(plan: Plan, files: certificates.Files, history: Path) -> Report:
         violations = check(read(lines))
     counts = recorder.counts, recorder.bytes, nemesis.done
     return Report(
-        plan.wire, plan.seconds, plan.seed, plan.clients, *counts, settling, violations, recorder.troubles, memory
+        plan.wire, plan.seconds, plan.seed, plan.clients, *counts, settling, violations, recorder.errors, memory
     )
 
 
@@ -96,7 +95,7 @@ Opened = tuple[dict[int, Side], dict[int, Proxy], ThreadPoolExecutor]
 
 @contextmanager
 def _opened(plan: Plan, wire: Wire, recorder: Recorder) -> Iterator[Opened]:
-    """The server, 0, the clients from 1 on, the proxies between, if any, and threads for all of them."""
+    """Yield the server (0) and the clients (from 1), the proxies between them, and threads for all of them."""
     with ThreadPoolExecutor(2 * plan.clients + 8) as pool, ExitStack() as stack:
         sides: dict[int, Side] = {}
         stack.callback(_end, sides)
@@ -115,7 +114,7 @@ def _opened(plan: Plan, wire: Wire, recorder: Recorder) -> Iterator[Opened]:
 def _live(
     wire: Wire, recorder: Recorder, pool: ThreadPoolExecutor, number: int, netloc: NetworkLocation, life: int
 ) -> Life:
-    """Begin a life of one side."""
+    """Return a new life of one side."""
     purpose = Purpose.CLIENT if number else Purpose.SERVER
     options = CommunicatorOptions(
         id=client_id(number) if number else server_id(life),
@@ -127,30 +126,30 @@ def _live(
 
 
 def _close(sides: dict[int, Side], recorder: Recorder, pool: ThreadPoolExecutor) -> None:
-    """Close politely, the clients first and all at once: now nothing may be left undelivered."""
+    """Close the clients at once, then the server: every message must be delivered."""
     clients = {number: pool.submit(side.life.close, LIMIT) for number, side in sides.items() if number}
     left = {number: future.result(2 * LIMIT) for number, future in clients.items()}
     left[0] = sides[0].life.close(LIMIT)
     for number, count in left.items():
         if count:
-            recorder.trouble(f"{number}: closing lost {count} messages")
+            recorder.error(f"{number}: closing lost {count} messages")
 
 
 def _end(sides: dict[int, Side]) -> None:
-    """After an error: whoever is still there ends, so that no thread is left."""
+    """After an error, end all communicators that are open, so that no thread is left."""
     for side in reversed(sides.values()):
-        if not side.life.over:
+        if not side.life.closed:
             side.life.close(timeout=0)
 
 
 def _sample(memory: list[Sample], recorder: Recorder, stop: threading.Event) -> None:
-    """Look at the resident memory once a second, after the warm-up."""
+    """Record the resident memory once a second, after the warm-up."""
     if stop.wait(_WARM_UP):
         return
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     while not stop.wait(1.0):
         if trim is not None:
-            trim(0)  # what glibc keeps of a hundred threads' freed memory grows for minutes, and would hide a leak
+            trim(0)  # freed memory in the arenas of a hundred threads grows for minutes, and would hide a leak
         size = int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE
         memory.append((recorder.time, size))
         recorder.note("memory", f"{size} bytes")

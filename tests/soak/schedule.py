@@ -1,6 +1,6 @@
-"""What the nemesis will do, all of it known before a run begins. Pure: the same seed gives the same faults.
+"""The faults of a run, which are decided before it begins. Pure: the same seed gives the same faults.
 
-Called by tests/soak/run.py, which hands the steps to tests/soak/nemesis.py. Never does anything itself.
+Called by tests/soak/run.py, which passes the steps to tests/soak/nemesis.py. Nothing here has an effect by itself.
 """
 
 from __future__ import annotations
@@ -11,46 +11,46 @@ import random
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-HEARTBEAT, MISSES = 0.5, 3  # what the communicators of a run are told: a silent link is lost after their product
-RATE = 2.0  # faults a second
+HEARTBEAT, MISSES = 0.5, 3  # options of the communicators: a silent link is lost after the product of both
+RATE = 2.0  # faults per second
 QUIET = 1.0  # seconds before the first fault
 
 
 class Kind(enum.StrEnum):
-    """A fault, by the name that history and table give it."""
+    """Kinds of faults; the values are their names in history and table."""
 
     CUT = "cut"
     CUT_AFTER = "cut after"  # bytes
     RESET = "reset"
     RESET_AFTER = "reset after"  # bytes
-    HOLE = "black hole"  # after so many bytes; shorter than the heartbeat's patience
+    HOLE = "black hole"  # after a count of bytes; shorter than the heartbeat allows
     LONG_HOLE = "long black hole"
     DELAY = "delay"  # latency, jitter
     SLICE = "slicing"  # bytes at once
-    SLOW = "bandwidth"  # bytes a second
+    SLOW = "bandwidth"  # bytes per second
     REFUSE = "refusing"
     SLOW_CLOSE = "slow close"  # seconds
     CANCEL = "cancelling"
-    STOP = "stop"  # of a client's loop: it neither hears nor speaks
+    STOP = "stop"  # block a client's loop, which then neither receives nor sends
     CLIENT = "client restart"
     SERVER = "server restart"
-    BROKER = "broker restart"  # kill -9, and what it had is gone
+    BROKER = "broker restart"  # SIGKILL: its queues are lost
 
 
-LOCAL = frozenset({Kind.CANCEL, Kind.STOP, Kind.CLIENT, Kind.SERVER})  # where nothing is between the two ends
+LOCAL = frozenset({Kind.CANCEL, Kind.STOP, Kind.CLIENT, Kind.SERVER})  # no network between the two ends
 PROXIED = frozenset(Kind) - {Kind.BROKER}
 BROKERED = frozenset(Kind)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, when, to whom, how strongly and for how long."""
+    """A fault: its time, its kind, its client, its amounts and its duration."""
 
     time: float  # seconds from the beginning of the run
     kind: Kind
-    client: int  # from 1 on; 0 is the server, or what all have in common
+    client: int  # from 1 on; 0: the server, or the broker
     amounts: tuple[float, ...] = ()
-    seconds: float = 0.0  # 0: it is done in an instant
+    seconds: float = 0.0  # 0: an instant
 
     def __str__(self) -> str:
         whom = f" of client {self.client}" if self.client else ""
@@ -72,17 +72,17 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class _Way:
-    """How a kind of fault is drawn, how often of a full bag, and how far two of it are apart at least."""
+class _Profile:
+    """How a kind of fault is drawn: its weight in a full bag, its amounts, its duration, and the minimum distance."""
 
-    often: int
+    weight: int
     draw: Draw = lambda _: ()
     seconds: Range = (0.0, 0.0)
-    apart: float = 0.0  # seconds
+    min_distance: float = 0.0  # seconds
 
 
 def _bytes(low: int, high: int) -> Draw:
-    """Sizes of all orders of magnitude alike."""
+    """Draw a size with a uniform logarithm."""
     return lambda rng: (float(round(math.exp(rng.uniform(math.log(low), math.log(high))))),)
 
 
@@ -91,28 +91,28 @@ def _delay(rng: random.Random) -> tuple[float, ...]:
     return latency, rng.uniform(0.0, latency)
 
 
-_PATIENCE = HEARTBEAT * MISSES
-_WAYS = {
-    Kind.CUT: _Way(3),
-    Kind.CUT_AFTER: _Way(3, _bytes(1, 1_000_000)),
-    Kind.RESET: _Way(2),
-    Kind.RESET_AFTER: _Way(3, _bytes(1, 1_000_000)),
-    Kind.HOLE: _Way(2, _bytes(1, 20_000), (0.1, 0.9 * _PATIENCE)),
-    Kind.LONG_HOLE: _Way(2, _bytes(1, 20_000), (1.2 * _PATIENCE, 3 * _PATIENCE)),
-    Kind.DELAY: _Way(2, _delay, (1.0, 4.0)),
-    Kind.SLICE: _Way(2, _bytes(1, 1000), (0.5, 2.0)),
-    Kind.SLOW: _Way(2, _bytes(10_000, 1_000_000), (1.0, 4.0)),
-    Kind.REFUSE: _Way(1, seconds=(0.2, 3.0)),
-    Kind.SLOW_CLOSE: _Way(1, lambda rng: (rng.uniform(0.1, 1.0),), (1.0, 4.0)),
-    Kind.CANCEL: _Way(4),
-    Kind.STOP: _Way(2, seconds=(0.1, 3 * _PATIENCE)),
-    Kind.CLIENT: _Way(3),
-    Kind.SERVER: _Way(1),
-    Kind.BROKER: _Way(1, apart=20.0),
+_SILENCE_LIMIT = HEARTBEAT * MISSES
+_PROFILES = {
+    Kind.CUT: _Profile(3),
+    Kind.CUT_AFTER: _Profile(3, _bytes(1, 1_000_000)),
+    Kind.RESET: _Profile(2),
+    Kind.RESET_AFTER: _Profile(3, _bytes(1, 1_000_000)),
+    Kind.HOLE: _Profile(2, _bytes(1, 20_000), (0.1, 0.9 * _SILENCE_LIMIT)),
+    Kind.LONG_HOLE: _Profile(2, _bytes(1, 20_000), (1.2 * _SILENCE_LIMIT, 3 * _SILENCE_LIMIT)),
+    Kind.DELAY: _Profile(2, _delay, (1.0, 4.0)),
+    Kind.SLICE: _Profile(2, _bytes(1, 1000), (0.5, 2.0)),
+    Kind.SLOW: _Profile(2, _bytes(10_000, 1_000_000), (1.0, 4.0)),
+    Kind.REFUSE: _Profile(1, seconds=(0.2, 3.0)),
+    Kind.SLOW_CLOSE: _Profile(1, lambda rng: (rng.uniform(0.1, 1.0),), (1.0, 4.0)),
+    Kind.CANCEL: _Profile(4),
+    Kind.STOP: _Profile(2, seconds=(0.1, 3 * _SILENCE_LIMIT)),
+    Kind.CLIENT: _Profile(3),
+    Kind.SERVER: _Profile(1),
+    Kind.BROKER: _Profile(1, min_distance=20.0),
 }
 
-_SILENCES, _LATER = 4, 0.1  # before a restart of the server, and by how many seconds
-_SAME = {Kind.LONG_HOLE: Kind.HOLE}  # the end of one would be the end of the other
+_SILENT_CLIENTS, _DELAY = 4, 0.1  # clients silenced before a restart of the server, and seconds between both
+_SHARED_END = {Kind.LONG_HOLE: Kind.HOLE}  # the end of one ends the other, too
 _COMMON = (Kind.SERVER, Kind.BROKER)
 
 
@@ -121,7 +121,7 @@ def schedule(
 ) -> list[Fault]:
     """Return the faults of a run, of these kinds, in order of time.
 
-    No two of one kind are on one client at once; different kinds may be. Each kind comes before any comes more often
+    No two of one kind are on one client at once; different kinds may be. Each kind comes before any comes more weight
     than its share, so that a short run too has nearly all of them.
     """
     rng = random.Random(seed)
@@ -131,10 +131,10 @@ def schedule(
     faults = []
     time = QUIET + rng.expovariate(rate)
     while time < seconds:
-        for fault in _together(rng, time, next(bag), silence, clients):
-            place = _SAME.get(fault.kind, fault.kind), fault.client
+        for fault in _with_silences(rng, time, next(bag), silence, clients):
+            place = _SHARED_END.get(fault.kind, fault.kind), fault.client
             if busy.get(place, 0.0) <= fault.time < seconds:
-                busy[place] = fault.time + max(fault.seconds, _WAYS[fault.kind].apart)
+                busy[place] = fault.time + max(fault.seconds, _PROFILES[fault.kind].min_distance)
                 faults.append(fault)
         time += rng.expovariate(rate)
     return sorted(faults, key=lambda fault: fault.time)
@@ -148,27 +148,27 @@ def steps(faults: list[Fault]) -> list[Step]:
 
 
 def _bag(rng: random.Random, kinds: Collection[Kind]) -> Iterator[Kind]:
-    """Draw kinds without putting them back, until none is left; then from a full bag again."""
+    """Yield kinds: each one once, then from bags with each kind by its weight."""
     first = [kind for kind in Kind if kind in kinds]
     rng.shuffle(first)
     yield from first
     while True:
-        bag = [kind for kind, way in _WAYS.items() if kind in kinds for _ in range(way.often)]
+        bag = [kind for kind, way in _PROFILES.items() if kind in kinds for _ in range(way.weight)]
         rng.shuffle(bag)
         yield from bag
 
 
-def _together(rng: random.Random, time: float, kind: Kind, silence: Kind, clients: int) -> Iterator[Fault]:
-    """A fault; and before a restart of the server some do not hear it: what it acknowledges last is lost on them."""
+def _with_silences(rng: random.Random, time: float, kind: Kind, silence: Kind, clients: int) -> Iterator[Fault]:
+    """Yield a fault. Before a restart of the server, some clients are silenced, so that its last ACKs do not arrive."""
     if kind is not Kind.SERVER:
         yield _fault(rng, time, kind, clients)
         return
-    for _ in range(_SILENCES):
+    for _ in range(_SILENT_CLIENTS):
         yield _fault(rng, time, silence, clients)
-    yield _fault(rng, time + _LATER, kind, clients)
+    yield _fault(rng, time + _DELAY, kind, clients)
 
 
 def _fault(rng: random.Random, time: float, kind: Kind, clients: int) -> Fault:
-    way = _WAYS[kind]
+    way = _PROFILES[kind]
     client = 0 if kind in _COMMON else rng.randint(1, clients)
     return Fault(time, kind, client, way.draw(rng), rng.uniform(*way.seconds))

@@ -1,4 +1,4 @@
-"""The faults of a run are decided by its seed, and there are enough of them."""
+"""The seed decides the faults of a run, and each kind is frequent enough."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SEEDS = range(20)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_same_seed_gives_the_same_faults(seed: int) -> None:
+def test_same_seed_gives_the_same_faults(seed: int) -> None:
     assert schedule(seed, 60, 20) == schedule(seed, 60, 20)
 
 
-def test_another_seed_gives_others() -> None:
+def test_another_seed_gives_other_faults() -> None:
     assert schedule(1, 60, 20) != schedule(2, 60, 20)
 
 
@@ -32,12 +32,12 @@ def test_five_minutes_have_hundreds_of_faults_of_every_kind(seed: int, kinds: fr
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_broker_has_20_seconds_between_two_restarts(seed: int) -> None:
+def test_broker_restarts_are_20_seconds_apart(seed: int) -> None:
     times = [fault.time for fault in schedule(seed, 300, 20, kinds=BROKERED) if fault.kind is Kind.BROKER]
     assert min(later - time for time, later in itertools.pairwise(times)) >= 20
 
 
-def test_before_a_restart_of_the_server_some_do_not_hear_it() -> None:
+def test_some_clients_are_silent_before_a_server_restart() -> None:
     for kinds, silence in ((PROXIED, Kind.LONG_HOLE), (LOCAL, Kind.STOP)):
         faults = schedule(1, 300, 20, kinds=kinds)
         restarts = [fault.time for fault in faults if fault.kind is Kind.SERVER]
@@ -47,7 +47,7 @@ def test_before_a_restart_of_the_server_some_do_not_hear_it() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_faults_come_in_order_of_time_within_the_run_to_clients_that_exist(seed: int) -> None:
+def test_faults_are_in_order_and_in_range(seed: int) -> None:
     faults = schedule(seed, 60, 5, kinds=BROKERED)
     assert [fault.time for fault in faults] == sorted(fault.time for fault in faults)
     assert faults[0].time >= QUIET
@@ -57,7 +57,7 @@ def test_faults_come_in_order_of_time_within_the_run_to_clients_that_exist(seed:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_two_faults_of_one_kind_are_on_one_client_at_once(seed: int) -> None:
+def test_one_client_has_one_fault_of_a_kind_at_a_time(seed: int) -> None:
     until: dict[tuple[Kind, int], float] = {}
     for fault in schedule(seed, 300, 2, rate=20):
         kind = Kind.HOLE if fault.kind is Kind.LONG_HOLE else fault.kind
@@ -65,7 +65,7 @@ def test_no_two_faults_of_one_kind_are_on_one_client_at_once(seed: int) -> None:
         until[kind, fault.client] = fault.time + fault.seconds
 
 
-def test_different_faults_are_on_one_client_at_once() -> None:
+def test_one_client_has_different_faults_at_a_time() -> None:
     lasting = [fault for fault in schedule(1, 300, 2) if fault.seconds]
     overlaps = [
         (one.kind, other.kind)
@@ -76,7 +76,7 @@ def test_different_faults_are_on_one_client_at_once() -> None:
     assert len(set(overlaps)) > 10
 
 
-def test_each_lasting_fault_begins_and_ends_once_and_each_instant_one_begins() -> None:
+def test_each_fault_begins_and_each_lasting_one_ends_once() -> None:
     faults = schedule(1, 60, 20)
     timeline = steps(faults)
     assert [step.time for step in timeline] == sorted(step.time for step in timeline)
@@ -86,7 +86,7 @@ def test_each_lasting_fault_begins_and_ends_once_and_each_instant_one_begins() -
     assert all(step.fault.seconds for step in ended)
 
 
-def test_holes_are_on_both_sides_of_what_a_heartbeat_notices() -> None:
+def test_holes_are_shorter_and_longer_than_the_silence_limit() -> None:
     faults = schedule(1, 300, 20)
     assert max(fault.seconds for fault in faults if fault.kind is Kind.HOLE) < 1.5
     assert min(fault.seconds for fault in faults if fault.kind is Kind.LONG_HOLE) > 1.5

@@ -1,6 +1,6 @@
-"""The wires of the soak: what each needs beside a communicator, and which faults there are on it.
+"""The wires of the soak test, with their brokers, and the faults that each wire can have.
 
-Called by tests/soak/run.py. A wire that cannot be had here, as its broker is not installed, raises NotHere.
+Called by tests/soak/run.py. A wire whose broker is not installed raises NotInstalled.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tests.wires import Wire
 WIRES = ("tcp", "tls", "mqtt", "grpc", "shm")
 
 
-class NotHere(Exception):
-    """What a wire needs is not installed."""
+class NotInstalled(Exception):
+    """A program that the wire needs is not installed."""
 
 
 def faults(kind: str) -> frozenset[Kind]:
-    """Return what can happen on a wire."""
+    """Return the faults that a wire can have."""
     return {"mqtt": BROKERED, "shm": LOCAL}.get(kind, PROXIED)
 
 
 @contextmanager
 def opened(kind: str, files: certificates.Files, folder: Path) -> Iterator[tuple[Wire, Mosquitto | None]]:
-    """Give a wire, and the broker if it has one, which has a place in the folder for what it writes."""
+    """Yield a wire, and its broker if it has one, which writes its files to the folder."""
     if kind != "mqtt":
         yield Wire(kind, files), None
         return
     try:
         broker = Mosquitto(folder)
     except pytest.skip.Exception as error:
-        raise NotHere(str(error)) from error
+        raise NotInstalled(str(error)) from error
     with broker:
         yield Wire(kind, files, broker.netloc, f"soak/{secrets.token_hex(4)}"), broker
