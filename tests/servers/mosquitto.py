@@ -1,7 +1,7 @@
-"""A real mosquitto on a port of its own: started, killed and started again by a test, and asked for its figures.
+"""A real mosquitto on its own port, which a test can start, kill and restart, and whose counters it can read.
 
-Owns one child process and a folder that the test gives it, with the configuration, the passwords and the log. Nothing
-is kept over a restart: the broker has no persistence.
+Owns one child process, and a folder of the test for the configuration, the passwords and the log. The broker has no
+persistence, so a restart loses its queues.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.servers import ports
 
 _PROGRAM = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 _PASSWORDS = shutil.which("mosquitto_passwd")
-_LIMIT = 20.0  # seconds for what takes milliseconds
+_LIMIT = 20.0  # seconds; startup takes milliseconds
 
 
 class Mosquitto:
-    """A broker at `netloc`, TLS if it has a certificate; with a user, it lets nobody else in."""
+    """A broker at `netloc`, with TLS if `certificate` is given. If `user` is given, only that user may connect."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class Mosquitto:
 
     @property
     def pid(self) -> int:
-        """The process, for those who measure it."""
+        """The id of the process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """The text of the log."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def start(self) -> None:
@@ -84,44 +84,44 @@ class Mosquitto:
             threading.Event().wait(0.01)
 
     def kill(self) -> None:
-        """End it at once, as `kill -9` does; what it had in its queues is gone."""
+        """Kill it by SIGKILL; its queues are lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> None:
-        """End it as it wishes to end."""
+        """End it by SIGTERM."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(_LIMIT)
             self._process = None
 
     def memory(self, name: str = "VmRSS") -> int:
-        """Return the bytes that it has in memory; with VmHWM the most that it had."""
+        """Return its resident memory in bytes; with VmHWM the peak."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(next(line for line in status.splitlines() if line.startswith(name)).split()[1]) * 1024
 
     def counter(self, name: str) -> int:
-        """Return a figure of $SYS/broker, as of now: it is asked until it has been told twice (each second)."""
+        """Return a value below $SYS/broker. Retained (old) values are skipped; the broker publishes each second."""
         values: list[int] = []
         done = threading.Event()
 
-        def came(client: paho.Client, data: object, message: paho.MQTTMessage) -> None:
+        def on_message(client: paho.Client, data: object, message: paho.MQTTMessage) -> None:
             if not message.retain:
                 values.append(int(message.payload))
                 done.set()
 
-        asker = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)  # type: ignore[attr-defined]
-        asker.on_message = came
-        asker.connect(*self.netloc)
-        asker.subscribe(f"$SYS/broker/{name}")
-        asker.loop_start()
+        reader = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)  # type: ignore[attr-defined]
+        reader.on_message = on_message
+        reader.connect(*self.netloc)
+        reader.subscribe(f"$SYS/broker/{name}")
+        reader.loop_start()
         try:
             assert done.wait(_LIMIT), f"$SYS/broker/{name} is not told"
         finally:
-            asker.disconnect()
-            asker.loop_stop()
+            reader.disconnect()
+            reader.loop_stop()
         return values[-1]
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""A real nginx on a port of its own, as a proxy of gRPC: started, reloaded, killed and started again by a test.
+"""A real nginx on its own port, as a gRPC proxy, which a test can start, reload, stop and restart.
 
-Owns one master process with one worker, and a folder that the test gives it, with the configuration, the log and the
-temporary files. SETTINGS are what netq needs of it (docs/how-to/transport.md says why); a test may change each.
+Owns one master process with one worker, and a folder of the test for the configuration, the log and temporary files.
+SETTINGS are those that netq needs (docs/how-to/grpc.md gives the reasons); a test may change each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from netq.security.certificates import Files
 from tests.servers import ports
 
 _PROGRAM = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-_LIMIT = 20.0  # seconds for what takes milliseconds
+_LIMIT = 20.0  # seconds; startup takes milliseconds
 
 SETTINGS = {
     "client_max_body_size": "0",
@@ -53,7 +53,7 @@ http {{
 
 
 class Nginx:
-    """A proxy at `netloc` for the server at `upstream`; TLS in front if it has files."""
+    """A proxy at `netloc` for the server at `upstream`, with TLS if `files` are given."""
 
     def __init__(self, folder: Path, upstream: NetworkLocation, files: Files | None = None, **settings: str) -> None:
         if _PROGRAM is None:
@@ -70,11 +70,11 @@ class Nginx:
 
     @property
     def log(self) -> str:
-        """What it has said."""
+        """The text of its output and its log."""
         return "".join([(self._folder / name).read_text() for name in ("output", "error.log")])
 
     def start(self) -> None:
-        """Start, and wait until it listens. Again after `kill`, at the same address."""
+        """Start, and wait until it listens. Again after `stop`, at the same address."""
         command = [*ports.DIES_WITH_US, str(_PROGRAM), "-p", str(self._folder), "-c", "nginx.conf", "-e", "error.log"]
         with (self._folder / "output").open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output)
@@ -85,12 +85,12 @@ class Nginx:
             threading.Event().wait(0.01)
 
     def reload(self) -> None:
-        """Let another worker take over; the old one ends within a second, and all it carries."""
+        """Start a new worker. The old one ends within a second, and so do its connections."""
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
 
     def stop(self) -> None:
-        """End it at once; its worker too."""
+        """End the master and its worker."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait(_LIMIT)

@@ -1,4 +1,4 @@
-"""A TCP proxy for one connection that keeps all it passes, and reads the frames of HTTP/2 in it (RFC 9113, 4.1)."""
+"""A TCP proxy for one connection that records the HTTP/2 frames that pass (RFC 9113, 4.1)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DATA, PING, GOAWAY = 0, 6, 7
 
 
 class Tap:
-    """Clients connect to `netloc`; `frames` tells the kinds of the frames that have passed."""
+    """Clients connect to `netloc`; `frames` returns the kinds of the frames that have passed."""
 
     def __init__(self, upstream: NetworkLocation) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -26,9 +26,9 @@ class Tap:
         self._thread = threading.Thread(target=self._carry)
         self._thread.start()
 
-    def frames(self, way: int) -> list[int]:
+    def frames(self, direction: int) -> list[int]:
         """The kinds, from the client (0) or from the server (1)."""
-        data = bytes(self._passed[way]).removeprefix(PREFACE)
+        data = bytes(self._passed[direction]).removeprefix(PREFACE)
         kinds = []
         while len(data) >= 9:
             kinds.append(data[3])
@@ -49,7 +49,7 @@ class Tap:
             sock.close()
 
     def _carry(self) -> None:
-        with contextlib.suppress(OSError):  # closed before anybody came
+        with contextlib.suppress(OSError):  # closed before a client connected
             near = self._listener.accept()[0]
             far = socket.create_connection(self._upstream)
             self._ends = [near, far]
@@ -58,10 +58,10 @@ class Tap:
             self._pass(near, far, 0)
             back.join()
 
-    def _pass(self, source: socket.socket, target: socket.socket, way: int) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, direction: int) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
-                self._passed[way].extend(data)
+                self._passed[direction].extend(data)
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""grpc's texts, and what netq says instead. test_tls.py and test_address.py have more of them, from grpc itself."""
+"""grpc's error texts and netq's errors for them. test_tls.py has more, produced by grpc itself."""
 
 from __future__ import annotations
 
@@ -60,6 +60,6 @@ SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal"
         ("", ConnectionResetError, "the peer hung up"),
     ],
 )
-def test_reason(details: str, kind: type[Exception], sentence: str) -> None:
+def test_translate(details: str, kind: type[Exception], sentence: str) -> None:
     error = translate(details, "board")
     assert (type(error), str(error)) == (kind, sentence)
