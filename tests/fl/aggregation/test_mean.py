@@ -34,12 +34,12 @@ def random(shape: tuple[int, ...], dtype: str, seed: int = 0) -> NDArray[Any]:
     return np.asarray(np.random.default_rng(seed).standard_normal(shape) * 10, dtype)
 
 
-# What is folded
+# Values
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "complex64", "complex128"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (7,), (300, 700)])
-def test_the_mean_is_that_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
+def test_mean_matches_numpy(dtype: str, shape: tuple[int, ...]) -> None:
     arrays = [random(shape, dtype, seed) for seed in range(5)]
     weights = [1, 2.5, 3, 0.5, 10]
     mean = folded({"w": arrays[0]}, *[({"w": array}, weight) for array, weight in zip(arrays, weights, strict=True)])
@@ -51,7 +51,7 @@ def test_the_mean_is_that_of_numpy(dtype: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "bool", *INTEGERS])
-def test_torch_and_numpy_are_alike_and_kinds_are_kept(dtype: str) -> None:
+def test_torch_and_numpy_mix_and_kinds_are_kept(dtype: str) -> None:
     tensor = torch.arange(6).reshape(2, 3).to(getattr(torch, dtype))
     mean = folded({"w": tensor}, ({"w": tensor}, 1), ({"w": tensor}, 2))["w"]
     assert type(mean) is torch.Tensor
@@ -65,7 +65,7 @@ def test_torch_and_numpy_are_alike_and_kinds_are_kept(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_what_numpy_has_not(dtype: str) -> None:
+def test_dtypes_of_torch_only_are_averaged(dtype: str) -> None:
     kind = getattr(torch, dtype)
     one, two = [torch.linspace(low, 40, 70_000).to(kind) for low in (-3, 5)]
     mean = folded({"w": one}, ({"w": one}, 1), ({"w": two}, 3))["w"]
@@ -75,7 +75,7 @@ def test_what_numpy_has_not(dtype: str) -> None:
     assert torch.allclose(mean.float(), expected.float(), rtol=TOLERANCE["bfloat16"])
 
 
-def test_a_scalar_passes_for_a_0_d_array() -> None:
+def test_scalar_counts_as_a_0_d_array() -> None:
     like = {"w": np.zeros((), "f4")}
     mean = folded(like, ({"w": like["w"] + np.float32(3)}, 1))["w"]
     assert type(mean) is np.ndarray
@@ -90,7 +90,7 @@ def test_parameters_that_require_grad_are_folded() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
-def test_layouts_do_not_matter(dtype: str) -> None:
+def test_memory_layout_does_not_matter(dtype: str) -> None:
     values = torch.arange(400 * 300).remainder(100).reshape(400, 300).to(getattr(torch, dtype))
     transposed = values.t().contiguous().t()
     every_other = torch.stack([values, values], 2)[:, :, 0]
@@ -116,7 +116,7 @@ def test_integers_are_rounded_to_the_nearest(dtype: str) -> None:
     assert ends[1] - 1024 * (np.dtype(dtype).itemsize == 8) * 2 <= high <= ends[1]
 
 
-def test_a_bool_is_what_the_majority_says() -> None:
+def test_bool_is_the_weighted_majority() -> None:
     def array(*values: bool) -> dict[str, Any]:
         return {"mask": np.array(values)}
 
@@ -126,7 +126,7 @@ def test_a_bool_is_what_the_majority_says() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.floats(2**-10, 2**20, width=32)), min_size=1, max_size=20))
-def test_the_mean_is_that_of_exact_arithmetic(updates: list[tuple[float, float]]) -> None:
+def test_mean_matches_exact_arithmetic(updates: list[tuple[float, float]]) -> None:
     mean = folded({"w": np.zeros(1)}, *[({"w": np.array([value])}, weight) for value, weight in updates])
     total = sum((Fraction(weight) for _, weight in updates), Fraction())
     exact = sum((Fraction(value) * Fraction(weight) for value, weight in updates), Fraction()) / total
@@ -135,7 +135,7 @@ def test_the_mean_is_that_of_exact_arithmetic(updates: list[tuple[float, float]]
 
 
 @given(st.permutations(range(6)))
-def test_the_order_changes_rounding_only(order: list[int]) -> None:
+def test_order_changes_rounding_only(order: list[int]) -> None:
     like = {"w": random((50,), "float32")}
     one, other = [
         folded(like, *[({"w": random((50,), "float32", seed)}, seed + 1) for seed in seeds])["w"]
@@ -145,12 +145,12 @@ def test_the_order_changes_rounding_only(order: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
-def test_equal_updates_give_exactly_themselves(dtype: str) -> None:
+def test_equal_updates_give_exactly_that_update(dtype: str) -> None:
     same = torch.from_numpy(random((1000,), "float64")).to(getattr(torch, dtype))
     assert torch.equal(folded({"w": same}, *[({"w": same}, 0.1 * n) for n in range(1, 40)])["w"], same)
 
 
-def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [{"w": random((20, 30), "float32", seed), "t": random((30, 20), "float32", seed).T} for seed in range(4)]
     whole = folded(models[0], *[(model, 1.7) for model in models])
     for size in (1, 7, 64):
@@ -160,7 +160,7 @@ def test_the_size_of_a_block_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "complex64"])
-def test_finite_updates_have_a_finite_mean(dtype: str) -> None:
+def test_mean_of_finite_updates_is_finite(dtype: str) -> None:
     kind = getattr(torch, dtype)
     largest = torch.finfo(kind).max
     high, low = [{"w": torch.full((3,), sign * largest, dtype=kind)} for sign in (1, -1)]
@@ -171,7 +171,7 @@ def test_finite_updates_have_a_finite_mean(dtype: str) -> None:
     assert mean.abs().max() <= largest * 0.01
 
 
-def test_weights_of_any_real_kind() -> None:
+def test_weights_may_be_any_real_number() -> None:
     like = {"w": np.zeros(1)}
     mean = WeightedMean(like)
     for weight in (1, 2.5, np.int64(3), np.float32(0.5), Fraction(1, 2)):
@@ -179,7 +179,7 @@ def test_weights_of_any_real_kind() -> None:
     assert (mean.count, mean.weight) == (5, 7.5)
 
 
-# The rounds
+# Rounds and memory
 
 
 def address(array: Any) -> int:
@@ -187,7 +187,7 @@ def address(array: Any) -> int:
     return found
 
 
-def test_a_result_is_the_memory_that_was_folded_into_and_later_rounds_leave_it_alone() -> None:
+def test_result_keeps_its_memory_in_later_rounds() -> None:
     like: dict[str, Any] = {"w": np.zeros(100_000, "f4"), "v": torch.zeros(3)}
     mean = WeightedMean(like)
     tracemalloc.start()
@@ -207,10 +207,10 @@ def test_a_result_is_the_memory_that_was_folded_into_and_later_rounds_leave_it_a
     once = address(first["w"])
     del first
     mean.fold(like, 1)
-    assert address(mean.finish()["w"]) == once  # nobody had it any more
+    assert address(mean.finish()["w"]) == once  # the first result had no references left
 
 
-def test_a_result_may_be_changed() -> None:
+def test_result_is_writable() -> None:
     mean = WeightedMean({"w": np.zeros(100_000, "f4"), "t": torch.zeros(100_000)})
     mean.fold({"w": np.ones(100_000, "f4"), "t": torch.ones(100_000)}, 1)
     result = mean.finish()
@@ -220,7 +220,7 @@ def test_a_result_may_be_changed() -> None:
     assert (result["t"] == 7).all()
 
 
-def test_blocks_show_the_mean_beside_the_model_and_what_is_written_is_in_the_result() -> None:
+def test_changes_of_blocks_go_into_the_result() -> None:
     start: dict[str, Any] = {
         "w": np.arange(200_000, dtype="f4"),
         "b": torch.full((3,), 2.0, dtype=torch.bfloat16),
@@ -234,14 +234,14 @@ def test_blocks_show_the_mean_beside_the_model_and_what_is_written_is_in_the_res
         np.testing.assert_array_equal(block.value, block.model * 2 if block.name == "b" else block.model + 1)
         block.value[:] = block.model - 1
         seen += block.stop - block.start
-    assert seen == 200_003  # whole numbers are not among them
+    assert seen == 200_003  # without integers
     result = mean.finish()
     np.testing.assert_array_equal(result["w"], start["w"] - 1)
     assert result["b"].tolist() == [1.0] * 3
     assert result["n"] == 9
 
 
-def test_an_update_is_the_callers_again() -> None:
+def test_fold_keeps_no_reference_to_the_update() -> None:
     update: dict[str, Any] = {"w": np.ones(3), "t": torch.ones(3)}
     mean = WeightedMean(update)
     mean.fold(update, 1)
@@ -254,7 +254,7 @@ def test_an_update_is_the_callers_again() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("dtype", ["f2", "f4", "i8"])
-def test_fold_and_check_take_no_memory_of_the_models_size(dtype: str, order: Any) -> None:
+def test_fold_and_check_need_little_memory(dtype: str, order: Any) -> None:
     model = {"w": np.ones((1500, 1000), dtype, order=order)}
     mean = WeightedMean(model)
     mean.fold(model, 1)
@@ -267,7 +267,7 @@ def test_fold_and_check_take_no_memory_of_the_models_size(dtype: str, order: Any
         tracemalloc.stop()
 
 
-def test_nothing_folded_has_no_mean() -> None:
+def test_finish_without_updates_is_refused() -> None:
     mean = WeightedMean({"w": np.zeros(2)})
     with pytest.raises(InvalidUpdate, match="no update was folded"):
         mean.finish()
@@ -277,7 +277,7 @@ def test_nothing_folded_has_no_mean() -> None:
         mean.finish()
 
 
-# What is refused
+# Refusals
 
 LIKE: dict[str, Any] = {"w": np.zeros((2, 3), "f4"), "steps": torch.zeros((), dtype=torch.int64)}
 GOOD: dict[str, Any] = {"w": np.ones((2, 3), "f4"), "steps": torch.ones((), dtype=torch.int64)}
@@ -309,7 +309,7 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("model", "match"), BAD.values(), ids=BAD)
-def test_what_does_not_fit_is_refused_by_name_and_leaves_the_mean(model: Any, match: str) -> None:
+def test_unfitting_model_is_refused_and_leaves_the_mean(model: Any, match: str) -> None:
     with pytest.raises(InvalidUpdate, match=match):
         check(model, LIKE)
     mean = WeightedMean(LIKE)
@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_refused_by_name_and_leaves_the_mean(model: Any, ma
     assert all((result[name] == GOOD[name]).all() for name in GOOD)
 
 
-def test_what_fits_is_checked_without_complaint() -> None:
+def test_fitting_model_passes_the_check() -> None:
     check(GOOD, LIKE)
     check(dict(reversed(GOOD.items())), LIKE)
     check(LIKE, GOOD)
@@ -332,7 +332,7 @@ def test_what_fits_is_checked_without_complaint() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "float8_e5m2"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("at", [0, 65_535, 65_536, 99_999])
-def test_one_value_that_is_not_finite_is_found(dtype: str, value: float, at: int) -> None:
+def test_single_non_finite_value_is_found(dtype: str, value: float, at: int) -> None:
     like = {"w": torch.zeros(100_000).to(getattr(torch, dtype))}
     update = torch.ones(100_000)
     update[at] = value
@@ -340,7 +340,7 @@ def test_one_value_that_is_not_finite_is_found(dtype: str, value: float, at: int
         check({"w": update.to(getattr(torch, dtype))}, like)
 
 
-def test_a_bad_last_tensor_leaves_the_first_unfolded() -> None:
+def test_bad_last_tensor_leaves_the_first_unfolded() -> None:
     mean = WeightedMean({"a": np.zeros(3), "z": np.zeros(3)})
     mean.fold({"a": np.ones(3), "z": np.ones(3)}, 1)
     with pytest.raises(InvalidUpdate, match="'z'"):
@@ -351,14 +351,14 @@ def test_a_bad_last_tensor_leaves_the_first_unfolded() -> None:
 @pytest.mark.parametrize(
     "weight", [0, -1, math.nan, math.inf, -math.inf, 10**400, None, "1", b"1", 1j, [1], np.ones(1), np.float32("inf")]
 )
-def test_weights_that_are_refused(weight: Any) -> None:
+def test_wrong_weights_are_refused(weight: Any) -> None:
     mean = WeightedMean(GOOD)
     with pytest.raises(InvalidUpdate, match=r"the weight is .* expected a finite number above 0"):
         mean.fold(GOOD, weight)
     assert (mean.count, mean.weight) == (0, 0.0)
 
 
-def test_weights_that_together_exceed_a_float_are_refused() -> None:
+def test_weights_whose_sum_overflows_are_refused() -> None:
     mean = WeightedMean(GOOD)
     mean.fold(GOOD, 1.7e308)
     with pytest.raises(InvalidUpdate, match="exceeds a float"):
@@ -368,11 +368,11 @@ def test_weights_that_together_exceed_a_float_are_refused() -> None:
 
 
 @pytest.mark.parametrize("array", [np.zeros(2, "U3"), np.array([None]), np.zeros(2, "g"), np.zeros(2, ">f4")])
-def test_dtypes_that_have_no_mean(array: Any) -> None:
+def test_dtypes_without_a_mean_are_refused(array: Any) -> None:
     with pytest.raises(InvalidUpdate, match=r"'w': .* has no mean"):
         WeightedMean({"w": array})
 
 
-def test_an_invalid_update_is_an_error_of_ours_and_a_value_error() -> None:
+def test_invalid_update_is_a_netq_error_and_a_value_error() -> None:
     assert issubclass(InvalidUpdate, NetqError)
     assert issubclass(InvalidUpdate, ValueError)

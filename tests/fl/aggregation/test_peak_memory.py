@@ -1,4 +1,4 @@
-"""What a server of a mean strategy takes, beside its interpreter: three models, whatever the number of its clients."""
+"""Peak memory of a server with a mean strategy: three models besides the interpreter, for any number of clients."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ with ThreadPoolExecutor(int(sys.argv[1])) as pool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", [2, 6])
-def test_the_peak_is_three_models(clients: int) -> None:
+def test_peak_memory_is_three_models(clients: int) -> None:
     command = [sys.executable, "-c", SERVER, str(clients), str(MODEL)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -1,4 +1,4 @@
-"""Updates on disk: what goes in comes back block by block; neither memory nor the folder shows how many there are."""
+"""The update store: updates come back block by block, memory does not grow, and the folder stays empty."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 @pytest.fixture
-def spool(tmp_path: Path) -> Iterator[Callable[[Any], UpdateStore]]:
-    """Make spools, and give back their disk after the test."""
+def make_store(tmp_path: Path) -> Iterator[Callable[[Any], UpdateStore]]:
+    """Make stores, and free their disk space after the test."""
     made: list[UpdateStore] = []
 
     def make(like: Any) -> UpdateStore:
@@ -38,16 +38,16 @@ def spool(tmp_path: Path) -> Iterator[Callable[[Any], UpdateStore]]:
         each.reset()
 
 
-def whole(spool: UpdateStore, name: str) -> NDArray[Any]:
-    """A tensor of all updates, put together again."""
-    return np.concatenate([stack.matrix for stack in spool.blocks() if stack.name == name], axis=1)
+def whole(make_store: UpdateStore, name: str) -> NDArray[Any]:
+    """Return one tensor of all updates, joined from its blocks."""
+    return np.concatenate([stack.matrix for stack in make_store.blocks() if stack.name == name], axis=1)
 
 
 def numbers(seed: int, size: int = 70_000) -> NDArray[Any]:
     return np.random.default_rng(seed).integers(0, 2, size) * 3.5 + np.arange(size) % 50
 
 
-# What comes back
+# Contents
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def numbers(seed: int, size: int = 70_000) -> NDArray[Any]:
         *[("complex64", "c8"), ("complex128", "c16")],
     ],
 )
-def test_what_was_added_comes_back_in_the_precision_that_is_computed_with(
-    spool: Callable[[Any], UpdateStore], dtype: str, wide: str
+def test_updates_come_back_in_the_precision_of_the_computation(
+    make_store: Callable[[Any], UpdateStore], dtype: str, wide: str
 ) -> None:
     updates = [torch.from_numpy(numbers(seed)).to(getattr(torch, dtype)).reshape(700, 100) for seed in range(3)]
-    kept = spool({"w": updates[0]})
+    kept = make_store({"w": updates[0]})
     for each in updates:
         kept.add({"w": each})
     expected = torch.stack(updates).reshape(3, -1).to(torch.complex128 if wide[0] == "c" else torch.float64).numpy()
@@ -72,7 +72,7 @@ def test_what_was_added_comes_back_in_the_precision_that_is_computed_with(
     assert len(kept) == 3
 
 
-def test_layouts_do_not_matter(spool: Callable[[Any], UpdateStore]) -> None:
+def test_memory_layout_does_not_matter(make_store: Callable[[Any], UpdateStore]) -> None:
     values = numbers(0).astype("f4").reshape(700, 100)
     layouts: list[Any] = [
         values,
@@ -82,32 +82,32 @@ def test_layouts_do_not_matter(spool: Callable[[Any], UpdateStore]) -> None:
         torch.from_numpy(values).t().contiguous().t(),
         torch.from_numpy(values).requires_grad_(),
     ]
-    kept = spool({"w": values})
+    kept = make_store({"w": values})
     for each in layouts:
         kept.add({"w": each})
     assert all(np.array_equal(row, values.ravel()) for row in whole(kept, "w"))
 
 
-def test_tensors_without_dimensions_and_without_elements(spool: Callable[[Any], UpdateStore]) -> None:
+def test_scalars_and_empty_tensors_come_back(make_store: Callable[[Any], UpdateStore]) -> None:
     like: dict[str, Any] = {"nothing": np.zeros((0, 3), "f4"), "one": np.array(7.0), "n": np.array(3)}
-    kept = spool(like)
+    kept = make_store(like)
     kept.add(like)
-    kept.add({**like, "one": like["one"] + 1})  # arithmetic makes scalars of 0-d arrays
+    kept.add({**like, "one": like["one"] + 1})  # numpy arithmetic turns 0-d arrays into scalars
     found = {stack.name: stack for stack in kept.blocks()}
     assert found.keys() == {"one", "n"}
     assert found["one"].matrix.tolist() == [[7.0], [8.0]]
     assert (found["one"].size, found["one"].start, found["one"].stop) == (1, 0, 1)
 
 
-def test_a_model_of_nothing_has_no_blocks(spool: Callable[[Any], UpdateStore]) -> None:
-    kept = spool({})
+def test_empty_model_has_no_blocks(make_store: Callable[[Any], UpdateStore]) -> None:
+    kept = make_store({})
     kept.add({})
     assert (len(kept), list(kept.blocks())) == (1, [])
 
 
-def test_an_update_is_the_callers_again_and_a_block_the_receivers(spool: Callable[[Any], UpdateStore]) -> None:
+def test_store_keeps_no_reference_to_updates_or_blocks(make_store: Callable[[Any], UpdateStore]) -> None:
     update: dict[str, Any] = {"w": np.ones(3), "t": torch.ones(3)}
-    kept = spool(update)
+    kept = make_store(update)
     kept.add(update)
     update["w"][...] = update["t"][...] = 7
     for stack in kept.blocks():
@@ -115,8 +115,8 @@ def test_an_update_is_the_callers_again_and_a_block_the_receivers(spool: Callabl
     assert whole(kept, "w").tolist() == whole(kept, "t").tolist() == [[1, 1, 1]]
 
 
-def test_some_updates_come_in_the_order_that_is_asked_for(spool: Callable[[Any], UpdateStore]) -> None:
-    kept = spool({"w": np.zeros(2), "n": np.array(0)})
+def test_rows_have_the_requested_order(make_store: Callable[[Any], UpdateStore]) -> None:
+    kept = make_store({"w": np.zeros(2), "n": np.array(0)})
     for value in range(5):
         kept.add({"w": np.full(2, value, "f8"), "n": np.array(value)})
     assert [stack.matrix[:, 0].tolist() for stack in kept.blocks([3, 0])] == [[3, 0], [3, 0]]
@@ -125,25 +125,25 @@ def test_some_updates_come_in_the_order_that_is_asked_for(spool: Callable[[Any],
 
 @pytest.mark.parametrize("updates", [1, 3, 50, 600])
 def test_blocks_are_bounded_and_cover_each_tensor_once(
-    spool: Callable[[Any], UpdateStore], monkeypatch: pytest.MonkeyPatch, updates: int
+    make_store: Callable[[Any], UpdateStore], monkeypatch: pytest.MonkeyPatch, updates: int
 ) -> None:
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 500)
     like = {"a": np.arange(1201, dtype="f4"), "b": np.arange(3.0), "c": np.arange(500)}
-    kept = spool(like)
+    kept = make_store(like)
     for _ in range(updates):
         kept.add(like)
     reached = dict.fromkeys(like, 0)
     for name, size, start, stop, matrix in kept.blocks():
-        assert matrix.size <= max(500, updates)  # one of each at least
+        assert matrix.size <= max(500, updates)  # one element of each update at least
         assert (start, size, matrix.shape) == (reached[name], like[name].size, (updates, stop - start))
         assert np.array_equal(matrix[-1], like[name][start:stop])
         reached[name] = stop
     assert reached == {name: array.size for name, array in like.items()}
 
 
-def test_memory_is_that_of_some_blocks_however_many_updates_there_are(spool: Callable[[Any], UpdateStore]) -> None:
+def test_memory_does_not_grow_with_updates(make_store: Callable[[Any], UpdateStore]) -> None:
     update = {"w": np.ones((1000, 1000), "f4")}
-    kept = spool(update)
+    kept = make_store(update)
     tracemalloc.start()
     try:
         for _ in range(20):
@@ -154,26 +154,26 @@ def test_memory_is_that_of_some_blocks_however_many_updates_there_are(spool: Cal
         tracemalloc.stop()
 
 
-# The disk
+# Disk
 
 
 def unnamed(folder: Path) -> list[str]:
-    """Our descriptors of files that are in the folder without a name."""
+    """Return this process's descriptors of files without a name in the folder."""
     links = {}
     for each in os.listdir(DESCRIPTORS):
-        with suppress(FileNotFoundError):  # that of the listing itself
+        with suppress(FileNotFoundError):  # the descriptor of the listing itself
             links[each] = os.readlink(DESCRIPTORS / each)
     return [each for each, link in links.items() if link.startswith(str(folder)) and link.endswith("(deleted)")]
 
 
-def test_the_folder_shows_nothing_and_one_descriptor_is_open_until_reset(
-    spool: Callable[[Any], UpdateStore], tmp_path: Path
+def test_file_has_no_name_and_one_descriptor_until_reset(
+    make_store: Callable[[Any], UpdateStore], tmp_path: Path
 ) -> None:
     update = {name: np.ones(10_000) for name in "abcde"}
-    kept = spool(update)
+    kept = make_store(update)
     for _ in range(10):
         kept.add(update)
-    assert list(tmp_path.iterdir()) == []  # so nothing can be left by kill -9
+    assert list(tmp_path.iterdir()) == []  # so kill -9 leaves nothing
     (opened,) = [os.stat(DESCRIPTORS / each) for each in unnamed(tmp_path)]
     assert (opened.st_size, opened.st_nlink) == (10 * 5 * 80_000, 0)
     kept.reset()
@@ -185,7 +185,7 @@ def test_the_folder_shows_nothing_and_one_descriptor_is_open_until_reset(
 
 @contextmanager
 def disk_of(size: int) -> Iterator[None]:
-    """Let no file grow beyond `size` bytes."""
+    """Limit the size of files to `size` bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -195,10 +195,10 @@ def disk_of(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("fitting", [0, 2])
-def test_a_full_disk_is_said_and_the_update_is_not_counted(
-    spool: Callable[[Any], UpdateStore], tmp_path: Path, fitting: int
+def test_update_on_a_full_disk_raises_and_does_not_count(
+    make_store: Callable[[Any], UpdateStore], tmp_path: Path, fitting: int
 ) -> None:
-    kept = spool({"w": np.zeros(125_000)})
+    kept = make_store({"w": np.zeros(125_000)})
     with disk_of(fitting * 1_000_000 + 600_000):
         for value in range(fitting):
             kept.add({"w": np.full(125_000, value, "f8")})
@@ -214,8 +214,8 @@ def test_a_full_disk_is_said_and_the_update_is_not_counted(
     assert whole(kept, "w")[:, 0].tolist() == [*range(fitting), 3.0]
 
 
-def test_a_file_that_has_lost_its_end_is_an_error(spool: Callable[[Any], UpdateStore], tmp_path: Path) -> None:
-    kept = spool({"w": np.zeros(1000)})
+def test_truncated_file_raises(make_store: Callable[[Any], UpdateStore], tmp_path: Path) -> None:
+    kept = make_store({"w": np.zeros(1000)})
     kept.add({"w": np.zeros(1000)})
     (descriptor,) = unnamed(tmp_path)
     os.truncate(DESCRIPTORS / descriptor, 7999)
@@ -224,7 +224,7 @@ def test_a_file_that_has_lost_its_end_is_an_error(spool: Callable[[Any], UpdateS
 
 
 @pytest.mark.parametrize("folder", ["missing", "a file"])
-def test_a_folder_in_which_no_file_can_be_made_is_refused_at_once(tmp_path: Path, folder: str) -> None:
+def test_unusable_folder_is_refused_at_construction(tmp_path: Path, folder: str) -> None:
     (tmp_path / "a file").touch()
     with pytest.raises(
         UpdateStoreError, match=rf"folder {tmp_path / folder}: no file can be made there .*; expected a fold"
@@ -232,14 +232,14 @@ def test_a_folder_in_which_no_file_can_be_made_is_refused_at_once(tmp_path: Path
         UpdateStore({"w": np.zeros(3)}, tmp_path / folder)
 
 
-def test_without_a_folder_it_is_that_of_temporary_files() -> None:
+def test_default_folder_is_that_of_temporary_files() -> None:
     kept = UpdateStore({"w": np.zeros(3)})
     kept.add({"w": np.ones(3)})
     assert whole(kept, "w").tolist() == [[1, 1, 1]]
     kept.reset()
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -253,11 +253,11 @@ def test_without_a_folder_it_is_that_of_temporary_files() -> None:
         ({"a": np.zeros(3), "z": np.array([0, 0, np.nan])}, "'z' holds NaN or infinity"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(
-    spool: Callable[[Any], UpdateStore], bad: Any, match: str
+def test_unfitting_model_is_refused_and_changes_nothing(
+    make_store: Callable[[Any], UpdateStore], bad: Any, match: str
 ) -> None:
     good = {"a": np.ones(3), "z": np.ones(3)}
-    kept = spool(good)
+    kept = make_store(good)
     kept.add(good)
     with pytest.raises(InvalidUpdate, match=match):
         kept.add(bad)
@@ -265,6 +265,6 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(
     assert whole(kept, "a").tolist() == whole(kept, "z").tolist() == [[1, 1, 1]]
 
 
-def test_models_that_cannot_be_computed_with_are_refused() -> None:
+def test_models_of_unusable_dtypes_are_refused() -> None:
     with pytest.raises(InvalidUpdate, match=r"'w': .* has no mean"):
         UpdateStore({"w": np.array([None])})

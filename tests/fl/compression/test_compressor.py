@@ -1,4 +1,4 @@
-"""How a client packs: what can be said of it in a text, what is sent, and that nothing of a change is lost for good."""
+"""The client's compressor: its text form, what it sends, and that error feedback loses no part of a change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def trained(change: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def sent(compressor: Compressor, change: NDArray[Any]) -> NDArray[Any]:
-    """What the server hears of a change from nothing."""
+    """Return the change that the server gets if the start is zeros."""
     packed = compressor.pack({"w": change}, {"w": np.zeros_like(change)})["w"]
     assert isinstance(packed, Packed)
     return packed.unpack()
@@ -41,7 +41,7 @@ def distance(one: Any, other: Any) -> float:
     return float(np.linalg.norm(np.subtract(one, other, dtype=float)) / np.linalg.norm(np.asarray(other, dtype=float)))
 
 
-# In a text
+# Text form
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def distance(one: Any, other: Any) -> float:
         ("zstd=19, error_feedback=false", Compression(zstd=19, error_feedback=False)),
     ],
 )
-def test_a_text_says_how(text: str, compression: Compression) -> None:
+def test_text_form_of_compressions(text: str, compression: Compression) -> None:
     assert Compression.parse(text) == compression
     assert str(compression) == text
 
@@ -65,7 +65,7 @@ def test_a_text_says_how(text: str, compression: Compression) -> None:
     st.none() | st.integers(1, 19),
     st.booleans(),
 )
-def test_any_goes_to_a_text_and_back(dtype: Any, top_k: Any, zstd: Any, error_feedback: bool) -> None:
+def test_text_round_trip(dtype: Any, top_k: Any, zstd: Any, error_feedback: bool) -> None:
     compression = Compression(dtype, top_k, zstd, error_feedback)
     assert Compression.parse(str(compression)) == compression
 
@@ -73,7 +73,7 @@ def test_any_goes_to_a_text_and_back(dtype: Any, top_k: Any, zstd: Any, error_fe
 @pytest.mark.parametrize(
     "text", [" int8 ,zstd = 3,top_k= 1e-1", "top_k=.1,zstd=3,int8", "zstd=3, error_feedback=true, top_k=0.10, int8"]
 )
-def test_spaces_and_order_do_not_matter(text: str) -> None:
+def test_text_ignores_spaces_and_order(text: str) -> None:
     assert Compression.parse(text) == Compression("int8", 0.1, 3)
 
 
@@ -99,7 +99,7 @@ def test_spaces_and_order_do_not_matter(text: str) -> None:
         ("error_feedback=yes", "error_feedback: 'yes'; expected True or False"),
     ],
 )
-def test_a_text_that_is_wrong_is_refused_and_named(text: str, what: str) -> None:
+def test_wrong_text_is_refused_and_named(text: str, what: str) -> None:
     with pytest.raises(ValueError) as caught:
         Compression.parse(text)
     assert str(caught.value).startswith(what)
@@ -117,25 +117,25 @@ def test_a_text_that_is_wrong_is_refused_and_named(text: str, what: str) -> None
         ({"error_feedback": 1}, "error_feedback: 1"),
     ],
 )
-def test_an_option_that_is_wrong_is_refused_and_named(options: dict[str, Any], what: str) -> None:
+def test_wrong_option_is_refused_and_named(options: dict[str, Any], what: str) -> None:
     with pytest.raises(ValueError) as caught:
         Compression(**options)
     assert str(caught.value).startswith(what)
 
 
-def test_only_a_text_is_parsed() -> None:
+def test_parse_refuses_other_types() -> None:
     with pytest.raises(ValueError, match="compression: None; expected"):
         Compression.parse(None)  # type: ignore[arg-type]
 
 
-# What is sent
+# Packing
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (7, 3), (300, 700)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("coding", ALL)
-def test_a_change_arrives_nearly(coding: str | None, dtype: str, shape: tuple[int, ...], kind: str) -> None:
+def test_change_arrives_within_tolerance(coding: str | None, dtype: str, shape: tuple[int, ...], kind: str) -> None:
     model, start = trained(random(shape, dtype) / 8)
     change = np.subtract(model["w"], start["w"], dtype=float)
     if kind == "torch":
@@ -154,7 +154,7 @@ def test_a_change_arrives_nearly(coding: str | None, dtype: str, shape: tuple[in
 
 
 @pytest.mark.parametrize("dtype", NOT_PACKED)
-def test_other_tensors_pass_as_they_are(dtype: str) -> None:
+def test_other_dtypes_are_unchanged(dtype: str) -> None:
     model: dict[str, Any] = {"a": np.ones(3, dtype), "t": torch.ones(3, dtype=getattr(torch, dtype)), "w": np.ones(2)}
     there = Compressor(Compression("int8")).pack(model, {**model, "w": np.zeros(2)})
     assert list(there) == list(model)
@@ -163,13 +163,13 @@ def test_other_tensors_pass_as_they_are(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_so_do_those_that_numpy_has_not(dtype: str) -> None:
+def test_tensors_of_torch_only_dtypes_are_unchanged(dtype: str) -> None:
     model = {"t": torch.ones(3).to(getattr(torch, dtype))}
     assert Compressor(Compression("int8")).pack(model, model)["t"] is model["t"]
 
 
 @pytest.mark.parametrize("text", ["none", "int8", "top_k=0.1"])
-def test_layouts_do_not_matter_and_nothing_given_is_changed(text: str) -> None:
+def test_layouts_do_not_matter_and_inputs_stay_unchanged(text: str) -> None:
     plain = random((40, 60)), random((40, 60), seed=1)
     wide = random((80, 120), seed=2)
     wide[::2, ::2] = plain[0]
@@ -188,13 +188,13 @@ def test_layouts_do_not_matter_and_nothing_given_is_changed(text: str) -> None:
             assert each.tolist() == same.tolist()
 
 
-def test_a_start_that_is_broadcast_is_read_as_any() -> None:
+def test_broadcast_start_is_accepted() -> None:
     model = {"w": random((200, 500))}
     there = Compressor(Compression()).pack(model, {"w": np.broadcast_to(np.float32(1), (200, 500))})
     np.testing.assert_array_equal(there["w"].unpack(), model["w"] - 1)
 
 
-def test_a_read_only_model_can_be_packed() -> None:
+def test_read_only_model_can_be_packed() -> None:
     model = {"w": random()}
     model["w"].flags.writeable = False
     assert (
@@ -206,14 +206,14 @@ def test_a_read_only_model_can_be_packed() -> None:
     ("text", "times"),
     [("float16", 1.99), ("bfloat16", 2), ("int8", 3.96), ("int4", 7.8), ("top_k=0.05, int8", 40), ("int4, zstd=3", 9)],
 )
-def test_it_is_so_many_times_smaller(text: str, times: float) -> None:
+def test_packed_size_by_coding(text: str, times: float) -> None:
     change = random((100_000,))
     packed = Compressor(Compression.parse(text), 0).pack({"w": change}, {"w": change * 0})["w"]
     assert change.nbytes / packed.nbytes >= times
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 1])
-def test_the_largest_elements_are_sent_and_no_others(share: float) -> None:
+def test_top_k_sends_the_largest_elements_only(share: float) -> None:
     change = random((10_000,))
     there = sent(Compressor(Compression(top_k=share)), change)
     order = np.argsort(-np.abs(change))
@@ -223,13 +223,13 @@ def test_the_largest_elements_are_sent_and_no_others(share: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 9])
-def test_of_a_small_tensor_one_is_sent_at_least(size: int) -> None:
+def test_top_k_sends_at_least_one_element(size: int) -> None:
     assert np.count_nonzero(sent(Compressor(Compression(top_k=0.001)), random((size,)))) == 1
 
 
 @pytest.mark.parametrize("text", ["none", "int8", "int4", "float16", "top_k=0.1", "int8, top_k=0.1, zstd=3"])
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0, -3e-5])
-def test_a_constant_change(text: str, value: float) -> None:
+def test_constant_change(text: str, value: float) -> None:
     change = np.full(3000, value, np.float32)
     there = sent(Compressor(Compression.parse(text), 0), change)
     places = np.flatnonzero(there)
@@ -237,7 +237,7 @@ def test_a_constant_change(text: str, value: float) -> None:
     np.testing.assert_allclose(there[places], value, rtol=0.15)
 
 
-def test_what_zstd_does_not_shorten_is_sent_as_it_is() -> None:
+def test_zstd_is_skipped_if_it_does_not_shorten() -> None:
     compressor = Compressor(Compression(zstd=1))
     packed = compressor.pack({"w": random((4,)), "z": np.ones(9999)}, {"w": np.zeros(4, "f4"), "z": np.zeros(9999)})
     assert (packed["w"].zstd, packed["z"].zstd) == (False, True)
@@ -245,7 +245,7 @@ def test_what_zstd_does_not_shorten_is_sent_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["int8", "int4, top_k=0.2", "int8, zstd=1"])
-def test_a_seed_says_all(text: str) -> None:
+def test_same_seed_packs_alike(text: str) -> None:
     def rounds(seed: int) -> list[bytes]:
         compressor = Compressor(Compression.parse(text), seed)
         updates = [compressor.pack({"w": random(seed=n)}, {"w": random(seed=9)})["w"] for n in range(3)]
@@ -255,53 +255,53 @@ def test_a_seed_says_all(text: str) -> None:
     assert rounds(1) != rounds(2)
 
 
-def test_two_clients_do_not_round_alike() -> None:
+def test_clients_round_differently() -> None:
     one, other = [sent(Compressor(Compression("int8")), random()) for _ in range(2)]
     assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-7, 7e4, 1e30, 8e37])
 @pytest.mark.parametrize("coding", ALL)
-def test_no_magnitude_becomes_infinite_or_nothing(coding: str | None, magnitude: float) -> None:
+def test_no_magnitude_overflows_or_vanishes(coding: str | None, magnitude: float) -> None:
     change = np.clip(random(), -1, 1) * np.float32(magnitude)
     there = sent(Compressor(Compression(coding), 0), change)
     assert np.isfinite(there).all()
     assert distance(there / magnitude, change / magnitude) < 0.25
 
 
-def test_a_change_of_float16_may_exceed_it() -> None:
+def test_change_of_float16_may_exceed_its_range() -> None:
     model, start = {"w": np.full(10, 6e4, np.float16)}, {"w": np.full(10, -6e4, np.float16)}
     packed = Compressor(Compression("int8"), 0).pack(model, start)
     np.testing.assert_allclose(Unpacked(packed, start)["w"], 6e4, rtol=0.01)
 
 
-# What is left for the next time
+# Error feedback
 
 
 @pytest.mark.parametrize("text", ["int4", "bfloat16", "top_k=0.1", "int8, top_k=0.05", "int4, top_k=0.05, zstd=1"])
-def test_what_was_not_sent_is_sent_later(text: str) -> None:
+def test_residual_is_sent_later(text: str) -> None:
     compressor = Compressor(Compression.parse(text), 0)
     change, total, errors = random((2000,)), np.zeros(2000), []
     for count in range(1, 81):
         total += sent(compressor, change)
         errors.append(distance(total, count * change))
-    assert errors[-1] < max(0.3 * errors[19], 1e-5)  # as one over the number of rounds
+    assert errors[-1] < max(0.3 * errors[19], 1e-5)  # falls as 1 / rounds
     assert errors[-1] < 0.6
 
 
-def test_the_sum_of_what_is_sent_and_what_is_left_is_the_sum_of_the_changes() -> None:
+def test_sent_plus_residual_is_the_sum_of_changes() -> None:
     compressor = Compressor(Compression("int8", top_k=0.1), 0)
     changes = [random((2000,), seed=seed) for seed in range(20)]
     total = np.sum([sent(compressor, change) for change in changes], axis=0, dtype=float)
     rest = sent(Compressor(Compression()), np.sum(changes, axis=0) - total.astype("f4"))
-    for _ in range(200):  # of no more change
+    for _ in range(200):  # without further change
         total += sent(compressor, np.zeros(2000, "f4"))
     assert distance(total, np.sum(changes, axis=0, dtype=float)) < 1e-3
     assert np.linalg.norm(rest) > 1
 
 
 @pytest.mark.parametrize("text", ["top_k=0.1, error_feedback=false", "bfloat16, error_feedback=false"])
-def test_without_error_feedback_it_is_lost(text: str) -> None:
+def test_without_error_feedback_there_is_no_residual(text: str) -> None:
     compressor = Compressor(Compression.parse(text))
     first, second = sent(compressor, random()), sent(compressor, random())
     np.testing.assert_array_equal(first, second)
@@ -309,7 +309,7 @@ def test_without_error_feedback_it_is_lost(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["none", "top_k=1", "zstd=1"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_what_is_exact_leaves_nothing(text: str, dtype: str) -> None:
+def test_lossless_packing_leaves_no_residual(text: str, dtype: str) -> None:
     compressor = Compressor(Compression.parse(text))
     tracemalloc.start()
     try:
@@ -321,7 +321,7 @@ def test_what_is_exact_leaves_nothing(text: str, dtype: str) -> None:
         tracemalloc.stop()
 
 
-def test_reset_forgets_it() -> None:
+def test_reset_drops_the_residual() -> None:
     compressor = Compressor(Compression(top_k=0.1))
     first = sent(compressor, random())
     assert not np.array_equal(sent(compressor, random()), first)
@@ -329,7 +329,7 @@ def test_reset_forgets_it() -> None:
     np.testing.assert_array_equal(sent(compressor, random()), first)
 
 
-def test_what_is_left_of_another_shape_is_of_no_use() -> None:
+def test_residual_of_another_shape_is_ignored() -> None:
     compressor = Compressor(Compression(top_k=0.1))
     sent(compressor, random((50,)))
     np.testing.assert_array_equal(sent(compressor, random()), sent(Compressor(Compression(top_k=0.1)), random()))
@@ -338,7 +338,7 @@ def test_what_is_left_of_another_shape_is_of_no_use() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("text", ["none", "int8", "float16", "top_k=0.1"])
-def test_a_change_that_is_not_finite_is_refused_and_nothing_is_forgotten(text: str, dtype: str, value: float) -> None:
+def test_non_finite_change_is_refused_and_residual_kept(text: str, dtype: str, value: float) -> None:
     one, other = [Compressor(Compression.parse(text), 3) for _ in range(2)]
     start = {"a": np.zeros(500, dtype), "w": np.zeros((30, 50), dtype)}
     good = {"a": random((500,), dtype), "w": random((30, 50), dtype)}
@@ -348,7 +348,7 @@ def test_a_change_that_is_not_finite_is_refused_and_nothing_is_forgotten(text: s
         compressor.pack(good, start)
     with pytest.raises(InvalidUpdate, match=r"'w' has changed by NaN, infinity or more than .* diverged") as caught:
         one.pack(bad, start)
-    assert np.geterr()["over"] == "warn", caught  # though its frames are still there
+    assert np.geterr()["over"] == "warn", caught  # although its frames are still alive
     for there, expected in zip(one.pack(good, start).values(), other.pack(good, start).values(), strict=True):
         assert np.array_equal(there.data, expected.data)
 
@@ -356,13 +356,13 @@ def test_a_change_that_is_not_finite_is_refused_and_nothing_is_forgotten(text: s
 @pytest.mark.parametrize(
     ("text", "dtype"), [("none", "float32"), ("int8", "float32"), ("int8", "float64"), ("top_k=0.1", "float64")]
 )
-def test_a_change_too_large_to_pack_is_refused(text: str, dtype: str) -> None:
+def test_change_too_large_to_pack_is_refused(text: str, dtype: str) -> None:
     far = np.array([3e38] * 3, dtype) if dtype == "float32" else np.array([1e300] * 3)
     with pytest.raises(InvalidUpdate, match=r"more than .*, which cannot be packed"):
         Compressor(Compression.parse(text)).pack({"w": far}, {"w": -far})
 
 
-def test_so_is_one_that_only_what_was_left_makes_too_large() -> None:
+def test_change_too_large_with_residual_is_refused() -> None:
     compressor = Compressor(Compression(top_k=0.1))
     far = np.full(100, 8e37, np.float32)
     sent(compressor, far)
@@ -380,13 +380,13 @@ def test_so_is_one_that_only_what_was_left_makes_too_large() -> None:
         ({"w": [0.0, 0.0, 0.0]}, "'w': a list"),
     ],
 )
-def test_a_model_unlike_its_start_is_refused(model: dict[str, Any], what: str) -> None:
+def test_model_unlike_its_start_is_refused(model: dict[str, Any], what: str) -> None:
     with pytest.raises(InvalidUpdate, match=what):
         Compressor(Compression("int8")).pack(model, {"w": np.zeros(3)})
 
 
 @pytest.mark.parametrize("text", ["int8", "int4", "int8, top_k=0.05", "float16, top_k=0.05"])
-def test_packing_takes_what_is_left_and_what_is_sent_and_little_more(text: str) -> None:
+def test_packing_needs_residual_and_result_memory_only(text: str) -> None:
     tensors = {"a": random((2**20,)), "b": random((2**20,), seed=1)}
     start = {name: tensor * 0 for name, tensor in tensors.items()}
     compressor = Compressor(Compression.parse(text), 0)
@@ -400,7 +400,7 @@ def test_packing_takes_what_is_left_and_what_is_sent_and_little_more(text: str) 
         tracemalloc.stop()
 
 
-def test_without_the_library_a_client_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_without_its_library_is_refused_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert Compressor(Compression("int8")).compression.zstd is None
     with pytest.raises(ImportError, match=r"zstd needs zstandard: pip install zstandard"):

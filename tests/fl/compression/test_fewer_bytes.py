@@ -1,4 +1,4 @@
-"""Packed updates over real sockets: what they save, what accuracy they keep, and that both sides mean the same."""
+"""Packed updates in a real federation: bytes saved, accuracy kept, and agreement of client and server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fl.messages import Task, Update
 from tests.fl.federation import SOON, A, B, C, Federation, at, reasons, reply
 
 CLIENTS, ROUNDS = 4, 25
-FEWER = {"int8, zstd=3": 4.0, "top_k=0.05, int8": 10.0}  # times fewer bytes than without
+FEWER = {"int8, zstd=3": 4.0, "top_k=0.05, int8": 10.0}  # minimum ratio of bytes without to with compression
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def learn(compression: str | None) -> tuple[float, float]:
-    """Return the accuracy that a federation comes to on the digits, and the bytes of one update."""
+    """Return the accuracy of a federation on the digits, and the bytes of one update."""
     options = at(netq.NetworkLocation("127.0.0.1", 0))
     config = {"seed": 1, "partitions": CLIENTS}
     strategy = fl.FedAvg(compression=compression, config=config)
@@ -50,7 +50,7 @@ def learn(compression: str | None) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_on_the_digits_accuracy_stays_with_a_fraction_of_the_bytes() -> None:
+def test_digits_keep_accuracy_with_fewer_bytes() -> None:
     whole, plain = learn(None)
     print(f"\n{'compression':18} accuracy  bytes an update  fewer\n{'none':18} {whole:.3f} {plain:18.0f}")
     for compression, fewer in FEWER.items():
@@ -60,7 +60,7 @@ def test_on_the_digits_accuracy_stays_with_a_fraction_of_the_bytes() -> None:
         assert plain / size > fewer
 
 
-# Both sides mean the same
+# Client and server agree
 
 
 def start() -> dict[str, Any]:
@@ -91,14 +91,14 @@ def array(tensor: Any) -> Array:
 
 @pytest.mark.parametrize("text", ["float16", "int8", "int4", "zstd=3", "int8, zstd=9"])
 @pytest.mark.parametrize("make", [fl.FedAvg, fl.FedMedian])
-def test_what_is_packed_is_folded_as_the_model_it_was(make: Any, text: str) -> None:
+def test_packed_update_is_folded_as_its_model(make: Any, text: str) -> None:
     with Federation(start(), strategy=make(compression=text)) as federation:
         federation.join(A, moves(0.5))
         federation.join(B, moves(1.5))
         report = federation.round(2)
         assert (set(report.clients), report.failures) == ({A, B}, {})
         found: Any = federation.server.model
-    np.testing.assert_allclose(found["w"], start()["w"] + 1, atol=0.15)  # an int4 is one of 15
+    np.testing.assert_allclose(found["w"], start()["w"] + 1, atol=0.15)  # an int4 has 15 levels
     np.testing.assert_allclose(found["t"], start()["t"] + 1, atol=0.15)
     assert abs(float(array(found["w"] - start()["w"]).mean()) - 1) < 0.01, "its rounding has no bias"
     assert found["n"] == 9
@@ -106,8 +106,8 @@ def test_what_is_packed_is_folded_as_the_model_it_was(make: Any, text: str) -> N
     assert isinstance(found["t"], torch.Tensor)
 
 
-def test_a_strategy_of_changes_is_given_them_unpacked() -> None:
-    model = {name: tensor for name, tensor in start().items() if name != "h"}  # bfloat16 has no changes
+def test_delta_strategy_gets_unpacked_changes() -> None:
+    model = {name: tensor for name, tensor in start().items() if name != "h"}  # bfloat16 is not sent as a change
     with Federation(model, strategy=fl.FedBuff(1, compression="int8"), min_clients=1) as federation:
         federation.join(A, moves(1))
         for number in (1, 2):
@@ -117,7 +117,7 @@ def test_a_strategy_of_changes_is_given_them_unpacked() -> None:
             assert found["n"] == 7 + 2 * number
 
 
-def test_a_clients_own_choice_goes_first_and_others_keep_theirs() -> None:
+def test_client_compression_takes_precedence() -> None:
     with Federation({"w": np.zeros(50_000, np.float32)}, strategy=fl.FedAvg(compression="int8")) as federation:
         sizes = {}
         for id, own in ((A, None), (B, "top_k=0.01, int8"), (C, "none")):
@@ -136,8 +136,8 @@ def test_a_clients_own_choice_goes_first_and_others_keep_theirs() -> None:
     assert sizes[C] > 200_000
 
 
-def test_what_is_left_out_is_sent_later_and_forgotten_for_another_server() -> None:
-    """One element in a hundred a round; whatever is trained once must be there at the end."""
+def test_residual_is_sent_later_and_dropped_for_a_new_server() -> None:
+    """Each round sends one element of a hundred; what was trained once must arrive in the end."""
     trained: list[int] = []
     settings: dict[str, Any] = {"strategy": fl.FedAvg(compression="top_k=0.01"), "min_clients": 1}
 
@@ -162,14 +162,14 @@ def test_what_is_left_out_is_sent_later_and_forgotten_for_another_server() -> No
 
 
 @pytest.mark.parametrize("wrong", ["int3", "top_k=2", "zstd=99", "gzip", 5])
-def test_a_compression_that_there_is_not_is_refused_where_it_is_named(wrong: Any) -> None:
+def test_unknown_compression_is_refused_at_construction(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
         fl.FedAvg(compression=wrong)
     with pytest.raises(ValueError, match="expected"):
         fl.Client(lambda model, config: Update(model, 1), compression=wrong)
 
 
-def test_a_training_that_diverges_is_the_clients_failure_and_costs_nothing_else() -> None:
+def test_diverged_training_fails_its_client_only() -> None:
     with Federation({"w": np.zeros(9, np.float32)}, strategy=fl.FedAvg(compression="int8")) as federation:
         federation.join(A, lambda model, config: Update({"w": model["w"] + 2}, 1))
         federation.join(B, lambda model, config: Update({"w": model["w"] + 2}, 1))
@@ -179,7 +179,7 @@ def test_a_training_that_diverges_is_the_clients_failure_and_costs_nothing_else(
         assert "NaN" in reasons(report)[C]
 
 
-def test_a_packed_tensor_that_does_not_fit_is_refused_before_it_is_unpacked() -> None:
+def test_unfitting_packed_tensor_is_refused_before_unpacking() -> None:
     vast = Packed("float32", (2**40,), "int8", 0, False, np.empty(0, np.uint8))
 
     def answer(task: Task) -> list[Any]:

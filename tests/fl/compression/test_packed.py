@@ -1,4 +1,4 @@
-"""What travels of a tensor: that it arrives, that nothing in it is believed, and how a server reads it."""
+"""Packed tensors: round trip, checks of every field and byte, and how the server reads an update."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def packed(tensor: Any, text: str = "int8, top_k=0.1", seed: int = 0) -> Packed:
 
 
 def arrived(stream: Stream) -> Any:
-    """The tensor "w" of the update in a message."""
+    """Return the tensor "w" of the update in a message."""
     return MESSAGES.load(Stream([bytearray(bytes(stream))])).content.model["w"]
 
 
 def sent(tensor: Any) -> Stream:
-    """The message of an update with this tensor."""
+    """Return the message of an update with this tensor."""
     stream: Stream = MESSAGES.dump(Reply(JOB, Update({"w": tensor}, 1)))
     return stream
 
 
 def made(**fields: Any) -> Packed:
-    """Of ten float32, none of which has changed; but for `fields`."""
+    """Return a Packed of ten unchanged float32 elements, with these fields replaced."""
     plain: dict[str, Any] = {"dtype": "float32", "shape": (10,), "coding": "float32", "count": 0, "zstd": False}
     return Packed(**{**plain, "data": np.empty(0, np.uint8), **fields})
 
@@ -72,12 +72,12 @@ class Call:
         return self._reduced
 
 
-# Travelling
+# Round trip
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("shape", [(), (0, 3), (1,), (300, 70)])
-def test_it_arrives_as_it_left(text: str, shape: tuple[int, ...]) -> None:
+def test_packed_round_trip(text: str, shape: tuple[int, ...]) -> None:
     here = packed(random(shape), text)
     there = arrived(sent(here))
     assert (there.dtype, there.shape, there.nbytes) == ("float32", shape, here.nbytes)
@@ -86,20 +86,20 @@ def test_it_arrives_as_it_left(text: str, shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(change, here.unpack())
 
 
-def test_what_travels_is_little_more_than_its_bytes() -> None:
+def test_message_is_little_larger_than_the_data() -> None:
     here = packed(random())
     assert here.nbytes == here.data.nbytes
     assert here.nbytes < sent(here).nbytes < here.nbytes + 500
 
 
-def test_it_can_be_pickled_and_copied_like_any_other_object() -> None:
+def test_packed_can_be_pickled_and_copied() -> None:
     here = packed(random())
     for other in (pickle.loads(pickle.dumps(here)), copy.copy(here), copy.deepcopy(here)):
         np.testing.assert_array_equal(other.unpack(), here.unpack())
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_its_memory_may_lie_anywhere(text: str) -> None:
+def test_data_may_be_unaligned(text: str) -> None:
     here = packed(random(), text)
     memory = np.concatenate([np.zeros(1, np.uint8), here.data])[1:]
     np.testing.assert_array_equal(replace(here, data=memory).unpack(), here.unpack())
@@ -107,7 +107,7 @@ def test_its_memory_may_lie_anywhere(text: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_unpacked_upon_a_start_it_is_the_sum(text: str, dtype: str) -> None:
+def test_unpack_adds_the_change_to_the_start(text: str, dtype: str) -> None:
     here, start = packed(random(dtype=dtype), text), random(dtype=dtype, seed=1)
     before = start.copy()
     there = here.unpack(start)
@@ -117,13 +117,13 @@ def test_unpacked_upon_a_start_it_is_the_sum(text: str, dtype: str) -> None:
     np.testing.assert_array_equal(start, before)
 
 
-def test_a_start_of_any_layout_will_do() -> None:
+def test_start_of_any_layout_is_accepted() -> None:
     here, start = packed(random()), random((70, 300), seed=1).T
     assert not start.flags.c_contiguous
     np.testing.assert_array_equal(here.unpack(start), start + here.unpack())
 
 
-def test_a_sum_beyond_the_dtype_is_infinite_and_no_update() -> None:
+def test_sum_beyond_the_dtype_is_infinite_and_refused() -> None:
     half = packed(np.full((2,), 6e4, np.float16), "int8")
     start = {"w": np.full((2,), 6e4, np.float16)}
     assert np.isinf(half.unpack(start["w"])).all()
@@ -131,7 +131,7 @@ def test_a_sum_beyond_the_dtype_is_infinite_and_no_update() -> None:
         check(Unpacked({"w": half}, start), like=start)
 
 
-def test_unpacking_takes_one_tensor_and_little_more() -> None:
+def test_unpacking_needs_the_memory_of_one_tensor() -> None:
     here = packed(random((2**20,)), "int8, top_k=0.05")
     start = np.zeros(2**20, np.float32)
     tracemalloc.start()
@@ -142,7 +142,7 @@ def test_unpacking_takes_one_tensor_and_little_more() -> None:
         tracemalloc.stop()
 
 
-# Hostile
+# Hostile peers
 
 
 @pytest.mark.parametrize(
@@ -192,18 +192,18 @@ def test_each_field_is_checked_and_named(fields: dict[str, Any], what: str) -> N
         arrived(sent(values))
 
 
-def test_memory_with_gaps_is_refused() -> None:
+def test_data_with_gaps_is_refused() -> None:
     with pytest.raises(InvalidUpdate, match=r"^data: .*expected a flat array of uint8"):
         made(count=10, data=np.zeros(80, np.uint8)[::2])
 
 
-def test_a_pickled_object_is_refused() -> None:
+def test_pickled_packed_is_refused() -> None:
     for state in ({"count": 5}, (None, {"count": 5})):
         with pytest.raises(Unreadable, match=r"fl\.compression\.packed\.Packed, which `allow` refuses"):
             arrived(fl.serialization().dump(("Reply", (1, 1, "train"), ("Update", {"w": Call(state)}, 1))))
 
 
-def test_what_it_announces_costs_nothing_until_it_is_compared() -> None:
+def test_claimed_size_costs_no_memory_before_comparison() -> None:
     tracemalloc.start()
     try:
         size = 2**48
@@ -221,7 +221,7 @@ def test_what_it_announces_costs_nothing_until_it_is_compared() -> None:
         tracemalloc.stop()
 
 
-def test_places_that_are_wrong_are_refused() -> None:
+def test_wrong_places_are_refused() -> None:
     good = packed(random((1000,)), "float16, top_k=0.05")
     split = quantize.nbytes("float16", good.count)
     for value in (0, 255):
@@ -237,7 +237,7 @@ NUMBERS = np.zeros(200_000, np.float32)
 
 
 def zipped(frame: bytes) -> Packed:
-    """Announces the change of NUMBERS."""
+    """Return a Packed whose data should be those of NUMBERS."""
     data = np.frombuffer(frame, np.uint8)
     return made(shape=(200_000,), count=200_000, zstd=True, data=data)
 
@@ -246,12 +246,12 @@ def frame_of(data: bytes = NUMBERS.tobytes(), **options: Any) -> bytes:
     return zstandard.ZstdCompressor(**options).compress(data)
 
 
-def test_a_good_frame_is_read() -> None:
+def test_valid_frame_is_read() -> None:
     assert np.array_equal(zipped(frame_of()).unpack(), NUMBERS)
 
 
 @pytest.mark.parametrize("size", [0, 1, 799_999, 800_001, 80_000_000])
-def test_a_frame_of_another_size_is_refused_before_it_is_read(size: int) -> None:
+def test_frame_of_another_size_is_refused_before_decoding(size: int) -> None:
     bomb = zipped(frame_of(bytes(size)))
     tracemalloc.start()
     try:
@@ -263,27 +263,27 @@ def test_a_frame_of_another_size_is_refused_before_it_is_read(size: int) -> None
 
 
 @pytest.mark.parametrize("size", [100_000, 799_000, 801_000, 80_000_000])
-def test_a_frame_that_lies_about_its_size_is_refused(size: int) -> None:
+def test_frame_with_a_wrong_size_is_refused(size: int) -> None:
     frame = bytearray(frame_of(bytes(size)))
-    place = 5 if frame[4] & 0x20 else 6  # after the window's size, if there is one
+    place = 5 if frame[4] & 0x20 else 6  # after the window descriptor, if present
     assert struct.unpack_from("<I", frame, place) == (size,)
     struct.pack_into("<I", frame, place, 800_000)
     with pytest.raises(InvalidUpdate, match="cannot be read"):
         zipped(bytes(frame)).unpack()
 
 
-def test_a_frame_that_does_not_say_its_size_is_refused() -> None:
+def test_frame_without_its_size_is_refused() -> None:
     with pytest.raises(InvalidUpdate, match=r"announces -?\d+ bytes; expected 800000"):
         zipped(frame_of(write_content_size=False)).unpack()
 
 
 @pytest.mark.parametrize("more", [b"x", frame_of()])
-def test_a_frame_with_more_behind_it_is_refused(more: bytes) -> None:
+def test_trailing_data_after_the_frame_is_refused(more: bytes) -> None:
     with pytest.raises(InvalidUpdate, match="cannot be read"):
         zipped(frame_of() + more).unpack()
 
 
-def test_a_frame_that_is_cut_is_refused() -> None:
+def test_truncated_frame_is_refused() -> None:
     frame = frame_of(write_checksum=True)
     for size in range(len(frame)):
         with pytest.raises(InvalidUpdate, match="zstd frame"):
@@ -291,7 +291,7 @@ def test_a_frame_that_is_cut_is_refused() -> None:
 
 
 @given(st.binary(max_size=60), st.booleans())
-def test_a_frame_of_anything_is_a_finite_change_or_refused(tail: bytes, begun: bool) -> None:
+def test_any_frame_is_a_finite_change_or_refused(tail: bytes, begun: bool) -> None:
     head = b"\x28\xb5\x2f\xfd\xa4" + struct.pack("<I", 800_000) if begun else b""
     try:
         there = zipped(head + tail).unpack()
@@ -300,7 +300,7 @@ def test_a_frame_of_anything_is_a_finite_change_or_refused(tail: bytes, begun: b
     assert np.isfinite(there).all()
 
 
-def test_a_server_without_the_library_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_zstandard_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     good = zipped(frame_of())
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(InvalidUpdate, match=r"it is compressed, and zstd needs .*: pip install zstandard"):
@@ -308,7 +308,7 @@ def test_a_server_without_the_library_refuses(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(st.sampled_from(list(quantize.BITS)), st.integers(0, 700), st.data())
-def test_any_bytes_are_a_finite_change_or_refused(coding: str, size: int, data: st.DataObject) -> None:
+def test_any_data_is_a_finite_change_or_refused(coding: str, size: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(0, size))
     whole = quantize.nbytes(coding, count) + sparse.nbytes(count, size)
     some = data.draw(st.binary(min_size=min(whole, 48), max_size=min(whole, 48)))
@@ -324,11 +324,11 @@ def test_any_bytes_are_a_finite_change_or_refused(coding: str, size: int, data: 
     assert np.count_nonzero(there) <= count
 
 
-# As the server sees it
+# Reading an update
 
 
 def trained(dtype: Any = torch.float32) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model before and after training: torch and numpy, packed and not."""
+    """Return a model before and after training: torch and numpy, packed and plain tensors."""
     weight, bias = torch.ones(300, 70, dtype=dtype), random((9,), "float64")
     start = {"w": weight, "b": bias, "steps": np.array(3), "on": np.True_}
     change = torch.from_numpy(random()).to(dtype)
@@ -337,7 +337,7 @@ def trained(dtype: Any = torch.float32) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.bfloat16])
-def test_an_update_is_read_as_the_model_that_was_trained(dtype: Any) -> None:
+def test_packed_update_is_read_as_the_trained_model(dtype: Any) -> None:
     model, start = trained(dtype)
     there = Unpacked(Compressor(Compression("float16")).pack(model, start), start)
     check(there, like=start)
@@ -349,7 +349,7 @@ def test_an_update_is_read_as_the_model_that_was_trained(dtype: Any) -> None:
     assert type(there["w"]) is (torch.Tensor if dtype is torch.bfloat16 else np.ndarray)
 
 
-def test_it_is_folded_like_any_update() -> None:
+def test_packed_update_is_folded_like_a_plain_one() -> None:
     model, start = trained()
     means = WeightedMean(start), WeightedMean(start)
     for seed in range(3):
@@ -362,20 +362,20 @@ def test_it_is_folded_like_any_update() -> None:
     assert one["w"].dtype == torch.float32
 
 
-def test_changes_can_be_read_instead() -> None:
+def test_deltas_gives_the_changes() -> None:
     model, start = trained()
     there = Unpacked(Compressor(Compression()).pack(model, start), start, deltas=True)
     np.testing.assert_allclose(there["w"], (model["w"] - start["w"]).numpy(), rtol=1e-6)
     assert there["steps"] is model["steps"]
 
 
-def test_an_update_that_is_not_packed_is_read_as_it_is() -> None:
+def test_plain_update_is_read_unchanged() -> None:
     model, start = trained()
     there = Unpacked(model, start)
     assert all(there[name] is model[name] for name in model)
 
 
-def test_nothing_is_decoded_before_it_is_asked_for_nor_kept() -> None:
+def test_tensors_are_decoded_on_access_and_not_kept() -> None:
     start = {"w": np.zeros(200_000, np.float32)}
     broken = zipped(b"no frame")
     there = Unpacked({"w": broken}, start)
@@ -397,18 +397,18 @@ def test_nothing_is_decoded_before_it_is_asked_for_nor_kept() -> None:
         (torch.zeros(10, dtype=torch.bfloat16), r"expected that of a bfloat16 of shape \(10,\)"),
     ],
 )
-def test_a_change_of_another_tensor_is_refused(tensor: Any, expected: str) -> None:
+def test_change_of_other_specs_is_refused(tensor: Any, expected: str) -> None:
     with pytest.raises(InvalidUpdate, match=rf"'w' is the change of a float32 of shape \(10,\); {expected}"):
         Unpacked({"w": made()}, {"w": tensor})
 
 
-def test_a_change_of_an_unknown_name_is_refused() -> None:
+def test_change_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(InvalidUpdate, match="'v' is unexpected"):
         Unpacked({"v": made()}, {"w": np.zeros(10, np.float32)})
 
 
 @pytest.mark.parametrize("make", [lambda w: {}, lambda w: {"w": w, "v": np.zeros(3)}])
-def test_names_too_many_or_too_few_are_the_models_to_refuse(make: Callable[[Any], dict[str, Any]]) -> None:
+def test_missing_or_extra_names_are_left_to_check(make: Callable[[Any], dict[str, Any]]) -> None:
     start = {"w": np.zeros(10, np.float32)}
     with pytest.raises(InvalidUpdate, match=r"missing|unexpected"):
         check(Unpacked(make(made()), start), like=start)

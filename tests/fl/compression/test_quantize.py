@@ -1,4 +1,4 @@
-"""Values in fewer bits: how near they come back, that random rounding has no bias, and that any bytes are harmless."""
+"""Quantisation: bounded errors, unbiased random rounding, and any bytes decode to finite values or are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def largest_of_rows(values: NDArray[Any]) -> NDArray[Any]:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("coding", BITS)
-def test_values_come_back_near(coding: str, count: int) -> None:
+def test_round_trip_within_tolerance(coding: str, count: int) -> None:
     values = normal(count, coding)
     data = encoded(values, coding)
     assert data.nbytes == nbytes(coding, count)
@@ -58,13 +58,13 @@ def test_values_come_back_near(coding: str, count: int) -> None:
     assert (np.abs(there - values) <= steps.get(coding, 0) * largest_of_rows(values)).all()
 
 
-def test_scales_are_less_than_a_hundredth_of_int8() -> None:
+def test_scales_take_less_than_a_hundredth_of_int8() -> None:
     assert nbytes("int8", 10**6) < 1.01 * 10**6
     assert nbytes("int4", 10**6) < 1.02 * 10**6 / 2
 
 
 @pytest.mark.parametrize("coding", FEWER)
-def test_they_are_nearer_the_more_bits_there_are(coding: str) -> None:
+def test_error_falls_with_bits(coding: str) -> None:
     values = normal(100_000)
     error = np.linalg.norm(moved(values, coding) - values) / np.linalg.norm(values)
     low, high = {"float16": (1e-4, 3e-4), "bfloat16": (1e-3, 2e-3), "int8": (0.009, 0.012), "int4": (0.17, 0.21)}[
@@ -86,7 +86,7 @@ def test_random_rounding_has_no_bias(coding: str, sign: int, fraction: float) ->
 
 
 @pytest.mark.parametrize("coding", LEVELS)
-def test_the_mean_of_many_encodings_is_the_value(coding: str) -> None:
+def test_mean_of_many_encodings_is_the_value(coding: str) -> None:
     values = normal(2 * ROW)
     mean = np.mean([moved(values, coding, seed) for seed in range(400)], axis=0, dtype=float)
     step = largest_of_rows(values) / LEVELS[coding]
@@ -94,14 +94,14 @@ def test_the_mean_of_many_encodings_is_the_value(coding: str) -> None:
 
 
 @pytest.mark.parametrize("coding", FEWER)
-def test_a_seed_says_all(coding: str) -> None:
+def test_same_seed_encodes_alike(coding: str) -> None:
     values = normal(10_000)
     assert np.array_equal(encoded(values, coding, 3), encoded(values, coding, 3))
     assert np.array_equal(encoded(values, coding, 3), encoded(values, coding, 4)) == (coding not in LEVELS)
 
 
-def test_bfloat16_is_rounded_as_torch_does_it() -> None:
-    halfway = np.arange(2**12, dtype=np.uint32) << 15 | np.uint32(0x3F800000)  # halves go to the even
+def test_bfloat16_rounds_as_torch() -> None:
+    halfway = np.arange(2**12, dtype=np.uint32) << 15 | np.uint32(0x3F800000)  # ties go to even
     values = np.concatenate(
         [normal(10_000) * np.float32(1e-3), halfway.view(np.float32), np.array([1e-40, -0.0], np.float32)]
     )
@@ -121,7 +121,7 @@ def test_no_magnitude_overflows_or_vanishes(coding: str, magnitude: float) -> No
 
 
 @pytest.mark.parametrize("coding", ["float16", "int8", "int4"])
-def test_a_row_of_nearly_nothing_is_zeros_and_others_are_not(coding: str) -> None:
+def test_row_of_tiny_values_becomes_zeros(coding: str) -> None:
     values = np.full(3 * ROW, 1e-3, np.float32)
     values[:ROW] = 0
     values[-ROW:] = 1e-38
@@ -131,7 +131,7 @@ def test_a_row_of_nearly_nothing_is_zeros_and_others_are_not(coding: str) -> Non
     np.testing.assert_allclose(there[ROW:-ROW], 1e-3, rtol={"float16": 2**-11, "int8": 1e-5, "int4": 1e-5}[coding])
 
 
-def test_the_bytes_are_as_the_module_says() -> None:
+def test_bytes_match_the_format() -> None:
     values = np.array([7, -7, 3], np.float32)
     scale = np.float32(1 + 2**-20).tobytes()
     assert encoded(values * 0 + 7, "int4")[4:].tobytes() in (b"\xff\x0f", b"\xff\x0e", b"\xef\x0f", b"\xfe\x0f")
@@ -144,7 +144,7 @@ def test_the_bytes_are_as_the_module_says() -> None:
 
 @pytest.mark.parametrize("coding", BITS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_what_is_not_finite_is_refused(coding: str, value: float) -> None:
+def test_non_finite_values_are_refused(coding: str, value: float) -> None:
     data = encoded(normal(2 * ROW, coding), coding)
     if coding in ("int8", "int4", "float16"):
         data[4:8].view("<f4")[0] = value
@@ -156,21 +156,21 @@ def test_what_is_not_finite_is_refused(coding: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("coding", ["int8", "int4", "float16"])
-def test_a_scale_that_makes_it_infinite_is_refused(coding: str) -> None:
+def test_scale_that_overflows_is_refused(coding: str) -> None:
     data = encoded(np.ones(10, np.float32), coding)
     data[:4].view("<f4")[0] = 3e38
     with pytest.raises(InvalidUpdate, match="NaN or infinite"):
         decoded(data, coding, 10)
 
 
-def test_large_finite_values_are_not_taken_for_infinite() -> None:
+def test_large_finite_values_are_accepted() -> None:
     values = np.full(5, 3e38, np.float32)
     assert np.array_equal(moved(values, "float32"), values)
     assert np.array_equal(moved(np.full(5, 1e300), "float64"), np.full(5, 1e300))
 
 
 @given(st.sampled_from(list(BITS)), st.integers(0, 2 * ROW), st.data())
-def test_any_bytes_are_finite_values_or_refused(coding: str, count: int, data: st.DataObject) -> None:
+def test_any_data_is_finite_or_refused(coding: str, count: int, data: st.DataObject) -> None:
     size = nbytes(coding, count)
     some = data.draw(st.binary(min_size=min(size, 64), max_size=min(size, 64)))
     memory = np.resize(np.frombuffer(some, np.uint8), size)

@@ -1,4 +1,4 @@
-"""FedAsync and FedBuff as pure objects, each against its paper's formula."""
+"""FedAsync and FedBuff without a server, each against the formula of its paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def delta(by: float, steps: int = 0) -> dict[str, Any]:
     return difference(moved(by, steps), copied(START))
 
 
-def test_fedasync_mixes_each_update_in_by_its_staleness() -> None:
+def test_fedasync_mixes_by_staleness() -> None:
     strategy = FedAsync(0.5, polynomial(1.0))
     strategy.begin(START)
     strategy.fold(START, Update(moved(8), 100), client=A)
@@ -48,7 +48,7 @@ def test_fedasync_mixes_each_update_in_by_its_staleness() -> None:
     assert strategy.buffer == 1
 
 
-def test_a_difference_is_in_the_memory_of_where_it_began_and_the_rest_is_as_it_is() -> None:
+def test_difference_overwrites_start_and_keeps_other_tensors() -> None:
     start, model = copied(START), moved(3, 2)
     found = difference(model, start)
     assert found["w"] is start["w"]
@@ -59,13 +59,13 @@ def test_a_difference_is_in_the_memory_of_where_it_began_and_the_rest_is_as_it_i
     assert model["w"].tolist() == [4, 1]
 
 
-def test_a_difference_of_torch_tensors() -> None:
+def test_difference_of_torch_tensors() -> None:
     start: dict[str, Any] = {"w": torch.ones(2)}
     model: dict[str, Any] = {"w": torch.full((2,), 3.0, requires_grad=True)}
     assert difference(model, start)["w"].tolist() == [2, 2]
 
 
-def test_what_is_not_alike_has_no_difference() -> None:
+def test_tensors_of_other_specs_are_unchanged_by_difference() -> None:
     model: dict[str, Any] = {"w": np.ones(3, np.float32), "v": np.ones(2), "n": np.ones(2)}
     found = difference(model, {"w": np.ones(2, np.float32), "n": np.ones(2, np.float32)})
     assert all(found[name] is model[name] for name in model)
@@ -73,7 +73,7 @@ def test_what_is_not_alike_has_no_difference() -> None:
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
 def test_fedbuff_adds_the_mean_change(rate: float) -> None:
-    """Algorithm 1: w + rate / K * sum of s(staleness) * change, from whatever model each began with."""
+    """Algorithm 1: w + rate / K * sum of s(staleness) * change, each change relative to its own start."""
     strategy = FedBuff(size=3, learning_rate=rate, staleness=polynomial(0.5))
     strategy.begin(START)
     now = moved(100, 5)
@@ -82,12 +82,12 @@ def test_fedbuff_adds_the_mean_change(rate: float) -> None:
     result: Any = strategy.finish(now, number=1)
     change = rate / 3 * (6 - 3 + 0.5 * 12)
     np.testing.assert_allclose(result["w"], now["w"] + change, rtol=1e-6)
-    assert result["n"] == 10 + round((1 + 2 + 0.5 * 6) / 2.5)  # whole numbers are means
+    assert result["n"] == 10 + round((1 + 2 + 0.5 * 6) / 2.5)  # integers are averaged
     assert result["b"].tolist() == [True, True]
     assert strategy.buffer == 3
 
 
-def test_an_abandoned_buffer_leaves_no_trace() -> None:
+def test_abandoned_buffer_leaves_no_trace() -> None:
     strategy = FedBuff(size=2, staleness=hinge())
     strategy.begin(START)
     strategy.fold(START, Update(delta(99), 1), client=A)
@@ -96,7 +96,7 @@ def test_an_abandoned_buffer_leaves_no_trace() -> None:
     assert strategy.finish(START, number=1)["w"].tolist() == [3, 0]
 
 
-def test_a_bad_change_is_refused() -> None:
+def test_change_that_is_not_finite_is_refused() -> None:
     strategy = FedBuff(size=2)
     strategy.begin(START)
     with pytest.raises(InvalidUpdate, match="'w' holds NaN"):
@@ -106,23 +106,23 @@ def test_a_bad_change_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "2"])
-def test_a_buffer_has_a_size(size: Any) -> None:
+def test_buffer_size_out_of_range_is_refused(size: Any) -> None:
     with pytest.raises(ValueError, match=r"size: .*; expected a whole number of 1 or more"):
         FedBuff(size=size)
 
 
 @pytest.mark.parametrize("mixing", [0, 1.5, float("nan")])
-def test_mixing_is_a_share(mixing: float) -> None:
+def test_mixing_out_of_range_is_refused(mixing: float) -> None:
     with pytest.raises(ValueError, match=r"mixing: .*; expected more than 0, and 1 at most"):
         FedAsync(mixing)
 
 
-def test_a_strategy_of_changes_wants_tensors_that_have_some() -> None:
+def test_fedbuff_refuses_a_model_without_differences() -> None:
     with pytest.raises(InvalidUpdate, match="FedBuff adds changes, and has none of h; expected float16, float32 or"):
         FedBuff().begin({"w": np.zeros(2), "h": torch.zeros(2, dtype=torch.bfloat16), "n": np.array(1)})
 
 
-def test_numpy_and_torch_are_alike_in_a_difference() -> None:
+def test_difference_accepts_numpy_and_torch() -> None:
     for make in (np.asarray, torch.tensor):
         start: dict[str, Any] = {"w": make([1.0, 2.0]), "s": np.float64(1)}
         model: dict[str, Any] = {"w": torch.tensor([4.0, 4.0], dtype=torch.float64), "s": np.float64(5)}

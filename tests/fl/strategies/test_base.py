@@ -1,4 +1,4 @@
-"""What every strategy has: whom it draws, how many are enough, what it tells, what late updates weigh."""
+"""The base class: selection of clients, config, compression, weights of late updates, checks of options."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ IDS = [uuid.UUID(int=n) for n in range(1, 21)]
 @pytest.mark.parametrize(
     ("fraction", "clients", "expected"), [(1.0, 20, 20), (0.5, 20, 10), (0.1, 20, 2), (0.01, 20, 1), (0.3, 1, 1)]
 )
-def test_the_fraction_is_drawn(fraction: float, clients: int, expected: int) -> None:
+def test_select_returns_the_fraction(fraction: float, clients: int, expected: int) -> None:
     drawn = FedAvg(fraction=fraction).select(1, IDS[:clients])
     assert len(drawn) == len(set(drawn)) == expected
     assert set(drawn) <= set(IDS[:clients])
 
 
-def test_the_draw_depends_on_seed_and_round_only() -> None:
+def test_selection_depends_on_seed_and_round_only() -> None:
     def draws(seed: int, clients: list[uuid.UUID]) -> list[Any]:
         strategy = FedAvg(fraction=0.25, seed=seed)
         return [strategy.select(number, clients) for number in range(1, 50)]
 
     assert draws(1, IDS) == draws(1, IDS[::-1])
     assert draws(1, IDS) != draws(2, IDS)
-    assert {id for draw in draws(1, IDS) for id in draw} == set(IDS)  # each has its turn
-    assert FedAvg(fraction=0.25, seed=1).select(7, IDS) == draws(1, IDS)[6]  # whatever was drawn before
+    assert {id for draw in draws(1, IDS) for id in draw} == set(IDS)  # each client is selected at some time
+    assert FedAvg(fraction=0.25, seed=1).select(7, IDS) == draws(1, IDS)[6]  # independent of earlier calls
 
 
 @pytest.mark.parametrize("fraction", [0, -0.5, 1.01, float("nan"), float("inf"), True, "1"])
-def test_a_fraction_is_above_0_and_1_at_most(fraction: float) -> None:
+def test_fraction_out_of_range_is_refused(fraction: float) -> None:
     with pytest.raises(ValueError, match=r"FedAvg\.fraction: .*expected more than 0, and 1 at most"):
         FedAvg(fraction=fraction)
 
 
-def test_the_config_is_the_same_in_every_round_and_no_longer_the_callers() -> None:
+def test_config_is_copied_and_equal_in_every_round() -> None:
     config = {"rate": 0.1}
     strategy = FedAvg(config=config)
     config["rate"] = 99
@@ -57,7 +57,7 @@ def test_the_config_is_the_same_in_every_round_and_no_longer_the_callers() -> No
     ("fraction", "oversample", "asked", "enough"),
     [(1.0, 0.0, 20, 20), (0.5, 0.3, 13, 10), (0.5, 2.0, 20, 10), (0.1, 0.01, 3, 2)],
 )
-def test_more_are_asked_than_needed(fraction: float, oversample: float, asked: int, enough: int) -> None:
+def test_oversample_asks_more_clients_than_needed(fraction: float, oversample: float, asked: int, enough: int) -> None:
     strategy = FedAvg(fraction=fraction, oversample=oversample)
     assert len(strategy.select(1, IDS)) == asked
     assert strategy.enough(len(IDS)) == enough
@@ -84,7 +84,7 @@ def test_fold_gets_the_client_and_finish_the_round() -> None:
     assert Records.calls[2::3] == [1, 2]
 
 
-def test_what_late_updates_weigh() -> None:
+def test_discount_follows_staleness() -> None:
     assert [polynomial(0.5)(late) for late in (0, 3, 8)] == [1, 0.5, 1 / 3]
     assert [hinge(10, 4)(late) for late in (0, 4, 5, 6)] == [1, 1, 1 / 11, 1 / 21]
     assert FedAvg().discount(0) == FedAvg(staleness=lambda late: 0.1).discount(0) == 1
@@ -92,7 +92,7 @@ def test_what_late_updates_weigh() -> None:
 
 
 @pytest.mark.parametrize("exponent", [-1, float("nan"), "1"])
-def test_a_discount_does_not_grow(exponent: Any) -> None:
+def test_negative_exponent_is_refused(exponent: Any) -> None:
     with pytest.raises(ValueError, match=r"exponent: .*expected 0 or more"):
         polynomial(exponent)
 
@@ -100,7 +100,7 @@ def test_a_discount_does_not_grow(exponent: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "late", "weight"), [("polynomial", 3, 0.5), (" polynomial( 1.0 ) ", 3, 0.25), ("hinge(10, 4)", 5, 1 / 11)]
 )
-def test_a_discount_may_be_a_text(text: str, late: int, weight: float) -> None:
+def test_staleness_may_be_a_text(text: str, late: int, weight: float) -> None:
     assert FedAvg(staleness=text).discount(late) == weight
     assert FedBuff(staleness=text).discount(late) == weight
 
@@ -115,12 +115,12 @@ WRONG: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("staleness", "said"), WRONG, ids=["number", "maker", "name", "exponent", "count"])
-def test_a_discount_that_is_none_is_refused_at_once(staleness: Any, said: str) -> None:
+def test_wrong_staleness_is_refused_at_construction(staleness: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^staleness: .*{said}"):
         FedAvg(staleness=staleness)
 
 
-def test_an_option_that_there_is_not_is_said_with_those_that_there_are() -> None:
+def test_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         TypeError, match=r"^FedProx has no option 'proximal_mu'; expected one of mu, optimizer, fraction"
     ):
@@ -134,12 +134,12 @@ def test_an_option_that_there_is_not_is_said_with_those_that_there_are() -> None
 @pytest.mark.parametrize(
     ("options", "said"), [({"seed": "a"}, "seed: 'a'; expected"), ({"config": 3}, "config: 3; exp")]
 )
-def test_what_cannot_be_an_option_is_named(options: dict[str, Any], said: str) -> None:
+def test_wrong_option_value_is_named(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=rf"^FedAvg\.{said}"):
         FedAvg(**options)
 
 
-def test_zstd_without_its_library_is_said_before_anybody_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zstd_without_its_library_is_refused_at_construction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(ImportError, match="zstd needs zstandard"):
         FedAvg(compression="int8, zstd=3")

@@ -1,4 +1,4 @@
-"""What a client's train function may use: the proximal term, of torch and numpy, and the control variate."""
+"""The proximal term, for torch and numpy, and the control variate."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ START: dict[str, Any] = {"w": np.array([[1.0, 2.0], [3.0, 4.0]]), "b": np.array(
 NOW: dict[str, Any] = {"w": np.array([[2.0, 2.0], [3.0, 2.0]]), "b": np.array([8.0])}
 
 
-def test_the_proximal_term_is_half_mu_times_the_squared_distance() -> None:
+def test_proximal_term_is_half_mu_times_squared_distance() -> None:
     assert fl.proximal_term(NOW, START, 0.5) == pytest.approx(0.25 * (1 + 4 + 9))
-    assert fl.proximal_term({"b": NOW["b"]}, START, 2.0) == pytest.approx(9)  # of those that are trained
+    assert fl.proximal_term({"b": NOW["b"]}, START, 2.0) == pytest.approx(9)  # of the trained parameters only
 
 
-def test_its_gradient_is_that_of_torch() -> None:
+def test_proximal_gradient_matches_torch() -> None:
     parameters = {name: torch.tensor(array, requires_grad=True) for name, array in NOW.items()}
     start = {name: torch.tensor(array) for name, array in START.items()}
     term = fl.proximal_term(parameters, start, 0.7)
@@ -30,7 +30,7 @@ def test_its_gradient_is_that_of_torch() -> None:
         np.testing.assert_allclose(np.asarray(parameters[name].grad), gradient)
 
 
-def test_a_module_is_pulled_back_by_its_optimizer() -> None:
+def test_proximal_term_pulls_a_torch_module_back() -> None:
     module = torch.nn.Linear(3, 2)
     start = copied(dict(module.named_parameters()))
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_a_module_is_pulled_back_by_its_optimizer() -> None:
         torch.testing.assert_close(parameter - start[name], torch.full_like(parameter, 0.5))
 
 
-def test_a_copy_is_in_memory_of_its_own() -> None:
+def test_copied_model_has_its_own_memory() -> None:
     model: dict[str, Any] = {"n": np.ones(2), "t": torch.ones(2, requires_grad=True)}
     copy = copied(model)
     model["n"][:] = 7
@@ -52,7 +52,7 @@ def test_a_copy_is_in_memory_of_its_own() -> None:
     assert not copy["t"].requires_grad
 
 
-def test_a_control_variate_adds_up_from_round_to_round() -> None:
+def test_control_variate_accumulates_over_rounds() -> None:
     control, server = fl.ControlVariate(), {"w": torch.full((2,), 0.5)}
     total = torch.zeros(2)
     for _ in range(3):
@@ -66,6 +66,6 @@ def test_a_control_variate_adds_up_from_round_to_round() -> None:
     torch.testing.assert_close(total, 3 * (torch.full((2,), 2.0) - 0.5))
 
 
-def test_a_variate_is_of_a_server_that_has_one() -> None:
+def test_control_variate_without_scaffold_is_refused() -> None:
     with pytest.raises(KeyError, match=r"the server's strategy is not fl\.Scaffold"):
         fl.ControlVariate().begin(START, {"round": 1})

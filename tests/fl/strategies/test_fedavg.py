@@ -1,4 +1,4 @@
-"""FedAvg and what is made of it, as pure objects: each against the paper's formula, computed straight in float64."""
+"""FedAvg and its variants without a server: each against the formula of its paper, computed in float64."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def assert_close(left: Mapping[str, Any], right: Mapping[str, Any], tolerance: f
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 100])
-def test_fedavg_is_the_mean_by_numbers_of_examples(count: int) -> None:
+def test_fedavg_weights_by_number_of_examples(count: int) -> None:
     updates = [update(seed) for seed in range(1, count + 1)]
     result = folded(begun(FedAvg(), model()), model(), updates)
     assert_close(result, mean(updates), 1e-6)
@@ -70,22 +70,22 @@ def test_fedavg_is_the_mean_by_numbers_of_examples(count: int) -> None:
     }
 
 
-def test_the_order_of_updates_changes_nothing_but_rounding() -> None:
+def test_order_of_updates_changes_rounding_only() -> None:
     updates = [update(seed) for seed in range(5)]
     expected = mean(updates)
     for order in itertools.permutations(updates):
         assert_close(folded(begun(FedAvg(), model()), model(), list(order)), expected, 1e-6)
 
 
-def test_a_round_knows_nothing_of_the_round_before() -> None:
+def test_rounds_are_independent() -> None:
     strategy, updates = begun(FedAvg(), model()), [update(seed) for seed in range(4)]
     first = folded(strategy, model(), updates[:2])
     second = folded(strategy, first, updates[2:])
     assert_close(second, mean(updates[2:]), 1e-6)
-    assert_close(first, mean(updates[:2]), 1e-6)  # it is nobody's working memory
+    assert_close(first, mean(updates[:2]), 1e-6)  # no working memory of the strategy
 
 
-def test_an_abandoned_round_leaves_no_trace() -> None:
+def test_abandoned_round_leaves_no_trace() -> None:
     strategy = begun(FedAvg(), model())
     strategy.abandon()
     strategy.fold(model(), update(1), client=A)
@@ -93,9 +93,9 @@ def test_an_abandoned_round_leaves_no_trace() -> None:
     assert_close(folded(strategy, model(), [update(2)]), update(2).model, 0)
 
 
-def test_a_refused_update_leaves_no_trace() -> None:
+def test_refused_update_leaves_no_trace() -> None:
     strategy, bad = begun(FedAvg(), model()), model(3)
-    bad["bias"][-1] = np.nan  # the last that is looked at, but for one
+    bad["bias"][-1] = np.nan  # in one of the last tensors that are read
     strategy.fold(model(), update(1), client=A)
     with pytest.raises(InvalidUpdate, match="'bias' holds NaN"):
         strategy.fold(model(), Update(bad, 10), client=A)
@@ -103,7 +103,7 @@ def test_a_refused_update_leaves_no_trace() -> None:
     assert_close(strategy.finish(model(), number=1), mean([update(1), update(2)]), 1e-6)
 
 
-def test_an_update_is_the_callers_again() -> None:
+def test_fold_keeps_no_reference_to_the_update() -> None:
     strategy, first = begun(FedAvg(), model()), update(1)
     strategy.fold(model(), first, client=A)
     for array in first.model.values():
@@ -111,7 +111,7 @@ def test_an_update_is_the_callers_again() -> None:
     assert_close(strategy.finish(model(), number=1), update(1).model, 0)
 
 
-def test_torch_stays_torch_whoever_trains() -> None:
+def test_torch_model_stays_torch_with_numpy_updates() -> None:
     start = {"w": torch.zeros(3), "n": torch.tensor(0), "h": torch.zeros(2, dtype=torch.bfloat16)}
     strategy = begun(FedAvg(), start)
     strategy.fold(start, Update({"w": torch.ones(3), "n": torch.tensor(4), "h": start["h"] + 1}, 1), client=A)
@@ -122,14 +122,14 @@ def test_torch_stays_torch_whoever_trains() -> None:
     assert torch.equal(result["h"], torch.full((2,), 2.0, dtype=torch.bfloat16))
 
 
-def test_a_late_update_weighs_less() -> None:
+def test_late_update_weighs_less() -> None:
     strategy = begun(FedAvg(staleness=polynomial(1)), model())
     strategy.fold(model(), Update(model(1), 10), client=A)
     strategy.fold(model(), Update(model(2), 40), staleness=3, client=A)
     assert_close(strategy.finish(model(), number=1), mean([Update(model(1), 10), Update(model(2), 10)]), 1e-6)
 
 
-def test_fedprox_is_fedavg_and_tells_its_mu() -> None:
+def test_fedprox_is_fedavg_with_mu_in_the_config() -> None:
     updates = [update(seed) for seed in range(5)]
     strategy = begun(FedProx(0.3, config={"rate": 0.1}), model())
     assert strategy.config(1) == {"rate": 0.1, "proximal_mu": 0.3}
@@ -167,7 +167,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], FedAvg], Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize(("make", "step"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_does_what_its_paper_says(make: Callable[[], FedAvg], step: Callable[..., Any]) -> None:
+def test_optimizer_matches_its_paper(make: Callable[[], FedAvg], step: Callable[..., Any]) -> None:
     current, expected, state = (
         model(),
         {name: array.astype("f8") for name, array in model().items()},
@@ -179,7 +179,7 @@ def test_an_optimizer_does_what_its_paper_says(make: Callable[[], FedAvg], step:
         change = {name: array - expected[name] for name, array in mean(updates).items()}
         for name in ("weight", "bias"):
             expected[name] = expected[name] + step(change, state, name)
-        expected["steps"] = np.rint(mean(updates)["steps"])  # whole numbers are averaged as ever
+        expected["steps"] = np.rint(mean(updates)["steps"])  # integers are averaged without a step
         current = folded(strategy, current, updates)
         assert_close(current, expected, 1e-5)
         assert {name: array.dtype for name, array in current.items()} == {
@@ -188,7 +188,7 @@ def test_an_optimizer_does_what_its_paper_says(make: Callable[[], FedAvg], step:
 
 
 @pytest.mark.parametrize("make", [make for make, _ in OPTIMIZERS.values()], ids=OPTIMIZERS)
-def test_an_optimizer_goes_on_from_its_state(make: Callable[[], FedAvg]) -> None:
+def test_optimizer_continues_from_its_state(make: Callable[[], FedAvg]) -> None:
     one = begun(make(), model())
     after = folded(one, model(), [update(1), update(2)])
     other = begun(make(), model())
@@ -200,7 +200,7 @@ def test_an_optimizer_goes_on_from_its_state(make: Callable[[], FedAvg]) -> None
 
 
 @pytest.mark.parametrize("adaptivity", [1e-30, 1e18])
-def test_the_least_and_the_most_adaptivity_are_numbers_of_float32(adaptivity: float) -> None:
+def test_extreme_adaptivity_is_finite_in_float32(adaptivity: float) -> None:
     start = {"w": np.zeros(3, np.float32)}
     strategy = begun(FedAdam(adaptivity=adaptivity), start)
     strategy.fold(start, Update({"w": np.array([0, 1, -1], np.float32)}, 1), client=A)
@@ -209,7 +209,7 @@ def test_the_least_and_the_most_adaptivity_are_numbers_of_float32(adaptivity: fl
     assert np.isfinite(result).all()
 
 
-def test_what_an_optimizer_kept_is_not_dropped_without_a_word() -> None:
+def test_state_without_an_optimizer_is_refused() -> None:
     state = begun(FedAvg(optimizer=Momentum()), model()).state()
     with pytest.raises(CheckpointError, match="there is velocity, and this FedAvg has no optimizer for it; give"):
         begun(FedAvg(), model()).restore(state)
@@ -219,7 +219,7 @@ def test_what_an_optimizer_kept_is_not_dropped_without_a_word() -> None:
 
 
 @pytest.mark.parametrize("make", [make for make, _ in OPTIMIZERS.values()], ids=OPTIMIZERS)
-def test_an_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> None:
+def test_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> None:
     one, other = begun(make(), model()), begun(make(), model())
     one.fold(model(), update(9), client=A)
     one.abandon()
@@ -227,7 +227,7 @@ def test_an_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> N
     assert_close(results[0], results[1], 0)
 
 
-def test_an_optimizer_takes_torch_tensors_of_half_precision() -> None:
+def test_optimizer_takes_torch_tensors_of_half_precision() -> None:
     start = {"w": torch.zeros(4, dtype=torch.bfloat16), "n": torch.tensor(3)}
     strategy = begun(FedAvgM(1.0, 0.5), start)
     trained = {"w": torch.ones(4, dtype=torch.bfloat16), "n": torch.tensor(5)}
@@ -246,11 +246,11 @@ def test_an_optimizer_takes_torch_tensors_of_half_precision() -> None:
         (lambda: FedAdam(beta_2=float("nan")), "beta_2"),
         (lambda: FedYogi(beta_2=2), "beta_2"),
         (lambda: FedAdagrad(adaptivity=0), "adaptivity"),
-        (lambda: FedAdam(adaptivity=1e308), "adaptivity"),  # its square is no float
+        (lambda: FedAdam(adaptivity=1e308), "adaptivity"),  # its square overflows
         (lambda: FedYogi(adaptivity=1e-320), "adaptivity"),
         (lambda: FedProx(mu=-1), "mu"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(make: Callable[[], FedAvg], name: str) -> None:
+def test_options_out_of_range_are_refused(make: Callable[[], FedAvg], name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: .*; expected"):
         make()

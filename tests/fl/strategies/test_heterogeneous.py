@@ -1,4 +1,4 @@
-"""QFedAvg, FedNova and SCAFFOLD, each against its paper's formula, computed straight in float64."""
+"""QFedAvg, FedNova and SCAFFOLD, each against the formula of its paper, computed in float64."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def assert_close(left: Mapping[str, Any], right: Mapping[str, Any], tolerance: f
 
 
 def q_fed_avg(start: Mapping[str, Any], updates: list[Update], q: float, rate: float) -> Arrays:
-    """Algorithm 2: changes of 1/rate * (w - w_k), weighed by F ** q; the step is divided by the sum of h."""
+    """Algorithm 2: changes 1/rate * (w - w_k), weighted by F ** q; the step is divided by the sum of h."""
     w, total, h = wide(start), {name: np.zeros_like(array) for name, array in wide(start).items()}, 0.0
     for update in updates:
         loss = update.metrics["loss"]
@@ -63,15 +63,15 @@ def q_fed_avg(start: Mapping[str, Any], updates: list[Update], q: float, rate: f
 
 
 @pytest.mark.parametrize("q", [0.0, 0.2, 1.0, 3.0])
-def test_qfedavg_is_algorithm_2(q: float) -> None:
+def test_qfedavg_matches_algorithm_2(q: float) -> None:
     strategy = QFedAvg(q, learning_rate=0.05)
     strategy.begin(model())
-    for first in (1, 10):  # two rounds: the second knows nothing of the first
+    for first in (1, 10):  # two independent rounds
         updates = [Update(model(seed), 1 + seed, {"loss": 0.1 * seed}) for seed in range(first, first + 5)]
         assert_close(folded(strategy, model(), updates), q_fed_avg(model(), updates, q, 0.05))
 
 
-def test_the_fairest_takes_any_loss() -> None:
+def test_largest_q_takes_any_loss() -> None:
     strategy = QFedAvg(30)
     strategy.begin(model())
     least, most = Update(model(1), 1, {"loss": 1e-10}), Update(model(2), 1, {"loss": 1e9})
@@ -82,7 +82,7 @@ def test_the_fairest_takes_any_loss() -> None:
         QFedAvg(31)
 
 
-def test_who_does_worse_pulls_more_and_more_with_q() -> None:
+def test_larger_loss_weighs_more_with_larger_q() -> None:
     start, near, far = {"w": np.zeros(3)}, {"w": np.full(3, -0.01)}, {"w": np.full(3, 0.01)}
     pulls = []
     for q in (0.0, 1.0, 2.0):
@@ -103,10 +103,10 @@ def test_who_does_worse_pulls_more_and_more_with_q() -> None:
         ({"other": 1.0}, "its metrics have no 'loss'"),
     ],
 )
-def test_qfedavg_wants_the_loss_of_every_client(metrics: dict[str, float], wrong: str) -> None:
+def test_qfedavg_refuses_updates_without_loss(metrics: dict[str, float], wrong: str) -> None:
     strategy = QFedAvg()
     strategy.begin(model())
-    strategy.fold(model(), Update(model(1), 1, {"loss": 0.0}), client=A)  # a perfect model is none to refuse
+    strategy.fold(model(), Update(model(1), 1, {"loss": 0.0}), client=A)  # a loss of 0 is valid
     with pytest.raises(InvalidUpdate, match=f"{wrong}; expected a number of 0 or more from every client"):
         strategy.fold(model(), Update(model(2), 1, metrics), client=A)
     assert_close(
@@ -130,7 +130,7 @@ def fed_nova(start: Mapping[str, Any], updates: list[Update]) -> Arrays:
     return {name: w[name] + effective * sum(each[name] for each in directions) for name in w}
 
 
-def test_fednova_is_equation_6() -> None:
+def test_fednova_matches_equation_6() -> None:
     strategy = FedNova()
     strategy.begin(model())
     for first in (1, 10):
@@ -138,14 +138,14 @@ def test_fednova_is_equation_6() -> None:
         assert_close(folded(strategy, model(), updates), fed_nova(model(), updates))
 
 
-def test_fednova_of_equal_steps_is_the_mean() -> None:
+def test_fednova_with_equal_steps_is_the_mean() -> None:
     strategy = FedNova(steps="tau")
     strategy.begin(model())
     result = folded(strategy, model(), [Update(model(seed), 1, {"tau": 7.0}) for seed in (1, 2)])
     assert_close(result, {name: (array + wide(model(2))[name]) / 2 for name, array in wide(model(1)).items()})
 
 
-def test_fednova_wants_the_steps_of_every_client() -> None:
+def test_fednova_refuses_updates_without_steps() -> None:
     strategy = FedNova()
     strategy.begin(model())
     with pytest.raises(InvalidUpdate, match=r"metrics\['steps'\] is 0; expected a number of 1 or more"):
@@ -153,7 +153,7 @@ def test_fednova_wants_the_steps_of_every_client() -> None:
 
 
 @pytest.mark.parametrize("make", [QFedAvg, FedNova])
-def test_an_abandoned_round_leaves_no_trace(make: type[Strategy]) -> None:
+def test_abandoned_round_leaves_no_trace(make: type[Strategy]) -> None:
     one, other = make(), make()
     metrics = {"loss": 2.0, "steps": 3.0}
     for strategy in (one, other):
@@ -166,11 +166,11 @@ def test_an_abandoned_round_leaves_no_trace(make: type[Strategy]) -> None:
     assert_close(results[0], results[1], 0)
 
 
-# SCAFFOLD, on a problem where FedAvg with many local steps goes wrong: quadratics that bend differently
+# SCAFFOLD, on a problem where FedAvg with many local steps fails: quadratic losses of different curvature
 
-BENDS = np.array([[1.0, 30.0], [30.0, 1.0]])  # of each client's loss, sum of bend * (w - center) ** 2 / 2
+BENDS = np.array([[1.0, 30.0], [30.0, 1.0]])  # curvatures of each client's loss, sum of bend * (w - center) ** 2 / 2
 CENTERS = np.array([[4.0, 0.0], [0.0, 2.0]])
-BEST = (BENDS * CENTERS).sum(0) / BENDS.sum(0)  # where the mean loss is least
+BEST = (BENDS * CENTERS).sum(0) / BENDS.sum(0)  # the minimum of the mean loss
 RATE, STEPS = 0.02, 20
 
 
@@ -196,16 +196,16 @@ def rounds(strategy: Strategy, count: int) -> NDArray[Any]:
     return result
 
 
-def test_scaffold_finds_what_averaging_misses() -> None:
+def test_scaffold_converges_where_fedavg_does_not() -> None:
     assert np.abs(rounds(FedNova(), 200) - BEST).max() > 0.3
     assert np.abs(rounds(Scaffold(), 200) - BEST).max() < 1e-3
 
 
-def test_the_control_variate_is_the_mean_of_the_clients() -> None:
-    """Algorithm 1, line 17: c becomes c + sum of the clients' changes / N, with all N clients, not those drawn."""
+def test_control_variate_is_the_mean_of_the_clients_changes() -> None:
+    """Algorithm 1, line 17: c + sum of the clients' changes / N, where N counts all clients, not the selected ones."""
     start, strategy = model(), Scaffold(learning_rate=0.5)
     strategy.begin(start)
-    strategy.select(1, IDS)  # eight are there, three are folded
+    strategy.select(1, IDS)  # eight are connected, three are folded
     changes = [{name: wide(model(seed))[name].astype(start[name].dtype) for name in wide(start)} for seed in (5, 6, 7)]
     updates = [Update(model(seed), 1, {}, change) for seed, change in zip((1, 2, 3), changes, strict=True)]
     result = folded(strategy, start, updates)
@@ -224,7 +224,7 @@ def test_the_control_variate_is_the_mean_of_the_clients() -> None:
         ({"weight": np.zeros((17, 9), "f4"), "bias": np.zeros(9), "steps": np.array(1)}, "'steps' is unexpected"),
     ],
 )
-def test_a_bad_variate_is_refused_with_its_update(extra: Arrays, match: str) -> None:
+def test_update_with_a_bad_variate_is_refused(extra: Arrays, match: str) -> None:
     strategy = Scaffold()
     strategy.begin(model())
     with pytest.raises(InvalidUpdate, match=match):
@@ -233,7 +233,7 @@ def test_a_bad_variate_is_refused_with_its_update(extra: Arrays, match: str) -> 
     assert_close(folded(strategy, model(), [Update(model(2), 1, {}, good)]), model(2))
 
 
-def test_scaffold_goes_on_from_its_state() -> None:
+def test_scaffold_continues_from_its_state() -> None:
     start, one, other = model(), Scaffold(), Scaffold()
     one.begin(start)
     extra = {name: array * 0.1 for name, array in model(9).items() if name != "steps"}

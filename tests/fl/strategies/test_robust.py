@@ -1,4 +1,4 @@
-"""The robust strategies against their papers' definitions, written out for one coordinate or pair after the other."""
+"""The robust strategies against the definitions of their papers, written out per coordinate or per pair of updates."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from tests.fl.federation import A
 ALL: list[Callable[..., RobustStrategy]] = [kind for kind in STRATEGIES.values() if issubclass(kind, RobustStrategy)]
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
 
-Points = list[list[float]]  # for each update its coordinates
-Combine = Callable[[list[float]], float]  # of one coordinate of the updates
+Points = list[list[float]]  # coordinates of each update
+Combine = Callable[[list[float]], float]  # values of one coordinate -> result
 
 
 def model(seed: int) -> dict[str, Any]:
-    """A model of all there is; every second is laid out in another way."""
+    """A model with tensors of all kinds; odd seeds have another memory layout."""
     random = np.random.default_rng(seed)
     weight = random.normal(size=(17, 9)).astype(np.float32)
     return {
@@ -55,7 +55,7 @@ def updates(count: int) -> list[Update]:
 
 
 def run(strategy: RobustStrategy, each: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
-    """A round of a strategy that has begun."""
+    """Run one round of a strategy that has begun."""
     try:
         for update in each:
             strategy.fold(start, update, client=A)
@@ -71,14 +71,14 @@ def begun(strategy: RobustStrategy, start: dict[str, Any]) -> RobustStrategy:
 
 
 def of(strategy: RobustStrategy, points: Any, examples: int = 1, dtype: str = "f8") -> NDArray[Any]:
-    """What becomes of some vectors."""
+    """Return the result of a strategy for these vectors."""
     each = [Update({"w": np.array(point, dtype)}, examples) for point in points]
     found: NDArray[Any] = run(begun(strategy, each[0].model), each, each[0].model)["w"]
     return found
 
 
 def floats(tensor: Any) -> list[float]:
-    """The elements in C order; of a complex one, its real and its imaginary part."""
+    """Return the elements in C order; a complex one as its real and its imaginary part."""
     array: NDArray[Any] = tensor.double().numpy() if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
     return [
         float(part)
@@ -88,13 +88,13 @@ def floats(tensor: Any) -> list[float]:
 
 
 def points(each: Sequence[Update]) -> Points:
-    """What there are distances of: all that is not whole numbers or bools."""
+    """Return the elements that count in distances: those of all tensors but integers and bools."""
     names = [name for name in model(0) if name not in ("steps", "mask")]
     return [[value for name in names for value in floats(update.model[name])] for update in each]
 
 
 def assert_combined(result: dict[str, Any], each: Sequence[Update], combine: Combine) -> None:
-    """Every coordinate is what `combine` says, rounded as its dtype is."""
+    """Assert that each coordinate is the result of `combine`, rounded to its dtype."""
     for name, like in model(0).items():
         assert (type(result[name]), result[name].dtype, result[name].shape) == (type(like), like.dtype, like.shape)
         columns = zip(*[floats(update.model[name]) for update in each], strict=True)
@@ -107,7 +107,7 @@ def assert_combined(result: dict[str, Any], each: Sequence[Update], combine: Com
         np.testing.assert_allclose(floats(result[name]), expected, rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-# The definitions
+# Definitions of the papers
 
 
 def trimmed(column: list[float], beta: Fraction) -> float:
@@ -121,7 +121,7 @@ def around_median(column: list[float], keep: int) -> float:
 
 
 def by_krum(points: Points, left: Sequence[int], byzantine: int) -> list[int]:
-    """Those that are left, the best first: by exact arithmetic."""
+    """Return the selected updates, the best first, by exact arithmetic."""
 
     def score(one: int) -> Fraction:
         others = [points[other] for other in left if other != one]
@@ -139,7 +139,7 @@ def by_krum_again_and_again(points: Points, byzantine: int) -> list[int]:
 
 
 def by_weiszfeld(points: Points, examples: Sequence[int], iterations: int, smoothing: float) -> list[float]:
-    """The weights of the updates."""
+    """Return the weights of the updates."""
     at, weights = [statistics.median(column) for column in zip(*points, strict=True)], [0.0]
     for _ in range(iterations):
         closeness = [n / max(smoothing, math.dist(at, point)) for n, point in zip(examples, points, strict=True)]
@@ -160,20 +160,20 @@ def test_fedmedian_is_the_median_of_each_coordinate(count: int) -> None:
 
 @pytest.mark.parametrize("beta", ["0", "0.1", "0.2", "0.29", "0.3", "0.49"])
 @pytest.mark.parametrize("count", [1, 2, 10, 11])
-def test_fedtrimmedavg_is_the_mean_of_what_is_left_of_each_coordinate(count: int, beta: str) -> None:
+def test_fedtrimmedavg_is_the_mean_of_each_trimmed_coordinate(count: int, beta: str) -> None:
     each = updates(count)
     result = run(begun(FedTrimmedAvg(float(beta)), model(0)), each, model(0))
     assert_combined(result, each, lambda column: trimmed(column, Fraction(beta)))
 
 
-def test_a_share_of_whole_updates_is_dropped_whatever_the_rounding() -> None:
+def test_trimmed_count_is_not_lowered_by_rounding_of_beta() -> None:
     values = [[float(n**3)] for n in range(100)]
     assert 0.29 * 100 < 29
     assert of(FedTrimmedAvg(0.29), values) == pytest.approx(sum(n**3 for n in range(29, 71)) / 42, rel=1e-14)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
-def test_half_at_each_end_leaves_the_median(count: int) -> None:
+def test_beta_of_one_half_is_the_median(count: int) -> None:
     each = updates(count)
     assert_combined(run(begun(FedTrimmedAvg(0.5), model(0)), each, model(0)), each, statistics.median)
 
@@ -194,7 +194,7 @@ def test_multikrum_is_the_mean_of_the_lowest_scores(count: int, byzantine: int, 
 
 
 @pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (4, 0), (7, 1), (8, 1), (11, 2), (13, 2)])
-def test_bulyan_is_the_mean_around_the_median_of_those_that_krum_chooses(count: int, byzantine: int) -> None:
+def test_bulyan_is_the_mean_around_the_median_of_krums_choice(count: int, byzantine: int) -> None:
     each = updates(count)
     chosen = [each[at] for at in by_krum_again_and_again(points(each), byzantine)]
     result = run(begun(Bulyan(byzantine), model(0)), each, model(0))
@@ -203,14 +203,14 @@ def test_bulyan_is_the_mean_around_the_median_of_those_that_krum_chooses(count: 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize(("iterations", "smoothing"), [(1, 1e-6), (3, 1e-6), (8, 20.0)])
-def test_geometricmedian_is_that_of_smoothed_weiszfeld(count: int, iterations: int, smoothing: float) -> None:
+def test_geometric_median_matches_smoothed_weiszfeld(count: int, iterations: int, smoothing: float) -> None:
     each = updates(count)
     weights = by_weiszfeld(points(each), [update.num_examples for update in each], iterations, smoothing)
     result = run(begun(GeometricMedian(iterations, smoothing), model(0)), each, model(0))
     assert_combined(result, each, lambda column: weighted(weights, column))
 
 
-def test_no_step_from_the_geometric_median_shortens_the_way_to_all() -> None:
+def test_geometric_median_minimises_the_sum_of_distances() -> None:
     random = np.random.default_rng(3)
     each = random.normal(size=(9, 5)) * np.arange(1, 10)[:, np.newaxis]
     found = of(GeometricMedian(iterations=200), each)
@@ -218,17 +218,17 @@ def test_no_step_from_the_geometric_median_shortens_the_way_to_all() -> None:
     assert np.abs(np.sum(pulls, axis=0)).max() < 1e-9
 
 
-def test_the_geometric_median_of_one_who_has_most_examples_is_his() -> None:
+def test_geometric_median_of_a_majority_weight_is_that_update() -> None:
     each = [Update({"w": np.array([float(n), -n])}, 20 if n == 4 else 2) for n in range(5)]
     result = run(begun(GeometricMedian(iterations=50), each[0].model), each, each[0].model)
     np.testing.assert_allclose(result["w"], [4, -4], atol=1e-5)
 
 
-# Liars
+# Byzantine clients
 
 
 def honest(count: int) -> NDArray[np.float64]:
-    """Trained models: all go in one direction, each a little of its own."""
+    """Return trained models: all moved in one direction, with small differences."""
     random = np.random.default_rng(count)
     return random.normal(size=40) + 0.1 * random.normal(size=(count, 40))
 
@@ -236,7 +236,7 @@ def honest(count: int) -> NDArray[np.float64]:
 @pytest.mark.parametrize("kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2)])
 @pytest.mark.parametrize("size", [-1e300, -1e30, -50.0, 3.0, 1e10, 1.7e308])
 @pytest.mark.parametrize("first", [True, False])
-def test_liars_move_no_coordinate_out_of_the_range_of_the_honest(
+def test_byzantine_updates_leave_coordinates_in_the_honest_range(
     kind: Callable[[], RobustStrategy], size: float, first: bool
 ) -> None:
     truth, lies = honest(9), np.full((2, 40), size)
@@ -249,26 +249,26 @@ def test_liars_move_no_coordinate_out_of_the_range_of_the_honest(
 @pytest.mark.parametrize(
     "kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2), GeometricMedian]
 )
-def test_those_who_flip_signs_do_not_turn_the_model(kind: Callable[[], RobustStrategy]) -> None:
+def test_sign_flipping_clients_do_not_reverse_the_model(kind: Callable[[], RobustStrategy]) -> None:
     truth = honest(9)
     centre = truth.mean(0)
     lies = -10 * truth[:2]
     found = of(kind(), [*lies, *truth])
-    assert math.dist(np.mean([*lies, *truth], axis=0), centre) > 10  # what FedAvg would make of them
-    assert math.dist(found, centre) < 0.7  # about as far as one of the honest
+    assert math.dist(np.mean([*lies, *truth], axis=0), centre) > 10  # FedAvg would move this far
+    assert math.dist(found, centre) < 0.7  # about as far as one honest update
 
 
-def test_multikrum_leaves_out_as_many_as_it_expects_to_lie() -> None:
+def test_multikrum_drops_as_many_as_byzantine() -> None:
     truth = honest(6)
     lies = [np.full(40, 1e200), -truth[0]]
     np.testing.assert_allclose(of(MultiKrum(2), [*lies, *truth]), truth.mean(0), rtol=1e-13)
 
 
 @pytest.mark.parametrize("size", [1e3, 1e30, -1e200])
-def test_no_lie_moves_the_geometric_median_far(size: float) -> None:
+def test_geometric_median_moves_within_its_bound(size: float) -> None:
     truth = honest(9)
     found = of(GeometricMedian(), [*np.full((4, 40), size), *truth])
-    share = 4 / 13  # of the liars; lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
+    share = 4 / 13  # of byzantine updates; lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
     spread = max(math.dist(point, truth.mean(0)) for point in truth)
     assert math.dist(found, truth.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
 
@@ -284,7 +284,7 @@ COLUMN = st.integers(1, 4).flatmap(
 
 
 @given(COLUMN)
-def test_the_range_of_the_honest_is_kept_by_medians_and_nearly_by_bulyan(column: tuple[Any, Any, Any]) -> None:
+def test_medians_and_bulyan_stay_in_the_honest_range(column: tuple[Any, Any, Any]) -> None:
     lies, truth, random = column
     values = [[value] for value in lies + truth]
     random.shuffle(values)
@@ -297,7 +297,7 @@ def test_the_range_of_the_honest_is_kept_by_medians_and_nearly_by_bulyan(column:
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=5, max_size=9), st.integers(0, 1))
-def test_krum_is_that_of_exact_arithmetic(values: list[float], byzantine: int) -> None:
+def test_krum_matches_exact_arithmetic(values: list[float], byzantine: int) -> None:
     each = [[value, 0.5] for value in values]
     scores = [scored(each, at, byzantine) for at in range(len(each))]
     found = of(Krum(byzantine), each, dtype="f4")
@@ -310,32 +310,32 @@ def scored(each: Points, at: int, byzantine: int) -> Fraction:
     return Fraction(sum(squares[: len(each) - byzantine - 2]))
 
 
-# Numbers that are near, far, equal
+# Numerical extremes and ties
 
 
 @pytest.mark.parametrize("lie", [1e15, 1e200])
-def test_distances_are_exact_to_the_last_bits_however_far_from_the_origin_and_from_a_lie(lie: float) -> None:
+def test_distances_stay_exact_far_from_origin_and_outlier(lie: float) -> None:
     near = [1e8 + step * 1e-6 for step in (0, 5, 7, 8.5, 11, 30)]
     each = [[lie], *[[value] for value in near]]
     assert of(Krum(1), each)[0] == each[by_krum(each, range(7), 1)[0]][0]
 
 
-def test_distances_go_further_than_the_floats_that_they_are_of() -> None:
+def test_distances_exceed_the_range_of_the_tensors_dtype() -> None:
     each = [[value * 1e30] for value in (9.0, 1.0, 2.0, 2.5, 4.0)]
     assert of(Krum(1), each, dtype="f4")[0] == np.float32(2e30)
 
 
-def test_no_smoothing_is_too_small() -> None:
+def test_smallest_smoothing_works() -> None:
     assert of(GeometricMedian(smoothing=5e-324), [[1.0], [1.0], [5.0]])[0] == 1
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(5))))
-def test_of_equal_scores_the_earlier_arrival_is_first(order: tuple[int, ...]) -> None:
-    first = next(value for value in order if value in (1, 2, 3))  # of which each has two neighbours at 1
+def test_earlier_arrival_wins_between_equal_scores(order: tuple[int, ...]) -> None:
+    first = next(value for value in order if value in (1, 2, 3))  # each has two neighbours at distance 1
     assert of(Krum(1), [[float(value)] for value in order])[0] == first
 
 
-def test_the_order_of_arrival_changes_nothing_else() -> None:
+def test_order_of_arrival_changes_rounding_only() -> None:
     each = updates(15)
     for kind in (
         FedMedian,
@@ -344,7 +344,7 @@ def test_the_order_of_arrival_changes_nothing_else() -> None:
         MultiKrum,
         lambda: Bulyan(3),
         GeometricMedian,
-    ):  # of 3 or 5 that are left for Bulyan, two have one score
+    ):  # Bulyan(3): with 3 or 5 updates left, two have equal scores
         one, other = [run(begun(kind(), model(0)), some, model(0)) for some in (each, each[::-1])]
         for name in one:
             np.testing.assert_allclose(floats(one[name]), floats(other[name]), rtol=1e-6, atol=1e-6)
@@ -352,19 +352,19 @@ def test_the_order_of_arrival_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
-def test_equal_updates_give_exactly_themselves(kind: Callable[..., RobustStrategy], dtype: str) -> None:
+def test_equal_updates_give_exactly_that_update(kind: Callable[..., RobustStrategy], dtype: str) -> None:
     values = torch.from_numpy(np.random.default_rng(1).normal(size=500) * 100).to(getattr(torch, dtype))
     each = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
     result = run(begun(kind(), {"w": values}), each, {"w": values})["w"]
     if kind is GeometricMedian and dtype == "float64":
-        assert torch.allclose(result, values, rtol=1e-15)  # its weights do not add up to 1 to the last bit
+        assert torch.allclose(result, values, rtol=1e-15)  # the weights do not sum to exactly 1
     else:
         assert torch.equal(result, values)
 
 
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_finite_updates_have_a_finite_result(kind: Callable[..., RobustStrategy], dtype: str) -> None:
+def test_result_of_finite_updates_is_finite(kind: Callable[..., RobustStrategy], dtype: str) -> None:
     largest = float(np.finfo(dtype).max)
     for values in itertools.product([largest, -largest], repeat=3):
         found = of(kind(), [[value, 1.0] for value in (*values, *values, largest / 2)], dtype=dtype)
@@ -373,9 +373,7 @@ def test_finite_updates_have_a_finite_result(kind: Callable[..., RobustStrategy]
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_size_of_a_block_changes_rounding_only(
-    kind: Callable[..., RobustStrategy], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_block_size_changes_rounding_only(kind: Callable[..., RobustStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(begun(kind(), model(0)), updates(8), model(0))
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 40)  # five elements
     parts = run(begun(kind(), model(0)), updates(8), model(0))
@@ -387,7 +385,7 @@ def test_the_size_of_a_block_changes_rounding_only(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., RobustStrategy]) -> None:
+def test_rounds_are_independent(kind: Callable[..., RobustStrategy]) -> None:
     start, each = model(0), updates(14)
     strategy = begun(kind(), start)
     first = run(strategy, each[:7], start)
@@ -395,7 +393,7 @@ def test_a_round_knows_nothing_of_the_rounds_before(kind: Callable[..., RobustSt
     second = run(strategy, each[7:], first)
     alone = run(begun(kind(), start), each[7:], first)
     assert {name: floats(tensor) for name, tensor in second.items()} == {n: floats(t) for n, t in alone.items()}
-    assert {name: floats(tensor) for name, tensor in first.items()} == kept  # it is nobody's working memory
+    assert {name: floats(tensor) for name, tensor in first.items()} == kept  # no working memory of the strategy
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -429,7 +427,7 @@ TOO_FEW: dict[str, tuple[RobustStrategy, int, str]] = {
 
 
 @pytest.mark.parametrize(("strategy", "needed", "match"), TOO_FEW.values(), ids=TOO_FEW)
-def test_too_few_updates_are_said_and_kept(strategy: RobustStrategy, needed: int, match: str) -> None:
+def test_too_few_updates_raise_and_are_kept(strategy: RobustStrategy, needed: int, match: str) -> None:
     start, each = model(0), updates(needed)
     begun(strategy, start)
     for update in each[:-1]:
@@ -445,7 +443,7 @@ def test_too_few_updates_are_said_and_kept(strategy: RobustStrategy, needed: int
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., RobustStrategy], tmp_path: Path) -> None:
+def test_common_options_and_folder_are_accepted(kind: Callable[..., RobustStrategy], tmp_path: Path) -> None:
     strategy = kind(fraction=0.5, config={"rate": 0.1}, folder=tmp_path)
     assert strategy.enough(10) == 5
     assert strategy.config(1) == {"rate": 0.1}
@@ -468,6 +466,6 @@ def test_the_options_of_every_strategy_are_options_of_each(kind: Callable[..., R
         (lambda: GeometricMedian(smoothing=0), "smoothing: 0; expected more than 0"),
     ],
 )
-def test_options_that_are_out_of_range(make: Callable[[], RobustStrategy], match: str) -> None:
+def test_options_out_of_range_are_refused(make: Callable[[], RobustStrategy], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()

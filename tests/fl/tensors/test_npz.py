@@ -1,4 +1,4 @@
-"""A model as an .npz file: what np.load reads is what was saved, and what cannot be saved is said before."""
+"""Models in .npz files: np.load reads what was saved, and `check` refuses what cannot be saved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def saved(path: Path, model: Any) -> dict[str, Any]:
         return dict(found)
 
 
-def test_names_that_numpy_has_for_itself_are_names_too(tmp_path: Path) -> None:
+def test_names_of_savez_parameters_are_accepted(tmp_path: Path) -> None:
     model = {name: np.full(3, number, np.float32) for number, name in enumerate(NAMES)}
     found = saved(tmp_path / "model.npz", model)
     assert list(found) == NAMES
@@ -32,14 +32,14 @@ def test_names_that_numpy_has_for_itself_are_names_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"])
-def test_arrays_come_back_with_shape_and_dtype(tmp_path: Path, dtype: str) -> None:
+def test_arrays_keep_shape_and_dtype(tmp_path: Path, dtype: str) -> None:
     for array in (np.arange(6).reshape(2, 3).astype(dtype), np.ones((4, 3, 2), dtype).T, np.zeros((0, 2), dtype)):
         found = saved(tmp_path / "model.npz", {"w": array, "scalar": array.dtype.type(1)})
         assert (found["w"].dtype, found["scalar"].shape) == (array.dtype, ())
         np.testing.assert_array_equal(found["w"], array)
 
 
-def test_parameters_that_require_their_gradient_are_saved(tmp_path: Path) -> None:
+def test_parameters_that_require_grad_are_saved(tmp_path: Path) -> None:
     model = dict(torch.nn.Linear(2, 3).named_parameters())
     found = saved(tmp_path / "model.npz", model)
     assert {name: array.shape for name, array in found.items()} == {"weight": (3, 2), "bias": (3,)}
@@ -47,18 +47,18 @@ def test_parameters_that_require_their_gradient_are_saved(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", [1, b"w", None, "w.npy", "a\0b", "a\nb", "\ud800", "x" * 60_001])
-def test_a_name_that_would_not_come_back_is_refused(name: Any) -> None:
+def test_unusable_names_are_refused(name: Any) -> None:
     with pytest.raises(ValueError, match=r"no name that \.npz can have; expected a printable text") as caught:
         npz.check({name: np.zeros(3)})
     assert len(str(caught.value)) < 400
 
 
-def test_a_dtype_of_torch_alone_is_refused() -> None:
+def test_torch_only_dtype_is_refused() -> None:
     with pytest.raises(ValueError, match=r"'w' is bfloat16 of shape \(3,\); expected a dtype that \.npz has"):
         npz.check({"w": torch.zeros(3, dtype=torch.bfloat16)})
 
 
-def test_a_link_is_followed_and_what_was_there_stays_until_the_file_is_whole(tmp_path: Path) -> None:
+def test_save_follows_a_link_and_replaces_atomically(tmp_path: Path) -> None:
     path, link = tmp_path / "model.npz", tmp_path / "latest.npz"
     link.symlink_to(path)
     npz.save(path, zeros())

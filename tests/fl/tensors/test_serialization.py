@@ -34,7 +34,7 @@ options = serialization()
 
 
 def received(stream: Stream) -> Stream:
-    """The stream as it lies at the peer: in one block of message memory."""
+    """Return the stream as the receiver has it: in one block of message memory."""
     memory = Memory().take(stream.nbytes)
     memory[:] = bytes(stream)
     return Stream([memory])
@@ -94,7 +94,7 @@ def test_numpy_round_trip(layout: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["?", "f2", "f4", "c16", ">f8"])
 @pytest.mark.parametrize("layout", UNCOPIED)
-def test_numpy_leaves_uncopied(layout: str, dtype: str) -> None:
+def test_numpy_is_sent_without_copy(layout: str, dtype: str) -> None:
     array = LAYOUTS[layout](dtype)
     stream = options.dump([array])
     assert address(array) in [start(buffer) for buffer in stream.buffers if not buffer.readonly]
@@ -123,7 +123,7 @@ def test_arrays_arrive_as_aligned_views_of_the_message() -> None:
         assert address(array) % 64 == 0
 
 
-def test_neither_side_copies() -> None:
+def test_neither_sender_nor_receiver_copies() -> None:
     array = np.ones(4 * 2**20, "u1")
     tracemalloc.start()
     try:
@@ -139,7 +139,7 @@ def test_neither_side_copies() -> None:
     assert arrays["t"].flags.f_contiguous
 
 
-def test_the_stream_keeps_a_temporary_array_alive() -> None:
+def test_stream_keeps_a_temporary_array_alive() -> None:
     array = numbers((1000,), "i4")
     alive = weakref.ref(array)
     stream = options.dump([array])
@@ -150,7 +150,7 @@ def test_the_stream_keeps_a_temporary_array_alive() -> None:
     assert alive() is None
 
 
-def test_an_array_keeps_the_message_alive_and_nothing_else_does() -> None:
+def test_only_the_array_keeps_the_message_alive() -> None:
     memory = Memory()
     stream = options.dump([numbers((300_000,), "u1"), numbers((10,), "f4")])
     block = memory.take(stream.nbytes)
@@ -162,12 +162,12 @@ def test_an_array_keeps_the_message_alive_and_nothing_else_does() -> None:
         assert memory.idle == 0
         assert small[9] == 9
         del small
-        assert memory.idle > 0  # no cycle waits for the collector
+        assert memory.idle > 0  # no reference cycle keeps it until a garbage collection
     finally:
         gc.enable()
 
 
-def test_a_storage_is_forgotten_with_its_dump() -> None:
+def test_storage_is_freed_after_its_dump() -> None:
     array = numbers((100,), "f8")
     first = options.dump([array])
     array[:] = 7
@@ -184,7 +184,7 @@ def test_scalars(dtype: str) -> None:
     assert there == scalar
 
 
-def test_longlong_is_a_scalar_of_its_own() -> None:
+def test_longlong_scalar_keeps_its_type() -> None:
     assert moved(np.longlong(-5)) == -5
 
 
@@ -209,7 +209,7 @@ def test_longlong_is_a_scalar_of_its_own() -> None:
     ],
     ids=lambda obj: type(obj).__name__,
 )
-def test_all_else_is_left_to_pickle(obj: Any) -> None:
+def test_other_objects_are_left_to_pickle(obj: Any) -> None:
     assert dump(obj) is None
 
 
@@ -238,7 +238,7 @@ def test_subclasses_are_left_to_pickle() -> None:
     assert dump(torch.zeros(2).as_subclass(Tensor)) is None
 
 
-def test_one_global_is_enough_and_no_other_is_allowed() -> None:
+def test_storage_is_the_only_allowed_global() -> None:
     names: set[str] = set()
 
     def note(name: str) -> bool:
@@ -305,11 +305,11 @@ def test_requires_grad(kind: type, requires_grad: bool, dtype: torch.dtype) -> N
     assert (type(there), there.is_leaf) == (kind, True)
     assert there.requires_grad is requires_grad
     with torch.no_grad():
-        there += 1  # as an optimiser does
+        there += 1  # in place, as an optimiser
     assert torch.equal(there, torch.full((2, 3), 2, dtype=dtype))
 
 
-def test_a_tensor_amid_a_graph_arrives_as_a_leaf() -> None:
+def test_tensor_with_history_arrives_as_a_leaf() -> None:
     there = moved(torch.ones(2, requires_grad=True) * 3)
     assert there.is_leaf
     assert there.tolist() == [3, 3]
@@ -321,7 +321,7 @@ def test_conjugate_and_negative_views() -> None:
     assert torch.equal(moved(tensor.conj().imag), torch.tensor([-2.0, 4.0]))
 
 
-def test_a_state_dict_is_loaded_by_another_module() -> None:
+def test_state_dict_loads_into_another_module() -> None:
     def make() -> torch.nn.Module:
         module = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).bfloat16()
         for parameter in module.parameters():
@@ -348,7 +348,7 @@ def test_tied_weights_are_sent_once_and_arrive_tied(make: Callable[..., Any]) ->
     assert one is again
 
 
-def test_tied_parameters_are_one_parameter_and_torch_sees_it() -> None:
+def test_tied_parameters_arrive_as_one_parameter() -> None:
     parameter = torch.nn.Parameter(torch.zeros(10))
     here = moved({"embed": parameter, "head": parameter, "plain": parameter.detach()})
     assert here["embed"] is here["head"]
@@ -356,7 +356,7 @@ def test_tied_parameters_are_one_parameter_and_torch_sees_it() -> None:
     assert here["plain"].is_set_to(here["embed"])
 
 
-def test_numpy_and_torch_faces_of_one_memory_arrive_tied() -> None:
+def test_numpy_and_torch_views_of_one_memory_arrive_tied() -> None:
     tensor = torch.zeros(1000)
     stream = options.dump([tensor, tensor.numpy()])
     assert stream.nbytes < 5000
@@ -365,7 +365,7 @@ def test_numpy_and_torch_faces_of_one_memory_arrive_tied() -> None:
     assert there[3] == 1
 
 
-def test_a_part_of_another_tensor_is_no_tie() -> None:
+def test_slice_of_another_tensor_is_not_tied() -> None:
     base = np.arange(10, dtype="f4")
     whole, part, every_other = moved([base, base[:5], base[::2]])
     assert whole.tolist() == base.tolist()
@@ -387,7 +387,7 @@ def test_temporaries_at_one_address_are_not_tied() -> None:
         assert tensor.tolist() == [value] * 1000
 
 
-def test_threads_that_dump_the_same_model_do_not_meet() -> None:
+def test_threads_may_dump_the_same_model() -> None:
     weight = np.zeros(1000)
     sizes: list[int] = []
 
@@ -404,7 +404,7 @@ def test_threads_that_dump_the_same_model_do_not_meet() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_of_a_gpu_arrive_on_the_cpu() -> None:
+def test_gpu_tensors_arrive_on_the_cpu() -> None:
     parameter = torch.nn.Parameter(torch.arange(6.0, device="cuda").reshape(2, 3))
     stream = options.dump([parameter, parameter.T, parameter[:, ::2]])
     assert stream.nbytes < options.dump([parameter, parameter.T + 0]).nbytes + 200
@@ -415,7 +415,7 @@ def test_tensors_of_a_gpu_arrive_on_the_cpu() -> None:
     assert transposed.data_ptr() == there.data_ptr()
 
 
-# A program without torch
+# Without torch
 
 WITHOUT_TORCH = """
 import sys
@@ -439,7 +439,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_without_torch_tensors_are_arrays() -> None:
+def test_tensors_arrive_as_arrays_without_torch() -> None:
     tensors = [torch.arange(4.0).reshape(2, 2).T, torch.nn.Parameter(torch.ones(1)), torch.tensor(True)]
     lines = [bytes(options.dump(obj)).hex() for obj in (tensors, torch.zeros(1, dtype=torch.bfloat16))]
     done = subprocess.run(
@@ -454,7 +454,7 @@ def test_without_torch_tensors_are_arrays() -> None:
     ]
 
 
-# A peer that lies
+# Hostile peers
 
 FOUR = (2, 2)
 
@@ -554,7 +554,7 @@ sizes = st.lists(st.integers(-1, 4) | st.sampled_from([2**31, 2**62, 2**63]), ma
         st.booleans() | anything,
     )
 )
-def test_whatever_a_peer_says_is_a_view_or_unreadable(pid: Any) -> None:
+def test_any_identifier_is_a_view_or_unreadable(pid: Any) -> None:
     try:
         tensor = load(pid)
     except Unreadable:
@@ -564,13 +564,13 @@ def test_whatever_a_peer_says_is_a_view_or_unreadable(pid: Any) -> None:
     tensor.tolist()
 
 
-def test_the_right_dimensions_are_let_through() -> None:
+def test_valid_dimensions_are_accepted() -> None:
     assert load(("numpy", storage(4), "<f4", (1,) * 64, None, False)).ndim == 64
     assert load(("torch", storage(), "float32", FOUR, (1, 2), True)).requires_grad
 
 
 class Call:
-    """Pickles as a call of Storage with these arguments, and a state."""
+    """Pickles as a call of Storage with these arguments, and then a state."""
 
     def __init__(self, *args: Any, state: Any = None) -> None:
         self.reduced = (Storage, args) if state is None else (Storage, args, state)
@@ -590,12 +590,12 @@ class Call:
         [np.zeros(3), Call("text")],
     ],
 )
-def test_a_storage_cannot_be_made_of_anything_else(call: Any) -> None:
+def test_storage_refuses_other_arguments(call: Any) -> None:
     with pytest.raises(Unreadable):
         moved(call)
 
 
-def test_a_truncated_message_is_unreadable() -> None:
+def test_truncated_message_is_unreadable() -> None:
     whole = bytes(options.dump({"w": np.arange(40.0), "v": torch.ones(3), "loss": np.float32(1)}))
     for size in range(len(whole)):
         with pytest.raises(Unreadable):
