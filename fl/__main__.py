@@ -25,10 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TextIO
 
+from netq.version import DISTRIBUTION, version
+
 try:
     import typer
-except ImportError as error:
-    raise ImportError("the command line needs typer", name="typer") from error
+    import typer.core
+except ImportError:
+    sys.exit(f"fl: the command line needs typer: pip install '{DISTRIBUTION}[serve]'")
 
 import fl
 from fl.callbacks import plots
@@ -42,12 +45,22 @@ from fl.config.toml import function, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.errors import AddressError, InvalidOption
-from netq.version import version
 
 log = logging.getLogger("fl")
 
-app = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
-flower = typer.Typer(help="Flower apps over netq.", no_args_is_help=True)
+
+class _Commands(typer.core.TyperGroup):
+    """Commands that are listed if a name is wrong."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # ctx: of click, or of the click inside typer
+        """Return the command that the first argument names."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}; expected {', '.join(self.list_commands(ctx))}.")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(cls=_Commands, pretty_exceptions_enable=False, rich_markup_mode=None, no_args_is_help=True)
+flower = typer.Typer(cls=_Commands, help="Flower apps over netq.", rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(flower, name="flower")
 
 _MLFLOW = {  # MLflow's client reads these from the environment. Its defaults retry for four minutes

@@ -377,6 +377,33 @@ def test_plot_draws_runs_and_says_what_is_not_there(tmp_path: Path) -> None:
     assert done.stderr.startswith(f"fl: {tmp_path / 'none.jsonl'}: no such file")
 
 
+def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, more="[strategy]\nconfig = { step = 2.0 }")
+    done = run("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "3", "--processes", "1")
+    assert done.returncode == 0, done.stderr
+    evaluations = [{"server_sum": 6.0 * number} for number in (1, 2, 3)]
+    assert [each["evaluation"] for each in read(tmp_path / "rounds.jsonl")] == evaluations
+    assert w(tmp_path / "model.npz") == [6, 6, 6]
+    assert not (tmp_path / "federation.ckpt").exists()
+
+
+@pytest.mark.parametrize("train", ["train", "numpy:none"])
+def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
+    done = run("simulate", str(write(tmp_path)), "--train", train)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"fl: --train: {train!r}; expected ")
+
+
+def test_wrong_command_lists_the_commands() -> None:
+    assert "No such command 'srve'; expected serve, simulate, plot, flower." in run("srve").stderr
+    assert "No such command 'start'; expected run." in run("flower", "start").stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "simulate", "plot"])
+def test_help_shows_an_example(command: str) -> None:
+    assert f"Example: fl {command} " in run(command, "--help").stdout
+
+
 @pytest.mark.parametrize("arguments", [["srve"], ["serve"], ["serve", "a", "b"], ["plot", "--colour"]])
 def test_a_wrong_command_line_is_2(arguments: list[str]) -> None:
     done = run(*arguments)
@@ -386,6 +413,6 @@ def test_a_wrong_command_line_is_2(arguments: list[str]) -> None:
 
 def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('No module named typer')")
-    done = run("serve", "x.toml", PYTHONPATH=str(tmp_path), PYTHONSAFEPATH="1")
+    done = run("serve", "x.toml", PYTHONPATH=f"{tmp_path}:{ROOT}", PYTHONSAFEPATH="1")
     assert done.returncode == 1
-    assert done.stderr == "fl: the command line needs typer (No module named typer): pip install typer\n"
+    assert done.stderr == "fl: the command line needs typer: pip install 'netq-fl[serve]'\n"
