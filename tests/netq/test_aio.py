@@ -178,7 +178,7 @@ def test_a_put_to_several_has_a_future_for_each_in_order(run: Run[None]) -> None
     run(main())
 
 
-def test_a_put_to_one_is_its_own_future_and_one_to_nobody_is_done(run: Run[None]) -> None:
+def test_a_put_to_one_peer_is_its_future_and_to_none_is_done(run: Run[None]) -> None:
     async def main() -> None:
         async with new(Purpose.SERVER) as server:
             nobody = server.put("nobody is here")
@@ -260,7 +260,7 @@ def test_options_are_the_user_s(run: Run[None]) -> None:
 
 
 @pytest.mark.parametrize("phase", ["not begun", "waiting", "given", "timed out"])
-def test_a_get_that_is_cancelled_loses_nothing_whatever_it_was_doing(run: Run[None], phase: str) -> None:
+def test_a_cancelled_get_loses_nothing_at_any_point(run: Run[None], phase: str) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             getting = asyncio.create_task(server.get(timeout=0 if phase == "timed out" else None))
@@ -278,7 +278,7 @@ def test_a_get_that_is_cancelled_loses_nothing_whatever_it_was_doing(run: Run[No
     run(main())
 
 
-def test_messages_that_several_cancelled_gets_give_back_come_in_order(run: Run[None]) -> None:
+def test_messages_of_cancelled_gets_stay_in_order(run: Run[None]) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             getting = [asyncio.create_task(server.get()) for _ in range(5)]
@@ -292,7 +292,7 @@ def test_messages_that_several_cancelled_gets_give_back_come_in_order(run: Run[N
     run(main())
 
 
-def test_a_get_that_follows_a_cancelled_one_at_once_gets_its_message(run: Run[None]) -> None:
+def test_the_next_get_gets_the_message_of_a_cancelled_one(run: Run[None]) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             getting = asyncio.create_task(server.get())
@@ -304,7 +304,7 @@ def test_a_get_that_follows_a_cancelled_one_at_once_gets_its_message(run: Run[No
     run(main())
 
 
-def test_when_one_of_two_consumers_is_cancelled_the_other_sees_all_in_order(run: Run[None]) -> None:
+def test_the_other_consumer_sees_all_in_order_after_a_cancel(run: Run[None]) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             got: list[int] = []
@@ -324,7 +324,7 @@ def test_when_one_of_two_consumers_is_cancelled_the_other_sees_all_in_order(run:
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_get_is_not_told_the_end_while_the_last_message_may_be_given_back(run: Run[None], named: bool) -> None:
+def test_get_does_not_end_while_the_last_message_is_reserved(run: Run[None], named: bool) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             peers = (client.id,) if named else ()
@@ -401,7 +401,7 @@ async def one_get(server: Communicator, chance: random.Random) -> Message | None
 
 
 @pytest.mark.slow
-def test_two_thousand_gets_cancelled_at_random_moments_lose_nothing(run: Run[None]) -> None:
+def test_two_thousand_randomly_cancelled_gets_lose_nothing(run: Run[None]) -> None:
     chance = random.Random(20)
 
     async def feed(client: Communicator) -> None:
@@ -525,7 +525,7 @@ def test_a_put_that_is_cancelled_in_time_is_taken_back(run: Run[None]) -> None:
     run(main())
 
 
-def test_a_put_that_is_cancelled_too_late_ends_at_once_and_its_delivery_tells(run: Run[None]) -> None:
+def test_a_late_cancel_of_put_ends_it_but_not_its_delivery(run: Run[None]) -> None:
     async def main() -> None:
         async with pair() as (server, client):
             release = hold(server)  # the bytes leave the client, and nobody answers
@@ -546,7 +546,7 @@ def test_a_put_that_is_cancelled_too_late_ends_at_once_and_its_delivery_tells(ru
     run(main())
 
 
-def test_cancelling_a_put_to_several_takes_it_back_from_those_who_have_it_not(run: Run[None]) -> None:
+def test_cancelling_a_put_to_several_takes_back_what_it_can(run: Run[None]) -> None:
     async def main() -> None:
         async with new(Purpose.SERVER) as server:
             narrow = new(Purpose.CLIENT, server.netloc, connection=NARROW)
@@ -571,7 +571,7 @@ def test_cancelling_a_put_to_several_takes_it_back_from_those_who_have_it_not(ru
     run(main())
 
 
-def test_a_put_to_several_of_which_all_parts_are_cancelled_is_cancelled(run: Run[None]) -> None:
+def test_a_put_to_several_is_cancelled_when_all_parts_are(run: Run[None]) -> None:
     async def main() -> None:
         async with pair(connection=NARROW) as (server, client):
             await server.put("held")
@@ -587,7 +587,7 @@ def test_a_put_to_several_of_which_all_parts_are_cancelled_is_cancelled(run: Run
 # Iterating.
 
 
-def test_iterating_ends_after_the_last_message_when_the_peer_has_closed(run: Run[None], security: Security) -> None:
+def test_iteration_ends_after_the_last_message_of_a_closed_peer(run: Run[None], security: Security) -> None:
     async def main() -> None:
         async with pair(security) as (server, client):
             for number in range(100):
@@ -603,7 +603,7 @@ def test_iterating_ends_after_the_last_message_when_the_peer_has_closed(run: Run
     run(main())
 
 
-def test_iterating_that_waits_ends_when_the_communicator_is_closed(run: Run[None]) -> None:
+def test_a_waiting_iteration_ends_when_the_communicator_closes(run: Run[None]) -> None:
     async def main() -> None:
         async with new(Purpose.SERVER) as server:
 
@@ -642,7 +642,7 @@ def test_iterating_goes_on_after_a_message_that_cannot_be_loaded(run: Run[None])
 # Closing.
 
 
-def test_the_end_of_async_with_delivers_and_an_error_waits_for_linger_only(run: Run[None]) -> None:
+def test_async_with_delivers_and_after_an_error_waits_for_linger(run: Run[None]) -> None:
     async def main() -> None:
         async with new(Purpose.SERVER, connection=NARROW) as server:
             async with new(Purpose.CLIENT, server.netloc) as client:
@@ -667,7 +667,7 @@ def test_the_end_of_async_with_delivers_and_an_error_waits_for_linger_only(run: 
     run(main())
 
 
-def test_close_returns_after_its_timeout_how_many_are_not_delivered(run: Run[None], security: Security) -> None:
+def test_close_returns_the_undelivered_count_after_its_timeout(run: Run[None], security: Security) -> None:
     async def main() -> None:
         async with pair(security, connection=NARROW) as (server, client):
             await client.put("held")
@@ -686,7 +686,7 @@ def test_close_returns_after_its_timeout_how_many_are_not_delivered(run: Run[Non
 
 
 @pytest.mark.parametrize("moment", ["at once", "begun", "by a timeout", "twice"])
-def test_a_close_that_is_cancelled_ends_all_at_once_and_leaves_no_thread(run: Run[None], moment: str) -> None:
+def test_a_cancelled_close_ends_at_once_and_leaves_no_thread(run: Run[None], moment: str) -> None:
     async def cancel(closing: asyncio.Task[int]) -> None:
         await turns(1)
         closing.cancel()
@@ -759,7 +759,7 @@ def test_statistics_are_those_of_the_peers(run: Run[None]) -> None:
 # Events, and whose thread it is.
 
 
-def test_events_come_in_the_event_loop_s_thread_before_what_follows_them(run: Run[None]) -> None:
+def test_events_run_in_the_event_loop_before_later_messages(run: Run[None]) -> None:
     async def main() -> None:
         told: list[tuple[str, uuid.UUID, bool]] = []
         loop = asyncio.get_running_loop()
@@ -785,9 +785,7 @@ def test_events_come_in_the_event_loop_s_thread_before_what_follows_them(run: Ru
     run(main())
 
 
-def test_an_event_that_fails_is_told_to_the_loop_s_exception_handler(
-    run: Run[None], complaints: list[dict[str, Any]]
-) -> None:
+def test_a_failing_event_reaches_the_loops_exception_handler(run: Run[None], complaints: list[dict[str, Any]]) -> None:
     def fail(peer: uuid.UUID) -> None:
         raise LookupError("a bug of the user's")
 
@@ -832,7 +830,7 @@ def tell_refusal(run: Run[Any], server: Communicator, file: int) -> NoReturn:
     os._exit(0)
 
 
-def test_close_may_be_awaited_elsewhere_when_the_event_loop_is_closed() -> None:
+def test_another_event_loop_may_close_after_the_first_is_closed() -> None:
     async def make() -> Communicator:
         return new(Purpose.SERVER)
 
@@ -892,7 +890,7 @@ def test_another_event_loop_is_refused_by_name(run: Run[Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", LOOPS)
-def test_an_event_loop_that_is_closed_does_not_end_the_communicator(kind: str, log: LogRecorder) -> None:
+def test_a_closed_event_loop_does_not_end_the_communicator(kind: str, log: LogRecorder) -> None:
     async def main() -> tuple[Communicator, Communicator, asyncio.Task[Message], Delivery]:
         events = EventOptions(ini=print, fin=print)
         server, client = new(Purpose.SERVER, events=events), None

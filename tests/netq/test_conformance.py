@@ -80,7 +80,7 @@ def test_the_suite_runs_every_check_and_names_the_one_that_fails() -> None:
     assert "check_client_first" in raised.value.__notes__[0]
 
 
-def test_every_check_says_what_it_wants_and_is_in_the_list_once() -> None:
+def test_every_check_has_a_docstring_and_is_listed_once() -> None:
     assert len(set(CHECKS)) == len(CHECKS)
     assert all(check.__doc__ for check in CHECKS)
     assert {check.__name__ for check in CHECKS} == {

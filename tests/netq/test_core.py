@@ -31,9 +31,7 @@ def crash() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_crash_of_a_loop_closes_the_communicator_and_lets_nobody_wait(
-    communicators: Communicators, log: LogRecorder, which: int
-) -> None:
+def test_a_crash_of_a_loop_closes_the_communicator(communicators: Communicators, log: LogRecorder, which: int) -> None:
     server = communicators.server(workers=2)
     clients = [communicators.client(server.netloc, window=1) for _ in range(2)]
     introduce(server, *clients)
@@ -65,7 +63,7 @@ def test_a_crash_of_a_client_s_loop(communicators: Communicators, log: LogRecord
 
 
 @pytest.mark.parametrize("name", ["statistics", "get"])
-def test_what_waits_for_a_loop_is_refused_in_one(communicators: Communicators, name: str) -> None:
+def test_calls_that_wait_are_refused_in_a_loop(communicators: Communicators, name: str) -> None:
     server, client = communicators.pair(window=1)
     refused: Future[None] = Future()
 
@@ -122,9 +120,7 @@ def test_a_transport_that_cannot_be_made_leaves_nothing_behind() -> None:
         Communicator(CommunicatorOptions(netloc=NetworkLocation(), workers=2), Purpose.CLIENT, transport)
 
 
-def test_a_reason_to_refuse_reaches_the_other_side_and_is_logged_once(
-    communicators: Communicators, log: LogRecorder
-) -> None:
+def test_a_refusal_reaches_the_peer_and_is_logged_once(communicators: Communicators, log: LogRecorder) -> None:
     server = communicators.server()
     client = communicators.client(server.netloc, id=server.id, linger=0.0)
     client.put("never")
@@ -151,7 +147,7 @@ def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: C
     assert closed.value.peer == client.id
 
 
-def test_a_link_that_a_handler_interrupted_is_made_anew_without_a_longer_pause() -> None:
+def test_an_interrupted_link_is_replaced_after_the_shortest_pause() -> None:
     client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
     try:
         endpoint = client._endpoint

@@ -26,7 +26,7 @@ def asleep(condition: Condition, count: int) -> None:
         threading.Event().wait(0.001)
 
 
-def test_what_has_come_is_not_waited_for() -> None:
+def test_a_true_predicate_is_not_waited_for() -> None:
     condition = Condition()
     assert condition.wait(lambda: True, 0)
     assert not condition.wait(lambda: False, 0)
@@ -34,7 +34,7 @@ def test_what_has_come_is_not_waited_for() -> None:
     assert condition._waiters == []
 
 
-def test_all_who_wait_are_woken_and_look_again(pool: ThreadPoolExecutor) -> None:
+def test_all_waiting_threads_test_their_predicates_again(pool: ThreadPoolExecutor) -> None:
     condition, looks, come = Condition(), [0, 0, 0], threading.Event()
 
     def look(n: int) -> bool:
@@ -50,7 +50,7 @@ def test_all_who_wait_are_woken_and_look_again(pool: ThreadPoolExecutor) -> None
     assert condition._waiters == []
 
 
-def test_what_comes_true_without_a_ring_is_seen_within_the_longest_wait(pool: ThreadPoolExecutor) -> None:
+def test_a_change_without_notify_is_seen_within_a_second(pool: ThreadPoolExecutor) -> None:
     condition, come = Condition(), threading.Event()
     waiting = pool.submit(condition.wait, come.is_set, LIMIT)
     asleep(condition, 1)
@@ -77,7 +77,7 @@ def test_a_handler_may_wait_for_the_same_bell(monkeypatch: pytest.MonkeyPatch, p
     assert handled == [True]
 
 
-def test_who_is_interrupted_waits_no_more() -> None:
+def test_an_interrupted_thread_is_not_a_waiter_any_more() -> None:
     condition = Condition()
 
     def interrupt() -> bool:

@@ -58,7 +58,7 @@ def test_calls_run_in_the_order_of_the_calls(stage: Stage) -> None:
     assert done == list(range(1000))
 
 
-def test_calls_of_many_threads_all_run_and_each_thread_in_its_order(stage: Stage) -> None:
+def test_calls_of_each_thread_run_in_its_order(stage: Stage) -> None:
     done: list[tuple[int, int]] = []
 
     def call(thread: int) -> None:
@@ -72,7 +72,7 @@ def test_calls_of_many_threads_all_run_and_each_thread_in_its_order(stage: Stage
         assert [number for other, number in done if other == thread] == list(range(500))
 
 
-def test_what_is_called_before_the_start_runs_first() -> None:
+def test_calls_before_start_run_first() -> None:
     stage, done = Stage(), list[str]()
     stage.loop.call(done.append, "before")
     stage.loop.start()
@@ -100,7 +100,7 @@ def test_a_loop_is_woken_once_from_each_sleep() -> None:
     loop.end()
 
 
-def test_no_call_of_several_threads_finds_the_loop_asleep_for_ever(stage: Stage) -> None:
+def test_concurrent_calls_always_wake_the_loop(stage: Stage) -> None:
     def ask(thread: int) -> None:
         for number in range(1000):
             assert stage.loop.ask(abs, -number) == number
@@ -109,7 +109,7 @@ def test_no_call_of_several_threads_finds_the_loop_asleep_for_ever(stage: Stage)
         list(threads.map(ask, range(4)))
 
 
-def test_who_calls_much_gives_way_to_the_loop_and_the_loop_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_with_many_calls_yields_to_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[bool] = []
     loop = Loop("behind", print)
     monkeypatch.setattr("netq.io.loop.give_way", lambda: ways.append(loop.is_current))
@@ -122,7 +122,7 @@ def test_who_calls_much_gives_way_to_the_loop_and_the_loop_does_not(monkeypatch:
     assert ways in ([], [False])  # but for `stop`, which comes behind all that waits
 
 
-def test_what_a_call_calls_runs_in_a_later_turn_after_those_before_it(stage: Stage) -> None:
+def test_nested_calls_run_after_earlier_calls(stage: Stage) -> None:
     done: list[str] = []
 
     def first() -> None:
@@ -170,7 +170,7 @@ def test_cancelling_a_timer_that_has_run_is_harmless(stage: Stage) -> None:
     stage.loop.ask(timer.cancel)
 
 
-def test_a_ready_socket_is_told(stage: Stage, sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_a_ready_socket_runs_its_callback(stage: Stage, sockets: tuple[socket.socket, socket.socket]) -> None:
     one, other = sockets
     got: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     stage.loop.call(stage.loop.watch, one, READ, lambda mask: got.put(one.recv(10)))
@@ -189,7 +189,7 @@ def test_a_ready_socket_is_told(stage: Stage, sockets: tuple[socket.socket, sock
     assert got.empty()
 
 
-def test_a_socket_that_is_forgotten_in_a_turn_is_not_told_in_it(stage: Stage) -> None:
+def test_a_socket_forgotten_in_a_turn_is_not_run_in_it(stage: Stage) -> None:
     """Both are ready at once; whichever is served first forgets, and closes, the other."""
     pairs = [socket.socketpair() for _ in range(2)]
     told: list[int] = []
@@ -216,7 +216,7 @@ def test_a_socket_that_is_forgotten_in_a_turn_is_not_told_in_it(stage: Stage) ->
         other.close()
 
 
-def test_forgetting_what_is_not_watched_or_closed_is_harmless(
+def test_forgetting_an_unwatched_or_closed_socket_is_harmless(
     stage: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     one, _ = sockets
@@ -225,7 +225,7 @@ def test_forgetting_what_is_not_watched_or_closed_is_harmless(
     stage.loop.ask(stage.loop.forget, one)
 
 
-def test_a_crash_is_told_and_later_calls_still_run() -> None:
+def test_a_crash_is_reported_and_later_calls_still_run() -> None:
     stage, done = Stage(), list[str]()
 
     def fail(*args: Any) -> None:
@@ -258,7 +258,7 @@ def test_stop_ends_at_once_when_nothing_is_watched() -> None:
     assert done == ["before"]
 
 
-def test_stop_waits_for_what_is_watched_but_no_longer_than_told(sockets: tuple[socket.socket, socket.socket]) -> None:
+def test_stop_waits_for_watched_sockets_up_to_its_limit(sockets: tuple[socket.socket, socket.socket]) -> None:
     one, _ = sockets
     stage = Stage()
     stage.loop.start()
@@ -350,7 +350,7 @@ def lead(loop: Loop, come: Callable[[], bool]) -> None:
     loop.baton.stop_polling()
 
 
-def test_a_step_is_taken_here_and_now_with_the_baton(shared: Stage) -> None:
+def test_try_run_runs_here_and_now_with_the_baton(shared: Stage) -> None:
     found: list[tuple[bool, bool, bool]] = []
     loop = shared.loop
     run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.baton.try_run(Output(loop), int))))
@@ -367,7 +367,7 @@ def test_try_run_refuses_where_it_is_not_allowed(stage: Stage, shared: Stage) ->
         assert not shared.loop.baton.try_run(output, int), "as in a signal handler"
 
 
-def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None:
+def test_an_interrupted_try_run_is_repaired_by_the_loop(shared: Stage) -> None:
     loop, output = shared.loop, Output(shared.loop)
 
     def interrupted() -> None:
@@ -381,7 +381,7 @@ def test_a_step_that_is_interrupted_is_mended_by_the_loop(shared: Stage) -> None
     assert output.repaired.empty()
 
 
-def test_a_step_that_fails_is_a_crash() -> None:
+def test_a_failing_try_run_is_a_crash() -> None:
     stage = Stage(shared=True)
     loop = stage.loop
     loop.start()
@@ -429,7 +429,7 @@ def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> No
         assert time.monotonic() - start < 0.5
 
 
-def test_what_runs_afterwards_runs_in_the_loop_s_thread_without_the_baton(shared: Stage) -> None:
+def test_deferred_calls_run_in_the_loops_thread_without_the_baton(shared: Stage) -> None:
     loop, found = shared.loop, queue.SimpleQueue[tuple[bool, bool]]()
 
     def record() -> None:
@@ -441,7 +441,7 @@ def test_what_runs_afterwards_runs_in_the_loop_s_thread_without_the_baton(shared
     assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
 
 
-def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
+def test_a_polling_user_leaves_the_rest_to_the_loop(
     shared: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = sockets
@@ -473,7 +473,7 @@ def test_a_thread_that_polls_does_what_it_may_and_the_loop_the_rest(
     loop.ask(loop.forget, one)
 
 
-def test_a_thread_that_polls_leaves_a_wake_up_call_to_the_loop_that_polls() -> None:
+def test_a_polling_user_leaves_the_wake_up_to_a_polling_loop() -> None:
     """Or who has called waits for the loop's next timer."""
     loop = Loop("turned by hand", print, shared=True)
     with loop.baton.lock:
@@ -488,7 +488,7 @@ def test_a_thread_that_polls_leaves_a_wake_up_call_to_the_loop_that_polls() -> N
     assert left == [True]
 
 
-def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
+def test_the_loop_polls_when_the_last_poller_sleeps(
     shared: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = sockets
@@ -513,7 +513,7 @@ def test_a_thread_that_sleeps_after_it_has_polled_leaves_that_to_the_loop(
     loop.ask(loop.forget, one)
 
 
-def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
+def test_wait_ends_at_its_deadline_and_unsubscribes(shared: Stage) -> None:
     left: list[str] = []
     start = time.monotonic()
     assert not shared.loop.baton.wait(
@@ -523,7 +523,7 @@ def test_a_sleep_ends_in_time_and_leaves(shared: Stage) -> None:
     assert left == ["left"]
 
 
-def test_who_cannot_wait_is_told_so(shared: Stage) -> None:
+def test_a_thread_that_cannot_wait_gets_an_error(shared: Stage) -> None:
     loop = shared.loop
     with pytest.raises(RuntimeError, match=r"get\(\) waits for a loop: it cannot be called in one"):
         loop.ask(loop.baton.check, "get")

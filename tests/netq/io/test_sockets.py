@@ -64,7 +64,7 @@ def ends(files: certificates.Files) -> Iterator[Ends]:
     ends.pipe.sock.close()
 
 
-def test_what_does_not_fit_is_more_though_the_socket_is_empty(ends: Ends) -> None:
+def test_more_is_set_when_plaintext_does_not_fit(ends: Ends) -> None:
     ends.say(b"abc", b"def")
     assert ends.hear(4) == b"abcd"
     assert ends.unread() == 0
@@ -75,7 +75,7 @@ def test_what_does_not_fit_is_more_though_the_socket_is_empty(ends: Ends) -> Non
         ends.hear(4)
 
 
-def test_an_end_behind_good_bytes_is_more_though_the_socket_stays_open(ends: Ends) -> None:
+def test_more_is_set_when_an_end_follows_good_bytes(ends: Ends) -> None:
     ends.tls.write([memoryview(b"bye")])
     ends.tls.close()
     ends.say()
@@ -84,7 +84,7 @@ def test_an_end_behind_good_bytes_is_more_though_the_socket_stays_open(ends: End
     assert ends.hear(10) == b""
 
 
-def test_a_spoiled_record_behind_good_bytes_is_more_though_the_socket_stays_open(ends: Ends) -> None:
+def test_more_is_set_when_a_bad_record_follows_good_bytes(ends: Ends) -> None:
     ends.tls.write([memoryview(b"good")])
     good = ends.tls.to_send()
     ends.tls.write([memoryview(b"spoiled")])
@@ -95,7 +95,7 @@ def test_a_spoiled_record_behind_good_bytes_is_more_though_the_socket_stays_open
         ends.hear(10)
 
 
-def test_one_call_takes_a_little_of_many_tiny_records_and_each_byte_comes(ends: Ends) -> None:
+def test_tiny_records_are_received_a_few_in_each_call(ends: Ends) -> None:
     records = 5000  # beyond the 64 KiB of ciphertext that are taken at once
     ends.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * BIG)
     before = ends.unread()
@@ -119,7 +119,7 @@ def test_a_large_buffer_is_filled_in_one_call(ends: Ends) -> None:
     assert ends.unread() == 0
 
 
-def test_what_is_said_to_one_who_has_ended_is_an_error_of_the_network(ends: Ends) -> None:
+def test_sending_after_the_peers_end_is_a_network_error(ends: Ends) -> None:
     ends.tls.write([memoryview(b"bye")])
     ends.tls.close()
     ends.say()
@@ -166,9 +166,7 @@ class Scripted:
         ([0], 0, True),
     ],
 )
-def test_a_plain_pipe_receives_in_pieces_as_long_as_they_are_whole(
-    script: list[int | OSError], count: int, more: bool
-) -> None:
+def test_a_plain_socket_receives_while_pieces_are_full(script: list[int | OSError], count: int, more: bool) -> None:
     sock = Scripted(*script)
     pipe = PlainSocket(cast(socket.socket, sock))
     assert pipe.recv_into(memoryview(bytearray(3 * PIECE + 5))) == count
@@ -180,7 +178,7 @@ def test_a_plain_pipe_receives_in_pieces_as_long_as_they_are_whole(
             pipe.recv_into(memoryview(bytearray(1)))
 
 
-def test_a_plain_pipe_raises_what_comes_first() -> None:
+def test_a_plain_socket_raises_the_first_error() -> None:
     pipe = PlainSocket(cast(socket.socket, Scripted(ConnectionResetError())))
     with pytest.raises(ConnectionResetError):
         pipe.recv_into(memoryview(bytearray(PIECE)))

@@ -7,7 +7,7 @@ import math
 from netq.io.timers import Timers
 
 
-def test_run_calls_what_is_due_in_order_of_time_then_of_adding() -> None:
+def test_due_timers_run_in_order_of_time_then_of_adding() -> None:
     timers, called = Timers(), list[str]()
     for when, name in ((3.0, "c"), (1.0, "a"), (1.0, "b"), (4.0, "d")):
         timers.add(when, called.append, (name,))

@@ -17,7 +17,7 @@ def control(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize(("source", "ours"), [("127.0.0.1", True), ("127.0.0.2", False)])
-def test_whoever_talks_to_his_own_address_has_no_pacing(source: str, ours: bool) -> None:
+def test_a_connection_within_one_machine_has_no_pacing(source: str, ours: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         near = socket.create_connection(listener.getsockname(), source_address=(source, 0))
         far = listener.accept()[0]

@@ -163,7 +163,7 @@ def test_several_are_done_when_all_are() -> None:
     whole.result(0)
 
 
-def test_the_first_error_in_the_order_of_the_peers_is_raised_when_all_are_done() -> None:
+def test_the_first_error_by_peer_is_raised_when_all_are_done() -> None:
     parts = deliveries()
     whole = gather(AtOnce(), parts)
     parts[2].fail(Closed(C))
@@ -185,7 +185,7 @@ def test_parts_that_were_done_before_count() -> None:
     assert isinstance(whole.exception(0), Closed)
 
 
-def test_who_waits_for_too_long_gives_up_and_leaves_nothing_behind() -> None:
+def test_a_timeout_of_result_leaves_nothing_behind() -> None:
     part = Delivery(b"", peer=A, guard=AtOnce())
     with pytest.raises(TimeoutError):
         part.result(0)
@@ -205,7 +205,7 @@ def test_cancel_withdraws_once_and_frees_the_memory() -> None:
     assert recalled == [one]
 
 
-def test_what_has_left_cannot_be_cancelled() -> None:
+def test_a_message_that_has_left_cannot_be_cancelled() -> None:
     recalled: list[Outgoing] = []
     one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
     assert not one.running()
@@ -219,7 +219,7 @@ def test_what_has_left_cannot_be_cancelled() -> None:
     assert len(one.data) == 0
 
 
-def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
+def test_a_handler_cannot_cancel_while_its_thread_sends() -> None:
     recalled: list[Outgoing] = []
     one = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce(), recall=recalled.append)
     with one.guard.lock:
@@ -228,7 +228,7 @@ def test_who_sends_is_not_interrupted_by_a_handler_that_cancels() -> None:
     assert one.cancel()
 
 
-def test_what_has_failed_stays_as_it_is() -> None:
+def test_a_failed_delivery_stays_failed() -> None:
     one, first = Delivery(Stream([b"a message"]), peer=A, guard=AtOnce()), Closed(A)
     assert one.fail(first)
     assert not one.fail(Closed(B))
@@ -238,7 +238,7 @@ def test_what_has_failed_stays_as_it_is() -> None:
     assert len(one.data) == 0
 
 
-def test_cancelling_all_is_cancelling_the_whole() -> None:
+def test_a_whole_is_cancelled_when_all_parts_are() -> None:
     parts = deliveries()
     whole = gather(AtOnce(), parts)
     assert whole.cancel()
@@ -249,7 +249,7 @@ def test_cancelling_all_is_cancelling_the_whole() -> None:
 
 @pytest.mark.parametrize("looked", [False, True], ids=["", "after futures.wait"])
 @pytest.mark.parametrize("several", [False, True], ids=["one", "several"])
-def test_what_is_cancelled_is_so_at_once_however_busy_the_loop_is(several: bool, looked: bool) -> None:
+def test_cancel_takes_effect_at_once_on_a_busy_loop(several: bool, looked: bool) -> None:
     guard = Later()
     parts = deliveries(guard) if several else [Delivery(b"", peer=A, guard=guard)]
     whole = gather(guard, parts)
@@ -262,7 +262,7 @@ def test_what_is_cancelled_is_so_at_once_however_busy_the_loop_is(several: bool,
     assert whole.cancelled()
 
 
-def test_cancelling_takes_back_what_it_can() -> None:
+def test_cancel_takes_back_the_parts_that_it_can() -> None:
     parts = deliveries()
     whole = gather(AtOnce(), parts)
     leave(parts[1])
@@ -315,7 +315,7 @@ def test_a_callback_that_ends_the_thread_ends_only_itself(log: LogRecorder) -> N
     log.wait("a callback of a delivery failed")
 
 
-def test_who_waits_with_the_library_of_futures_hears_of_it() -> None:
+def test_concurrent_futures_wait_sees_the_end() -> None:
     parts = deliveries()
     ack(parts[0])
     assert futures.wait(parts, 0).done == {parts[0]}
@@ -389,7 +389,7 @@ def test_two_ways_to_hear_of_it_at_the_moment_when_it_comes(guard: Guard) -> Non
             assert settled.wait(LIMIT)
 
 
-def test_several_end_in_each_way_while_one_thread_waits_for_all_of_them(guard: Guard) -> None:
+def test_wait_sees_parts_that_end_in_each_way(guard: Guard) -> None:
     with ThreadPoolExecutor(2) as threads:
         for number in range(200):
             parts, gate, finished = deliveries(guard), threading.Barrier(2), threading.Semaphore(0)
@@ -439,7 +439,7 @@ def test_cancel_or_leave_just_one_of_them_wins() -> None:
             assert part.cancelled() is not part.running()
 
 
-def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
+def test_a_callback_runs_exactly_once() -> None:
     """Or concurrent.futures.wait counts it twice, and returns while another is pending."""
     part, states = Delivery(b"", peer=A, guard=AtOnce()), list[str]()
 
@@ -456,7 +456,7 @@ def test_who_listens_is_told_of_the_end_or_has_seen_it_and_never_both() -> None:
     assert part.done()
 
 
-def test_who_begins_to_listen_in_the_midst_of_the_end_sees_it() -> None:
+def test_a_callback_added_during_the_end_runs() -> None:
     guard = Later()
     part = Delivery(b"", peer=A, guard=guard)
     leave(part)
@@ -485,7 +485,7 @@ def test_the_first_end_counts_however_busy_the_loop_is() -> None:
     assert late == [False, False, False]
 
 
-def test_an_exception_out_of_a_callback_does_not_reach_who_cancels(log: LogRecorder) -> None:
+def test_an_exception_of_a_callback_does_not_reach_cancel(log: LogRecorder) -> None:
     part = Delivery(b"", peer=A, guard=AtOnce())
     part.add_done_callback(_interrupted)
     assert part.cancel()
@@ -493,7 +493,7 @@ def test_an_exception_out_of_a_callback_does_not_reach_who_cancels(log: LogRecor
     log.wait("a callback of a delivery failed")
 
 
-def test_an_interrupt_out_of_a_callback_in_the_thread_that_adds_it_is_his() -> None:
+def test_an_interrupt_in_a_callback_reaches_the_thread_that_adds_it() -> None:
     part = Delivery(b"", peer=A, guard=AtOnce())
     part.cancel()
     with pytest.raises(KeyboardInterrupt):

@@ -181,7 +181,7 @@ def test_peers_that_are_named_are_served_in_turn_too(item: Maker, take: Take) ->
     assert take(inbox) == (A, "2")
 
 
-def test_those_who_wait_are_served_in_the_order_of_their_coming(item: Maker) -> None:
+def test_waiters_are_served_in_order_of_arrival(item: Maker) -> None:
     inbox = Inbox()
     with ThreadPoolExecutor() as threads:
         waits = [waiting(threads, inbox, *peers) for peers in ((A,), (), (A, B), (B,))]
@@ -191,7 +191,7 @@ def test_those_who_wait_are_served_in_the_order_of_their_coming(item: Maker) -> 
             assert text(wait.result(LIMIT)) == str(number)
 
 
-def test_settle_says_whether_somebody_waited_for_it(item: Maker) -> None:
+def test_serve_waiters_returns_whether_any_was_served(item: Maker) -> None:
     inbox = Inbox()
     assert not arrive(inbox, item(A, "nobody waits"))
     enter(inbox, A)
@@ -202,7 +202,7 @@ def test_settle_says_whether_somebody_waited_for_it(item: Maker) -> None:
     assert not arrive(inbox, item(B))
 
 
-def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts(item: Maker, take: Take) -> None:
+def test_a_waiter_is_woken_once_and_takes_on_accept(item: Maker, take: Take) -> None:
     inbox, woken = Inbox(), list[None]()
     waiter = Waiter((A,), lambda: woken.append(None))
     inbox.enter(waiter)
@@ -218,7 +218,7 @@ def test_a_waiter_is_woken_once_and_takes_for_good_when_it_accepts(item: Maker, 
     assert take(inbox, A) == (A, "2")
 
 
-def test_what_a_waiter_leaves_comes_first_to_the_next(item: Maker, take: Take) -> None:
+def test_a_message_given_back_is_the_next_one(item: Maker, take: Take) -> None:
     inbox, woken = Inbox(), list[str]()
     first, second = (Waiter((), partial(woken.append, name)) for name in ("first", "second"))
     inbox.enter(first)
@@ -247,7 +247,7 @@ def test_a_waiter_that_left_is_not_served(item: Maker, take: Take) -> None:
     assert take(inbox)[0] == A
 
 
-def test_finish_is_raised_after_the_last_message_to_those_who_wait_for_nobody_else(item: Maker, take: Take) -> None:
+def test_finish_fails_waiters_for_that_peer_only_after_its_last(item: Maker, take: Take) -> None:
     inbox = Inbox()
     arrive(inbox, item(A, "last"))
     inbox.finish(A, Closed(A, "it has closed"))
@@ -283,7 +283,7 @@ def test_close_is_raised_after_the_last_message_and_the_first_reason_stays(item:
             take(inbox, *peers)
 
 
-def test_each_who_is_told_has_an_error_of_his_own(take: Take) -> None:
+def test_each_waiter_gets_an_error_of_its_own(take: Take) -> None:
     inbox, cause = Inbox(), LookupError("why")
     error = Closed(None)
     error.__cause__ = cause
@@ -297,7 +297,7 @@ def test_each_who_is_told_has_an_error_of_his_own(take: Take) -> None:
     assert raised[0].__cause__ is cause
 
 
-def test_those_who_wait_are_woken(item: Maker) -> None:
+def test_close_wakes_all_waiters(item: Maker) -> None:
     inbox = Inbox()
     with ThreadPoolExecutor() as threads:
         of_a, of_b = waiting(threads, inbox, A), waiting(threads, inbox, B)
@@ -336,7 +336,7 @@ def test_many_threads_take_each_message_once(item: Maker) -> None:
     assert Counter(got) == Counter((peer, str(number)) for peer in (A, B, C) for number in range(500))
 
 
-def test_what_several_give_back_comes_in_order_again(item: Maker, take: Take) -> None:
+def test_messages_given_back_by_several_stay_in_order(item: Maker, take: Take) -> None:
     inbox = Inbox()
     waiters = [Waiter((A,), lambda: None) for _ in range(3)]
     for waiter in waiters:
@@ -347,7 +347,7 @@ def test_what_several_give_back_comes_in_order_again(item: Maker, take: Take) ->
     assert [take(inbox)[1] for _ in range(4)] == ["0", "1", "2", "3"]
 
 
-def test_who_takes_after_another_has_left_takes_in_order(item: Maker, take: Take) -> None:
+def test_accept_after_another_left_is_in_order(item: Maker, take: Take) -> None:
     inbox = Inbox()
     first, second, third = (enter(inbox, *peers) for peers in ((), (A,), (A, B)))
     arrive(inbox, *[item(A, str(number)) for number in range(4)])
@@ -356,7 +356,7 @@ def test_who_takes_after_another_has_left_takes_in_order(item: Maker, take: Take
     assert [take(inbox)[1] for _ in range(2)] == ["2", "3"]
 
 
-def test_who_is_slow_to_accept_does_not_upset_the_order(item: Maker, take: Take) -> None:
+def test_a_slow_accept_does_not_change_the_order(item: Maker, take: Take) -> None:
     inbox = Inbox()
     slow, fast = (enter(inbox) for _ in range(2))
     arrive(inbox, *[item(A, str(number)) for number in range(3)])
@@ -366,7 +366,7 @@ def test_who_is_slow_to_accept_does_not_upset_the_order(item: Maker, take: Take)
 
 
 @pytest.mark.parametrize("peers", [(), (A,), (A, B)])
-def test_nobody_is_told_the_end_while_a_message_may_be_given_back(item: Maker, peers: tuple[uuid.UUID, ...]) -> None:
+def test_closed_is_not_raised_while_a_message_is_reserved(item: Maker, peers: tuple[uuid.UUID, ...]) -> None:
     inbox = Inbox()
     served, waits = enter(inbox, A), enter(inbox, *peers)
     arrive(inbox, item(A, "last"))
@@ -382,7 +382,7 @@ def test_nobody_is_told_the_end_while_a_message_may_be_given_back(item: Maker, p
         inbox.accept(late)
 
 
-def test_the_end_is_told_when_the_last_message_is_taken(item: Maker) -> None:
+def test_closed_is_raised_when_the_last_message_is_taken(item: Maker) -> None:
     inbox = Inbox()
     first, second = enter(inbox, A), enter(inbox, B)
     of_a, of_both, of_any = enter(inbox, A), enter(inbox, A, B), enter(inbox)
@@ -426,13 +426,13 @@ def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("peers", [(), (A,), (A, B)])
-def test_what_an_event_costs_does_not_depend_on_how_many_wait_for_others(peers: tuple[uuid.UUID, ...]) -> None:
+def test_cost_is_independent_of_waiters_for_other_peers(peers: tuple[uuid.UUID, ...]) -> None:
     few = steps(1, *peers)
     assert min(few.values()) > 5, "nothing was counted"
     assert steps(200, *peers) == few
 
 
-def test_what_an_event_costs_does_not_depend_on_how_many_wait_behind(item: Maker) -> None:
+def test_cost_is_independent_of_later_waiters(item: Maker) -> None:
     def count(others: int) -> int:
         inbox, counted = Inbox(), list[None]()
         first, *_, last = (enter(inbox) for _ in range(others))
@@ -493,7 +493,7 @@ def test_an_item_that_comes_again_when_it_is_taken_is_not_given(item: Maker, tak
     assert takes(inbox, take, 1) == [(A, "second")]
 
 
-def test_who_was_promised_what_was_there_twice_waits_on_in_line(item: Maker) -> None:
+def test_a_waiter_for_a_duplicate_goes_on_waiting(item: Maker) -> None:
     inbox = Inbox()
     first, second = enter(inbox, A), enter(inbox, A)
     arrive(inbox, *[item(A, "0")] * 2)
@@ -507,7 +507,7 @@ def test_who_was_promised_what_was_there_twice_waits_on_in_line(item: Maker) -> 
     assert in_line(inbox) == (A, "2")
 
 
-def test_the_end_is_told_though_the_last_message_was_there_twice(item: Maker) -> None:
+def test_closed_is_raised_after_a_duplicated_last_message(item: Maker) -> None:
     inbox = Inbox()
     first, second, third = (enter(inbox, *peers) for peers in ((A,), (A,), ()))
     arrive(inbox, *[item(A, "last")] * 2)
@@ -524,7 +524,7 @@ def test_the_end_is_told_though_the_last_message_was_there_twice(item: Maker) ->
 
 
 @pytest.mark.parametrize("left", [1, 2, 3, 4])
-def test_who_is_interrupted_while_he_sorts_leaves_each_message_once(item: Maker, take: Take, left: int) -> None:
+def test_an_interrupted_sort_leaves_each_message_once(item: Maker, take: Take, left: int) -> None:
     """Between the append to the queue and the popleft of what has arrived."""
     inbox = Inbox()
     inbox.arrived = Torn()
@@ -539,7 +539,7 @@ def test_who_is_interrupted_while_he_sorts_leaves_each_message_once(item: Maker,
 
 
 @pytest.mark.parametrize("left", [1, 2, 3])
-def test_those_in_line_are_served_though_who_sorts_is_interrupted(item: Maker, left: int) -> None:
+def test_waiters_are_served_after_an_interrupted_sort(item: Maker, left: int) -> None:
     inbox = Inbox()
     inbox.arrived = Torn()
     waits = [Wait(inbox, A) for _ in range(3)]
@@ -568,7 +568,7 @@ def interrupt(step: int, call: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("name", ["accept", "leave", "enter"])
-def test_who_is_interrupted_keeps_nothing_from_the_others_but_what_he_takes(item: Maker, name: str) -> None:
+def test_an_interrupted_take_loses_its_own_message_at_most(item: Maker, name: str) -> None:
     for step in itertools.count():
         inbox, waiter = Inbox(), Waiter((A,), lambda: None)
         if name != "enter":
@@ -589,7 +589,7 @@ def test_who_is_interrupted_keeps_nothing_from_the_others_but_what_he_takes(item
 # What is held.
 
 
-def test_what_arrives_while_it_is_held_is_not_given_before_it_is_let_go(item: Maker, take: Take) -> None:
+def test_held_messages_are_not_given_before_release(item: Maker, take: Take) -> None:
     inbox = Inbox()
     arrive(inbox, item(A, "before"), item(A, "too"))
     assert take(inbox) == (A, "before")
@@ -604,7 +604,7 @@ def test_what_arrives_while_it_is_held_is_not_given_before_it_is_let_go(item: Ma
     assert takes(inbox, take, 2) == [(A, "0"), (B, "0")]
 
 
-def test_those_in_line_are_served_when_it_is_let_go(item: Maker) -> None:
+def test_waiters_are_served_on_release(item: Maker) -> None:
     inbox = Inbox()
     waiter = enter(inbox, A)
     hold = inbox.hold()
@@ -619,7 +619,7 @@ def test_those_in_line_are_served_when_it_is_let_go(item: Maker) -> None:
 # The rest.
 
 
-def test_who_takes_at_once_takes_nothing_from_those_in_line_unless_he_has_waited_longer(item: Maker) -> None:
+def test_take_now_leaves_waiters_their_messages_unless_ahead(item: Maker) -> None:
     for is_ahead in (False, True):
         inbox = Inbox()
         waiter = enter(inbox, A)
@@ -631,7 +631,7 @@ def test_who_takes_at_once_takes_nothing_from_those_in_line_unless_he_has_waited
         assert text(inbox.accept(waiter)) == str(int(is_ahead))
 
 
-def test_who_takes_ahead_serves_those_in_line_with_the_rest(item: Maker) -> None:
+def test_take_now_ahead_serves_waiters_with_the_rest(item: Maker) -> None:
     inbox = Inbox()
     of_a, of_b = enter(inbox, A), enter(inbox, B)
     inbox.arrived.extend([item(A, "0"), item(B, "0"), item(A, "1")])
@@ -640,7 +640,7 @@ def test_who_takes_ahead_serves_those_in_line_with_the_rest(item: Maker) -> None
     assert text(inbox.accept(of_a)) == "1"
 
 
-def test_a_handler_that_interrupts_who_takes_is_refused(item: Maker) -> None:
+def test_take_now_is_refused_in_a_handler_on_top_of_it(item: Maker) -> None:
     inbox = Inbox()
     arrive(inbox, item(A))
     with inbox.lock, pytest.raises(RuntimeError, match="a signal handler has interrupted this very communicator"):
@@ -648,7 +648,7 @@ def test_a_handler_that_interrupts_who_takes_is_refused(item: Maker) -> None:
     assert inbox.take_now(()) is not None
 
 
-def test_a_handler_that_interrupts_who_sorts_leaves_that_to_him(item: Maker) -> None:
+def test_a_handler_leaves_an_interrupted_sort_to_its_thread(item: Maker) -> None:
     """What it puts is sent at once, and the answer may come with that: those in line are served when it is over."""
     inbox = Inbox()
     waiter = enter(inbox)
@@ -674,7 +674,7 @@ def test_peers_that_are_over_are_forgotten_when_there_are_many(take: Take) -> No
     assert not inbox.waiters
 
 
-def test_what_is_taken_is_reported_in_strides_and_nothing_is_forgotten(item: Maker, take: Take) -> None:
+def test_taken_messages_are_reported_in_steps(item: Maker, take: Take) -> None:
     """Of a window of which a quarter is the stride."""
     inbox, reported = Inbox(), list[int]()
 
@@ -715,7 +715,7 @@ def test_closed_comes_after_the_last_message_though_another_peer_is_held(item: M
         inbox.take_now((A,))
 
 
-def test_who_waits_for_a_peer_that_ends_while_another_is_held_learns_it(item: Maker) -> None:
+def test_a_peer_that_ends_during_a_hold_fails_its_waiters_later(item: Maker) -> None:
     inbox = Inbox()
     inbox.expect(A)
     waiter = enter(inbox, A)
@@ -728,7 +728,7 @@ def test_who_waits_for_a_peer_that_ends_while_another_is_held_learns_it(item: Ma
         inbox.accept(waiter)
 
 
-def test_messages_of_one_peer_alone_are_taken_as_they_lie_and_sorted_when_another_begins(item: Maker) -> None:
+def test_messages_of_a_single_peer_are_not_sorted(item: Maker) -> None:
     inbox = Inbox()
     inbox.expect(A)
     arrive(inbox, *(item(A, str(n)) for n in range(4)))

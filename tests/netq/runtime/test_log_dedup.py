@@ -6,7 +6,7 @@ from netq.runtime.log_dedup import LogDedup
 from netq.text import printable
 
 
-def test_what_is_known_of_a_host_is_not_told_again_whatever_its_port() -> None:
+def test_a_message_about_a_host_is_logged_once_for_all_ports() -> None:
     complaints = LogDedup()
     assert complaints.is_new("10.0.0.1:5001", "no certificate")
     assert not complaints.is_new("10.0.0.1:5002", "no certificate")
@@ -25,7 +25,7 @@ def test_it_is_news_again_after_all_was_well() -> None:
         assert not complaints.is_new(host, "no certificate")
 
 
-def test_one_that_is_well_makes_others_of_its_host_news_after_a_while_and_once() -> None:
+def test_a_working_client_lets_its_host_be_logged_again_later() -> None:
     complaints, told = LogDedup(), 0
     for second in range(1000):
         told += complaints.is_new("10.0.0.1:1883, client a", "no INI", float(second))
@@ -38,7 +38,7 @@ def test_all_clients_of_one_broker_are_one_host() -> None:
     assert sum(complaints.is_new(f"127.0.0.1:1883, client {n:016x}", "no INI", 1.0) for n in range(500)) == 1
 
 
-def test_who_complains_of_ever_new_things_is_told_of_sixteen_times() -> None:
+def test_a_host_has_at_most_sixteen_messages_in_the_log() -> None:
     complaints = LogDedup()
     news = [
         complaints.is_new("10.0.0.1:1", f"it begins with {chr(97 + n // 26)}{chr(97 + n % 26)}") for n in range(500)
@@ -57,7 +57,7 @@ def test_a_crowd_of_hosts_is_forgotten_the_longest_ago_first() -> None:
     assert len(complaints._logged) == 256
 
 
-def test_what_a_peer_writes_is_one_line_of_bounded_length() -> None:
+def test_text_of_a_peer_is_one_line_of_bounded_length() -> None:
     assert printable("été: no") == "été: no"
     assert printable("bye\nCRITICAL \x1b[2J\0") == r"bye\nCRITICAL \x1b[2J\x00"
     assert printable("x" * 500) == "x" * 500

@@ -65,7 +65,7 @@ def closes(communicator: Communicator) -> None:
 # What close returns, and when.
 
 
-def test_what_fails_because_the_peer_began_anew_while_we_close_is_counted(
+def test_close_counts_messages_lost_by_a_restart_of_the_peer(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     old, new = communicators.server(), communicators.server()
@@ -106,7 +106,7 @@ def test_a_failure_before_close_is_not_counted(
     assert client.close(LIMIT) == 0
 
 
-def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
+def test_close_does_not_wait_when_all_messages_are_cancelled(
     communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
     client = communicators.client(communicators.unused_address(), linger=LONG)
@@ -121,7 +121,7 @@ def test_close_waits_for_nobody_when_all_that_was_due_is_cancelled(
     assert left.result(LIMIT) == 0
 
 
-def test_close_while_away_tells_the_peer_of_a_cancelled_message_that_had_begun(
+def test_close_while_away_delivers_the_drop_of_a_begun_message(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
@@ -145,9 +145,7 @@ def test_close_while_away_tells_the_peer_of_a_cancelled_message_that_had_begun(
     assert server.statistics() == {}
 
 
-def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
-    communicators: Communicators, pool: ThreadPoolExecutor
-) -> None:
+def test_fin_is_sent_when_the_last_message_is_cancelled(communicators: Communicators, pool: ThreadPoolExecutor) -> None:
     """Behind a reader who does not read."""
     server = communicators.server(window=1, heartbeat=LONG)
     client = communicators.client(server.netloc, window=1, heartbeat=LONG)
@@ -169,7 +167,7 @@ def test_goodbye_is_said_as_soon_as_the_last_that_is_due_is_cancelled(
 # A closing server waits for its clients.
 
 
-def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goes_on(
+def test_a_client_resumes_with_a_closing_server(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     server = communicators.server(linger=LONG)
@@ -188,7 +186,7 @@ def test_a_client_that_loses_its_link_while_the_server_closes_comes_back_and_goe
     assert left.result(LIMIT) == 0
 
 
-def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_up_itself(
+def test_a_closing_server_waits_linger_for_a_lost_client(
     communicators: Communicators,
     proxies: Callable[[NetworkLocation], Proxy],
     pool: ThreadPoolExecutor,
@@ -208,7 +206,7 @@ def test_a_client_that_is_lost_while_the_server_closes_is_waited_for_and_gives_u
     assert client.statistics() == {}
 
 
-def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_back(
+def test_a_silent_client_has_linger_to_return_to_a_closing_server(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     server = communicators.server(linger=LONG, heartbeat=0.1, misses=2)
@@ -231,7 +229,7 @@ def test_a_client_that_falls_silent_while_the_server_closes_has_linger_to_come_b
     assert server.get(timeout=0).data == "here again"
 
 
-def test_a_client_that_comes_back_to_a_closing_server_is_waited_for_like_the_others(
+def test_a_closing_server_waits_for_a_client_that_returned(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     server = communicators.server(linger=LONG)
@@ -282,7 +280,7 @@ def test_a_client_that_was_away_is_not_waited_for(communicators: Communicators) 
     assert server.close(LIMIT) == 0
 
 
-def test_a_client_whose_server_has_closed_leaves_its_successor(
+def test_a_client_of_a_closed_server_leaves_its_successor(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], pool: ThreadPoolExecutor
 ) -> None:
     gone: queue.SimpleQueue[uuid.UUID] = queue.SimpleQueue()
@@ -301,7 +299,7 @@ def test_a_client_whose_server_has_closed_leaves_its_successor(
     assert new.statistics() == {}
 
 
-def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
+def test_a_closing_server_keeps_its_window_until_its_client_closes(
     communicators: Communicators, pool: ThreadPoolExecutor
 ) -> None:
     server = communicators.server(window=1)
@@ -319,7 +317,7 @@ def test_a_closing_server_keeps_to_its_window_until_its_client_closes_too(
     assert sorted(str(server.get(timeout=0).data) for _ in range(6)) == ["0", "1", "2", "3", "4", "on another lane"]
 
 
-def test_a_server_that_closes_says_for_whom_it_waits(
+def test_a_closing_server_logs_for_which_clients_it_waits(
     communicators: Communicators, pool: ThreadPoolExecutor, log: LogRecorder
 ) -> None:
     server, client = communicators.pair()
@@ -338,7 +336,7 @@ def stands_still(peer: Peer) -> bool:
     return bool(peer.link._unsent)
 
 
-def test_what_fails_at_the_end_is_the_user_s_again_and_nothing_changed_is_sent(
+def test_failed_data_is_the_users_again_and_is_not_sent_changed(
     communicators: Communicators,
     proxies: Callable[[NetworkLocation], Proxy],
     pool: ThreadPoolExecutor,

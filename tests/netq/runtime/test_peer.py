@@ -79,7 +79,7 @@ def test_a_message_leaves_at_once_though_an_ack_waits(peer: Peer, loop: ALoop) -
     assert (loop.asked, len(peer.session.outbox)) == (["flush_later", "try_run"], 0)
 
 
-def test_messages_behind_others_that_are_under_way_wait_for_company(peer: Peer, loop: ALoop) -> None:
+def test_messages_behind_unacknowledged_ones_wait_for_more(peer: Peer, loop: ALoop) -> None:
     post(peer, 4)
     loop.asked.clear()
     post(peer, 20)
@@ -88,7 +88,7 @@ def test_messages_behind_others_that_are_under_way_wait_for_company(peer: Peer, 
     assert (loop.asked, len(peer.session.outbox)) == (["flush_later", "try_run"], 0)
 
 
-def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
+def test_a_loop_parked_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> None:
     post(peer, 4)
     loop.asked.clear()
     loop.needs_wake = True  # or a signal handler's exception, before the first of them wakes it, would leave it asleep
@@ -97,17 +97,13 @@ def test_a_thread_of_the_loop_that_may_sleep_for_long_is_woken_each_time(peer: P
 
 
 @pytest.mark.parametrize("what", [{"data": bytes(65 * 1024)}, {"audience": (uuid.uuid4(), uuid.uuid4())}])
-def test_a_large_message_and_one_to_several_are_for_the_thread_of_the_loop(
-    peer: Peer, loop: ALoop, what: dict[str, Any]
-) -> None:
+def test_the_loops_thread_sends_large_and_multicast_messages(peer: Peer, loop: ALoop, what: dict[str, Any]) -> None:
     post(peer, **what)
     assert loop.asked == ["flush_soon"]
 
 
 @pytest.mark.parametrize("gone", [True, False])
-def test_without_a_link_that_takes_it_a_message_is_for_the_thread_of_the_loop(
-    peer: Peer, loop: ALoop, gone: bool
-) -> None:
+def test_the_loops_thread_sends_without_an_inline_link(peer: Peer, loop: ALoop, gone: bool) -> None:
     if gone:
         peer.link = None
     else:

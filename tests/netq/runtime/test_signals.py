@@ -73,7 +73,7 @@ def take_all(inbox: Inbox, got: list[tuple[uuid.UUID, int]]) -> None:
         got.append((item[0], item[3]))
 
 
-def test_an_exception_in_get_costs_at_most_the_message_that_was_being_returned(handle: Handle) -> None:
+def test_an_exception_in_get_loses_one_message_at_most(handle: Handle) -> None:
     handle(raise_alarm)
     chance = random.Random(0)
     for _ in range(100):
@@ -120,7 +120,7 @@ class Interrupted:
     [function, CallableHandler(), CallableHandler().method, functools.partial(CallableHandler().method)],
     ids=["function", "callable", "method", "partial"],
 )
-def test_what_a_handler_raises_while_a_message_is_loaded_is_not_unreadable(
+def test_an_exception_of_a_handler_in_load_is_not_unreadable(
     handle: Handle, handler: Callable[..., object], own: bool
 ) -> None:
     serialization = SerializationOptions(load=load_and_be_interrupted) if own else SerializationOptions()
@@ -139,7 +139,7 @@ def test_what_a_handler_raises_while_a_message_is_loaded_is_not_unreadable(
             assert server.get(timeout=LIMIT).data == "next"
 
 
-def test_what_a_message_itself_raises_is_unreadable_in_any_thread(handle: Handle) -> None:
+def test_an_exception_of_a_message_in_load_is_unreadable(handle: Handle) -> None:
     def load(stream: Stream) -> object:
         raise Alarm
 
@@ -163,7 +163,7 @@ WAITING: dict[str, Callable[[netq.Communicator], object]] = {
 
 
 @pytest.mark.parametrize("name", WAITING)
-def test_what_waits_is_refused_in_a_handler_that_interrupts_a_wait(handle: Handle, name: str) -> None:
+def test_calls_that_wait_are_refused_in_a_handler_on_a_wait(handle: Handle, name: str) -> None:
     """And the wait goes on."""
     with (
         netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
@@ -185,7 +185,7 @@ def test_what_waits_is_refused_in_a_handler_that_interrupts_a_wait(handle: Handl
         assert [f"{name}()" in why and "request_close()" in why for why in refused] == [True]
 
 
-def test_a_handler_may_put_while_the_thread_that_it_interrupts_puts(handle: Handle) -> None:
+def test_a_handler_may_put_on_top_of_put(handle: Handle) -> None:
     chance = random.Random(0)
     with (
         netq.new(purpose="server", options=CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server,
@@ -212,7 +212,7 @@ def test_a_handler_may_put_while_the_thread_that_it_interrupts_puts(handle: Hand
         assert came["handler"]
 
 
-def test_a_handler_may_request_a_close_and_whoever_waits_learns_when_all_is_over(handle: Handle) -> None:
+def test_request_close_in_a_handler_ends_waiting_gets(handle: Handle) -> None:
     with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
         client = loopback.Client(CommunicatorOptions(netloc=server.netloc))
         client.put("here").result(LIMIT)
@@ -250,7 +250,7 @@ def test_an_event_may_request_a_close() -> None:
 
 
 @pytest.mark.parametrize("then", ["raise", "close"])
-def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_asleep(
+def test_a_signal_just_before_wake_does_not_leave_the_loop_asleep(
     handle: Handle, then: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with loopback.Server(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
@@ -278,7 +278,7 @@ def test_a_signal_between_a_call_and_the_waking_of_the_loop_does_not_leave_it_as
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("begun", [False, True], ids=["before", "after"])
-def test_a_constructor_that_is_interrupted_as_it_starts_a_loop_leaves_nothing(
+def test_a_constructor_interrupted_at_start_leaves_nothing(
     begun: bool, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, starts = threading.Thread.start, itertools.count(1)
