@@ -171,6 +171,7 @@ def _fold(mean: NDArray[Any], source: Source, share: float, scratch: Scratch) ->
 
 
 def _move(mean: NDArray[Any], block: NDArray[Any], share: float, scratch: Scratch) -> None:
+    # mean + share * (block - mean), not (1 - share) * mean + share * block: the latter rounds equal values
     change = scratch.of(mean.dtype, block.size)
     try:
         with np.errstate(over="raise"):

@@ -135,6 +135,8 @@ def _rounded(block: NDArray[np.float32], random: np.random.BitGenerator) -> NDAr
 
 def _to_bfloat16(block: NDArray[np.float32]) -> NDArray[Any]:
     bits = block.view(np.uint32)
+    # Round the lower 16 bits into the upper 16: adding 0x7FFF carries if the lower bits exceed 0x8000. The lowest of
+    # the upper bits is added too, so that a tie (0x8000) carries only if this bit is 1.
     nearest = bits + (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)  # ties to even
     return (nearest >> np.uint32(16)).astype("<u2")
 
@@ -146,6 +148,7 @@ def _from_bfloat16(code: NDArray[np.uint8]) -> NDArray[np.float32]:
 def _to_int4(block: NDArray[np.float32]) -> NDArray[np.uint8]:
     codes = np.zeros(block.size + block.size % 2, np.uint8)
     codes[: block.size] = block + np.float32(8)
+    # A uint16 holds two codes, 0x0b0a. Shifted by four bits and combined, its lower byte is 0xba: both codes.
     pairs = codes.view("<u2")
     halves: NDArray[np.uint16] = pairs | pairs >> np.uint16(4)
     return halves.astype(np.uint8)

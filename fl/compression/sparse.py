@@ -66,6 +66,8 @@ def decode(data: NDArray[np.uint8], count: int, size: int) -> NDArray[Any]:
     if data.size == -(-size // 8):
         return _ones(data, count, size, _dtype(size))
     low, width = _low_bits(count, size), -(-count // 8)
+    # Each set bit of the upper bitmap is h + i. Subtracting i gives the upper bits h, which do not decrease; a peer's
+    # bitmap cannot give a negative number, since the bits are distinct and sorted.
     places = _ones(data[low * width :], count, _high_bits(count, size, low), _dtype(size))
     places -= np.arange(count, dtype=places.dtype)
     places <<= low

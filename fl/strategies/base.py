@@ -178,13 +178,13 @@ def _make(value: object, name: Any, numbers: Iterable[str], options: Mapping[str
 
 
 def polynomial(exponent: float = 0.5) -> Discount:
-    """Return (1 + staleness) ** -exponent (FedAsync: Xie et al., 2019, section 5.2; FedBuff has 0.5)."""
+    """Return the discount (1 + staleness) ** -exponent (FedAsync: Xie et al., 2019, section 5.2; FedBuff has 0.5)."""
     within("exponent", exponent, 0, math.inf, include_low=True)
     return lambda staleness: float((1 + staleness) ** -exponent)
 
 
 def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
-    """Return 1 up to `bound`, then 1 / (slope * (staleness - bound) + 1) (FedAsync: Xie et al., 2019, section 5.2)."""
+    """Return the discount 1 up to `bound`, then 1 / (slope * (staleness - bound) + 1) (FedAsync, section 5.2)."""
     within("slope", slope, 0, math.inf)
     return lambda staleness: 1.0 if staleness <= bound else 1 / (slope * (staleness - bound) + 1)
 

@@ -62,6 +62,8 @@ class QFedAvg(Strategy):
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the model, moved towards the mean by the step that the losses allow."""
         self._mean.require()
+        # The paper: w - sum(L * F_k**q * (w - w_k)) / sum(h_k), with L the smoothness. Let m be the mean by weights
+        # F_k**q, and W their sum: the first sum is L * W * (w - m).
         factor = self._smoothness * self._mean.weight / self._normaliser
         self._normaliser = 0.0
         return self._mean.finish_towards(model, factor)
@@ -101,6 +103,8 @@ class FedNova(Strategy):
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the model plus the mean change per step times the mean number of steps."""
         self._mean.require()
+        # The paper: w + tau_eff * sum(n_i / n * (w_i - w) / tau_i), with tau_eff = sum(n_i / n * tau_i). Let m be the
+        # mean by weights n_i / tau_i, and W their sum: the first sum is W / n * (m - w).
         factor = self._work / self._examples * self._mean.weight / self._examples
         self._examples = self._work = 0.0
         return self._mean.finish_towards(model, factor)
@@ -155,6 +159,8 @@ class Scaffold(Strategy):
 
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the next model, and update the server's control variate."""
+        # c + 1 / N * sum of the changes: the mean of the changes, times the share of the N clients that sent one. Late
+        # updates may come from clients that are no longer connected, so N is at least their number.
         share = self._changes.count / max(self._clients, self._changes.count)
         for block in self._changes.blocks(self._control):
             block.value *= share
