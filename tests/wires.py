@@ -74,7 +74,7 @@ class Wire:
         )
 
     def facts(self, purpose: Purpose, netloc: NetworkLocation) -> dict[str, Any]:
-        """Return what a process needs to make a communicator (tests/programs/told.py)."""
+        """Return what a process needs to make a communicator (tests/programs/command_line.py)."""
         security = self._security(purpose)
         paths = [str(path) if path else None for path in (security.key, security.certificate)] if security else None
         return {

@@ -156,12 +156,12 @@ def test_sigterm_drains(
     assert program.receive() == {"ready": True}
     assert server.get(timeout=LIMIT) == (id, "hello")
     proxy.hold(after=250_000)
-    told = put_and_stop(program)
+    stopped = put_and_stop(program)
     proxy.release()
     check_drained(server, id, program)
     figure(
         "28 SIGTERM drains",
-        f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {time.monotonic() - told:.2f} s after it",
+        f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {time.monotonic() - stopped:.2f} s after it",
     )
 
 
@@ -173,12 +173,12 @@ def test_sigterm_drains_messages_without_credit(
     program = children.start("drained", wire, Purpose.CLIENT, server.netloc, id=id, count=COUNT)
     assert program.receive() == {"ready": True}
     assert server.get(timeout=LIMIT) == (id, "hello")
-    told = put_and_stop(program)
+    stopped = put_and_stop(program)
     assert server.statistics()[id].messages_in < COUNT // 2, "most has arrived before: nothing is tried"
     check_drained(server, id, program)
     figure(
         "28 SIGTERM, a small window",
-        f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {time.monotonic() - told:.2f} s after it",
+        f"{wire.kind}: {COUNT} of {COUNT} delivered, ended {time.monotonic() - stopped:.2f} s after it",
     )
 
 
@@ -187,7 +187,7 @@ def put_and_stop(program: Child) -> float:
     program.send("go")
     assert program.receive() == {"put": True}
     program.signal(SIGTERM)
-    return float(program.receive()["told"])
+    return float(program.receive()["at"])
 
 
 def check_drained(server: Communicator, id: uuid.UUID, program: Child) -> None:

@@ -45,7 +45,7 @@ def test_alone_means_alone_in_all_processes(tmp_path: Path) -> None:
     begins = [number for number, (word, *_) in enumerate(log) if word == "begin"]
     apart = {log[number][1] for number in begins if log[number][1] == log[number + 1][1]}
     assert apart >= {"test_one-1", "test_one-3", "test_two-1", "test_two-3"}
-    assert len(apart) < 8, "nothing ran beside anything: two processes were of no use"
+    assert len(apart) < 8, "no two tests ran at the same time: two processes were of no use"
 
 
 @pytest.mark.slow

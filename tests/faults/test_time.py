@@ -82,7 +82,7 @@ class Counted:
         assert number == ("last", len(self._numbers) - 1)
         assert self._numbers == list(range(len(self._numbers)))
         facts = self.program.receive()
-        assert facts["heard"] == [*range(100), "enough"]
+        assert facts["received"] == [*range(100), "enough"]
         self.program.finish()
         return int(facts["connected"])
 

@@ -1,6 +1,6 @@
-"""A client that counts aloud, each number after the last is held by the server, and notes what it is told meanwhile.
+"""A client that sends numbers, each one after the server has the last one, and collects the messages that it gets.
 
-Told "enough", it says its last number and closes; the test hears what it was told, and how often it had to connect.
+After the message "enough" it sends its last number and closes. It reports the messages and the count of connections.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import itertools
 from netq.testing.log import LogRecorder
 from tests.programs.command_line import communicator, report
 
-heard: list[object] = []
+received: list[object] = []
 with LogRecorder() as log, communicator() as client:
     for number in itertools.count():
         client.put(number).result()
         try:
-            heard.append(client.get(timeout=0).data)
+            received.append(client.get(timeout=0).data)
         except TimeoutError:
             continue
-        if heard[-1] == "enough":
+        if received[-1] == "enough":
             break
     client.put(("last", number)).result()
-    report(heard=heard, connected=len(log.having("connected")))
+    report(received=received, connected=len(log.having("connected")))

@@ -11,7 +11,7 @@ from tests.programs.command_line import communicator, facts, next_command, repor
 
 
 def stop(signum: int, frame: FrameType | None) -> None:
-    report(told=time.monotonic())
+    report(at=time.monotonic())
     sys.exit(0)
 
 

@@ -1,7 +1,7 @@
-"""A server or a client that forks; the child says what has become of its copy of the communicator.
+"""A server or a client that forks. The child reports the state of its copy of the communicator.
 
-Echoes one message, forks, and echoes another: through the same communicator, when the child has ended; or, told that
-the child outlives it, through a successor at the same address, while the child lives.
+The program echoes a message, forks, and echoes another one: with the same communicator after the end of the child, or,
+with the fact `outlived`, with a new communicator at the same address while the child lives.
 """
 
 from __future__ import annotations

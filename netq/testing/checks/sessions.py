@@ -35,18 +35,18 @@ class EventRecorder:
 def check_events(make: Make) -> None:
     """`ini` and `fin` are called once for each session, with the peer's id, at both ends."""
     with Communicators(make) as communicators:
-        of_server, of_client = EventRecorder(), EventRecorder()
-        server = communicators.server(events=of_server.events)
-        client = communicators.client(server.netloc, events=of_client.events)
+        server_events, client_events = EventRecorder(), EventRecorder()
+        server = communicators.server(events=server_events.events)
+        client = communicators.client(server.netloc, events=client_events.events)
         introduce(server, client)
-        assert of_server.next() == ("ini", client.id)
-        assert of_client.next() == ("ini", server.id)
+        assert server_events.next() == ("ini", client.id)
+        assert client_events.next() == ("ini", server.id)
         client.close(LIMIT)
-        assert of_server.next() == ("fin", client.id)
-        assert of_client.next() == ("fin", server.id)
+        assert server_events.next() == ("fin", client.id)
+        assert client_events.next() == ("fin", server.id)
         server.close(LIMIT)
-        assert of_server.empty
-        assert of_client.empty
+        assert server_events.empty
+        assert client_events.empty
 
 
 def check_put_in_event(make: Make) -> None:
@@ -112,22 +112,22 @@ def check_round_trip(make: Make) -> None:
 def check_come_back(make: Make) -> None:
     """A client that closed can connect again under its id."""
     with Communicators(make) as communicators:
-        told = EventRecorder()
-        server = communicators.server(events=told.events)
+        recorder = EventRecorder()
+        server = communicators.server(events=recorder.events)
         id = uuid.uuid4()
         for text in ("first", "second"):
             client = communicators.client(server.netloc, id=id)
             client.put(text).result(LIMIT)
             assert server.get(id, timeout=LIMIT) == (id, text)
             client.close(LIMIT)
-            assert (told.next(), told.next()) == (("ini", id), ("fin", id))
+            assert (recorder.next(), recorder.next()) == (("ini", id), ("fin", id))
 
 
 def check_death_of_a_client(make: Make) -> None:
     """A client that dies and restarts under its id begins a new session; delivered messages are kept."""
     with Communicators(make) as communicators:
-        told = EventRecorder()
-        server = communicators.server(events=told.events, window=NARROW)
+        recorder = EventRecorder()
+        server = communicators.server(events=recorder.events, window=NARROW)
         id = uuid.uuid4()
         first = communicators.client(server.netloc, id=id)
         first.put("delivered").result(LIMIT)
@@ -139,15 +139,15 @@ def check_death_of_a_client(make: Make) -> None:
         future = second.put("new")
         assert [server.get(id, timeout=LIMIT).data for _ in range(2)] == ["delivered", "new"]
         future.result(LIMIT)
-        assert [told.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
+        assert [recorder.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
         assert server.statistics()[id].messages_in == 1, "the figures are those of the new session"
 
 
 def check_queue_of_an_absent_id(make: Make) -> None:
     """Unsent messages to an absent id reach the process that connects with that id."""
     with Communicators(make) as communicators:
-        told = EventRecorder()
-        server = communicators.server(events=told.events)
+        recorder = EventRecorder()
+        server = communicators.server(events=recorder.events)
         id = uuid.uuid4()
         first = communicators.client(server.netloc, id=id, window=NARROW)
         introduce(server, first)
@@ -164,16 +164,16 @@ def check_queue_of_an_absent_id(make: Make) -> None:
             future.result(LIMIT)
         assert server.put("new", id).exception(LIMIT) is None
         assert second.get(timeout=LIMIT).data == "new"
-        assert [told.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
+        assert [recorder.next() for _ in range(3)] == [("ini", id), ("fin", id), ("ini", id)]
         assert server.statistics()[id].messages_out == 5, "the figures are those of the new session"
 
 
 def check_death_of_a_server(make: Make) -> None:
     """Clients connect to a restarted server; it gets the unsent messages, and the others fail with Closed."""
     with Communicators(make) as communicators:
-        told = EventRecorder()
+        recorder = EventRecorder()
         first = communicators.server(window=NARROW)
-        client = communicators.client(first.netloc, window=NARROW, events=told.events)
+        client = communicators.client(first.netloc, window=NARROW, events=recorder.events)
         client.put("delivered").result(LIMIT)
         waiting = client.put("had not left")
         first.put("fills").result(LIMIT)
@@ -185,7 +185,7 @@ def check_death_of_a_server(make: Make) -> None:
         assert client.get(timeout=LIMIT) == (first.id, "fills")
         second.put("anew", client.id)
         assert client.get(timeout=LIMIT) == (second.id, "anew")
-        assert [told.next() for _ in range(3)] == [("ini", first.id), ("fin", first.id), ("ini", second.id)]
+        assert [recorder.next() for _ in range(3)] == [("ini", first.id), ("fin", first.id), ("ini", second.id)]
         assert _is_closed_to(client, first.id)
 
 
@@ -209,11 +209,11 @@ def check_id_in_use(make: Make) -> None:
 def check_workers(make: Make) -> None:
     """With several workers, sessions run in several threads, with the same behaviour."""
     with Communicators(make) as communicators:
-        told = EventRecorder()
-        server = communicators.server(workers=2, events=told.events)
+        recorder = EventRecorder()
+        server = communicators.server(workers=2, events=recorder.events)
         clients = [communicators.client(server.netloc) for _ in range(5)]
         introduce(server, *clients)
-        assert {told.next() for _ in clients} == {("ini", client.id) for client in clients}
+        assert {recorder.next() for _ in clients} == {("ini", client.id) for client in clients}
         for client in clients:
             for number in range(200):
                 client.put(number)

@@ -170,10 +170,10 @@ def test_heartbeats_pass_a_large_message_on_a_slow_network(on_both: OnBoth, log:
         beats: set[float] = set()
         while not wait([future], 1.0).done:
             assert time.monotonic() - start < LONG
-            heard, known = server.statistics()[client.id], client.statistics()[server.id]
-            assert heard.connected
-            assert known.connected
-            beats |= set() if heard.round_trip is None else {heard.round_trip}
+            at_server, at_client = server.statistics()[client.id], client.statistics()[server.id]
+            assert at_server.connected
+            assert at_client.connected
+            beats |= set() if at_server.round_trip is None else {at_server.round_trip}
         seconds, ratio = time.monotonic() - start, (site.cable.client.bytes_sent - before) / len(data)
         assert server.get(timeout=0).data == data
         text = f"{len(beats)} heartbeats, the slowest {max(beats, default=0):.2f} s, on the wire {ratio:.3f} x"

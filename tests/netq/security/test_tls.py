@@ -475,7 +475,7 @@ def by_trustme(
 
 
 def self_signed(
-    directory: Path, error: str, extensions: list[x509.ExtensionType], trusted: bool, name: str = "somebody"
+    directory: Path, error: str, extensions: list[x509.ExtensionType], trusted: bool, name: str = "a server"
 ) -> Case:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

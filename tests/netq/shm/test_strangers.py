@@ -523,11 +523,11 @@ def lone_link(
 class Endless(ControlSocket):
     """A socket with an endless number of WAKE packets."""
 
-    heard = 0
+    received_packets = 0
 
     def receive(self) -> Packet:
-        self.heard += 1
-        assert self.heard < 10_000
+        self.received_packets += 1
+        assert self.received_packets < 10_000
         return Packet(WAKE, b"", None)
 
 

@@ -38,7 +38,7 @@ class Link:
         return False
 
     def keep(self) -> None:
-        pass  # what waits here is a copy
+        pass  # unsent bytes here are a copy
 
     def close(self) -> None:
         self.flush()
@@ -103,12 +103,12 @@ class Connector:
         self._loop.call(self._connect)
 
     def close(self) -> None:
-        pass  # nothing is under way between two calls
+        pass  # no attempt lasts longer than one call
 
     def _connect(self) -> None:
         sock = socket.socket(socket.AF_UNIX)
         try:
-            sock.connect(f"\0toy {self.netloc.port}")  # done, or refused, at once
+            sock.connect(f"\0toy {self.netloc.port}")  # succeeds or fails at once
             self._listener.attach(Link(self._listener, self._loop, sock))
         except OSError as error:
             sock.close()

@@ -1,4 +1,4 @@
-"""Each word of the proxy does what it says, to plain sockets. Times are lower bounds: a machine may be busy."""
+"""Each fault of the proxy, with plain sockets. Times are lower bounds, because a machine may be busy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from netq import NetworkLocation
 from netq.testing.proxy import Proxy
 
 LIMIT = 30.0  # seconds
-SILENCE = 0.05  # seconds in which something would have come
+SILENCE = 0.05  # seconds in which bytes would arrive
 MIB = 1024**2
 SEGMENTS = slice(152, 156)  # of struct tcp_info (linux/tcp.h): tcpi_data_segs_in
 
 
-class Bench:
-    """A proxy before a listener: each link is two sockets, the client's and the one that upstream has accepted."""
+class Setup:
+    """A proxy and its upstream listener. Each link is two sockets: the client's and the accepted one."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -41,9 +41,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
+def setup() -> Iterator[Setup]:
     with ExitStack() as stack:
-        yield Bench(stack)
+        yield Setup(stack)
 
 
 def read(sock: socket.socket, count: int) -> bytes:
@@ -57,20 +57,20 @@ def silent(sock: socket.socket) -> bool:
     return not select.select([sock], [], [], SILENCE)[0]
 
 
-def test_bytes_pass_both_ways_and_are_counted(bench: Bench) -> None:
-    near, far = bench.link()
+def test_bytes_pass_both_ways_and_are_counted(setup: Setup) -> None:
+    near, far = setup.link()
     near.sendall(b"question")
     assert read(far, 8) == b"question"
     far.sendall(b"answer")
     assert read(near, 6) == b"answer"
-    bench.proxy.wait(14, 0)
-    assert bench.proxy.passed == 14
+    setup.proxy.wait(14, 0)
+    assert setup.proxy.passed == 14
     with pytest.raises(TimeoutError, match="14 bytes have passed, expected 15"):
-        bench.proxy.wait(15, SILENCE)
+        setup.proxy.wait(15, SILENCE)
 
 
-def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(bench: Bench) -> None:
-    near, far = bench.link()
+def test_end_of_one_direction_leaves_the_other_open(setup: Setup) -> None:
+    near, far = setup.link()
     near.shutdown(socket.SHUT_WR)
     assert far.recv(1) == b""
     far.sendall(b"still here")
@@ -79,9 +79,9 @@ def test_the_end_of_one_direction_is_passed_on_and_the_other_goes_on(bench: Benc
     assert near.recv(1) == b""
 
 
-def test_latency_delays_each_direction(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.latency = 0.1
+def test_latency_delays_each_direction(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.latency = 0.1
     for source, target in ((near, far), (far, near)):
         start = time.monotonic()
         source.sendall(b"x")
@@ -89,25 +89,25 @@ def test_latency_delays_each_direction(bench: Bench) -> None:
         assert time.monotonic() - start >= 0.1
 
 
-def test_latency_counts_from_now_on_and_overtakes_nothing(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.latency = 0.2
+def test_changed_latency_keeps_the_order_of_bytes(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.latency = 0.2
     near.sendall(b"first")
     assert silent(far)
-    bench.proxy.latency = 0.0
+    setup.proxy.latency = 0.0
     near.sendall(b", second")
     assert read(far, 13) == b"first, second"
 
 
-def test_jitter_is_of_a_seed_and_keeps_the_order_of_bytes(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.latency, bench.proxy.jitter = 0.02, 0.02
+def test_jitter_has_a_seed_and_keeps_the_order_of_bytes(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.latency, setup.proxy.jitter = 0.02, 0.02
     data = bytes(range(256))
     for number in data:
         near.sendall(bytes([number]))
         select.select([far], [], [], 0.001)
     assert read(far, len(data)) == data
-    with Proxy(bench.proxy.upstream, seed=1) as one, Proxy(bench.proxy.upstream, seed=1) as same:
+    with Proxy(setup.proxy.upstream, seed=1) as one, Proxy(setup.proxy.upstream, seed=1) as same:
         one.latency, one.jitter = same.latency, same.jitter = 0.2, 0.1
         delays = [one.delay() for _ in range(1000)]
         assert delays == [same.delay() for _ in range(1000)]
@@ -116,18 +116,18 @@ def test_jitter_is_of_a_seed_and_keeps_the_order_of_bytes(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("slice", "segments"), [(1, 10), (3, 4), (100, 1)])
-def test_slice_is_what_passes_at_once(bench: Bench, slice: int, segments: int) -> None:
-    near, far = bench.link()
-    bench.proxy.slice = slice
+def test_slice_limits_the_bytes_that_pass_at_once(setup: Setup, slice: int, segments: int) -> None:
+    near, far = setup.link()
+    setup.proxy.slice = slice
     near.sendall(b"0123456789")
     assert read(far, 10) == b"0123456789"
     info = far.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     assert struct.unpack("I", info[SEGMENTS]) == (segments,)
 
 
-def test_bandwidth_is_bytes_a_second_of_each_direction(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.bandwidth = 200_000
+def test_bandwidth_limits_each_direction(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.bandwidth = 200_000
     for source, target in ((near, far), (far, near)):
         start = time.monotonic()
         source.sendall(bytes(40_000))
@@ -135,21 +135,21 @@ def test_bandwidth_is_bytes_a_second_of_each_direction(bench: Bench) -> None:
         assert time.monotonic() - start >= 0.14, "all but the last twentieth of a second"
 
 
-def test_whoever_sends_to_a_slow_receiver_is_stopped_and_nothing_is_lost(bench: Bench) -> None:
-    near, far = bench.link()
+def test_slow_receiver_stops_the_sender_without_loss(setup: Setup) -> None:
+    near, far = setup.link()
     near.setblocking(False)
     piece = bytes(range(256)) * 256
     sent = 0
     while select.select([], [near], [], 0.2)[1]:
         sent += near.send(piece[sent % len(piece) :])
-        assert sent < 64 * MIB, "nobody has read, and the proxy goes on reading"
+        assert sent < 64 * MIB, "the proxy goes on reading, though nothing is read from it"
     received = read(far, sent)
     assert received == (piece * (sent // len(piece) + 1))[:sent]
 
 
-def test_a_slow_close_comes_late_and_after_the_data(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.slow_close = 0.1
+def test_slow_close_is_late_and_after_the_data(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.slow_close = 0.1
     near.sendall(b"last words")
     start = time.monotonic()
     near.close()
@@ -157,114 +157,114 @@ def test_a_slow_close_comes_late_and_after_the_data(bench: Bench) -> None:
     assert time.monotonic() - start >= 0.1
 
 
-def test_held_bytes_and_the_end_come_when_released(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.hold(after=3)
+def test_held_bytes_and_the_end_pass_after_release(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.hold(after=3)
     near.sendall(b"abcdef")
     near.close()
     assert read(far, 3) == b"abc"
     assert silent(far)
-    assert bench.proxy.passed == 3
-    bench.proxy.release()
+    assert setup.proxy.passed == 3
+    setup.proxy.release()
     assert read(far, 4) == b"def"
 
 
-def test_new_links_are_accepted_while_held(bench: Bench) -> None:
-    bench.proxy.hold()
-    near, far = bench.link()
+def test_new_links_are_accepted_while_held(setup: Setup) -> None:
+    setup.proxy.hold()
+    near, far = setup.link()
     near.sendall(b"x")
     assert silent(far)
-    bench.proxy.release()
+    setup.proxy.release()
     assert read(far, 1) == b"x"
 
 
-def test_cut_hangs_up_on_both_ends_of_every_link(bench: Bench) -> None:
-    links = [bench.link(), bench.link()]
-    bench.proxy.cut()
+def test_cut_closes_both_ends_of_every_link(setup: Setup) -> None:
+    links = [setup.link(), setup.link()]
+    setup.proxy.cut()
     assert [end.recv(1) for link in links for end in link] == [b""] * 4
-    near, far = bench.link()
+    near, far = setup.link()
     near.sendall(b"anew")
     assert read(far, 4) == b"anew"
 
 
-def test_what_is_held_is_lost_by_a_cut(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.hold()
+def test_cut_drops_held_bytes(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.hold()
     near.sendall(b"lost")
     assert silent(far)
-    bench.proxy.cut()
-    bench.proxy.release()
+    setup.proxy.cut()
+    setup.proxy.release()
     assert far.recv(1) == b""
-    assert bench.proxy.passed == 0
+    assert setup.proxy.passed == 0
 
 
 @pytest.mark.parametrize("count", [1, 8, 100_000])
-def test_cut_after_so_many_bytes_cuts_exactly_there_and_once(bench: Bench, count: int) -> None:
-    near, far = bench.link()
-    bench.proxy.cut_after(count)
+def test_cut_after_cuts_once_at_the_exact_byte(setup: Setup, count: int) -> None:
+    near, far = setup.link()
+    setup.proxy.cut_after(count)
     near.sendall(bytes(150_000))
     assert len(read(far, 150_000)) == count
-    assert bench.proxy.passed == count
-    near, far = bench.link()
+    assert setup.proxy.passed == count
+    near, far = setup.link()
     near.sendall(bytes(150_000))
     assert len(read(far, 150_000)) == 150_000
 
 
-def test_reset_resets_both_ends_of_every_link(bench: Bench) -> None:
-    ends = [*bench.link(), *bench.link()]
-    bench.proxy.reset()
+def test_reset_resets_both_ends_of_every_link(setup: Setup) -> None:
+    ends = [*setup.link(), *setup.link()]
+    setup.proxy.reset()
     for end in ends:
         with pytest.raises(ConnectionResetError):
             end.recv(1)
 
 
-def test_reset_after_so_many_bytes_passes_no_more(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.reset_after(5)
+def test_reset_after_passes_the_exact_count_of_bytes(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.reset_after(5)
     near.sendall(b"12345678")
     for end in (near, far):
         with pytest.raises(ConnectionResetError):
             read(end, 6)
-    assert bench.proxy.passed == 5
+    assert setup.proxy.passed == 5
 
 
-def test_a_proxy_that_refuses_hangs_up_on_whoever_connects(bench: Bench) -> None:
-    bench.proxy.refusing = True
-    assert bench.connect().recv(1) == b""
-    bench.proxy.refusing = False
-    near, far = bench.link()
+def test_refusing_closes_new_connections(setup: Setup) -> None:
+    setup.proxy.refusing = True
+    assert setup.connect().recv(1) == b""
+    setup.proxy.refusing = False
+    near, far = setup.link()
     near.sendall(b"x")
     assert read(far, 1) == b"x"
 
 
-def test_upstream_may_be_away_and_come_back_elsewhere(bench: Bench) -> None:
-    upstream = bench.proxy.upstream
+def test_upstream_may_be_down_and_move(setup: Setup) -> None:
+    upstream = setup.proxy.upstream
     with socket.create_server(("127.0.0.1", 0)) as gone:
-        bench.proxy.upstream = NetworkLocation(*gone.getsockname())
-    assert bench.connect().recv(1) == b""
-    bench.proxy.upstream = upstream
-    near, far = bench.link()
+        setup.proxy.upstream = NetworkLocation(*gone.getsockname())
+    assert setup.connect().recv(1) == b""
+    setup.proxy.upstream = upstream
+    near, far = setup.link()
     near.sendall(b"x")
     assert read(far, 1) == b"x"
 
 
-def test_hundreds_of_links_live_in_one_thread(bench: Bench) -> None:
+def test_hundreds_of_links_live_in_one_thread(setup: Setup) -> None:
     threads = threading.active_count()
-    links = [bench.link() for _ in range(200)]
+    links = [setup.link() for _ in range(200)]
     for near, _ in links:
         near.sendall(b"x")
     assert [read(far, 1) for _, far in links] == [b"x"] * 200
     assert threading.active_count() == threads
-    bench.proxy.cut()
+    setup.proxy.cut()
     assert [near.recv(1) for near, _ in links] == [b""] * 200
 
 
-def test_closing_hangs_up_and_may_be_done_twice(bench: Bench) -> None:
-    near, far = bench.link()
-    bench.proxy.hold()
+def test_close_ends_all_links_and_may_be_repeated(setup: Setup) -> None:
+    near, far = setup.link()
+    setup.proxy.hold()
     near.sendall(b"held")
-    bench.proxy.close()
-    bench.proxy.close()
+    setup.proxy.close()
+    setup.proxy.close()
     assert far.recv(1) == b""
     with pytest.raises(ConnectionRefusedError):
-        bench.connect()
+        setup.connect()
