@@ -210,6 +210,9 @@ class Link:
             self._send()
         if self._ended:
             return
+        # Sleep comes last. If bytes arrived after `_receive`, it fails and there is another turn, so no wakeup is lost.
+        # And only a link that could sleep has read everything: the end of the socket counts from here on, because the
+        # peer's last bytes are in the ring.
         self.awake = not self._reader.sleep()
         if self.awake:
             self._schedule(READ)
@@ -217,7 +220,9 @@ class Link:
             raise ConnectionResetError("the peer hung up")
 
     def _receive(self) -> None:
-        begin = now = time.thread_time()  # processor time: a busy machine does not shrink the reads
+        # A step moves bytes of the present DATA or handles the next record. The turn ends when the ring is empty or its
+        # budget is spent. The budget is processor time, so that other processes do not shrink the reads.
+        begin = now = time.thread_time()
         for _ in range(_READS):
             if self._ended:
                 return

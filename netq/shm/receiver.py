@@ -74,6 +74,8 @@ class Receiver:
                 return False
             if stop > len(data):
                 data = reader.peek(stop)
+            # The connection parses the frames where they are, in the ring. It returns the position of the first frame
+            # that is not small and complete; from there on, the loop's thread takes the bytes.
             low = self._connection.read_small(data, records.SIZE, stop, time.monotonic())
             reader.skip(low)
             self._unread = stop - low

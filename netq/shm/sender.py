@@ -88,6 +88,8 @@ class Sender:
         size = sum(map(len, buffers))
         if not size:
             return True
+        # A batch that is half full shows that there is more to send. Then the next one is as large as some _BUFFERS of
+        # these buffers: a small batch for small messages, because each buffer has its cost.
         more = size >= self._batch // 2
         if more:
             self._batch = max(_MIN_BATCH, min(size // len(buffers) * _BUFFERS, MAX_BATCH))

@@ -210,6 +210,9 @@ class Link:
         stream, batch, enough = self._stream, self._batch, False
         size = 0  # bytes of the batch taken in this call; 0 while sending what was left from an earlier call
         last = False  # this batch is all that the connection has
+        # Take a batch from the session, hand it to the socket, and repeat. Stop when the session has no more, the share
+        # of the turn is used, or the socket is full: it did not take all (`blocked`) or a batch waits in it (`enough`).
+        # A full socket starts or ends a measurement of the link's rate (netq/tcp/send_batch.py).
         for _ in range(_WRITES):
             if enough or ((stream.blocked or stream.hides) and not stream.push()):
                 break
@@ -255,6 +258,8 @@ class Link:
 
     def _is_abandoned(self) -> bool:
         """Whether the connection ended by silence: neither side said why, so the peer may not be there."""
+        # The bytes that the connection still has to send show the case: after a refusal, a FIN or an error there
+        # is a last frame for the peer. There is none if the heartbeat or the handshake has timed out.
         connection = self.connection
         if connection.session is None:
             return False
