@@ -11,6 +11,7 @@ import pytest
 
 from edge.config import Config
 from tests.pages import Page, Scripts
+from tests.servers import ports
 
 LIMIT = 60.0  # seconds
 
@@ -66,6 +67,9 @@ def test_both_programs_of_from_pyzmq_print_the_same(scripts: Open, names: tuple[
     if "zmq_server.py" in names:
         pytest.importorskip("zmq")
     run = scripts("from-pyzmq")
+    port = str(ports.free().port)  # the page's own may be in use here
+    for script in map(run.folder.joinpath, names):
+        script.write_text(script.read_text().replace("5555", port))
     server, worker = map(run.start, names)
     assert worker.communicate(timeout=LIMIT)[0] == run.page.output("python worker.py")
     assert server.wait(LIMIT) == 0
