@@ -93,7 +93,7 @@ class Scripts:
             stderr=subprocess.PIPE,
             text=True,
             cwd=self.folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},  # they share few cores
         )
         self._stack.enter_context(process)
         self._stack.callback(process.kill)

@@ -10,7 +10,7 @@ import pytest
 from tests.pages import ROOT, Page, Scripts
 
 README = Page("README.md")
-LIMIT = 60.0  # seconds
+LIMIT = 100.0  # seconds; the machine may be busy with other tests
 
 
 def test_every_block_of_code_is_a_script_of_these_tests() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.pages import Page, Scripts
 
-LIMIT = 60.0  # seconds
+LIMIT = 100.0  # seconds; the machine may be busy with other tests
 
 Open = Callable[[str], Scripts]
 
