@@ -1,4 +1,4 @@
-"""The two codecs: netq/protocol/codec.py, and netq/protocol/_codec.c, which behaves alike."""
+"""Switches tests between the two codecs: netq/protocol/codec.py and netq/protocol/_codec.c."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FUNCTIONS = ("batch", "settle", "take")
 
 
 def load_python() -> ModuleType:
-    """Return netq/protocol/codec.py, without what the compiled one replaces."""
+    """Return netq/protocol/codec.py, without the compiled replacements."""
     spec = importlib.util.spec_from_file_location("netq.python_codec", codec.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -30,6 +30,6 @@ PYTHON = load_python()
 
 @contextlib.contextmanager
 def use_python() -> Iterator[None]:
-    """Use the functions of netq/protocol/codec.py: they can be interrupted at each bytecode."""
+    """Use the Python functions of netq/protocol/codec.py, which can be interrupted at each bytecode."""
     with mock.patch.multiple(codec, **{name: getattr(PYTHON, name) for name in FUNCTIONS}):
         yield

@@ -1,4 +1,4 @@
-"""The two codecs, the attempts of a client, and Python processes."""
+"""Fixtures: MQTT brokers that serve a whole test session, plain and with TLS; and the choice of the codec."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def python_codec() -> Iterator[None]:
 
 @pytest.fixture(params=["python", "compiled"])
 def each_codec(request: pytest.FixtureRequest) -> None:
-    """Use one codec, then the other."""
+    """Run the test with each codec."""
     if request.param == "python":
         request.getfixturevalue("python_codec")
     elif codec.take.__module__ != "netq.protocol._codec":

@@ -1,4 +1,4 @@
-"""A thread that is interrupted anywhere, as by a signal handler that raises."""
+"""Runs a function and raises an exception at one of its bytecodes, as a signal handler may."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.netq.codecs import use_python
 
 
 def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> bool:
-    """Have `act` raise before the bytecode after `left` others of these modules; return whether it came to that."""
+    """Call `act`, and raise in it after `left` bytecodes of these modules; return whether it got so far."""
 
     if sys.version_info[:3] == (3, 13, 0):
         pytest.skip("CPython 3.13.0 tells a tracer no bytecodes of a function that it sees for the first time")

@@ -1,4 +1,4 @@
-"""What makes communicators of each transport, as the public suite wants it (netq/testing/fixtures.py, Make)."""
+"""Makers of communicators, one per transport, as the conformance suite needs them (netq/testing/fixtures.py, Make)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def under_tls(protocol: Protocol, files: certificates.Files) -> Make:
 
 
 def at_broker(netloc: NetworkLocation, security: SecurityOptions | None = None, **mqtt: object) -> Make:
-    """They meet at a broker, under a prefix that nobody else has."""
+    """Communicators that meet at a broker, under a prefix of their own."""
     ours = MqttOptions(**{"prefix": f"test/{new_id()}"} | mqtt)  # type: ignore[arg-type]
 
     def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
@@ -45,7 +45,7 @@ def at_broker(netloc: NetworkLocation, security: SecurityOptions | None = None, 
 
 
 def at_path(folder: Path) -> Make:
-    """They share memory, and meet at a socket in this folder, another for each server that asks for port 0."""
+    """Communicators over shared memory. Each server with port 0 gets a socket of its own in this folder."""
     numbers, make_shm = itertools.count(1), plain(Protocol.SHM)
 
     def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:

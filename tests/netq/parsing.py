@@ -1,4 +1,4 @@
-"""Frames out of bytes, with the bodies that the reader leaves where they are placed."""
+"""Parses bytes into whole frames, with their bodies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from netq.protocol.wire import Frame, Kind, Reader
 
 
 class Parser(Reader):
-    """A reader that makes the place of each body, and remembers the last: one begins when that before it is whole."""
+    """A reader that allocates each body and keeps the last one: a body begins only when the one before is whole."""
 
     def __init__(self) -> None:
         super().__init__(self._make_place)

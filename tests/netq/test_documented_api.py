@@ -75,7 +75,7 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(("name", "documented"), SIGNATURES.items())
-def test_options_take_the_documented_arguments_in_their_order(name: str, documented: dict[str, Any]) -> None:
+def test_options_take_documented_arguments_in_order(name: str, documented: dict[str, Any]) -> None:
     kind = getattr(nq, name)
     made = kind()
     for parameter, default in documented.items():
@@ -85,7 +85,7 @@ def test_options_take_the_documented_arguments_in_their_order(name: str, documen
 
 
 @pytest.mark.parametrize(("function", "documented"), FUNCTIONS, ids=lambda value: getattr(value, "__name__", ""))
-def test_functions_take_the_documented_arguments(function: Callable[..., Any], documented: list[str]) -> None:
+def test_functions_take_documented_arguments(function: Callable[..., Any], documented: list[str]) -> None:
     shown = [
         f"*{name}" if parameter.kind is parameter.VAR_POSITIONAL else name
         for name, parameter in inspect.signature(function).parameters.items()
@@ -103,13 +103,13 @@ def test_constants_are_strings() -> None:
     assert f"{nq.Protocol.GRPC}-{nq.Purpose.CLIENT}" == "grpc-client"
 
 
-def test_new_takes_what_a_command_line_says() -> None:
+def test_new_takes_strings_of_a_command_line() -> None:
     options = nq.CommunicatorOptions(netloc=nq.NetworkLocation("127.0.0.1", 0))
     with nq.new("tcp", "server", options) as server:
         assert isinstance(server, nq.tcp.server.Communicator)
 
 
-def test_transports_are_found_under_netq_without_another_import() -> None:
+def test_transports_are_attributes_of_netq() -> None:
     code = "import netq as nq; print([nq.tcp.server.Communicator.__mro__[1] is nq.core.Communicator, nq.shm.client])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=LIMIT)
     assert out.stdout.startswith("[True, <module 'netq.shm.client'"), out.stderr
@@ -118,7 +118,7 @@ def test_transports_are_found_under_netq_without_another_import() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "grpc", "shm"])
-def test_the_communicator_of_a_transport_and_purpose(protocol: str) -> None:
+def test_communicator_class_of_transport_and_purpose(protocol: str) -> None:
     transport = getattr(nq, protocol)
     options = nq.CommunicatorOptions(uuid.uuid4(), nq.NetworkLocation("127.0.0.1", 0))
     with transport.server.Communicator(options) as server:
@@ -134,7 +134,7 @@ def test_the_communicator_of_a_transport_and_purpose(protocol: str) -> None:
                 transport.client.Communicator({})
 
 
-def test_a_closed_communicator_raises_connection_error_with_the_id() -> None:
+def test_closed_communicator_raises_connection_error_with_id() -> None:
     client = nq.new()
     client.close()
     with pytest.raises(ConnectionError) as raised:
@@ -160,7 +160,7 @@ def test_serialisers_are_pairs_of_dump_and_load() -> None:
     assert stream.BytesSerializer().load(stream.BytesSerializer().dump(b"bytes")) == b"bytes"
 
 
-def test_a_missing_file_is_an_error_of_the_communicator(tmp_path: Path) -> None:
+def test_missing_file_raises_when_communicator_is_made(tmp_path: Path) -> None:
     there = nq.NetworkLocation("127.0.0.1", 0)
     missing = nq.SecurityOptions(tmp_path / "key.pem", tmp_path / "chain.pem")
     with pytest.raises(
@@ -173,7 +173,7 @@ def test_a_missing_file_is_an_error_of_the_communicator(tmp_path: Path) -> None:
         nq.new("mqtt", "server", nq.CommunicatorOptions(security=missing))
 
 
-def test_put_merge_is_refused_where_it_cannot_be_switched_off(files: Any) -> None:
+def test_put_merge_false_is_refused_where_unsupported(files: Any) -> None:
     apart = nq.ConnectionOptions(put_merge=False)
     options = nq.CommunicatorOptions(netloc=nq.NetworkLocation("127.0.0.1", 1), connection=apart)
     secure = nq.SecurityOptions(files.key, files.certificate), nq.SecurityOptions(certificate=files.authority)
@@ -187,7 +187,7 @@ def test_put_merge_is_refused_where_it_cannot_be_switched_off(files: Any) -> Non
 
 
 @pytest.mark.slow
-def test_the_example(tmp_path: Path, free_port: int) -> None:
+def test_documented_example_runs(tmp_path: Path, free_port: int) -> None:
     processes = []
     for code in (CLIENT, SERVER):
         command = [sys.executable, "-c", PROLOGUE.format(port=free_port) + code]
@@ -203,7 +203,7 @@ def test_the_example(tmp_path: Path, free_port: int) -> None:
             process.kill()
 
 
-def test_the_page_names_what_departs() -> None:
+def test_page_names_all_differences() -> None:
     page = Page("docs/how-to/net-queue.md").text
     for name in ("transport_size", "queue_size", "message_size", "put_merge", "get_merge", "workers", "close", "get"):
         assert re.search(rf"^\| .*`{name}\b", page, re.MULTILINE), f"{name} has no row"

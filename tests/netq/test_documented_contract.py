@@ -1,4 +1,4 @@
-"""The documented contract between two processes, on each transport: closing, ids that come back, own serialisers."""
+"""The documented contract between two processes, on each transport: closing, returning ids, custom serialisers."""
 
 from __future__ import annotations
 
@@ -164,9 +164,7 @@ def in_background() -> Iterator[Callable[..., Any]]:
         yield pool.submit
 
 
-def test_a_closing_server_waits_for_its_client_and_takes_what_it_puts(
-    place: Place, in_background: Callable[..., Any]
-) -> None:
+def test_closing_server_waits_for_client_and_receives(place: Place, in_background: Callable[..., Any]) -> None:
     with place.server() as server, place.client(PUTS_WHILE_THE_SERVER_CLOSES) as client:
         assert server.get(timeout=LIMIT).data == "hello"
         closing = in_background(server.close)
@@ -184,7 +182,7 @@ def test_a_closing_server_waits_for_its_client_and_takes_what_it_puts(
             server.get()
 
 
-def test_a_closing_server_that_gives_up_ends_the_client_s_session(place: Place) -> None:
+def test_closing_server_that_gives_up_ends_session(place: Place) -> None:
     with place.server() as server, place.client(NEVER_LEAVES) as client:
         assert server.get(timeout=LIMIT).data == "hello"
         assert server.close(timeout=0.1) == 0
@@ -193,7 +191,7 @@ def test_a_closing_server_that_gives_up_ends_the_client_s_session(place: Place) 
         client.end()
 
 
-def test_a_process_that_comes_back_with_its_id_gets_what_waits_for_it(place: Place) -> None:
+def test_process_with_same_id_gets_waiting_messages(place: Place) -> None:
     id = uuid.uuid4()
     with place.server() as server:
         with place.client(DIES, id) as client:
@@ -210,7 +208,7 @@ def test_a_process_that_comes_back_with_its_id_gets_what_waits_for_it(place: Pla
             client.end()
 
 
-def test_serialisers_of_their_own(place: Place) -> None:
+def test_custom_serialisers(place: Place) -> None:
     own = SerializationOptions(load=json.load, dump=lambda data: json.dumps(data).encode())
     with place.server(serialization=own) as server, place.client(SPEAKS_JSON) as client:
         peer, data = server.get(timeout=LIMIT)

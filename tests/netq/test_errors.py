@@ -1,3 +1,5 @@
+"""The errors of netq: their base classes, their texts, and the tree in the docstring."""
+
 from __future__ import annotations
 
 import inspect
@@ -38,12 +40,12 @@ STANDARD = {
 
 
 @pytest.mark.parametrize(("error", "standard"), STANDARD.items())
-def test_each_is_an_error_of_netq_and_of_the_standard_kind(error: type, standard: type) -> None:
+def test_errors_derive_from_netq_and_standard_error(error: type, standard: type) -> None:
     assert issubclass(error, NetqError)
     assert issubclass(error, standard)
 
 
-def test_the_drawing_shows_all_errors_and_no_others() -> None:
+def test_docstring_tree_has_all_errors() -> None:
     drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
     defined = [name for name, _ in inspect.getmembers(errors, inspect.isclass) if issubclass(_, NetqError)]
     assert sorted([*drawn, "NetqError"]) == sorted(defined)
@@ -85,7 +87,7 @@ def test_texts_name_the_peer_and_what_to_do(error: Closed | QueueFull | MessageT
     assert (type(copy), str(copy), copy.peer) == (type(error), text, error.peer)
 
 
-def test_an_unreadable_message_has_no_peer_until_it_is_known() -> None:
+def test_unreadable_has_no_peer_at_first() -> None:
     error = NotAllowed("a message names os.system")
     assert error.peer is None
     error.peer = PEER

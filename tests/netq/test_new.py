@@ -1,4 +1,4 @@
-"""The front door."""
+"""`netq.new`: the communicator for each protocol and purpose, and the public names of netq."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import netq.tcp.client
 import netq.tcp.server
 
 
-def test_new_returns_the_communicator_of_the_protocol_and_purpose() -> None:
+def test_new_returns_communicator_of_protocol_and_purpose() -> None:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
     with netq.new(netq.Protocol.TCP, netq.Purpose.SERVER, options) as server:
         assert type(server) is netq.tcp.server.Communicator
@@ -21,13 +21,13 @@ def test_new_returns_the_communicator_of_the_protocol_and_purpose() -> None:
             assert type(client) is netq.tcp.client.Communicator
 
 
-def test_new_gives_each_communicator_an_id_of_its_own() -> None:
+def test_new_gives_each_communicator_its_own_id() -> None:
     with netq.new() as one, netq.new() as other:
         assert one.id != other.id
         assert one.netloc == ("127.0.0.1", 51966)
 
 
-def test_new_refuses_what_it_does_not_know() -> None:
+def test_new_refuses_unknown_names() -> None:
     with pytest.raises(netq.InvalidOption, match="new: the protocol is 'pigeon'; expected one of tcp, mqtt, grpc, shm"):
         netq.new("pigeon")
     with pytest.raises(netq.InvalidOption, match="new: the purpose is 'SERVER'; expected one of server, client"):
@@ -42,12 +42,12 @@ def test_new_refuses_what_it_does_not_know() -> None:
     ("protocol", "purpose"),
     [*[(protocol, netq.Purpose.CLIENT) for protocol in netq.Protocol], (netq.Protocol.MQTT, netq.Purpose.SERVER)],
 )
-def test_who_connects_needs_a_port(protocol: netq.Protocol, purpose: netq.Purpose) -> None:
+def test_client_needs_a_port(protocol: netq.Protocol, purpose: netq.Purpose) -> None:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
     with pytest.raises(netq.InvalidOption, match=r"netloc: 127\.0\.0\.1:0; expected the port that the server"):
         netq.new(protocol, purpose, options)
 
 
-def test_all_that_is_public_is_there() -> None:
+def test_public_names_exist() -> None:
     assert all(hasattr(netq, name) for name in netq.__all__)
     assert len(set(netq.__all__)) == len(netq.__all__)

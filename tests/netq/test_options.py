@@ -1,3 +1,5 @@
+"""Every option: its default, the values that it accepts, and the error for all others."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -85,7 +87,7 @@ def test_defaults() -> None:
     assert SecurityOptions() == SecurityOptions(None, None)
 
 
-def test_every_communicator_has_an_id_of_its_own() -> None:
+def test_every_instance_has_its_own_id() -> None:
     ids = {CommunicatorOptions().id for _ in range(100)}
     assert len(ids) == 100
     assert all(id.version == 4 for id in ids)
@@ -103,14 +105,14 @@ def test_options_are_frozen(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_option_refuses_what_it_cannot_be(kind: Any) -> None:
+def test_every_option_refuses_illegal_values(kind: Any) -> None:
     for field in dataclasses.fields(kind):
         refused(kind, field.name, object())
         refused(kind, field.name, -1)
 
 
 @pytest.mark.parametrize("kind", CLASSES[:-1])
-def test_every_option_is_explained(kind: Any) -> None:
+def test_every_option_is_documented(kind: Any) -> None:
     assert [field.name for field in dataclasses.fields(kind) if field.name not in kind.__doc__] == []
 
 
@@ -140,13 +142,13 @@ def test_retry_max_is_at_least_retry_min() -> None:
 
 
 @pytest.mark.parametrize("name", ["get_merge", "put_merge"])
-def test_switches(name: str) -> None:
+def test_boolean_options(name: str) -> None:
     assert getattr(ConnectionOptions(**{name: False}), name) is False
     for wrong in (1, 0, None, "yes"):
         refused(ConnectionOptions, name, wrong)
 
 
-def test_serialization_is_pickle_unless_told() -> None:
+def test_serialization_defaults_to_pickle() -> None:
     options = SerializationOptions()
     message = bytes(options.dump({"a": 1}))
     assert options.load(Stream([message])) == {"a": 1}
@@ -166,16 +168,16 @@ def test_files(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "$SYS", "/farm", "a+b", "a#", "a\0b", "a\nb", "x" * 129, b"farm", None])
-def test_prefixes_that_are_refused(prefix: Any) -> None:
+def test_refused_prefixes(prefix: Any) -> None:
     refused(MqttOptions, "prefix", prefix)
 
 
 @pytest.mark.parametrize("prefix", ["netq", "farm/north", "été", "x" * 128, "a b", "a$"])
-def test_prefixes_that_are_taken(prefix: str) -> None:
+def test_accepted_prefixes(prefix: str) -> None:
     assert MqttOptions(prefix).prefix == prefix
 
 
-def test_a_broker_needs_a_user_for_a_password_and_nobody_sees_it() -> None:
+def test_password_needs_user_and_is_hidden() -> None:
     with pytest.raises(InvalidOption, match=r"MqttOptions\.user: None; expected a user, as there is a password"):
         MqttOptions(password="secret")
     with pytest.raises(InvalidOption) as caught:
@@ -188,19 +190,19 @@ TEXTS = ["\udc80", "a\0b", "x" * 65_536, "é" * 32_768, 7]
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_users_and_passwords_that_mqtt_cannot_carry_are_refused(text: Any) -> None:
+def test_refused_users_and_passwords(text: Any) -> None:
     refused(MqttOptions, "user", text)
     with pytest.raises(InvalidOption, match=r"MqttOptions\.password: a (str|int); expected") as caught:
         MqttOptions(user="board", password=text)
     assert repr(text) not in str(caught.value)
 
 
-def test_users_and_passwords_that_mqtt_can_carry_are_taken() -> None:
+def test_accepted_users_and_passwords() -> None:
     assert MqttOptions(user="é" * 32_767, password="").password == ""
 
 
 @pytest.mark.parametrize("size", [1023, 128 * 1024**2 + 1, 1024.0, True, None])
-def test_packet_sizes_that_are_refused(size: Any) -> None:
+def test_refused_packet_sizes(size: Any) -> None:
     refused(MqttOptions, "packet_size", size)
 
 
@@ -230,12 +232,12 @@ def test_events(name: str) -> None:
         ("localhost", 65536),
     ],
 )
-def test_netlocs_that_are_refused(netloc: Any) -> None:
+def test_refused_netlocs(netloc: Any) -> None:
     refused(CommunicatorOptions, "netloc", netloc)
 
 
 @pytest.mark.parametrize("netloc", [("localhost", 0), ("::1", 65535), NetworkLocation("example.org", 1)])
-def test_a_plain_pair_is_a_netloc(netloc: Any) -> None:
+def test_plain_tuple_is_a_netloc(netloc: Any) -> None:
     options = CommunicatorOptions(netloc=netloc)
     assert type(options.netloc) is NetworkLocation
     assert options.netloc == netloc
@@ -261,11 +263,11 @@ def test_a_plain_pair_is_a_netloc(netloc: Any) -> None:
         ("workers", True),
     ],
 )
-def test_what_a_communicator_refuses(name: str, wrong: Any) -> None:
+def test_refused_communicator_options(name: str, wrong: Any) -> None:
     refused(CommunicatorOptions, name, wrong)
 
 
-def test_what_a_communicator_takes() -> None:
+def test_accepted_communicator_options() -> None:
     for workers in (1, 256):
         assert CommunicatorOptions(workers=workers).workers == workers
     assert CommunicatorOptions(security=SecurityOptions()).security == SecurityOptions()

@@ -1,3 +1,5 @@
+"""The checks of single values, and the texts of their errors."""
+
 from __future__ import annotations
 
 import enum
@@ -37,7 +39,7 @@ def test_other_numbers(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [True, False, NAN, None, "1", b"1", 1j, np.int64(1), np.float32(1), np.bool_(1), [1]])
-def test_what_is_no_number(value: Any) -> None:
+def test_values_that_are_no_number(value: Any) -> None:
     assert not is_number(value)
     assert not is_number(value, 0, 10)
     assert not is_whole(value)
@@ -54,13 +56,13 @@ def test_what_is_no_number(value: Any) -> None:
         (lambda: seconds("Door.shut", 11, 0.001, 1e1), "Door.shut: 11; expected seconds, from 0.001 to 10"),
     ],
 )
-def test_an_error_says_name_and_value_and_what_was_expected(call: Callable[[], object], text: str) -> None:
+def test_error_has_name_value_and_expectation(call: Callable[[], object], text: str) -> None:
     with pytest.raises(InvalidOption) as caught:
         call()
     assert str(caught.value) == text
 
 
-def test_what_is_right_passes() -> None:
+def test_valid_values_pass() -> None:
     expect(True, "Door.key", None, "a key")
     flag("Door.open", False)
     assert whole("Door.locks", 8, 1, 8) == 8

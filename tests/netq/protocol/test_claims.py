@@ -1,4 +1,7 @@
-"""Who gets a session: links that come late, servers that take turns, twins, and predecessors that seem alive."""
+"""Which link and which process gets a session, over TCP with hand-written frames. Mirrors no module.
+
+Late INIs, clients that restart a session elsewhere, two processes with one id, and links that only seem alive.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ def only(communicator: Communicator) -> Peer:
 # Late links of a client.
 
 
-def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(communicators: Communicators) -> None:
+def test_late_ini_of_earlier_epoch_changes_nothing(communicators: Communicators) -> None:
     server, client = communicators.pair(**QUIET)
     link = only(client).link
     with Raw(server.netloc, greeting_of(client, epoch=0)) as late:
@@ -101,7 +104,7 @@ def test_a_late_ini_of_an_epoch_before_leaves_the_live_link_alone(communicators:
     assert only(client).link is link
 
 
-def test_a_client_whose_late_ini_takes_its_link_comes_back(communicators: Communicators, log: LogRecorder) -> None:
+def test_client_reconnects_after_its_late_ini_took_over(communicators: Communicators, log: LogRecorder) -> None:
     server, client = communicators.pair(**QUIET)
     server.put("before").result(LIMIT)
     with Raw(server.netloc, greeting_of(client, 1, Cursor(0, 1, 0, 2**18))) as late:
@@ -114,7 +117,7 @@ def test_a_client_whose_late_ini_takes_its_link_comes_back(communicators: Commun
     assert [client.get(timeout=0).data for _ in range(2)] == ["before", "and back"]
 
 
-def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(communicators: Communicators) -> None:
+def test_late_ini_does_not_lose_sent_messages(communicators: Communicators) -> None:
     """The client holds messages whose ACK is lost with its link, and of which the late INI knows nothing."""
     server = communicators.server(**QUIET)
     greeting = dataclasses.replace(stranger(), credit=2**40)
@@ -140,7 +143,7 @@ def test_what_was_sent_to_a_client_is_not_forgotten_for_its_late_ini(communicato
             futures[3].result(LIMIT)
 
 
-def test_whoever_is_superseded_again_and_again_ends(communicators: Communicators) -> None:
+def test_repeatedly_superseded_client_gives_up(communicators: Communicators) -> None:
     """Two processes have the same session: a fork, or a virtual machine restored."""
     server, client = communicators.pair(**QUIET)
     peer, twin = only(client), greeting_of(client, epoch=1)
@@ -155,7 +158,7 @@ def test_whoever_is_superseded_again_and_again_ends(communicators: Communicators
     assert client.close(LIMIT) == 0
 
 
-def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be_the_newer(
+def test_unconfirmed_link_is_probed_before_it_is_replaced(
     communicators: Communicators,
 ) -> None:
     server = communicators.server(**QUIET)
@@ -173,9 +176,7 @@ def test_a_client_that_has_not_heard_of_its_session_waits_for_a_link_that_may_be
         silent.send(Frame(Kind.ACK, number=1, value=2**18))
 
 
-def test_a_client_that_has_not_heard_of_its_session_begins_it_again_when_its_link_is_lost(
-    communicators: Communicators, log: LogRecorder
-) -> None:
+def test_unconfirmed_session_begins_again_after_link_loss(communicators: Communicators, log: LogRecorder) -> None:
     server = communicators.server(**QUIET)
     greeting = stranger(epoch=7)
     with Raw(server.netloc, greeting) as first:
@@ -186,7 +187,7 @@ def test_a_client_that_has_not_heard_of_its_session_begins_it_again_when_its_lin
         assert (ini.flags, Greeting.read(ini).epoch) == (0, 8)
 
 
-def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_next(
+def test_session_begins_on_next_link_if_first_was_lost(
     communicators: Communicators,
 ) -> None:
     server, greeting = communicators.server(**QUIET), stranger(epoch=7)
@@ -207,7 +208,7 @@ def test_a_session_whose_first_link_was_lost_before_its_answer_is_begun_by_the_n
 # Servers that take turns at one address.
 
 
-def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
+def test_client_restarted_elsewhere_begins_anew(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     told: list[tuple[str, uuid.UUID]] = []
@@ -234,7 +235,7 @@ def test_a_client_that_was_elsewhere_meanwhile_begins_anew_at_once(
     assert log.having("goes on with epoch") == []
 
 
-def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(communicators: Communicators) -> None:
+def test_client_restarted_elsewhere_abandons_live_link(communicators: Communicators) -> None:
     server = communicators.server(**QUIET)
     greeting = stranger(epoch=3)
     with Raw(server.netloc, greeting) as old:
@@ -249,7 +250,7 @@ def test_a_client_that_was_elsewhere_has_left_the_link_that_seems_alive(communic
             assert list(server.statistics()) == [greeting.id]
 
 
-def test_a_server_that_closes_does_not_wait_for_a_client_that_was_elsewhere(
+def test_close_does_not_wait_for_client_restarted_elsewhere(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy]
 ) -> None:
     server = communicators.server(linger=LIMIT, **QUIET)
@@ -283,7 +284,7 @@ def owner_that_is_away(server: Communicator) -> tuple[Greeting, Peer]:
     return owner, peer
 
 
-def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(communicators: Communicators) -> None:
+def test_newcomer_lost_before_answer_takes_nothing_over(communicators: Communicators) -> None:
     server = communicators.server(**QUIET)
     owner, peer = owner_that_is_away(server)
     accept = peer.accept
@@ -303,7 +304,7 @@ def test_a_newcomer_whose_link_is_lost_before_its_answer_takes_nothing_over(comm
     assert peer.session.token == newcomer.token
 
 
-def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(communicators: Communicators) -> None:
+def test_link_of_earlier_process_is_refused(communicators: Communicators) -> None:
     """Both were judged before either was answered, as may be where sessions are spread over threads."""
     server = communicators.server(**QUIET)
     owner, peer = owner_that_is_away(server)
@@ -334,7 +335,7 @@ def test_a_link_of_the_process_of_before_is_not_let_into_the_new_session(communi
 
 
 @pytest.mark.slow
-def test_a_restarted_board_with_a_fixed_id_is_taken_though_its_predecessor_seems_alive(
+def test_restarted_board_replaces_silent_predecessor(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     server = communicators.server(**QUIET)
@@ -353,9 +354,7 @@ def test_a_restarted_board_with_a_fixed_id_is_taken_though_its_predecessor_seems
 
 
 @pytest.mark.slow
-def test_a_twin_that_comes_again_and_again_does_not_end_who_has_the_id(
-    communicators: Communicators, log: LogRecorder
-) -> None:
+def test_twin_with_same_id_does_not_end_owner(communicators: Communicators, log: LogRecorder) -> None:
     server, board = communicators.pair(**QUIET)
     link = only(server).link
     twin = communicators.client(server.netloc, id=board.id, retry_max=0.5, linger=0.0, **QUIET)

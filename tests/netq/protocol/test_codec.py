@@ -1,4 +1,4 @@
-"""The compiled codec does what netq/protocol/codec.py does, and leaks nothing."""
+"""The compiled codec behaves as netq/protocol/codec.py does, and leaks no memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compiled() -> ModuleType:
 
 
 @pytest.mark.skipif(bool(os.environ.get("NETQ_PURE")), reason="NETQ_PURE is set")
-def test_compiled_where_a_compiler_is() -> None:
+def test_codec_is_compiled_where_a_compiler_exists() -> None:
     header = Path(sysconfig.get_path("include"), "Python.h")
     if shutil.which("cc") is None or not header.exists():
         pytest.skip("there is no C compiler, or no Python.h")
@@ -126,7 +126,7 @@ def seen(session: Session, messages: list[Any]) -> list[object]:
 @example(pieces=[("message", 0, bytes(1000)), ("message", 0, b"beyond")], sent=0, cut=0, low=0)
 @example(pieces=[frame(2, 0, 0, 1, 9, b"a part")], sent=0, cut=0, low=0)
 @example(pieces=[("message", 1, b""), ("message", 0, b""), ("message", 1, b"")], sent=0, cut=0, low=0)
-def test_both_take_the_same(pieces: list[Any], sent: int, cut: int, low: int) -> None:
+def test_both_codecs_take_alike(pieces: list[Any], sent: int, cut: int, low: int) -> None:
     data = bytes(low) + wire(pieces)
     high = max(low, len(data) - cut)
     results = []
@@ -149,7 +149,7 @@ def test_both_take_the_same(pieces: list[Any], sent: int, cut: int, low: int) ->
     window=st.sampled_from([0, 1, 300, 1000, 10**6, 2**63 - 1, 2**64 - 1]),
     number=st.integers(0, 12),
 )
-def test_both_send_and_settle_the_same(
+def test_both_codecs_send_and_settle_alike(
     sizes: list[int],
     lanes: list[int],
     withdrawn: set[int],
@@ -185,7 +185,7 @@ def test_both_send_and_settle_the_same(
 
 @needs_compiled
 @pytest.mark.parametrize("waits", [{"_listeners": [1]}, {"_made": object()}, {"_state": "CANCELLED"}])
-def test_a_message_that_is_waited_for_is_told_itself(waits: dict[str, object]) -> None:
+def test_acked_is_called_for_message_with_waiter(waits: dict[str, object]) -> None:
     for module in (PYTHON, compiled()):
         told: list[object] = []
 
@@ -202,7 +202,7 @@ def test_a_message_that_is_waited_for_is_told_itself(waits: dict[str, object]) -
 
 
 @needs_compiled
-def test_an_error_in_acked_comes_out_and_the_message_stays() -> None:
+def test_error_in_acked_is_raised_and_message_stays() -> None:
     for module in (PYTHON, compiled()):
 
         class Message(module.Outgoing):  # type: ignore[name-defined, misc]
@@ -261,13 +261,13 @@ def compiled_message(*, empty: bool = False) -> Any:
         ("take", (conversation(PYTHON, 0)[0], "text", 0, 24)),
     ],
 )
-def test_what_cannot_be_is_an_error_and_no_crash(name: str, arguments: tuple[Any, ...]) -> None:
+def test_bad_arguments_raise_instead_of_crashing(name: str, arguments: tuple[Any, ...]) -> None:
     with pytest.raises((TypeError, AttributeError, ValueError, OverflowError)):
         getattr(compiled(), name)(*arguments)
 
 
 @needs_compiled
-def test_nothing_is_leaked() -> None:
+def test_codec_leaks_no_references() -> None:
     data = memoryview(wire([("message", n % 2, bytes(20)) for n in range(10)] + [frame(3, 0, 0, 3, 10**6, b"")]))
 
     def once() -> None:

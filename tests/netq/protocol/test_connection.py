@@ -1,4 +1,4 @@
-"""One link's protocol: the table of state and kind, lengths, deadlines, greeting, saying goodbye."""
+"""The protocol on one link: the table of states and kinds, lengths, deadlines, handshake, round trip, closing."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def only_lost(events: list[Event]) -> Exception:
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.CLOSED])
 @pytest.mark.parametrize("kind", Kind)
-def test_a_frame_is_legal_as_the_table_says_or_the_link_is_lost(state: State, kind: Kind) -> None:
+def test_frame_is_legal_by_table_or_link_is_lost(state: State, kind: Kind) -> None:
     connection = in_state(state)
     assert connection.state is state
     frame = VALID[kind]
@@ -156,7 +156,7 @@ def test_a_frame_is_legal_as_the_table_says_or_the_link_is_lost(state: State, ki
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_a_frame_that_is_not_legal_is_refused_at_its_header(kind: Kind) -> None:
+def test_illegal_frame_is_refused_at_header(kind: Kind) -> None:
     for state in State:
         if kind in LEGAL[state] or state is State.CLOSED:
             continue
@@ -167,7 +167,7 @@ def test_a_frame_that_is_not_legal_is_refused_at_its_header(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_nothing_is_looked_at_when_all_is_said(kind: Kind) -> None:
+def test_closed_connection_ignores_bytes(kind: Kind) -> None:
     connection = in_state(State.CLOSED)
     assert feed(connection, VALID[kind]) == []
     assert connection.feed(memoryview(b"\xff" * 100), 0.0) == []
@@ -178,17 +178,17 @@ def test_nothing_is_looked_at_when_all_is_said(kind: Kind) -> None:
     ("state", "number", "length"),
     [(State.OPENING, 0, 0), (State.ENDING, 0, 0), (State.OPEN, 0, 3), (State.OPEN, 4, 0), (State.OPEN, 2**64 - 1, 0)],
 )
-def test_a_fin_that_says_nothing_known_is_refused(state: State, number: int, length: int) -> None:
+def test_fin_with_unknown_code_is_refused(state: State, number: int, length: int) -> None:
     error = only_lost(feed(in_state(state), Frame(Kind.FIN, length=length, number=number, body=b"x" * length)))
     assert isinstance(error, ProtocolError)
 
 
-def test_a_server_takes_no_fin_of_a_stranger() -> None:
+def test_server_refuses_fin_before_ini() -> None:
     header = Frame(Kind.FIN, number=Code.REFUSED).header()
     assert "FIN in state OPENING" in str(only_lost(Connection(SERVER, OPTIONS, 0.0).feed(memoryview(header), 0.0)))
 
 
-def test_the_reason_of_a_peer_is_one_printable_line() -> None:
+def test_reason_of_peer_is_one_printable_line() -> None:
     reason = "no röom\n10.0.0.1: welcome\x1b[2J\u202e\r".encode() + b"\xff"
     error = only_lost(feed(opened(), Frame(Kind.FIN, length=len(reason), number=Code.REFUSED, body=reason)))
     assert str(error) == "the peer refuses: no röom\\n10.0.0.1: welcome\\x1b[2J\\u202e\\r\N{REPLACEMENT CHARACTER}"
@@ -205,7 +205,7 @@ def test_the_reason_of_a_peer_is_one_printable_line() -> None:
         (State.OPEN, VALID[Kind.PING]._replace(flags=ANSWER)),
     ],
 )
-def test_what_is_of_no_lane_says_lane_0(state: State, frame: Frame) -> None:
+def test_frame_without_lane_must_have_lane_0(state: State, frame: Frame) -> None:
     faults = [event for event in feed(in_state(state), frame) if isinstance(event, Lost)]
     assert not any("lane" in str(fault.error) for fault in faults)
     assert "in lane 3; expected lane 0" in str(only_lost(feed(in_state(state), frame._replace(lane=3))))
@@ -215,7 +215,7 @@ def test_what_is_of_no_lane_says_lane_0(state: State, frame: Frame) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.MSG])
-def test_a_body_outside_its_bounds_is_refused_at_the_header(kind: Kind) -> None:
+def test_illegal_length_is_refused_at_header(kind: Kind) -> None:
     least, most = LENGTH[kind]
     state = next(state for state in State if kind in LEGAL[state])
     for length in {least - 1, most + 1, 2**31, 2**32 - 1} - {-1}:
@@ -227,7 +227,7 @@ def test_a_body_outside_its_bounds_is_refused_at_the_header(kind: Kind) -> None:
 @pytest.mark.parametrize("merge", [True, False])
 @pytest.mark.parametrize("length", [1, 2**31, 2**32 - 1])
 @pytest.mark.parametrize("size", [2**31, 2**40, 2**40 + 1, 2**62, 2**63, 2**64 - 1])
-def test_a_length_bomb_takes_no_memory(size: int, length: int, merge: bool) -> None:
+def test_huge_length_allocates_no_memory(size: int, length: int, merge: bool) -> None:
     connection = opened(dataclasses.replace(OPTIONS, get_merge=merge, window=2**62))
     header = memoryview(Frame(Kind.MSG, length=length, number=1, value=size).header())
     before = resident()
@@ -253,7 +253,7 @@ def resident() -> int:
 # Time.
 
 
-def test_a_link_that_does_not_greet_is_cut() -> None:
+def test_handshake_has_timeout() -> None:
     for connection in (Connection(SERVER, OPTIONS, 100.0), Connection(CLIENT, OPTIONS, 100.0, session())):
         connection.feed(memoryview(VALID[Kind.INI].whole()[:50]), 104.0)  # a byte now and then does not help
         assert connection.deadline() == 105.0
@@ -262,7 +262,7 @@ def test_a_link_that_does_not_greet_is_cut() -> None:
         assert connection.closed
 
 
-def test_who_has_nothing_to_say_says_ping() -> None:
+def test_idle_connection_sends_ping() -> None:
     connection = opened(now=100.0)
     assert connection.deadline() == 110.0
     assert connection.tick(109.9) == []
@@ -272,7 +272,7 @@ def test_who_has_nothing_to_say_says_ping() -> None:
     assert connection.deadline() == 120.0
 
 
-def test_who_speaks_needs_no_ping() -> None:
+def test_busy_connection_sends_no_ping() -> None:
     connection = opened(now=100.0)
     assert connection.session is not None
     connection.session.put(message())
@@ -281,7 +281,7 @@ def test_who_speaks_needs_no_ping() -> None:
     assert connection.deadline() == 119.0
 
 
-def test_silence_is_borne_for_so_many_heartbeats() -> None:
+def test_link_is_lost_after_missed_heartbeats() -> None:
     connection = opened(now=100.0)
     for now in (110.0, 120.0, 129.9):
         assert connection.tick(now) == []
@@ -294,7 +294,7 @@ def test_silence_is_borne_for_so_many_heartbeats() -> None:
     assert connection.tick(1e9) == []
 
 
-def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
+def test_probed_link_is_lost_without_answer() -> None:
     connection = opened(now=100.0)
     connection.probe(105.0)
     assert kinds(sent(connection, 105.0)) == [Kind.PING]
@@ -305,7 +305,7 @@ def test_a_link_that_is_doubted_is_asked_and_given_up_soon() -> None:
     assert isinstance(only_lost(connection.tick(107.0)), TimeoutError)
 
 
-def test_a_link_that_is_doubted_and_brings_something_goes_on() -> None:
+def test_probed_link_survives_any_byte() -> None:
     connection = opened(now=100.0)
     connection.probe(105.0)
     connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 106.9)
@@ -315,14 +315,14 @@ def test_a_link_that_is_doubted_and_brings_something_goes_on() -> None:
     assert connection.deadline() == 110.0
 
 
-def test_a_link_that_is_doubted_is_not_borne_for_longer_than_another() -> None:
+def test_probe_does_not_extend_silence_timeout() -> None:
     connection = opened(now=100.0)
     connection.probe(129.0)
     assert isinstance(only_lost(connection.tick(130.0)), TimeoutError)
 
 
 @pytest.mark.parametrize("state", [State.OPENING, State.GREETED, State.CLOSED])
-def test_who_is_not_there_is_not_doubted(state: State) -> None:
+def test_probe_needs_open_connection(state: State) -> None:
     connection = in_state(state)
     deadline = connection.deadline()
     sent(connection)
@@ -330,7 +330,7 @@ def test_who_is_not_there_is_not_doubted(state: State) -> None:
     assert (connection.deadline(), sent(connection)) == (deadline, b"")
 
 
-def test_a_client_has_heard_of_its_session_when_something_comes_after_its_greeting() -> None:
+def test_first_byte_after_greeting_confirms_session() -> None:
     connection = opened()
     assert connection.session is not None
     assert not connection.session.confirmed
@@ -338,7 +338,7 @@ def test_a_client_has_heard_of_its_session_when_something_comes_after_its_greeti
     assert connection.session.confirmed
 
 
-def test_any_byte_is_a_sign_of_life() -> None:
+def test_any_byte_resets_silence_timeout() -> None:
     connection = opened(now=100.0)
     connection.feed(memoryview(VALID[Kind.MSG].whole()[:1]), 129.0)
     assert connection.tick(130.0) == []
@@ -347,7 +347,7 @@ def test_any_byte_is_a_sign_of_life() -> None:
 
 
 @pytest.mark.parametrize(("theirs", "patience"), [(1_000, 30.0), (10_000, 30.0), (60_000, 180.0)])
-def test_the_slower_heartbeat_counts(theirs: int, patience: float) -> None:
+def test_slower_heartbeat_sets_silence_timeout(theirs: int, patience: float) -> None:
     connection = Connection(SERVER, OPTIONS, 0.0)
     greeting = Greeting(CLIENT, TOKEN, 2**40, 2**20, theirs)
     feed(connection, greeting.frame())
@@ -444,7 +444,7 @@ def test_answer_to_a_ping_of_the_future_is_not_measured() -> None:
 # Greeting.
 
 
-def test_both_are_open_after_one_exchange() -> None:
+def test_handshake_opens_both_sides() -> None:
     client, server = Connection(CLIENT, OPTIONS, 0.0, session()), Connection(SERVER, OPTIONS, 0.0)
     (hello,) = server.feed(memoryview(sent(client)), 0.0)
     assert isinstance(hello, Hello)
@@ -458,7 +458,7 @@ def test_both_are_open_after_one_exchange() -> None:
     assert (client.open, server.open) == (True, True)
 
 
-def test_a_refused_client_learns_why() -> None:
+def test_refused_client_gets_reason() -> None:
     for code in (Code.REFUSED, Code.SUPERSEDED):
         client, server = Connection(CLIENT, OPTIONS, 0.0, session()), Connection(SERVER, OPTIONS, 0.0)
         server.feed(memoryview(sent(client)), 0.0)
@@ -471,7 +471,7 @@ def test_a_refused_client_learns_why() -> None:
         assert "no room" in str(event.error)
 
 
-def test_a_long_reason_is_cut_to_what_a_fin_holds() -> None:
+def test_long_reason_is_truncated() -> None:
     server = in_state(State.GREETED)
     server.refuse(Code.REFUSED, "ü" * 1000)
     client = in_state(State.OPENING)
@@ -480,7 +480,7 @@ def test_a_long_reason_is_cut_to_what_a_fin_holds() -> None:
     assert "ü" * 128 in str(event.error)
 
 
-def test_a_superseded_link_leaves_to_its_session_what_has_come() -> None:
+def test_superseded_link_keeps_received_part() -> None:
     """In one block a chunk, a body that will not be completed must not become a part of the message."""
     for merge in (True, False):
         options = dataclasses.replace(OPTIONS, get_merge=merge)
@@ -500,7 +500,7 @@ def test_a_superseded_link_leaves_to_its_session_what_has_come() -> None:
         assert arrived(second) == [b"abcdef"]
 
 
-def test_a_server_that_cannot_go_on_drops_the_link_and_says_nothing() -> None:
+def test_server_drops_link_silently_on_wrong_epoch() -> None:
     kept = opened().session
     assert kept is not None
     server = in_state(State.GREETED)
@@ -510,7 +510,7 @@ def test_a_server_that_cannot_go_on_drops_the_link_and_says_nothing() -> None:
     assert kept.queued == 1
 
 
-def test_a_client_that_is_told_to_go_on_with_what_it_never_began_drops_the_link() -> None:
+def test_client_refuses_resume_of_unknown_session() -> None:
     client = in_state(State.OPENING)
     greeting = Greeting(SERVER, TOKEN, 2**40, 2**20, 10_000, resume=True, epoch=1)
     assert isinstance(only_lost(feed(client, greeting.frame())), ProtocolError)
@@ -523,7 +523,7 @@ def test_server_begins_the_epoch_after_the_clients(epoch: int) -> None:
     assert f"epoch {epoch} of a session in epoch 0; expected 1" in str(error)
 
 
-def test_an_ini_that_says_a_version_or_none_is_lost() -> None:
+def test_ini_of_other_version_or_magic_is_refused() -> None:
     for body, why in ((b"NETQ\x02\x00\x00\x00", "version 2"), (b"SSH-2.0-", "does not speak netq")):
         error = only_lost(feed(Connection(SERVER, OPTIONS, 0.0), Frame(Kind.INI, length=8, body=body)))
         assert why in str(error)
@@ -532,7 +532,7 @@ def test_an_ini_that_says_a_version_or_none_is_lost() -> None:
 # Events, in order.
 
 
-def test_what_came_before_a_fault_is_not_lost_with_it() -> None:
+def test_frames_before_fault_are_processed() -> None:
     one = message()
     connection = opened(OPTIONS, 0.0, one)
     events = feed(connection, VALID[Kind.MSG], VALID[Kind.ACK], VALID[Kind.INI], VALID[Kind.PING])
@@ -544,7 +544,7 @@ def test_what_came_before_a_fault_is_not_lost_with_it() -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fault", [VALID[Kind.ACK]._replace(number=3), VALID[Kind.DROP]._replace(number=9)])
-def test_what_comes_after_a_fault_is_not_looked_at(fault: Frame, late: bool) -> None:
+def test_frames_after_fault_are_ignored(fault: Frame, late: bool) -> None:
     """Small messages and ACKs neither, whoever looks at what is left when the link is lost."""
     first, second = message(), message()
     connection = opened(OPTIONS, 0.0, first, second)
@@ -558,12 +558,12 @@ def test_what_comes_after_a_fault_is_not_looked_at(fault: Frame, late: bool) -> 
     assert [cursor.held for cursor in connection.session.greeting(SERVER, resume=True).cursors] == [1]
 
 
-def test_a_greeting_before_a_fault_is_not_lost_with_it() -> None:
+def test_greeting_before_fault_is_processed() -> None:
     events = feed(Connection(SERVER, OPTIONS, 0.0), VALID[Kind.INI], VALID[Kind.PING])
     assert [type(event) for event in events] == [Hello, Lost]
 
 
-def test_a_link_that_is_lost_before_it_is_answered_stays_lost() -> None:
+def test_link_lost_before_answer_stays_lost() -> None:
     server, untouched = in_state(State.GREETED), session()
     feed(server, VALID[Kind.PING])
     error = only_lost(server.accept(untouched, Greeting.read(VALID[Kind.INI]), resumed=False, now=0.0))
@@ -573,7 +573,7 @@ def test_a_link_that_is_lost_before_it_is_answered_stays_lost() -> None:
     assert not untouched.begun
 
 
-def test_a_session_that_is_told_nonsense_drops_the_link() -> None:
+def test_illegal_frame_for_session_drops_link() -> None:
     for frame in (
         VALID[Kind.MSG]._replace(number=2),
         VALID[Kind.DROP]._replace(number=2),
@@ -584,7 +584,7 @@ def test_a_session_that_is_told_nonsense_drops_the_link() -> None:
         assert isinstance(only_lost(feed(opened(), frame)), ProtocolError)
 
 
-def test_memory_that_cannot_be_had_drops_the_link() -> None:
+def test_memory_error_drops_link() -> None:
     class Full(Memory):
         def take(self, size: int) -> memoryview:
             raise MemoryError("no memory")
@@ -595,7 +595,7 @@ def test_memory_that_cannot_be_had_drops_the_link() -> None:
     assert isinstance(only_lost(feed(connection, VALID[Kind.MSG])), MemoryError)
 
 
-def test_a_server_that_has_forgotten_begins_anew() -> None:
+def test_server_without_session_begins_new_epoch() -> None:
     pair = LossyPair(OPTIONS, limit=100)
     pair.run()
     done = pair.put(pair.client, b"done")
@@ -611,7 +611,7 @@ def test_a_server_that_has_forgotten_begins_anew() -> None:
     assert pair.server.received == {0: [b"done", b"waiting"]}
 
 
-def test_a_server_that_has_forgotten_and_could_not_say_so_begins_anew_once_more() -> None:
+def test_server_begins_epoch_again_if_its_ini_was_lost() -> None:
     """Its INI is lost. Then the client's cursors still mean the session before: believed, they would lose a message."""
     pair = LossyPair(OPTIONS)
     pair.run()
@@ -632,7 +632,7 @@ def test_a_server_that_has_forgotten_and_could_not_say_so_begins_anew_once_more(
     assert pair.client.lost + pair.server.lost == []
 
 
-def test_a_peer_that_takes_less_refuses_what_was_put_before() -> None:
+def test_smaller_message_size_of_peer_fails_queued_messages() -> None:
     pair = LossyPair(OPTIONS, dataclasses.replace(OPTIONS, message_size=10))
     large, small = pair.put(pair.client, b"x" * 11), pair.put(pair.client, b"x" * 10)
     pair.run()
@@ -677,7 +677,7 @@ def talking(*messages: Outgoing) -> Connection:
 
 
 @pytest.mark.parametrize("state", State)
-def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state: State) -> None:
+def test_user_thread_receives_when_open_and_no_body_arrives(state: State) -> None:
     connection = in_state(state)
     assert (connection.buffer_for_small() is not None) is (state is State.OPEN)
     if state is State.OPEN:
@@ -687,7 +687,7 @@ def test_users_threads_receive_when_a_link_is_open_and_no_body_is_arriving(state
         assert connection.buffer_for_small() is not None
 
 
-def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() -> None:
+def test_user_thread_takes_small_messages_and_acks() -> None:
     one = message()
     connection = talking(one)
     connection.probe(1.0)
@@ -709,7 +709,7 @@ def test_a_users_thread_takes_small_messages_and_acks_and_is_a_sign_of_life() ->
         (whole(3, 5000)[:500], None),
     ],
 )
-def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind: Kind | None) -> None:
+def test_other_frames_are_left_to_loop(frame: bytes, kind: Kind | None) -> None:
     connection = talking()
     assert not receive_whole(connection, whole(2) + frame)
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
@@ -718,7 +718,7 @@ def test_what_is_not_for_a_users_thread_is_left_to_the_loops(frame: bytes, kind:
     assert (connection.buffer_for_small() is not None) is (kind is not None)
 
 
-def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
+def test_fault_in_user_thread_is_left_to_loop() -> None:
     connection = talking()
     assert not receive_whole(connection, whole(2) + whole(2))
     assert isinstance(only_lost(connection.received(0, 0.0)), ProtocolError)
@@ -726,7 +726,7 @@ def test_a_fault_that_a_users_thread_receives_is_for_the_loops() -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, 26))
-def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
+def test_message_may_be_split_between_threads(cut: int) -> None:
     for first, second in itertools.product((True, False), repeat=2):
         connection, data = talking(), whole(2)
         for part, by_user in ((data[:cut], first), (data[cut:], second)):
@@ -738,7 +738,7 @@ def test_a_message_may_come_in_two_parts_to_any_threads(cut: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 23, 24, 25, 123])
-def test_what_a_users_thread_has_of_a_small_message_is_kept_when_the_link_is_lost(size: int) -> None:
+def test_part_received_by_user_thread_survives_link_loss(size: int) -> None:
     """No byte of it comes again; nothing of it is there before it is whole."""
     connection = talking()
     assert receive_whole(connection, whole(2, 100)[:size])
@@ -748,7 +748,7 @@ def test_what_a_users_thread_has_of_a_small_message_is_kept_when_the_link_is_los
 
 
 @pytest.mark.parametrize("rest", [VALID[Kind.PING].whole(), whole(5), VALID[Kind.ACK]._replace(number=9).whole()])
-def test_what_was_left_to_the_loops_thread_is_lost_with_the_link(rest: bytes) -> None:
+def test_whole_frames_left_to_loop_are_lost_with_link(rest: bytes) -> None:
     """It comes again; and what lies behind it is not looked at."""
     one, other = message(), message()
     connection = talking(one, other)
@@ -757,14 +757,14 @@ def test_what_was_left_to_the_loops_thread_is_lost_with_the_link(rest: bytes) ->
     assert (arrived(connection), held(connection), one.times) == ([b"\2\2"], (2, 0), 0)
 
 
-def test_what_was_left_to_the_loops_thread_of_a_large_message_is_kept() -> None:
+def test_part_of_large_message_left_to_loop_is_kept() -> None:
     connection = talking()
     assert not receive_whole(connection, whole(2) + whole(3, 5000)[:524])
     connection.detach()
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 500))
 
 
-def test_what_a_thread_received_that_was_interrupted_is_forgotten() -> None:
+def test_input_of_interrupted_thread_is_discarded() -> None:
     connection = talking()
     assert receive_whole(connection, whole(2) + whole(3, 100)[:50])
     connection.discard_input()
@@ -772,7 +772,7 @@ def test_what_a_thread_received_that_was_interrupted_is_forgotten() -> None:
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 0))
 
 
-def test_small_messages_are_taken_where_they_lie_if_nothing_was_left_before() -> None:
+def test_read_small_needs_empty_reader() -> None:
     one = message()
     connection = talking(one)
     data = whole(2) + VALID[Kind.ACK].whole() + whole(3) + VALID[Kind.PING].whole() + whole(4)
@@ -791,7 +791,7 @@ def test_small_messages_are_taken_where_they_lie_if_nothing_was_left_before() ->
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.OPEN])
-def test_nothing_is_taken_where_it_lies_unless_the_link_is_open(state: State) -> None:
+def test_read_small_needs_open_connection(state: State) -> None:
     data = whole(1) + VALID[Kind.ACK].whole()
     assert in_state(state).read_small(memoryview(data), 0, len(data), 0.0) == 0
 
@@ -801,7 +801,7 @@ def test_nothing_is_taken_where_it_lies_unless_the_link_is_open(state: State) ->
 
 @pytest.mark.parametrize("order", [("client",), ("server",), ("client", "server"), ("server", "client")])
 @pytest.mark.parametrize("waiting", [0, 1, 5])
-def test_both_end_whoever_closes_first_and_nothing_is_lost(order: tuple[str, ...], waiting: int) -> None:
+def test_either_side_may_close_first_without_loss(order: tuple[str, ...], waiting: int) -> None:
     pair = LossyPair(dataclasses.replace(OPTIONS, transport_size=10, window=300), limit=10)
     pair.run()
     ends = {"client": pair.client, "server": pair.server}
@@ -819,7 +819,7 @@ def test_both_end_whoever_closes_first_and_nothing_is_lost(order: tuple[str, ...
     assert not pair.up
 
 
-def test_who_has_heard_fin_may_still_send() -> None:
+def test_side_that_received_fin_may_send() -> None:
     first = message()
     server = opened(OPTIONS, 0.0, first)
     feed(server, VALID[Kind.FIN])
@@ -837,7 +837,7 @@ def test_who_has_heard_fin_may_still_send() -> None:
     assert server.closed
 
 
-def test_who_has_said_fin_still_acknowledges() -> None:
+def test_side_that_sent_fin_still_acknowledges() -> None:
     server = opened()
     assert server.session is not None
     server.session.closing = True
@@ -855,7 +855,7 @@ def test_who_has_said_fin_still_acknowledges() -> None:
 
 
 @pytest.mark.parametrize("state", State)
-def test_closing_again_is_harmless_in_every_state(state: State) -> None:
+def test_close_is_idempotent_in_every_state(state: State) -> None:
     connection = in_state(state)
     for _ in range(3):
         if connection.session is not None:
@@ -867,7 +867,7 @@ def test_closing_again_is_harmless_in_every_state(state: State) -> None:
     assert connection.closed
 
 
-def test_a_session_that_was_closed_without_a_link_says_so_on_the_next() -> None:
+def test_session_closed_without_link_sends_fin_on_next() -> None:
     pair = LossyPair(OPTIONS)
     pair.run()
     pair.cut()
@@ -878,7 +878,7 @@ def test_a_session_that_was_closed_without_a_link_says_so_on_the_next() -> None:
     assert (pair.client.over, pair.server.over) == (True, True)
 
 
-def test_a_message_and_a_fin_after_it_in_every_division() -> None:
+def test_message_and_fin_in_every_division() -> None:
     data = VALID[Kind.MSG].whole() + VALID[Kind.FIN].whole()
     for cut in range(len(data) + 1):
         connection = opened()
@@ -890,7 +890,7 @@ def test_a_message_and_a_fin_after_it_in_every_division() -> None:
         assert connection.state is State.ENDING
 
 
-def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() -> None:
+def test_lost_connection_releases_message_without_gc() -> None:
     connection = Connection(SERVER, OPTIONS, 0.0)
     (hello,) = feed(connection, VALID[Kind.INI])
     assert isinstance(hello, Hello)
@@ -910,7 +910,7 @@ def test_a_lost_connection_keeps_nothing_of_a_message_without_the_collector() ->
         gc.enable()
 
 
-def test_pieces_are_what_to_send_is_with_the_bodies_of_large_messages_as_parts() -> None:
+def test_pieces_returns_large_bodies_as_parts() -> None:
     several = (uuid.UUID(int=8), uuid.UUID(int=9))
     sent: list[list[Buffer | Part]] = []
     for pieces in (Connection.to_send, Connection.pieces):

@@ -1,4 +1,7 @@
-"""A link is cut at every byte of a conversation: nothing may be lost, doubled, reordered or sent again."""
+"""A link is cut at every byte of a conversation, and nothing is lost, duplicated, reordered or sent again.
+
+Mirrors no module: two whole connections run over a LossyPair.
+"""
 
 from __future__ import annotations
 
@@ -161,13 +164,13 @@ def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("merge", [True, False])
-def test_one_cut_at_every_byte_with_messages_on_their_way(merge: bool) -> None:
+def test_one_cut_at_every_byte_with_messages_in_flight(merge: bool) -> None:
     cut_everywhere("wide", wide(merge), step=100)
 
 
 @pytest.mark.parametrize("close", [close_server, close_both])
 @pytest.mark.parametrize("step", STEPS)
-def test_one_cut_at_every_byte_of_the_end(step: int, close: Callable[[LossyPair], None]) -> None:
+def test_one_cut_at_every_byte_of_closing(step: int, close: Callable[[LossyPair], None]) -> None:
     cut_everywhere("end", narrow(True), step, close, tail=200)
 
 
@@ -381,7 +384,7 @@ def test_two_cuts_of_many_small_messages(chat: Chat, step: int, lanes: int) -> N
         chat.talk(first, first + chance.randrange(1, chat.whole - first + HANDSHAKE))
 
 
-def test_a_cut_in_the_very_last_frame_leaves_a_session_to_its_timeout() -> None:
+def test_cut_in_last_fin_leaves_session_to_timeout() -> None:
     """The client has said all and heard all; that the server heard it, nobody can tell it any more."""
     options = narrow(True)
     whole = converse(options, 1000, close=close_server).moved
@@ -398,7 +401,7 @@ def whole_module(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("whole_module")
-def test_so_many_cuts_were_made(record_property: Callable[[str, object], None]) -> None:
+def test_claimed_number_of_cuts_was_made(record_property: Callable[[str, object], None]) -> None:
     record_property("cuts", dict(made))
     print(f"{made.total()} cuts: {dict(made)}")
     assert made.total() >= CLAIMED

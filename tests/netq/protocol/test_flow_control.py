@@ -1,4 +1,4 @@
-"""Who may send how much, when all together send more than there is room for."""
+"""Which receiver may get how many bytes when all senders together have more than the budget allows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def waiting(budget: Budget, name: str, amount: int, granted: list[str], held: in
     return claim
 
 
-def test_claims_are_granted_in_the_order_of_asking() -> None:
+def test_claims_are_granted_in_order() -> None:
     budget, granted = Budget(200), list[str]()
     for name, amount in (("a", 60), ("b", 50), ("c", 10)):
         waiting(budget, name, amount, granted)
@@ -63,7 +63,7 @@ def test_claims_are_granted_in_the_order_of_asking() -> None:
     assert (granted, budget.claimed) == (["a", "b", "c"], 100)
 
 
-def test_the_largest_message_comes_when_nothing_else_is_under_way() -> None:
+def test_largest_message_is_granted_when_alone() -> None:
     budget, granted = Budget(200), list[str]()
     waiting(budget, "small", 1, granted)
     waiting(budget, "large", 1000, granted)
@@ -75,7 +75,7 @@ def test_the_largest_message_comes_when_nothing_else_is_under_way() -> None:
     assert granted == ["small", "large", "next"]
 
 
-def test_who_wants_the_rest_of_what_it_has_does_not_wait_for_itself_nor_for_others_who_wait() -> None:
+def test_waiting_claims_do_not_block_each_other() -> None:
     budget, granted = Budget(200), list[str]()
     waiting(budget, "running", 70, granted)
     budget.free(-50)  # 20 of one that comes back, 30 of another
@@ -88,7 +88,7 @@ def test_who_wants_the_rest_of_what_it_has_does_not_wait_for_itself_nor_for_othe
     assert granted == ["running", "first", "second"]
 
 
-def test_half_is_lent_whoever_waits() -> None:
+def test_lending_ignores_waiting_claims() -> None:
     budget = Budget(200)
     assert [budget.lend(wish) for wish in (30, -5, 60, 30)] == [30, 0, 60, 10]
     budget.give_back(50)
@@ -98,7 +98,7 @@ def test_half_is_lent_whoever_waits() -> None:
     assert (budget.lent, budget.claimed, budget.used) == (100, 1000, 1100)
 
 
-def test_a_claim_that_is_withdrawn_lets_the_next_pass() -> None:
+def test_withdrawn_claim_lets_next_pass() -> None:
     budget, granted = Budget(200), list[str]()
     waiting(budget, "running", 90, granted)
     large = waiting(budget, "large", 90, granted)
@@ -109,7 +109,7 @@ def test_a_claim_that_is_withdrawn_lets_the_next_pass() -> None:
     assert budget.claimed == 100
 
 
-def test_a_small_message_waits_for_nobody() -> None:
+def test_small_message_needs_no_grant() -> None:
     budget = Budget(SIZE)
     greedy, small = Lane(budget), Lane(budget)
     greedy.begin(100 * SIZE)
@@ -119,7 +119,7 @@ def test_a_small_message_waits_for_nobody() -> None:
     assert small.grown == 0
 
 
-def test_who_waits_goes_on_when_the_user_has_taken() -> None:
+def test_claim_is_granted_when_user_takes() -> None:
     budget = Budget(SIZE)
     first, second = Lane(budget), Lane(budget)
     first.begin(LARGE)
@@ -137,7 +137,7 @@ def test_who_waits_goes_on_when_the_user_has_taken() -> None:
     assert budget.used == 0
 
 
-def test_a_lane_in_use_gets_its_window_while_there_is_some() -> None:
+def test_lane_in_use_is_lent_its_window() -> None:
     budget = Budget(SIZE)
     lanes = [Lane(budget, window=4 * CREDIT) for _ in range(3)]
     for lane in lanes:
@@ -149,7 +149,7 @@ def test_a_lane_in_use_gets_its_window_while_there_is_some() -> None:
     assert [lane.receiver.limit for lane in lanes] == [CREDIT, 3 * CREDIT, 4 * CREDIT]
 
 
-def test_a_lost_link_takes_nothing_for_a_while() -> None:
+def test_paused_lane_keeps_its_grant() -> None:
     budget = Budget(SIZE)
     lane, other = Lane(budget, window=2 * CREDIT), Lane(budget)
     lane.come(1000, LARGE)
@@ -161,7 +161,7 @@ def test_a_lost_link_takes_nothing_for_a_while() -> None:
     assert (lane.receiver.limit, lane.receiver.partial, budget.used) == (limit, 1000, used)
 
 
-def test_an_absent_peer_keeps_what_it_has_while_nobody_needs_the_room() -> None:
+def test_part_of_absent_peer_is_kept_until_needed() -> None:
     budget = Budget(SIZE)
     absent, other = Lane(budget), Lane(budget)
     absent.come(3 * CREDIT, LARGE)
@@ -179,7 +179,7 @@ def test_an_absent_peer_keeps_what_it_has_while_nobody_needs_the_room() -> None:
     assert absent.may_end(LARGE)
 
 
-def test_a_peer_that_comes_back_goes_on_where_it_was_though_it_has_more_than_half() -> None:
+def test_returning_peer_resumes_with_more_than_half() -> None:
     budget = Budget(SIZE)
     lane = Lane(budget)
     for _ in range(3):
@@ -193,7 +193,7 @@ def test_a_peer_that_comes_back_goes_on_where_it_was_though_it_has_more_than_hal
     assert lane.receiver.partial == 9 * CREDIT, "it is not absent any more"
 
 
-def test_a_message_of_which_only_the_header_came_is_forgotten_with_its_link() -> None:
+def test_message_with_header_only_is_discarded_with_link() -> None:
     """Its sender does not know that it has begun, and may put another in its place."""
     lane = Lane(Budget(SIZE))
     lane.receiver.place(Frame(Kind.MSG, length=10, number=1, value=LARGE))
@@ -204,7 +204,7 @@ def test_a_message_of_which_only_the_header_came_is_forgotten_with_its_link() ->
     assert lane.receiver.held == 1
 
 
-def test_the_room_of_a_message_of_which_only_the_header_came_is_for_others_again() -> None:
+def test_room_of_message_with_header_only_is_freed() -> None:
     """Else whoever sends a header now and then fills one limit after another with small messages."""
     budget = Budget(SIZE)
     lane, other = Lane(budget), Lane(budget)
@@ -218,7 +218,7 @@ def test_the_room_of_a_message_of_which_only_the_header_came_is_for_others_again
     assert other.may_end(LARGE)
 
 
-def test_what_is_untaken_still_counts_when_a_link_is_lost() -> None:
+def test_untaken_messages_count_after_link_loss() -> None:
     budget = Budget(SIZE)
     lane = Lane(budget)
     lane.come(LARGE, LARGE)
@@ -231,7 +231,7 @@ def test_what_is_untaken_still_counts_when_a_link_is_lost() -> None:
 
 
 @pytest.mark.parametrize("merge", [True, False])
-def test_the_room_of_a_message_that_no_memory_was_there_for_is_for_others_again(merge: bool) -> None:
+def test_room_is_freed_after_memory_error(merge: bool) -> None:
     class Full(Memory):
         def take(self, size: int) -> memoryview:
             raise MemoryError("no memory")
@@ -244,7 +244,7 @@ def test_the_room_of_a_message_that_no_memory_was_there_for_is_for_others_again(
     assert (budget.used, receiver.limit) == (0, CREDIT)
 
 
-def test_a_thousand_who_are_absent_are_forgotten_without_a_thousand_frames() -> None:
+def test_eviction_of_a_thousand_does_not_recurse() -> None:
     budget = Budget(2**30)
     absent = [Lane(budget) for _ in range(1000)]
     for lane in absent:
@@ -257,7 +257,7 @@ def test_a_thousand_who_are_absent_are_forgotten_without_a_thousand_frames() -> 
     assert {lane.receiver.partial for lane in absent} == {0}
 
 
-def test_a_thousand_who_wait_and_free_some_are_granted_without_a_thousand_frames() -> None:
+def test_grants_to_a_thousand_do_not_recurse() -> None:
     budget = Budget(2**30)
     giant, waiting = Lane(budget), [Lane(budget) for _ in range(1000)]
     giant.begin(2**29)
@@ -270,7 +270,7 @@ def test_a_thousand_who_wait_and_free_some_are_granted_without_a_thousand_frames
     assert all(lane.may_end(2 * CREDIT) for lane in waiting)
 
 
-def test_a_claim_that_fails_when_it_is_granted_does_not_end_all_granting() -> None:
+def test_failing_grant_does_not_stop_granting() -> None:
     budget, granted = Budget(200), list[str]()
 
     def fail() -> None:
@@ -283,7 +283,7 @@ def test_a_claim_that_fails_when_it_is_granted_does_not_end_all_granting() -> No
 
 
 @pytest.mark.parametrize("size", [10, SIZE, 2**40])
-def test_a_cancelled_message_frees_nothing_that_is_untaken(size: int) -> None:
+def test_drop_frees_no_untaken_message(size: int) -> None:
     budget = Budget(SIZE)
     lane = Lane(budget)
     lane.come(LARGE, LARGE)
@@ -296,7 +296,7 @@ def test_a_cancelled_message_frees_nothing_that_is_untaken(size: int) -> None:
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_session_that_is_over_gives_back_all_but_what_is_untaken(waits: bool) -> None:
+def test_retired_receiver_frees_all_but_untaken(waits: bool) -> None:
     budget = Budget(SIZE)
     lane, other = Lane(budget), Lane(budget)
     if waits:
@@ -313,7 +313,7 @@ def test_a_session_that_is_over_gives_back_all_but_what_is_untaken(waits: bool) 
     assert budget.used == 0
 
 
-def test_who_has_closed_takes_all_and_counts_nothing() -> None:
+def test_lifted_limit_counts_nothing() -> None:
     budget = Budget(SIZE)
     lane = Lane(budget, window=2 * CREDIT)
     lane.begin(LARGE)
@@ -327,7 +327,7 @@ def test_who_has_closed_takes_all_and_counts_nothing() -> None:
     assert budget.used == 0
 
 
-def test_no_new_session_begins_while_too_much_of_old_ones_is_untaken() -> None:
+def test_orphaned_bytes_stop_admission() -> None:
     budget = Budget(SIZE)
     lanes = [Lane(budget) for _ in range(SIZE // CREDIT)]
     for number, lane in enumerate(lanes):

@@ -1,4 +1,4 @@
-"""Receivers of one budget, driven at random: nothing drifts, and nobody waits for ever while the user takes."""
+"""Receivers of one budget, driven at random: the counts stay exact, and every claim is granted in the end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Peer:
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_nothing_drifts_and_nobody_waits_for_ever(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_stay_exact_and_every_claim_is_granted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netq.protocol.receiver.CREDIT", 1000)
     assert budget_module.CREDIT > LARGEST, "else this would not need to be made smaller"
     chance = random.Random(seed)

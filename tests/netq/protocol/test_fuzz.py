@@ -1,4 +1,7 @@
-"""Bytes that nobody should send. A connection answers with events, never raises, never takes much memory."""
+"""Illegal and damaged bytes: a connection returns events, never raises, and never allocates much memory.
+
+Mirrors no module: each input goes through a whole connection.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +178,7 @@ def kinds(data: bytes) -> set[int]:
     return found
 
 
-def test_the_valid_exchange_has_all_kinds_and_is_taken() -> None:
+def test_valid_exchange_has_all_kinds() -> None:
     assert kinds(TO_SERVER) | kinds(TO_CLIENT) == {kind.value for kind in Kind}
     victim = attack("valid", TO_SERVER, server=True)
     assert [type(event) for event in victim.events] == [Hello, Opened, Finished, Finished]
@@ -206,7 +209,7 @@ def test_every_prefix(valid: bytes, server: bool) -> None:
 
 
 @either
-def test_every_prefix_then_nonsense(valid: bytes, server: bool) -> None:
+def test_every_prefix_then_garbage(valid: bytes, server: bool) -> None:
     chance = random.Random(1)
     for size in range(len(valid)):
         attack("nonsense", valid[:size] + chance.randbytes(100), server=server)
@@ -253,7 +256,7 @@ STRANGERS = {
 
 @pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("name", STRANGERS)
-def test_a_stranger_is_recognised_by_its_first_24_bytes(name: str, server: bool) -> None:
+def test_foreign_protocol_is_recognised_by_24_bytes(name: str, server: bool) -> None:
     for step in (1, 7, 10**9):
         data = STRANGERS[name].ljust(24, b"\n")
         victim = attack("strangers", data, server=server, step=step)
@@ -326,7 +329,7 @@ def test_any_frames_in_any_state(state: State, server: bool) -> None:
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_random_frames_of_a_believable_kind(server: bool) -> None:
+def test_random_plausible_frames(server: bool) -> None:
     """Numbers that just fit take a conversation further than numbers that any generator finds."""
     chance = random.Random(5)
     for _ in range(1500):
@@ -344,7 +347,7 @@ def test_random_frames_of_a_believable_kind(server: bool) -> None:
         attack("believable", b"".join(frames), server=server, merge=chance.random() < 0.5)
 
 
-def test_a_header_never_makes_memory_be_asked_for_more_than_a_message_may_have() -> None:
+def test_header_never_allocates_more_than_message_size() -> None:
     chance = random.Random(7)
     for _ in range(3000):
         header = Frame(
@@ -360,7 +363,7 @@ def test_a_header_never_makes_memory_be_asked_for_more_than_a_message_may_have()
 
 
 @pytest.mark.slow
-def test_so_many_inputs_were_tried(
+def test_claimed_number_of_inputs_was_tried(
     request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
     if len([item for item in request.session.items if item.path == request.path]) < 40:

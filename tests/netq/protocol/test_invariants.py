@@ -1,14 +1,16 @@
-"""Two ends do anything in any order, beside a model that only knows what was sent. What must always hold:
+"""Two ends do random things in random order, next to a model of what was sent. These invariants always hold:
 
-I1  what is delivered is, lane by lane, what was sent: in order, nothing twice, nothing left out but what was
-    cancelled or is known to be lost
-I2  acknowledged implies delivered
-I3  a link that was replaced has no say any more
-I4  what is here and not taken stays within the window
-I5  every state has a deadline, but CLOSED
-I6  resuming never changes who the peer is
+I1  each lane delivers what was sent: in order, without duplicates, and without gaps but for messages that were
+    cancelled or are known to be lost
+I2  an acknowledged message was delivered
+I3  a link that was replaced changes nothing any more
+I4  untaken bytes stay within the window
+I5  every state but CLOSED has a deadline
+I6  resuming never changes the id of the peer
 I7  closing twice is harmless
-I8  nothing raises, and no end finds fault with the other
+I8  nothing raises, and neither end reports a fault of the other
+
+Mirrors no module: two whole connections run over a LossyPair.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+"""The memory of incoming messages: alignment, reuse of large blocks, and when blocks are freed."""
+
 from __future__ import annotations
 
 import ctypes
@@ -20,7 +22,7 @@ def address(view: memoryview) -> int:
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, LARGE - 1, LARGE, LARGE + 1, 10 * MIB + 7])
-def test_memory_is_writable_aligned_and_of_the_size(size: int) -> None:
+def test_memory_is_writable_and_aligned(size: int) -> None:
     view = Memory().take(size)
     assert (view.nbytes, view.ndim, view.format, view.readonly) == (size, 1, "B", False)
     if size:
@@ -37,7 +39,7 @@ def test_blocks_in_use_do_not_overlap() -> None:
         assert view == bytes([number]) * view.nbytes
 
 
-def test_a_large_block_is_recycled() -> None:
+def test_large_block_is_reused() -> None:
     memory = Memory()
     view = memory.take(MIB)
     first = address(view)
@@ -50,7 +52,7 @@ def test_a_large_block_is_recycled() -> None:
     assert memory.idle == 0
 
 
-def test_a_small_block_is_not_kept() -> None:
+def test_small_block_is_not_kept() -> None:
     memory = Memory()
     view = memory.take(LARGE - 1)
     del view
@@ -58,7 +60,7 @@ def test_a_small_block_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("kept", "taken", "recycled"), [(2, 1, True), (3, 1, False), (1, 2, False), (4, 3, True)])
-def test_a_block_is_recycled_if_half_of_it_at_least_is_used(kept: int, taken: int, recycled: bool) -> None:
+def test_block_is_reused_for_half_its_size_or_more(kept: int, taken: int, recycled: bool) -> None:
     memory = Memory()
     view = memory.take(kept * MIB)
     del view
@@ -67,7 +69,7 @@ def test_a_block_is_recycled_if_half_of_it_at_least_is_used(kept: int, taken: in
     assert view.nbytes == taken * MIB
 
 
-def test_the_block_used_last_is_taken_first() -> None:
+def test_last_used_block_is_taken_first() -> None:
     memory = Memory()
     one, two = memory.take(MIB), memory.take(MIB)
     last = address(one)
@@ -91,7 +93,7 @@ def test_any_view_keeps_its_block() -> None:
     assert memory.idle >= MIB
 
 
-def test_blocks_need_no_collector() -> None:
+def test_blocks_are_freed_without_gc() -> None:
     memory = Memory()
     gc.disable()
     try:
@@ -103,7 +105,7 @@ def test_blocks_need_no_collector() -> None:
         gc.enable()
 
 
-def test_views_that_die_in_other_threads() -> None:
+def test_views_may_be_freed_in_other_threads() -> None:
     memory = Memory(keep=4 * MIB)
 
     def drop(views: list[memoryview]) -> None:
@@ -122,7 +124,7 @@ def test_views_that_die_in_other_threads() -> None:
         assert len({address(view) for view in [memory.take(MIB) for _ in range(6)]}) <= 6
 
 
-def test_no_more_than_keep_is_kept_and_the_longest_idle_go_first() -> None:
+def test_longest_idle_blocks_are_freed_beyond_keep() -> None:
     memory = Memory(keep=2 * MIB)
     views = [memory.take(MIB) for _ in range(4)]
     addresses = [address(view) for view in views]
@@ -134,7 +136,7 @@ def test_no_more_than_keep_is_kept_and_the_longest_idle_go_first() -> None:
     assert [address(view) for view in again] == [addresses[3], addresses[2]]
 
 
-def test_trim_lets_idle_blocks_go() -> None:
+def test_trim_frees_idle_blocks() -> None:
     memory = Memory()
     views = [memory.take(MIB) for _ in range(4)]
     in_use = views.pop()
@@ -151,7 +153,7 @@ def test_trim_lets_idle_blocks_go() -> None:
     assert memory.idle == MIB
 
 
-def test_age_lets_blocks_go_that_nobody_used_since_the_last_time() -> None:
+def test_age_frees_blocks_unused_since_last_call() -> None:
     memory = Memory()
     small, large = memory.take(MIB), memory.take(4 * MIB)
     del small, large
@@ -166,7 +168,7 @@ def test_age_lets_blocks_go_that_nobody_used_since_the_last_time() -> None:
     assert memory.idle == 0
 
 
-def test_the_memory_may_go_before_its_views() -> None:
+def test_memory_may_be_freed_before_its_views() -> None:
     memory = Memory()
     view = memory.take(MIB)
     del memory
@@ -175,7 +177,7 @@ def test_the_memory_may_go_before_its_views() -> None:
 
 
 @given(st.integers(LARGE, 2**50))
-def test_a_size_class_wastes_an_eighth_or_a_page_at_most(size: int) -> None:
+def test_size_class_wastes_at_most_an_eighth_or_a_page(size: int) -> None:
     waste = _size_class(size) - size
     assert 0 <= waste <= max(size / 8, 4096)
     assert _size_class(_size_class(size)) == _size_class(size)
@@ -191,7 +193,7 @@ def test_sizes_of_one_magnitude_share_few_classes() -> None:
 
 
 @pytest.mark.parametrize("size", [2**62, 2**63, 2**70])
-def test_an_absurd_size_is_a_memory_error_and_costs_nothing(size: int) -> None:
+def test_absurd_size_raises_memory_error(size: int) -> None:
     memory = Memory()
     view = memory.take(MIB)
     del view
@@ -215,7 +217,7 @@ def test_pages_are_committed_as_they_are_written() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the child does nothing that threads could break
-def test_a_forked_child_writes_to_a_copy_of_its_own() -> None:
+def test_forked_child_writes_to_its_own_copy() -> None:
     view = Memory().take(MIB)
     view[0] = 1
     child = os.fork()

@@ -53,13 +53,13 @@ def blocks() -> list[tuple[str, bytes]]:
     return [(name, bytes.fromhex(re.sub(r"#.*", "", text))) for name, text in PAGE.named_blocks("hex")]
 
 
-def test_the_page_has_an_example_of_each_frame_and_no_other_blocks() -> None:
+def test_page_has_one_example_of_each_frame() -> None:
     names = [name for name, _ in blocks() if not name.startswith("exchange")]
     assert sorted(names) == sorted(FRAMES)
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_an_example_is_what_the_code_encodes_and_decodes(name: str) -> None:
+def test_examples_equal_encoded_frames(name: str) -> None:
     data = dict(blocks())[name]
     assert FRAMES[name].whole() == data
     (frame,) = Parser().feed(data)
@@ -68,7 +68,7 @@ def test_an_example_is_what_the_code_encodes_and_decodes(name: str) -> None:
         assert Greeting.read(frame).frame().whole() == data
 
 
-def test_the_complete_exchange_is_what_two_connections_say() -> None:
+def test_complete_exchange_equals_two_connections() -> None:
     options = ConnectionOptions()
     session = Session(TOKEN, options, Memory())
     session.put(Outgoing(Stream([b"hello"])))
@@ -89,7 +89,7 @@ def test_the_complete_exchange_is_what_two_connections_say() -> None:
     assert ends["server"].closed
 
 
-def test_the_header_and_the_bodies_lie_as_the_tables_say() -> None:
+def test_layout_tables_equal_struct_sizes() -> None:
     header, greeting, cursor = [rows[1:] for rows in PAGE.tables("offset", "size", "field", "")]
     assert ends(header) == wire.HEADER_SIZE
     assert ends(greeting[:-1]) == int(greeting[-1][0]) == wire.GREETING_SIZE
@@ -105,7 +105,7 @@ def ends(rows: list[list[str]]) -> int:
     return at
 
 
-def test_the_kinds_and_their_flags() -> None:
+def test_kinds_and_flags() -> None:
     rows = PAGE.rows("kind", "frame", "flags")
     kinds = {kind: [row for row in rows if int(row[0]) == kind] for kind in Kind}
     assert sum(map(len, kinds.values())) == len(rows)
@@ -116,11 +116,11 @@ def test_the_kinds_and_their_flags() -> None:
     assert [row[1] for row in kinds[Kind.PING]] == ["PING", "ANSWER"]
 
 
-def test_the_codes_of_fin() -> None:
+def test_codes_of_fin() -> None:
     assert [(int(row[0]), row[1]) for row in PAGE.rows("code", "name")] == [(code.value, code.name) for code in Code]
 
 
-def test_the_legality_table() -> None:
+def test_legality_table() -> None:
     ((head, *rows),) = PAGE.tables("state", "entered when")
     kinds = [kind.name for kind in Kind]
     assert head[2:] == kinds
@@ -128,7 +128,7 @@ def test_the_legality_table() -> None:
     assert page == LEGAL
 
 
-def test_the_limits() -> None:
+def test_limits() -> None:
     assert {name: int(value) for name, value in PAGE.rows("limit", "value")} == {
         "version": wire.VERSION,
         "bytes of a header": wire.HEADER_SIZE,
@@ -144,7 +144,7 @@ def test_the_limits() -> None:
     }
 
 
-def test_the_example_of_the_window() -> None:
+def test_example_of_flow_control() -> None:
     rows = PAGE.rows("what happens", "message")
     sender, receiver = Sender(0, 1000), Receiver(0, 1000, Memory(), merge=True)
     messages = [Outgoing(Stream([bytes(size)])) for size in (500, 300, 10)]
@@ -181,7 +181,7 @@ def test_the_example_of_the_window() -> None:
     assert seen == [[int(cell) for cell in row[2:]] for row in rows]
 
 
-def test_the_layout_of_a_pickled_message() -> None:
+def test_layout_of_pickled_message() -> None:
     buffers = [bytearray(b"x" * 100), bytearray(b"y" * 3)]
     data = bytes(PickleSerializer().dump([pickle.PickleBuffer(buffer) for buffer in buffers]))
     size, count = struct.unpack_from("<QQ", data)

@@ -1,4 +1,7 @@
-"""Memory is free as soon as nobody needs it: no cycle holds it until the garbage collector comes by."""
+"""Memory is released as soon as it is not needed, without the garbage collector: there are no reference cycles.
+
+Mirrors no module: messages travel between communicators, blocking and asyncio ones.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def watched(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> threadi
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_was_delivered_is_let_go_on_both_sides(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
+def test_delivered_message_is_released_on_both_sides(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
     server, client = pair
     array = np.zeros(1_000_000)
     sent = watched(array)
@@ -59,7 +62,7 @@ def test_what_was_delivered_is_let_go_on_both_sides(pair: tuple[netq.Communicato
     assert arrived.wait(10)
 
 
-def test_the_error_that_a_link_is_lost_for_holds_nothing_of_it(
+def test_error_of_lost_link_refers_to_nothing(
     pair: tuple[netq.Communicator, netq.Communicator], log: LogRecorder
 ) -> None:
     """Nor the frames that it has come through, which hold what was being sent."""
@@ -83,7 +86,7 @@ def test_the_error_that_a_link_is_lost_for_holds_nothing_of_it(
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_was_cancelled_is_let_go() -> None:
+def test_cancelled_message_is_released() -> None:
     with netq.new(options=netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 1))) as nowhere:
         array = np.zeros(1_000_000)
         freed = watched(array)
@@ -95,7 +98,7 @@ def test_what_was_cancelled_is_let_go() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_the_futures_of_asyncio_are_let_go_too(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
+def test_asyncio_futures_are_released(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
     server, _ = pair
 
     async def main() -> list[weakref.ref[object]]:
@@ -110,7 +113,7 @@ def test_the_futures_of_asyncio_are_let_go_too(pair: tuple[netq.Communicator, ne
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_was_put_to_several_is_let_go(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
+def test_message_to_several_peers_is_released(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
     server, client = pair
     with netq.new(options=netq.CommunicatorOptions(netloc=server.netloc)) as other:
         for each in (client, other):

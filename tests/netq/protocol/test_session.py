@@ -1,4 +1,4 @@
-"""A session by itself: lanes in turn, limits of its queue, resuming all or nothing, beginning anew."""
+"""A session by itself: lanes, the outbox, the short path, acknowledgements, resuming, epochs, restarting."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def take(session: Session, count: int) -> bool:
 # Sending.
 
 
-def test_nothing_leaves_before_the_peer_has_greeted() -> None:
+def test_nothing_is_sent_before_handshake() -> None:
     one = session(begun=False)
     put(one, 5)
     assert sent(one) == []
@@ -154,7 +154,7 @@ def test_nothing_leaves_before_the_peer_has_greeted() -> None:
     assert [frame.length for frame in sent(one)] == [5]
 
 
-def test_a_small_message_goes_after_one_chunk_of_a_large_one() -> None:
+def test_small_message_passes_large_one_on_other_lane() -> None:
     one = session()
     put(one, 1000, lane=0)
     assert [frame.lane for frame in sent(one, limit=100)] == [0]
@@ -163,14 +163,14 @@ def test_a_small_message_goes_after_one_chunk_of_a_large_one() -> None:
     assert [frame.lane for frame in sent(one, limit=100)] == [0]
 
 
-def test_the_lanes_take_turns() -> None:
+def test_lanes_take_turns() -> None:
     one = session()
     for lane in (5, 0, 9):
         put(one, 300, lane)
     assert [frame.lane for frame in sent(one)] == [5, 9, 0] * 3
 
 
-def test_a_lane_that_waits_for_room_does_not_hold_up_another() -> None:
+def test_blocked_lane_does_not_block_others() -> None:
     one = session()
     put(one, 20_000, lane=0)
     sent(one)
@@ -178,14 +178,14 @@ def test_a_lane_that_waits_for_room_does_not_hold_up_another() -> None:
     assert [frame.lane for frame in sent(one)] == [1]
 
 
-def test_the_limit_of_bytes_at_once_is_kept() -> None:
+def test_frames_observes_byte_limit() -> None:
     one = session()
     put(one, 1000)
     assert [frame.length for frame in sent(one, limit=150)] == [100, 26]
     assert sent(one, limit=0) == []
 
 
-def test_a_message_that_is_cancelled_before_it_leaves_is_taken_out() -> None:
+def test_cancelled_waiting_message_is_removed() -> None:
     one = session(begun=False)
     first, second, third = put(one, 10), put(one, 20), put(one, 130)
     second.withdraw()
@@ -203,7 +203,7 @@ def test_a_message_that_is_cancelled_before_it_leaves_is_taken_out() -> None:
     assert (one.queued, one.due, second.number) == (0, False, 0)
 
 
-def test_one_message_too_many_is_refused_and_untouched() -> None:
+def test_queue_full_leaves_message_unchanged() -> None:
     one = session(dataclasses.replace(OPTIONS, queue_size=2))
     put(one, 1)
     put(one, 1, lane=1)
@@ -220,7 +220,7 @@ def test_one_message_too_many_is_refused_and_untouched() -> None:
     assert third.number == 2
 
 
-def test_a_message_that_the_peer_does_not_take_is_refused() -> None:
+def test_message_too_large_for_peer_is_refused() -> None:
     one = session(begun=False)
     one.begin(greeting(message_size=10), 1)
     put(one, 10)
@@ -230,7 +230,7 @@ def test_a_message_that_the_peer_does_not_take_is_refused() -> None:
     assert one.queued == 1
 
 
-def test_messages_that_were_put_before_are_refused_when_the_peer_says_what_it_takes() -> None:
+def test_handshake_rejects_queued_messages_too_large_for_peer() -> None:
     one = session(begun=False)
     small, large, cancelled = put(one, 5), put(one, 11), put(one, 12)
     cancelled.withdraw()
@@ -246,7 +246,7 @@ def test_messages_that_were_put_before_are_refused_when_the_peer_says_what_it_ta
 # The outbox.
 
 
-def test_what_is_in_the_outbox_leaves_in_the_order_of_putting() -> None:
+def test_outbox_keeps_order_of_puts() -> None:
     one = session()
     first = put(one, 1)
     rest = [Noted(one, size, 0) for size in range(2, 6)]
@@ -261,7 +261,7 @@ def test_what_is_in_the_outbox_leaves_in_the_order_of_putting() -> None:
     assert (rest[1].number, rest[1].failed, one.queued, one.due) == (0, [], 0, False)
 
 
-def test_cancelled_message_that_has_begun_is_due_until_peer_forgets_it() -> None:
+def test_cancelled_message_that_has_begun_is_due_until_drop_arrives() -> None:
     pair = LossyPair(dataclasses.replace(OPTIONS, transport_size=1000), limit=1000)
     pair.run()
     message = pair.put(pair.client, bytes(5000))
@@ -280,7 +280,7 @@ def test_cancelled_message_that_has_begun_is_due_until_peer_forgets_it() -> None
     assert (client.due, pair.client.over, pair.server.over) == (False, True, True)
 
 
-def test_who_is_withdrawn_in_the_outbox_is_not_due() -> None:
+def test_cancelled_message_in_outbox_is_not_due() -> None:
     one = session()
     only = Noted(one, 5, 0)
     one.outbox.append(only)
@@ -290,7 +290,7 @@ def test_who_is_withdrawn_in_the_outbox_is_not_due() -> None:
 
 
 @pytest.mark.parametrize("drop_oldest", [False, True])
-def test_what_cannot_be_queued_fails_of_what_put_would_have_raised(drop_oldest: bool) -> None:
+def test_outbox_message_fails_with_error_of_put(drop_oldest: bool) -> None:
     one = session(dataclasses.replace(OPTIONS, queue_size=3, drop_oldest=drop_oldest), begun=False)
     one.begin(greeting(message_size=10), 1)
     put(one, 1)
@@ -311,7 +311,7 @@ def test_what_cannot_be_queued_fails_of_what_put_would_have_raised(drop_oldest: 
     assert [type(error) for error in late.failed] == [Closed]
 
 
-def test_what_was_put_before_a_session_closes_or_ends_is_its_concern() -> None:
+def test_close_queues_outbox_first() -> None:
     one, other = session(), session()
     before, lost = Noted(one, 1, 0), Noted(other, 1, 0)
     one.outbox.append(before)
@@ -329,7 +329,7 @@ def test_what_was_put_before_a_session_closes_or_ends_is_its_concern() -> None:
 
 
 @pytest.mark.parametrize("through_outbox", [False, True])
-def test_no_more_wait_than_may_whatever_their_lanes(through_outbox: bool) -> None:
+def test_queue_size_counts_all_lanes(through_outbox: bool) -> None:
     one = session(dataclasses.replace(OPTIONS, queue_size=64), begun=False)
     refused = 0
     for lane in (0, 1, 2, 3, *[0] * 60, *[1, 2, 3] * 16):
@@ -346,7 +346,7 @@ def test_no_more_wait_than_may_whatever_their_lanes(through_outbox: bool) -> Non
     assert (one.queued, refused) == (64, 48)
 
 
-def test_the_oldest_that_waits_fails_when_a_newer_takes_its_place() -> None:
+def test_drop_oldest_fails_oldest_waiting_message() -> None:
     one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=2))
     messages = [put(one, 150)]
     assert [frame.length for frame in sent(one, limit=124)] == [100]
@@ -362,7 +362,7 @@ def test_the_oldest_that_waits_fails_when_a_newer_takes_its_place() -> None:
 # Small messages leave many in one step.
 
 
-def test_small_messages_leave_in_batches_and_large_ones_in_chunks_in_the_order_of_putting() -> None:
+def test_batches_and_chunks_keep_order_of_puts() -> None:
     one = session()
     messages = [put(one, size) for size in (5, 0, 100, 101, 3, 250, 4, 4)]
     frames = sent(one)
@@ -390,7 +390,7 @@ def test_two_lanes_of_small_messages_take_turns() -> None:
     assert [(frame.lane, frame.number) for frame in sent(one)] == [(9, 2), (4, 3), (9, 3), (9, 4)]
 
 
-def test_a_lane_of_small_messages_and_one_of_a_large_one_take_turns() -> None:
+def test_small_and_large_lanes_take_turns() -> None:
     one = session()
     put(one, 300, lane=1)
     for _ in range(4):
@@ -407,7 +407,7 @@ def test_a_lane_of_small_messages_and_one_of_a_large_one_take_turns() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-def test_so_many_bytes_leave_as_are_wanted_and_one_small_message_more_at_most(lanes: int) -> None:
+def test_batch_exceeds_limit_by_one_small_message_at_most(lanes: int) -> None:
     one = session()
     for number in range(40):
         put(one, 10 * (number % 4), lane=number % lanes)
@@ -418,7 +418,7 @@ def test_so_many_bytes_leave_as_are_wanted_and_one_small_message_more_at_most(la
         assert size >= 200 or not one.ready
 
 
-def test_a_batch_leaves_until_the_window_ends_and_goes_on_when_it_is_widened() -> None:
+def test_batch_continues_when_window_widens() -> None:
     one = session(begun=False)
     one.begin(greeting(credit=3 * 266), 1)
     messages = [put(one, 10) for _ in range(10)]
@@ -430,7 +430,7 @@ def test_a_batch_leaves_until_the_window_ends_and_goes_on_when_it_is_widened() -
     assert [frame.number for frame in sent(one)] == [7, 8, 9, 10]
 
 
-def test_a_message_that_is_cancelled_between_two_batches_leaves_no_trace() -> None:
+def test_message_cancelled_between_batches_is_removed() -> None:
     one = session()
     messages = [put(one, 10) for _ in range(6)]
     assert [frame.number for frame in sent(one, limit=2 * 34)] == [1, 2]
@@ -446,7 +446,7 @@ def test_a_message_that_is_cancelled_between_two_batches_leaves_no_trace() -> No
 # Acknowledgement.
 
 
-def test_an_ack_may_come_when_nothing_is_left_to_acknowledge() -> None:
+def test_ack_without_unacknowledged_messages_is_legal() -> None:
     """It answers a PING, or gives room that the user has made."""
     one = session()
     first = put(one, 5)
@@ -457,14 +457,14 @@ def test_an_ack_may_come_when_nothing_is_left_to_acknowledge() -> None:
     assert sum(frame.length for frame in sent(one)) == 19_000
 
 
-def test_an_ack_of_a_lane_that_has_sent_nothing() -> None:
+def test_ack_of_unused_lane() -> None:
     one = session()
     assert acked(one, ack(0, lane=4)) == []
     with pytest.raises(ProtocolError, match="lane 4: message 1 is acknowledged"):
         one.acked(ack(1, lane=4))
 
 
-def test_a_limit_of_a_lane_that_has_sent_nothing_is_kept() -> None:
+def test_limit_of_unused_lane_is_kept() -> None:
     one = session()
     one.acked(ack(0, limit=50_000, lane=4))
     put(one, 30_000, lane=4)
@@ -475,7 +475,7 @@ def test_a_limit_of_a_lane_that_has_sent_nothing_is_kept() -> None:
     assert sum(frame.length for frame in sent(other)) == 30_000
 
 
-def test_a_limit_never_shrinks() -> None:
+def test_limit_never_shrinks() -> None:
     one = session()
     one.acked(ack(0, limit=5))
     put(one, 1000)
@@ -485,7 +485,7 @@ def test_a_limit_never_shrinks() -> None:
     assert [frame.length for frame in sent(one)] == [10]
 
 
-def test_what_has_come_of_messages_that_are_not_whole_is_counted() -> None:
+def test_arriving_counts_bytes_of_incomplete_messages() -> None:
     one = session()
     for lane, number, size in ((0, 1, 100), (3, 1, 70)):
         part = Frame(Kind.MSG, lane=lane, length=40, number=number, value=size)
@@ -500,7 +500,7 @@ def test_what_has_come_of_messages_that_are_not_whole_is_counted() -> None:
     assert one.arriving == 40
 
 
-def test_one_ack_a_lane_says_all() -> None:
+def test_one_ack_per_lane_serves_all_messages() -> None:
     one = session()
     arrive(one, 1, 10)
     arrive(one, 2, 10)
@@ -511,7 +511,7 @@ def test_one_ack_a_lane_says_all() -> None:
     assert acks(one) == []
 
 
-def test_taking_messages_gives_room() -> None:
+def test_taking_messages_moves_limit() -> None:
     one = session()
     arrive(one, 1, 100)
     arrive(one, 2, 4900)
@@ -522,7 +522,7 @@ def test_taking_messages_gives_room() -> None:
     assert acks(one) == [ack(2, limit=15_512)]
 
 
-def test_room_that_was_given_and_not_called_far_goes_with_the_next_ack() -> None:
+def test_small_grant_goes_with_next_ack() -> None:
     one = session()
     arrive(one, 1, 100)
     assert acks(one) == [ack(1)]
@@ -531,7 +531,7 @@ def test_room_that_was_given_and_not_called_far_goes_with_the_next_ack() -> None
     assert acks(one) == [ack(2, limit=10_356)]
 
 
-def test_a_drop_is_acknowledged() -> None:
+def test_drop_is_acknowledged() -> None:
     one = session()
     one.dropped(Frame(Kind.DROP, number=1, value=50))
     assert acks(one) == [ack(1, limit=10_306)]
@@ -570,7 +570,7 @@ def primed(options: ConnectionOptions = OPTIONS) -> Noting:
     return one
 
 
-def test_the_short_path_takes_small_messages_and_acks() -> None:
+def test_short_path_takes_small_messages_and_acks() -> None:
     one = primed()
     frames = [msg(2, 10), msg(3, 0), ack(1, limit=10_500), msg(4, 100), msg(2, 7, lane=3), ack(3, 0, lane=5), msg(5, 1)]
     size = sum(24 + frame.length for frame in frames)
@@ -590,7 +590,7 @@ def test_the_short_path_takes_small_messages_and_acks() -> None:
     assert one.greeting(PEER, resume=True).cursors == (Cursor(0, 5, 0, 10_000), Cursor(3, 2, 0, 10_000))
 
 
-def test_the_short_path_copies_what_it_takes() -> None:
+def test_short_path_copies_messages() -> None:
     one = primed()
     data = bytearray(msg(2, 10).whole())
     assert one.take_small(memoryview(data), 0, len(data)) == len(data)
@@ -598,7 +598,7 @@ def test_the_short_path_copies_what_it_takes() -> None:
     assert one.arrived[0][1] == msg(2, 10).body
 
 
-def test_the_short_path_goes_on_after_what_was_cancelled() -> None:
+def test_short_path_continues_after_drop() -> None:
     one = primed()
     assert take_small(one, msg(2, 10)) == 34
     one.dropped(Frame(Kind.DROP, number=3, value=50))
@@ -609,7 +609,7 @@ def test_the_short_path_goes_on_after_what_was_cancelled() -> None:
 
 
 @pytest.mark.parametrize(("value", "limit"), [(10_300, 10_300), (10_000, 10_000), (0, 10_000), (2**63 - 1, 2**63 - 1)])
-def test_an_ack_on_the_short_path_widens_the_window_and_never_narrows_it(value: int, limit: int) -> None:
+def test_ack_on_short_path_only_raises_limit(value: int, limit: int) -> None:
     one = primed()
     assert take_small(one, ack(0, value), ack(3, value), ack(1, 0), ack(3, 5)) == 4 * 24
     assert len(settled(one)) == 3
@@ -662,7 +662,7 @@ STOPS: dict[str, Frame | bytes] = {
 
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
-def test_the_short_path_stops_before_what_is_not_for_it(stop: Frame | bytes, at_once: bool) -> None:
+def test_short_path_stops_before_other_frames(stop: Frame | bytes, at_once: bool) -> None:
     one = primed()
     first = [msg(2, 10), ack(1), msg(2, 10, lane=3)]
     size = sum(24 + frame.length for frame in first)
@@ -681,7 +681,7 @@ def test_the_short_path_stops_before_what_is_not_for_it(stop: Frame | bytes, at_
     assert sum(frame.length for frame in sent(one)) == 10_000 - 3 * 266, "the window is as it was"
 
 
-def test_the_short_path_takes_what_just_fits_the_window_and_no_byte_more() -> None:
+def test_short_path_observes_window_exactly() -> None:
     for size, taken in ((10_000 - 5 - 256, 0), (SMALL + 1, 0), (SMALL, 1)):
         one = primed()
         assert bool(take_small(one, msg(2, size))) is bool(taken)
@@ -693,12 +693,12 @@ def test_the_short_path_takes_what_just_fits_the_window_and_no_byte_more() -> No
     assert take_small(one, msg(2, 50), msg(3, 0)) == 74, "not even one without bytes may start at the limit"
 
 
-def test_the_short_path_takes_nothing_larger_than_messages_may_be() -> None:
+def test_short_path_observes_message_size() -> None:
     one = primed(dataclasses.replace(OPTIONS, message_size=20))
     assert take_small(one, msg(2, 20), msg(3, 21)) == 44
 
 
-def test_the_short_path_waits_until_what_has_begun_is_whole() -> None:
+def test_short_path_waits_for_begun_message() -> None:
     one = primed()
     part = Frame(Kind.MSG, length=10, number=2, value=15, body=bytes(10))
     one.place(part)
@@ -711,7 +711,7 @@ def test_the_short_path_waits_until_what_has_begun_is_whole() -> None:
     assert take_small(one, msg(3, 5)) == 29
 
 
-def test_the_short_path_waits_until_what_went_beyond_its_window_is_taken() -> None:
+def test_short_path_waits_until_claimed_message_is_taken() -> None:
     """What it has of the budget is to be given back; that is for the loop's thread."""
     one = primed()
     part = Frame(Kind.MSG, length=100, number=2, value=20_000)
@@ -729,7 +729,7 @@ def test_the_short_path_waits_until_what_went_beyond_its_window_is_taken() -> No
     assert take_small(one, msg(3, 5)) == 29
 
 
-def test_a_lane_on_the_short_path_is_lent_more_when_its_user_has_taken_a_part() -> None:
+def test_short_path_lane_is_lent_more_after_taking() -> None:
     one = session(dataclasses.replace(OPTIONS, window=2 * CREDIT))
     budget = one._memory.budget = Budget(2 * CREDIT)
     budget.lent = CREDIT  # by others
@@ -837,7 +837,7 @@ def believable(chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("tens", range(60))
-def test_the_short_path_changes_nothing_that_can_be_seen(tens: int) -> None:
+def test_short_path_behaves_as_general_path(tens: int) -> None:
     for ones in range(10):
         compare_paths(10 * tens + ones)
 
@@ -864,10 +864,10 @@ def compare_paths(seed: int) -> None:
     assert short.end() == long.end(), seed
 
 
-# A thread that is interrupted.
+# Interrupted threads.
 
 
-def test_a_session_whose_receiving_is_interrupted_anywhere_gives_all_once_and_in_order() -> None:
+def test_interrupted_receiving_keeps_order_without_duplicates() -> None:
     for left in itertools.count():
         for taken in (0, 2, 100):
             if not interrupt_receiving(left, taken):
@@ -950,7 +950,7 @@ def exchange(one: Session, other: Session, limit: int, *, short: bool) -> dict[i
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("limit", [40, 100, 10**6])
-def test_a_session_whose_sending_is_interrupted_anywhere_sends_all_once_and_in_order(lanes: int, limit: int) -> None:
+def test_interrupted_sending_keeps_order_without_duplicates(lanes: int, limit: int) -> None:
     for left in itertools.count():
         one, other = session(), session()
         messages = [Noted(one, size, number % lanes) for number, size in enumerate((5, 150, 0, 30, 9, 100, 1))]
@@ -989,7 +989,7 @@ def test_a_session_whose_sending_is_interrupted_anywhere_sends_all_once_and_in_o
             break
 
 
-def test_a_message_that_drops_the_oldest_when_it_is_interrupted_loses_none_without_a_word() -> None:
+def test_interrupted_drop_oldest_reports_every_loss() -> None:
     for left in itertools.count():
         one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=2), begun=False)
         messages = [Noted(one, size, 0) for size in range(5)]
@@ -1009,10 +1009,10 @@ def test_a_message_that_drops_the_oldest_when_it_is_interrupted_loses_none_witho
             break
 
 
-# Going on.
+# Resuming.
 
 
-def test_resuming_acknowledges_and_goes_on() -> None:
+def test_resume_settles_held_messages_and_continues() -> None:
     one = session()
     first, second, other = put(one, 150), put(one, 250), put(one, 10, lane=2)
     sent(one)
@@ -1031,7 +1031,7 @@ def test_resuming_acknowledges_and_goes_on() -> None:
         Cursor(5, 0, 1, 10_000),
     ],
 )
-def test_one_impossible_cursor_changes_nothing_in_any_lane(bad: Cursor) -> None:
+def test_impossible_cursor_changes_no_lane(bad: Cursor) -> None:
     one = session()
     messages = [put(one, 10, lane=0), put(one, 10, lane=1)]
     sent(one)
@@ -1042,7 +1042,7 @@ def test_one_impossible_cursor_changes_nothing_in_any_lane(bad: Cursor) -> None:
     assert resumed(one, greeting(Cursor(0, 1, 0, 10_000), Cursor(1, 1, 0, 10_000))) == messages
 
 
-def test_a_lane_without_a_cursor_goes_on_from_its_beginning() -> None:
+def test_lane_without_cursor_resumes_from_start() -> None:
     one = session()
     put(one, 10, lane=1)
     sent(one)
@@ -1053,14 +1053,14 @@ def test_a_lane_without_a_cursor_goes_on_from_its_beginning() -> None:
         one.resume(greeting())
 
 
-def test_resuming_does_not_change_who_the_peer_is() -> None:
+def test_resume_refuses_another_peer_id() -> None:
     one = session()
     with pytest.raises(ProtocolError, match="goes on with a session of"):
         one.resume(dataclasses.replace(greeting(), id=uuid.UUID(int=8)))
     assert one.peer == PEER
 
 
-def test_an_epoch_is_gone_on_with_or_begun_again_or_wrong() -> None:
+def test_epoch_resumes_or_begins_again_or_is_refused() -> None:
     one = session(begun=False)
     one.begin(greeting(epoch=4), 5)
     message = put(one, 10)
@@ -1086,7 +1086,7 @@ def test_an_epoch_is_gone_on_with_or_begun_again_or_wrong() -> None:
         (EPOCHS, (EPOCHS - 1,), (0, 1, EPOCHS - 2), ()),
     ],
 )
-def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
+def test_epoch_order_tells_stale_from_restarted_elsewhere(
     ours: int, before: tuple[int, ...], other: tuple[int, ...], after: tuple[int, ...], confirmed: bool
 ) -> None:
     one = session(begun=False)
@@ -1102,7 +1102,7 @@ def test_the_side_on_which_an_epoch_lies_says_who_has_gone_on(
     assert all(lies[epoch] == (False, True) for epoch in after)
 
 
-def test_a_restart_gives_up_what_had_begun_to_travel_and_keeps_the_rest_in_order() -> None:
+def test_restart_keeps_unsent_messages_in_order() -> None:
     one = session(dataclasses.replace(OPTIONS, transport_size=100))
     gone = put(one, 5)
     sent(one)
@@ -1120,7 +1120,7 @@ def test_a_restart_gives_up_what_had_begun_to_travel_and_keeps_the_rest_in_order
     assert acked(one, ack(2)) == kept[:2]
 
 
-def test_a_restart_drops_nothing_by_drop_oldest() -> None:
+def test_restart_ignores_drop_oldest() -> None:
     """What was sent and never heard of is unsent again, and may be more than `queue_size`."""
     one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_size=1))
     for size in range(1, 6):
@@ -1132,7 +1132,7 @@ def test_a_restart_drops_nothing_by_drop_oldest() -> None:
     assert [frame.length for frame in sent(one)] == [1, 2, 3, 4, 5]
 
 
-def test_two_sides_that_close_take_all_that_the_other_has() -> None:
+def test_limits_are_lifted_when_both_sides_close() -> None:
     for first, second in ((Session.close, Session.peer_leaves), (Session.peer_leaves, Session.close)):
         one = session(dataclasses.replace(OPTIONS, window=10))
         arrive(one, 1, 5)
@@ -1145,7 +1145,7 @@ def test_two_sides_that_close_take_all_that_the_other_has() -> None:
         assert {frame.value for frame in acks(one)} == {2**63 - 1}
 
 
-def test_a_restart_forgets_what_came_and_room_of_before_is_not_given_after() -> None:
+def test_restart_discards_received_parts_and_old_grants() -> None:
     one = session()
     receiver = arrive(one, 1, 5000)
     one.restart()
@@ -1157,7 +1157,7 @@ def test_a_restart_forgets_what_came_and_room_of_before_is_not_given_after() -> 
     assert not one.release_room(receiver)
 
 
-def test_an_abandoned_session_gives_all_back() -> None:
+def test_abandon_returns_unacknowledged_messages() -> None:
     one = session()
     messages = [put(one, 10), put(one, 10), put(one, 10, lane=1)]
     sent(one)
@@ -1170,7 +1170,7 @@ def test_an_abandoned_session_gives_all_back() -> None:
 # What an INI says.
 
 
-def test_a_greeting_says_where_each_lane_stands_and_counts_as_told() -> None:
+def test_greeting_has_cursors_and_counts_as_announced() -> None:
     one = session()
     arrive(one, 1, 5000, lane=3)
     take(one, 1)
@@ -1182,12 +1182,12 @@ def test_a_greeting_says_where_each_lane_stands_and_counts_as_told() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(10.0, 10_000), (0.001, 1), (0.0019, 1), (3600.0, 3_600_000)])
-def test_every_heartbeat_that_options_take_can_be_said(seconds: float, said: int) -> None:
+def test_every_legal_heartbeat_fits_greeting(seconds: float, said: int) -> None:
     frame = session(ConnectionOptions(heartbeat=seconds)).greeting(PEER, resume=False).frame()
     assert Greeting.read(frame).heartbeat == said
 
 
-def test_the_largest_options_can_be_said() -> None:
+def test_largest_options_fit_greeting() -> None:
     options = ConnectionOptions(message_size=2**62, window=2**62)
     one = session(options)
     arrive(one, 1, 1000)

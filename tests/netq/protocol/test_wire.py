@@ -1,4 +1,4 @@
-"""Frames: whole, one byte at a time, truncated at every length, with bytes to spare; and what is no frame."""
+"""Frames: whole, byte by byte, truncated at every length, with extra bytes; and bytes that are no frame."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def receive(reader: Reader, data: bytes) -> list[Frame]:
 
 
 @every_frame
-def test_a_frame_comes_back_whole(frame: Frame) -> None:
+def test_frame_round_trip(frame: Frame) -> None:
     assert list(Parser().feed(frame.whole())) == [frame]
 
 
 @every_frame
-def test_a_frame_comes_back_byte_by_byte(frame: Frame) -> None:
+def test_frame_byte_by_byte(frame: Frame) -> None:
     assert list(Parser().feed(frame.whole(), step=1)) == [frame]
 
 
 @every_frame
-def test_a_truncated_frame_does_not_come(frame: Frame) -> None:
+def test_truncated_frame_is_not_yielded(frame: Frame) -> None:
     data = frame.whole()
     for size in range(len(data)):
         half = Parser()
@@ -79,7 +79,7 @@ def test_a_truncated_frame_does_not_come(frame: Frame) -> None:
 
 
 @every_frame
-def test_bytes_to_spare_wait_for_the_rest(frame: Frame) -> None:
+def test_extra_bytes_wait_for_rest(frame: Frame) -> None:
     data = frame.whole()
     for spare in range(1, HEADER_SIZE):
         half = Parser()
@@ -88,12 +88,12 @@ def test_bytes_to_spare_wait_for_the_rest(frame: Frame) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 23, 24, 25, 1000, 10**9])
-def test_all_frames_in_one_stream_of_any_division(step: int) -> None:
+def test_all_frames_in_any_division(step: int) -> None:
     data = b"".join(frame.whole() for frame in FRAMES.values())
     assert list(Parser().feed(data, step)) == list(FRAMES.values())
 
 
-def test_more_small_frames_than_are_received_at_once() -> None:
+def test_more_small_frames_than_scratch_holds() -> None:
     frames = [
         Frame(Kind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 3000)
     ]
@@ -102,7 +102,7 @@ def test_more_small_frames_than_are_received_at_once() -> None:
     assert list(Parser().feed(data)) == frames
 
 
-def test_a_busy_peer_may_send_more_at_once_than_an_idle_one() -> None:
+def test_scratch_grows_for_busy_peer() -> None:
     one = Parser()
     ping = Frame(Kind.PING).header()
     assert len(list(one.feed(3 * ping, step=HEADER_SIZE))) == 3
@@ -113,7 +113,7 @@ def test_a_busy_peer_may_send_more_at_once_than_an_idle_one() -> None:
     assert one.buffer().nbytes > SCRATCH - HEADER_SIZE
 
 
-def test_message_header_is_what_frame_packs() -> None:
+def test_message_header_equals_frame_header() -> None:
     frame = FRAMES["MSG"]
     assert message_header(frame.lane, frame.length, frame.number, frame.value) == frame.header()
 
@@ -135,7 +135,7 @@ def test_message_header_is_what_frame_packs() -> None:
         (2, 0, 65535),
     ],
 )
-def test_what_is_no_header_is_refused_before_memory_is_asked_for(kind: int, flags: int, lane: int) -> None:
+def test_illegal_header_is_refused_before_place(kind: int, flags: int, lane: int) -> None:
     asked: list[Frame] = []
 
     def place(frame: Frame) -> memoryview:
@@ -148,7 +148,7 @@ def test_what_is_no_header_is_refused_before_memory_is_asked_for(kind: int, flag
     assert asked == []
 
 
-def test_the_place_is_asked_at_the_header_for_just_the_body() -> None:
+def test_place_is_called_at_header() -> None:
     memory = memoryview(bytearray(5))
     asked: list[Frame] = []
 
@@ -169,7 +169,7 @@ def test_the_place_is_asked_at_the_header_for_just_the_body() -> None:
     assert list(half.advance(5)) == asked
 
 
-def test_a_body_that_came_with_its_header_lands_in_the_same_memory() -> None:
+def test_body_received_with_header_is_placed() -> None:
     memory = memoryview(bytearray(5))
     half = Reader(lambda frame: memory)
     data = FRAMES["MSG"].whole() + FRAMES["PING"].header()[:3]
@@ -181,7 +181,7 @@ def test_a_body_that_came_with_its_header_lands_in_the_same_memory() -> None:
     assert half.buffer().nbytes == IDLE - 3
 
 
-def test_a_refusal_of_the_place_comes_out() -> None:
+def test_error_of_place_is_raised() -> None:
     def place(frame: Frame) -> memoryview:
         raise ProtocolError("not this one")
 
@@ -219,7 +219,7 @@ def taking(taker: Taker) -> Parser:
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 23, 24, 25, 30, 100, 1000, 10**9])
-def test_what_take_wants_comes_to_it_and_the_rest_to_the_others(step: int) -> None:
+def test_take_gets_frames_before_place(step: int) -> None:
     sent = [*FRAMES.values()] * 3
     taker = Taker(5)
     got = list(taking(taker).feed(b"".join(frame.whole() for frame in sent), step))
@@ -235,14 +235,14 @@ def test_what_take_wants_comes_to_it_and_the_rest_to_the_others(step: int) -> No
         assert got == others
 
 
-def test_take_is_asked_again_after_what_it_did_not_want() -> None:
+def test_take_is_called_again_after_other_frame() -> None:
     taker = Taker()
     message, ping = FRAMES["MSG"].whole(), FRAMES["PING"].whole()
     assert list(taking(taker).feed(message + ping + message + ping + ping + message[:10])) == [FRAMES["PING"]] * 3
     assert taker.taken == [message, message]
 
 
-def test_take_may_take_a_part_and_change_at_any_time() -> None:
+def test_take_may_be_replaced_at_any_time() -> None:
     taker = Taker(refuses=1)
     reader = taking(taker)
     frames = reader.feed(4 * FRAMES["MSG"].whole())
@@ -252,7 +252,7 @@ def test_take_may_take_a_part_and_change_at_any_time() -> None:
     assert taker.taken == other.taken == [FRAMES["MSG"].whole()]
 
 
-def test_take_is_not_asked_about_less_than_a_header_nor_within_a_body() -> None:
+def test_take_needs_whole_header_outside_body() -> None:
     taker = Taker(0)
     data = FRAMES["MSG"].whole()
     reader = taking(taker)
@@ -279,7 +279,7 @@ def message(size: int, number: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize("step", [1, 5, 24, 1000, 1024])
-def test_small_frames_are_taken_whole_however_they_are_divided(step: int) -> None:
+def test_advance_small_in_any_division(step: int) -> None:
     sent = [message(size, number) for number, size in enumerate((0, 1, 4096, 500, 0, 4096, 4096, 3, 1000) * 20)]
     data, taker = b"".join(sent), Taker()
     reader = taking(taker)
@@ -303,7 +303,7 @@ def test_small_frames_are_taken_whole_however_they_are_divided(step: int) -> Non
         message(2**20)[:HEADER_SIZE],
     ],
 )
-def test_what_take_does_not_want_is_for_the_others(frame: bytes, ahead: int) -> None:
+def test_advance_small_leaves_other_frames(frame: bytes, ahead: int) -> None:
     taker = Taker()
     reader = taking(taker)
     small = [message(3, number) for number in range(ahead)]
@@ -322,7 +322,7 @@ def test_what_take_does_not_want_is_for_the_others(frame: bytes, ahead: int) -> 
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + 99])
-def test_a_begin_of_a_small_frame_waits_for_its_rest_whoever_takes_it(size: int) -> None:
+def test_start_of_small_frame_waits_for_rest(size: int) -> None:
     for rest_whole in (True, False):
         data, taker = message(100), Taker()
         reader = taking(taker)
@@ -344,7 +344,7 @@ def test_a_begin_of_a_small_frame_waits_for_its_rest_whoever_takes_it(size: int)
     ("frame", "size"),
     [(FRAMES["PING"].whole(), 24), (FRAMES["FIN"].whole(), 24), (message(2**20), 124), (message(4096), 300)],
 )
-def test_there_is_always_room_for_a_byte(frame: bytes, size: int, ahead: bool, busy: bool) -> None:
+def test_buffer_is_never_empty(frame: bytes, size: int, ahead: bool, busy: bool) -> None:
     """A link that is told of no room takes that for the end of the stream."""
     reader = taking(Taker())
     list(reader.feed(message(0) * (10_000 if busy else 0)))
@@ -364,11 +364,11 @@ def test_there_is_always_room_for_a_byte(frame: bytes, size: int, ahead: bool, b
 
 
 @pytest.mark.parametrize("name", [name for name in FRAMES if name.startswith("INI")])
-def test_a_greeting_comes_back(name: str) -> None:
+def test_greeting_round_trip(name: str) -> None:
     assert Greeting.read(FRAMES[name]).frame() == FRAMES[name]
 
 
-def test_a_greeting_says_all_it_has() -> None:
+def test_greeting_has_all_fields() -> None:
     assert Greeting.read(GREETING.frame()) == GREETING
     assert GREETING.frame().flags == RESUME
     assert GREETING_LIMIT == FRAMES["INI with all cursors"].length == GREETING_SIZE + 16 * 32
@@ -384,19 +384,19 @@ def changed(at: int, layout: str, *values: object) -> Frame:
     return ini(bytes(body))
 
 
-def test_another_version_is_named_beside_ours() -> None:
+def test_other_version_is_named_in_error() -> None:
     with pytest.raises(ProtocolError, match=f"version 9 .*this side version {VERSION}"):
         Greeting.read(changed(4, "<H", 9))
     with pytest.raises(ProtocolError, match="version 9"):  # of which we know nothing but the first bytes
         Greeting.read(ini(b"NETQ\x09\x00\x00\x00"))
 
 
-def test_another_magic_is_no_netq() -> None:
+def test_other_magic_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"does not speak netq.*SSH-"):
         Greeting.read(ini(b"SSH-2.0-"))
 
 
-def test_a_greeting_of_another_length_is_refused() -> None:
+def test_greeting_of_wrong_length_is_refused() -> None:
     body = bytes(GREETING.frame().body)
     for size in range(8, len(body)):
         with pytest.raises(ProtocolError, match=f"INI of {size} bytes"):
@@ -407,7 +407,7 @@ def test_a_greeting_of_another_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("at", "layout"), [(40, "<Q"), (48, "<Q"), (56, "<I")])
-def test_a_size_of_zero_is_refused(at: int, layout: str) -> None:
+def test_zero_size_is_refused(at: int, layout: str) -> None:
     with pytest.raises(ProtocolError, match=r"an INI whose \w+ is 0; expected 1 or more"):
         Greeting.read(changed(at, layout, 0))
 
@@ -428,6 +428,6 @@ def test_last_epoch_is_refused() -> None:
         (68, "<I", 1),
     ],
 )
-def test_a_cursor_that_is_none_is_refused(at: int, layout: str, value: int) -> None:
+def test_illegal_cursor_is_refused(at: int, layout: str, value: int) -> None:
     with pytest.raises(ProtocolError, match="cursors out of order"):
         Greeting.read(changed(at, layout, value))

@@ -1,3 +1,5 @@
+"""Streams and serialisers: layout, copies, hooks, allow-lists, and messages that cannot be loaded."""
+
 from __future__ import annotations
 
 import array
@@ -56,7 +58,7 @@ SPLITS = [
 
 
 @pytest.mark.parametrize("parts", SPLITS)
-def test_slices_are_the_bytes_from_start_to_stop(parts: list[bytes]) -> None:
+def test_slices_return_bytes_from_start_to_stop(parts: list[bytes]) -> None:
     stream, whole = Stream(parts), b"".join(parts)
     assert (len(stream), stream.nbytes, bytes(stream)) == (len(whole), len(whole), whole)
     assert stream.contiguous() == whole
@@ -66,14 +68,14 @@ def test_slices_are_the_bytes_from_start_to_stop(parts: list[bytes]) -> None:
 
 
 @given(st.lists(st.binary(max_size=5), max_size=8), st.data())
-def test_chunks_in_a_row_are_the_whole(parts: list[bytes], data: st.DataObject) -> None:
+def test_consecutive_slices_cover_stream(parts: list[bytes], data: st.DataObject) -> None:
     stream = Stream(parts)
     size = data.draw(st.integers(1, 9))
     chunks = [b"".join(stream.slices(at, min(at + size, len(stream)))) for at in range(0, len(stream), size)]
     assert b"".join(chunks) == bytes(stream)
 
 
-def test_slices_are_views_not_copies() -> None:
+def test_slices_do_not_copy() -> None:
     block = bytearray(b"abcdef")
     stream = Stream([b"01", block])
     block[3] = ord("!")
@@ -81,7 +83,7 @@ def test_slices_are_views_not_copies() -> None:
     assert [address(view) for view in stream.slices(3, 7)] == [address(memoryview(block)) + 1]
 
 
-def test_one_buffer_is_contiguous_as_it_is() -> None:
+def test_contiguous_returns_single_buffer() -> None:
     block = bytearray(b"abc")
     assert address(Stream([block]).contiguous()) == address(memoryview(block))
     joined = Stream([block, b"def"]).contiguous()
@@ -90,7 +92,7 @@ def test_one_buffer_is_contiguous_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("buffer", [b"", b"abc"])
-def test_several_buffers_are_joined_at_an_aligned_address(buffer: bytes) -> None:
+def test_contiguous_joins_buffers_aligned(buffer: bytes) -> None:
     for size in (0, 1, 100, 300_000):
         joined = Stream([buffer, bytes(size)]).contiguous()
         assert joined == buffer + bytes(size)
@@ -101,7 +103,7 @@ def test_several_buffers_are_joined_at_an_aligned_address(buffer: bytes) -> None
 # A file
 
 
-def test_a_stream_reads_as_a_file_does() -> None:
+def test_stream_reads_as_file() -> None:
     """Any calls, in step with those of io.BytesIO."""
     chance = random.Random(5)
     text = b"".join(bytes(chance.randrange(97, 100) for _ in range(chance.randrange(6))) + b"\n" for _ in range(50))
@@ -129,13 +131,13 @@ def test_a_stream_reads_as_a_file_does() -> None:
         assert stream.read(None) == stream.readline() == b""
 
 
-def test_a_line_may_be_long() -> None:
+def test_readline_of_long_line() -> None:
     stream = Stream([b"x" * 5000, b"y" * 5000 + b"\n", b"z"])
     assert stream.readline() == b"x" * 5000 + b"y" * 5000 + b"\n"
     assert stream.readline() == b"z"
 
 
-def test_readers_of_files_read_it() -> None:
+def test_file_readers_accept_stream() -> None:
     array = np.arange(7.0)
     file = io.BytesIO()
     np.save(file, array)
@@ -144,14 +146,14 @@ def test_readers_of_files_read_it() -> None:
     assert pickle.load(Stream([pickle.dumps({"b": 2}), b"more"])) == {"b": 2}
 
 
-def test_an_archive_is_read_from_it() -> None:
+def test_archive_is_read_from_stream() -> None:
     file = io.BytesIO()
     np.savez(file, a=np.arange(3), b=np.zeros(2))
     with np.load(Stream([file.getvalue()])) as archive:
         assert (archive["a"] == np.arange(3)).all()
 
 
-def test_nothing_is_before_the_start() -> None:
+def test_seek_before_start_is_refused() -> None:
     with pytest.raises(ValueError, match="seek: -1 from 0 is before the start"):
         Stream([b"abc"]).seek(-1)
 
@@ -159,7 +161,7 @@ def test_nothing_is_before_the_start() -> None:
 # What a dump returns
 
 
-def test_a_dump_may_return_any_buffer() -> None:
+def test_dump_may_return_any_buffer() -> None:
     numbers = array.array("i", [1, 2])
     for dumped in (b"abc", bytearray(b"abc"), memoryview(b"abc"), numbers, Stream([b"abc"])):
         assert bytes(stream_of(dumped, print)) == bytes(dumped)
@@ -171,14 +173,14 @@ def test_a_dump_may_return_any_buffer() -> None:
             stream_of(wrong, json.dumps)
 
 
-def test_what_has_no_bytes_is_refused_by_name() -> None:
+def test_object_without_buffer_is_refused_by_name() -> None:
     for serializer in (BytesSerializer(), BufferSerializer()):
         name = type(serializer).__name__
         with pytest.raises(SerializationError, match=f"put: a str; {name} takes bytes, or another contiguous buffer"):
             serializer.dump("text")  # type: ignore[arg-type]
 
 
-def test_functions_that_are_none_are_refused() -> None:
+def test_hooks_must_be_callable() -> None:
     for name in ("allow", "dump", "load"):
         with pytest.raises(InvalidOption, match=rf"PickleSerializer\.{name}: .'builtins'.; expected a function"):
             PickleSerializer(**{name: ["builtins"]})  # type: ignore[arg-type]
@@ -191,11 +193,11 @@ def test_functions_that_are_none_are_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"abc", bytearray(b"abc"), memoryview(b"abcdef")[1:4]])
-def test_bytes_go_as_they_are(data: Any) -> None:
+def test_bytes_are_sent_unchanged(data: Any) -> None:
     assert BytesSerializer().load(received(BytesSerializer().dump(data))) == bytes(data)
 
 
-def test_a_buffer_serializer_gives_the_memory_of_the_message() -> None:
+def test_buffer_serializer_returns_memory_of_message() -> None:
     block = bytearray(b"abc")
     view = BufferSerializer().load(Stream([block]))
     view[0] = ord("x")
@@ -203,7 +205,7 @@ def test_a_buffer_serializer_gives_the_memory_of_the_message() -> None:
     assert bytes(BufferSerializer().load(BufferSerializer().dump(b"abc"))) == b"abc"
 
 
-def test_a_stream_serializer_takes_a_file_and_gives_one(tmp_path: Path) -> None:
+def test_stream_serializer_takes_and_returns_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"head and body")
     with path.open("rb") as file:
@@ -212,7 +214,7 @@ def test_a_stream_serializer_takes_a_file_and_gives_one(tmp_path: Path) -> None:
     assert (stream.read(3), stream.read()) == (b"and", b" body")
 
 
-def test_bytes_of_anything_with_a_buffer_uncopied() -> None:
+def test_bytes_serializer_does_not_copy() -> None:
     numbers = array.array("i", [1, 2, 3])
     stream = BytesSerializer().dump(numbers)  # type: ignore[arg-type]
     assert stream.nbytes == 12
@@ -303,7 +305,7 @@ class Place:
         self.name = name
 
 
-def test_hooks_are_asked_for_each_object_and_identifier() -> None:
+def test_hooks_are_called_for_each_object_and_identifier() -> None:
     serializer = PickleSerializer(
         lambda name: False,
         dump=lambda obj: ("place", obj.name) if isinstance(obj, Place) else None,
@@ -313,7 +315,7 @@ def test_hooks_are_asked_for_each_object_and_identifier() -> None:
     assert (home.name, work.name) == ("home", "work")
 
 
-def test_an_identifier_without_a_hook_is_unreadable() -> None:
+def test_identifier_without_hook_is_unreadable() -> None:
     with_hook = PickleSerializer(dump=lambda obj: 5 if obj is None else None)
     message = received(with_hook.dump(None))
     for serializer in (trusting, nothing, with_hook):
@@ -321,7 +323,7 @@ def test_an_identifier_without_a_hook_is_unreadable() -> None:
             serializer.load(message)
 
 
-def test_an_error_of_the_hook_is_unreadable_and_keeps_its_cause() -> None:
+def test_error_in_hook_is_cause_of_unreadable() -> None:
     serializer = PickleSerializer(dump=lambda obj: 5 if obj is None else None, load=lambda pid: {}[pid])
     with pytest.raises(Unreadable, match=r"KeyError\(5\)") as caught:
         serializer.load(received(serializer.dump(None)))
@@ -360,21 +362,21 @@ def by_name(*names: str) -> PickleSerializer:
     "name",
     ["uuid.UUID", "uuid.UUID.bytes", "uuid.uuid4"],
 )
-def test_a_module_allows_what_is_under_it(name: str) -> None:
+def test_module_name_allows_its_submodules(name: str) -> None:
     assert PickleSerializer.allow_by_name("uuid")(name)
     assert not PickleSerializer.allow_by_name("uui")(name)
     assert not PickleSerializer.allow_by_name("uuid.uuid")(name)
     assert not PickleSerializer.allow_by_name()(name)
 
 
-def test_what_is_allowed_is_loaded() -> None:
+def test_allowed_global_is_loaded() -> None:
     data = [uuid.UUID(int=5), collections.OrderedDict(a=1), fractions.Fraction(1, 3)]
     serializer = by_name("uuid", "collections.OrderedDict", "fractions.Fraction")
     assert serializer.load(received(serializer.dump(data))) == data
     assert trusting.load(received(trusting.dump(data))) == data
 
 
-def test_arrays_need_what_numpy_names() -> None:
+def test_arrays_need_numpy_globals() -> None:
     data = np.arange(5.0)
     with pytest.raises(NotAllowed, match="numpy"):
         nothing.load(received(nothing.dump(data)))
@@ -407,26 +409,26 @@ def test_hostile_names_are_refused(serializer: Callable[[], PickleSerializer], c
 
 
 @pytest.mark.parametrize("name", ["x\n12:00 CRITICAL all is lost", "A" * 255], ids=["lines", "long"])
-def test_a_name_that_a_peer_makes_up_is_shown_short_and_in_one_line(name: str) -> None:
+def test_name_from_peer_is_shortened_to_one_line(name: str) -> None:
     with pytest.raises(NotAllowed) as caught:
         nothing.load(Calls(name, "y").message)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 200
 
 
-def test_the_calls_above_would_run_if_allowed() -> None:
+def test_hostile_pickles_would_run_if_allowed() -> None:
     assert trusting.load(Calls("builtins", "eval", "1 + 1").message) == 2
     assert trusting.load(Calls("uuid", "UUID", "0" * 32).message) == uuid.UUID(int=0)
     assert by_name("uuid.UUID").load(Calls("uuid", "UUID", "0" * 32).message) == uuid.UUID(int=0)
 
 
-def test_functions_and_objects_of_a_program_are_refused_by_name() -> None:
+def test_objects_reachable_in_module_are_refused() -> None:
     for data in (os.system, eval, Place("x")):
         with pytest.raises(NotAllowed):
             nothing.load(received(nothing.dump(data)))
 
 
-def test_a_name_that_is_allowed_but_does_not_exist_is_unreadable() -> None:
+def test_allowed_name_that_does_not_exist_is_unreadable() -> None:
     for call in (Calls("uuid", "Nothing"), Calls("uuid.nothing", "UUID")):
         with pytest.raises(Unreadable) as caught:
             by_name("uuid").load(call.message)
@@ -444,7 +446,7 @@ WHOLE = [
 
 @pytest.mark.parametrize("serializer", [nothing, trusting])
 @pytest.mark.parametrize("stream", WHOLE)
-def test_a_message_truncated_anywhere_is_unreadable(serializer: PickleSerializer, stream: Stream) -> None:
+def test_truncated_message_is_unreadable(serializer: PickleSerializer, stream: Stream) -> None:
     whole = bytes(stream)
     serializer.load(Stream([whole]))
     for size in range(len(whole)):
@@ -453,13 +455,13 @@ def test_a_message_truncated_anywhere_is_unreadable(serializer: PickleSerializer
 
 
 @pytest.mark.parametrize("counts", [(2**64 - 1, 0), (0, 2**64 - 1), (2**64 - 1, 2**64 - 1), (4, 2**60), (5, 0)])
-def test_counts_that_the_message_cannot_hold_are_unreadable(counts: tuple[int, int]) -> None:
+def test_excessive_counts_are_unreadable(counts: tuple[int, int]) -> None:
     with pytest.raises(Unreadable, match="announces"):
         nothing.load(Stream([Q(counts[0]) + Q(counts[1]) + b"\x80\x05N."]))
 
 
 @pytest.mark.parametrize("size", [4, 2**63, 2**64 - 1])
-def test_a_buffer_that_the_message_cannot_hold_is_unreadable(size: int) -> None:
+def test_excessive_buffer_is_unreadable(size: int) -> None:
     with pytest.raises(Unreadable, match=f"announces a buffer of {size}"):
         nothing.load(Stream([Q(4) + Q(1) + Q(size) + b"\x80\x05\x97." + bytes(36) + b"abc"]))
 
@@ -477,11 +479,11 @@ def only_unreadable(data: bytes) -> None:
 
 @given(st.binary(max_size=64).map(lambda data: data.translate(None, b"pr")))
 @example(Q(0) + Q(0))
-def test_random_bytes_are_a_value_or_unreadable(data: bytes) -> None:
+def test_random_bytes_load_or_are_unreadable(data: bytes) -> None:
     only_unreadable(data)
 
 
-def test_buffers_of_any_items_count_as_bytes() -> None:
+def test_buffers_of_any_item_type_count_as_bytes() -> None:
     stream = Stream([memoryview(array.array("d", [1.0, 2.0, 3.0])), memoryview(bytes(range(12))).cast("B", (3, 4))])
     assert (stream.nbytes, len(stream), [len(buffer) for buffer in stream.buffers]) == (36, 36, [24, 12])
     assert b"".join(stream.slices(20, 30)) == bytes(stream)[20:30]
@@ -496,12 +498,12 @@ def test_buffers_of_any_items_count_as_bytes() -> None:
 @example(b"\x97.")
 @example(b"Ix\n.")
 @example(b"I" + 5000 * b"9" + b"\n.")
-def test_random_pickles_are_a_value_or_unreadable(pickled: bytes) -> None:
+def test_random_pickles_load_or_are_unreadable(pickled: bytes) -> None:
     only_unreadable(Q(len(pickled)) + Q(0) + pickled)
 
 
 @given(st.sampled_from(WHOLE), st.data())
-def test_a_flipped_byte_gives_a_value_or_unreadable(stream: Stream, data: st.DataObject) -> None:
+def test_flipped_byte_loads_or_is_unreadable(stream: Stream, data: st.DataObject) -> None:
     damaged = bytearray(bytes(stream))
     at = data.draw(st.integers(0, len(damaged) - 1))
     damaged[at] = data.draw(st.integers(0, 255).filter(lambda value: value not in b"pr"))

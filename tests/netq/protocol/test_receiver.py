@@ -1,0 +1,334 @@
+"""The receiving half of a lane: reassembly, limits and grants, cancelled and taken messages."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import tracemalloc
+import uuid
+
+import pytest
+
+from netq.buffers import LARGE
+from netq.errors import ProtocolError
+from netq.protocol.flow_control import CREDIT
+from netq.protocol.memory import Memory
+from netq.protocol.receiver import Receiver
+from netq.protocol.wire import OVERHEAD, POSITIONS, Cursor, Frame, Kind
+from tests.netq.protocol.lanes import (
+    WINDOW,
+    arrive,
+    drop,
+    msg,
+    receiver,
+    take,
+)
+
+pytestmark = pytest.mark.usefixtures("each_codec")
+
+
+# The window.
+
+
+def test_bytes_beyond_limit_are_refused() -> None:
+    one = receiver(window=300)
+    assert arrive(one, msg(1, 10, 10)) is not None
+    with pytest.raises(ProtocolError, match="beyond the window"):
+        one.place(msg(2, 35, 40))  # it starts at 266
+    assert arrive(one, msg(2, 34, 40)) is None  # just up to 300
+    assert one.limit == 306  # it has begun, so it may be completed
+    assert arrive(one, msg(2, 6, 40)) is not None
+    with pytest.raises(ProtocolError, match="beyond the window"):
+        one.place(msg(3, 0, 0))
+
+
+def test_message_larger_than_window_comes_alone() -> None:
+    one = receiver(window=100)
+    arrive(one, msg(1, 100, 1000))
+    assert one.grant_due
+    assert one.cursor == Cursor(3, 0, 100, 1000)
+    arrive(one, msg(1, 900, 1000))
+    with pytest.raises(ProtocolError, match="beyond the window"):
+        one.place(msg(2, 1, 1))
+    take(one, 1, 1000 + OVERHEAD)
+    assert one.limit == 1000 + OVERHEAD + 100
+    assert arrive(one, msg(2, 1, 1)) is not None
+
+
+def test_grant_is_due_from_a_quarter_of_window() -> None:
+    one = receiver(window=10_000)
+    for number in range(1, 5):
+        arrive(one, msg(number, 400, 400))
+    due = []
+    for number in range(1, 5):
+        take(one, number, number * (400 + OVERHEAD))
+        due.append(one.grant_due)
+    assert due == [False, False, False, True]  # 4 × 656 ≥ 2500
+    assert one.cursor.limit == 12_624
+    assert not one.grant_due
+
+
+def test_grant_is_due_when_begun_message_waits() -> None:
+    """Else both sides would wait: the limit moves by less than a quarter, and the message fits the window."""
+    one = receiver(window=10_000)
+    arrive(one, msg(1, 0, 0))
+    assert one.cursor.limit == 10_000
+    take(one, 1, OVERHEAD)
+    assert not one.grant_due
+    arrive(one, msg(2, 9_744, 9_900))  # up to the limit that the peer knows
+    assert one.grant_due
+    assert one.cursor.limit == 10_256
+
+
+def test_tiny_window_grants() -> None:
+    one = receiver(window=1)
+    arrive(one, msg(1, 1, 2))
+    assert one.grant_due
+    assert one.cursor.limit == 2
+
+
+# Reassembly.
+
+
+def test_one_byte_frames_cost_little_memory() -> None:
+    one, count = receiver(2**20, merge=False), 200_000
+    tracemalloc.start()
+    for _ in range(count - 1):
+        one.place(msg(1, 1, count))[0] = 7
+        assert one.received(1) is None
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    one.place(msg(1, 1, count))[0] = 7
+    got = one.received(1)
+    assert got is not None
+    assert bytes(got) == b"\7" * count
+    assert size < 2 * count
+
+
+@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("seed", range(20))
+def test_chunks_of_any_size_are_reassembled(seed: int, merge: bool) -> None:
+    chance = random.Random(seed)
+    data, one, stop = chance.randbytes(300_000), receiver(2**20, merge=merge), 0
+    got = None
+    while got is None:
+        length = min(chance.choice([1, 100, 5000, 16_384, 40_000]), len(data) - stop)
+        came = length if chance.random() < 0.7 else chance.randrange(length)
+        one.place(msg(1, length, len(data)))[:came] = data[stop : stop + came]
+        stop += came
+        if came == length:
+            got = one.received(length)
+        else:
+            one.interrupted(came)
+    assert bytes(got) == data
+    assert stop == len(data)
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (msg(1, 5, 50), "expected message 2 from byte 10"),  # again
+        (msg(3, 5, 50), "expected message 2 from byte 10"),  # a gap
+        (msg(2, 41, 50), "expected message 2 from byte 10"),  # more than there is
+        (msg(2, 5, 51), "changes its size"),
+        (msg(2, 0, 50), "brings no bytes"),
+        (msg(2, 0, 0), "message 2"),
+    ],
+)
+@pytest.mark.parametrize("merge", [True, False])
+def test_frame_out_of_sequence_is_refused(frame: Frame, why: str, merge: bool) -> None:
+    one = receiver(merge=merge)
+    arrive(one, msg(1, 3, 3))
+    arrive(one, msg(2, 10, 50))
+    before = one.cursor
+    with pytest.raises(ProtocolError, match=why):
+        one.place(frame)
+    assert one.cursor == before
+
+
+def test_memory_of_message_is_allocated_once() -> None:
+    one = receiver()
+    first = one.place(msg(1, 100, 300))
+    one.received(100)
+    second = one.place(msg(1, 200, 300))
+    assert first.obj is second.obj
+    got = one.received(200)
+    assert got is not None
+    assert got.buffers[0].obj is first.obj
+    assert got.nbytes == 300
+
+
+# Cancelling.
+
+
+@pytest.mark.parametrize("frame", [drop(1, 50), drop(3, 50), drop(2, 51)])
+def test_drop_of_other_message_is_refused(frame: Frame) -> None:
+    one = receiver()
+    arrive(one, msg(1, 3, 3))
+    arrive(one, msg(2, 10, 50))
+    with pytest.raises(ProtocolError, match="is cancelled, expected 2"):
+        one.dropped(frame)
+
+
+def test_positions_have_upper_bound() -> None:
+    """A cancelled message brings no bytes, so only its word says how large it was."""
+    largest = 2**62 - 1
+    for value in (largest + 1, POSITIONS - 1, 2**64 - 1):
+        with pytest.raises(ProtocolError, match="expected fewer than 4611686018427387904"):
+            receiver().dropped(drop(1, value))
+    one = receiver()
+    one.dropped(drop(1, largest))
+    rest = POSITIONS - (largest + OVERHEAD)
+    with pytest.raises(ProtocolError, match="to end before 9223372036854775808"):
+        one.dropped(drop(2, rest - OVERHEAD))
+    assert one.cursor.held == 1
+    one.dropped(drop(2, rest - OVERHEAD - 1))
+    assert (one.held, one.limit < 2**64) == (2, True)
+    with pytest.raises(ProtocolError, match="behind position 9223372036854775807"):
+        one.dropped(drop(3, 0))
+
+
+# Taken messages.
+
+
+def test_duplicate_message_is_taken_once() -> None:
+    one = receiver()
+    for number in (1, 2):
+        arrive(one, msg(number, 400, 400))
+    assert one.consume(1, 656)
+    assert not one.consume(1, 656)
+    assert one.consume(2, 1312)
+    assert not one.consume(1, 656)
+    one.release_room()
+    assert one.announce_limit() == WINDOW + 1312
+
+
+def test_taken_messages_count_in_next_announced_limit() -> None:
+    """`release_room` may be called late: what is said meanwhile is right all the same."""
+    one = receiver(window=1000)
+    arrive(one, msg(1, 100, 100))
+    arrive(one, msg(2, 100, 100))
+    assert not one.release_due
+    assert one.consume(1, 356)
+    assert (one.grant_due, one.release_due) == (True, True)
+    assert one.announce_limit() == one.limit == one.announced == 1356
+    assert (one.grant_due, one.release_due) == (False, False)
+    assert one.consume(2, 712)
+    assert one.cursor == Cursor(3, 2, 0, 1712)
+
+
+def test_request_release_calls_its_callback() -> None:
+    told: list[Receiver] = []
+    one = Receiver(3, WINDOW, Memory(), merge=True, request_release=told.append)
+    one.request_release()
+    assert told == [one]
+    assert not one.release_due
+    one.retire()
+    assert one.release_due, "its untaken messages count, whatever the window"
+
+
+def test_cancelled_messages_count_as_taken() -> None:
+    one = receiver(window=1000)
+    peer = uuid.UUID(int=5)
+    items = []
+    for number in (1, 3):
+        arrive(one, msg(number, 10, 10))
+        items.append(one.item(peer, b"x"))
+        one.dropped(drop(number + 1, 20))
+    assert items == [(peer, b"x", one, 1, 266), (peer, b"x", one, 3, 532)]
+    assert one.cancelled == 2 * 276
+    assert one.start == 2 * 266 + 2 * 276
+    for _, _, its, number, mark in items:
+        assert its.consume(number, mark)
+    assert one.announce_limit() == 1000 + 2 * 266 + 2 * 276
+
+
+def simple(receiver: Receiver) -> bool:
+    """Whether it is what `take_small` wants."""
+    return not (receiver.parts or receiver.claimed)
+
+
+@pytest.mark.parametrize("window", [10_000, CREDIT, CREDIT + 1])
+def test_short_path_needs_no_begun_message_and_no_claim(window: int) -> None:
+    one = receiver(window)
+    assert simple(one)
+    arrive(one, msg(1, 5, 10))
+    assert not simple(one)
+    arrive(one, msg(1, 5, 10))
+    assert simple(one)
+    arrive(one, msg(2, 10, 2 * window))
+    one.dropped(drop(2, 2 * window))
+    assert simple(one)
+    arrive(one, msg(3, one.limit - one.start, 3 * window))
+    arrive(one, msg(3, 3 * window - one.partial, 3 * window))
+    assert not simple(one), "the budget has granted what is here, and wants it back"
+    assert one.release_due
+    one.release_room()
+    assert not simple(one)
+    take(one, 3, 10 + 3 * window + 2 * OVERHEAD)
+    assert simple(one)
+
+
+# Interrupted threads.
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+@pytest.mark.parametrize("steps", range(4))
+def test_interrupted_receiver_is_repaired(steps: int, cancelled: int) -> None:
+    """`take_small` says what has come last, then what is held, then where the next starts."""
+    one = receiver()
+    for number in range(1, cancelled + 1):
+        one.dropped(drop(number, 20))
+    arrive(one, msg(cancelled + 1, 7, 7))
+    one.item(uuid.UUID(int=5), b"before")
+    before = one.held, one.start
+    after = before[0] + 2, before[1] + 2 * (7 + OVERHEAD)
+    if steps > 0:
+        one.last = after[0], after[1] - one.cancelled
+    if steps > 1:
+        one.held = after[0]
+    if steps > 2:
+        one.start = after[1]
+    for _ in range(2):
+        one.repair()
+        assert (one.held, one.start) == (after if steps else before)
+    assert arrive(one, msg(one.held + 1, 5, 5)) is not None
+    assert one.start == (after if steps else before)[1] + 5 + OVERHEAD
+
+
+def test_repair_keeps_consistent_receiver() -> None:
+    one = receiver()
+    one.repair()
+    assert (one.held, one.start) == (0, 0)
+    arrive(one, msg(1, 7, 7))
+    one.item(uuid.UUID(int=5), b"1234567")
+    one.dropped(drop(2, 100))
+    arrive(one, msg(3, 5, 50))
+    before = one.held, one.partial, one.start, one.limit
+    one.repair()
+    assert (one.held, one.partial, one.start, one.limit) == before
+    assert arrive(one, msg(3, 45, 50)) is not None
+    one.item(uuid.UUID(int=5), b"50")
+    one.repair()
+    assert (one.held, one.start) == (3, 157 + 3 * OVERHEAD)
+
+
+# Memory of the link.
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_body_stays_in_memory_of_link(merge: bool) -> None:
+    one, own = receiver(2**30, merge=merge), Memory()
+    view = own.take(2 * LARGE)  # the only idle block that any memory has
+    address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    del view
+    first = one.place(Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE), own)
+    assert ctypes.addressof(ctypes.c_char.from_buffer(first)) == address
+    one.received(LARGE)
+    second = one.place(
+        Frame(Kind.MSG, lane=3, length=LARGE, number=1, value=2 * LARGE)
+    )  # by another link, that has none
+    assert (second.obj is first.obj) is merge
+    got = one.received(LARGE)
+    assert got is not None
+    assert got.nbytes == 2 * LARGE
