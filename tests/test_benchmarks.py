@@ -43,7 +43,7 @@ def present(name: str) -> Peer:
 
 @pytest.mark.parametrize("name", peers())
 @pytest.mark.parametrize("task", [ONE_WAY, ECHO], ids=lambda task: task.work)
-def test_a_peer_delivers_all_that_is_sent(name: str, task: Task, place: Stage) -> None:
+def test_peer_delivers_every_message(name: str, task: Task, place: Stage) -> None:
     sample = measure(present(name), task, place)  # the sides count, and compare the first message
     assert sample.seconds > 0
     assert sample.task.messages == (5 if task is ONE_WAY else 10)
@@ -59,14 +59,14 @@ def test_every_round_trip_is_timed(place: Stage) -> None:
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("name", ["netq tcp", "grpcio", "grpcio aio"])
-def test_an_exchange_goes_both_ways(name: str, together: bool, place: Stage) -> None:
+def test_exchange_goes_both_ways(name: str, together: bool, place: Stage) -> None:
     task = Task("exchange", "array", 2**14, 1, smallest=2**8, step=2, expo=0.5, together=together)
     sample = measure(present(name), task, place)
     assert sample.task.messages == 2 * (1 + 2 + 4 + 8)
     assert sample.task.bytes == 2 * (2**14 + 2 * 2**12 + 4 * 2**10 + 8 * 2**8)
 
 
-def test_frames_of_any_size_come_whole_however_they_are_cut() -> None:
+def test_frames_are_reassembled_from_any_pieces() -> None:
     messages = [b"", b"one", bytes(AHEAD), b"two" * AHEAD, b"3"]
     stream = b"".join(bytes(piece) for message in messages for piece in pieces(message))
     for step in (1000, AHEAD, len(stream)):
@@ -78,7 +78,7 @@ def test_frames_of_any_size_come_whole_however_they_are_cut() -> None:
         assert came == messages
 
 
-def test_a_message_too_few_or_another_one_is_noticed() -> None:
+def test_missing_or_wrong_message_is_detected() -> None:
     with pytest.raises(RuntimeError, match="4 messages of 256 bytes came; expected 5 of 320"):
         check(4, 256, 5, 320)
     data = message("array", 2_500_000)
@@ -90,18 +90,18 @@ def test_a_message_too_few_or_another_one_is_noticed() -> None:
         check_same(2_500_000, data[:-1])
 
 
-def test_a_side_that_fails_says_why(place: Stage) -> None:
+def test_failing_side_reports_why(place: Stage) -> None:
     with pytest.raises(Failed, match="no_such_work"):
         measure(PEERS["raw"], Task("no_such_work", "object", 1, 1), place)
     with pytest.raises(Failed, match="No module named"):
         measure(Peer("nobody", "nobody"), ECHO, place)
 
 
-def test_who_is_not_installed_says_how_to_be() -> None:
+def test_missing_peer_names_what_to_install() -> None:
     assert Peer("nobody", "nobody", (("no_such_module", "no-such-package"),)).why_not() == "pip install no-such-package"
 
 
-def test_one_core_is_a_reason_and_not_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_core_is_reported_without_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     assert command._why_not("raw") == "1 core; two are needed"
 
@@ -119,7 +119,7 @@ def sample(seconds: float, peer_cpu: float = 1.0, times: tuple[int, ...] = ()) -
     return Sample(Task("one_way", "array", 10**9, 2), side, side | {"extra": 10**9})
 
 
-def test_figures_are_reckoned_from_both_sides() -> None:
+def test_figures_use_both_sides() -> None:
     one = sample(4.0, times=(3000, 1000, 2000))
     found = {name: figure.of(one) for name, figure in FIGURES.items()}
     assert found == {
@@ -156,7 +156,7 @@ SAMPLES = {
         (Goal("throughput", "netq shm", ("raw",), at_least=1.0), None, "not judged"),
     ],
 )
-def test_a_goal_is_judged_by_medians_and_the_best_of_the_others(goal: Goal, holds: bool | None, text: str) -> None:
+def test_goal_compares_medians_with_the_best_peer(goal: Goal, holds: bool | None, text: str) -> None:
     found = verdict(goal, SAMPLES)
     assert found[0] is holds
     assert text in found[1]
@@ -173,7 +173,7 @@ QUESTION = Question(
 )
 
 
-def test_a_table_has_every_row_also_those_that_are_lost_or_not_here() -> None:
+def test_table_has_a_row_for_missing_peers() -> None:
     lines = render(QUESTION, SAMPLES, {"gloo": "pip install torch"})
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     assert table[0] == ["", "GB/s", "× netq tcp", "extra memory, × message"]
@@ -193,7 +193,7 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.mark.usefixtures("fonts")
-def test_the_page_and_its_plots_are_the_same_for_the_same_figures(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_page_and_plots_are_deterministic(tmp_path_factory: pytest.TempPathFactory) -> None:
     written = []
     for _ in range(2):
         folder = tmp_path_factory.mktemp("docs")
@@ -207,7 +207,7 @@ def test_the_page_and_its_plots_are_the_same_for_the_same_figures(tmp_path_facto
     assert len(written[0]["name.svg"]) < 20_000
 
 
-def test_the_search_finds_the_highest_rate_that_holds() -> None:
+def test_search_finds_the_highest_sustained_rate() -> None:
     rates, tried = search(start=1000, steps=8), []
     sustained = None
     try:
@@ -226,7 +226,7 @@ def test_percentiles_are_nearest_rank() -> None:
     assert percentile([5], 50) == 5
 
 
-def test_the_questions_name_peers_that_exist_and_goals_that_can_be_judged() -> None:
+def test_questions_name_existing_peers_and_figures() -> None:
     assert len({question.name for question in QUESTIONS}) == len(QUESTIONS)
     for question in QUESTIONS:
         assert set(question.peers) <= set(PEERS), question.name
@@ -236,14 +236,14 @@ def test_the_questions_name_peers_that_exist_and_goals_that_can_be_judged() -> N
             assert (goal.at_least is None) != (goal.at_most is None), question.name
 
 
-def test_a_mixture_is_the_same_on_both_sides() -> None:
+def test_mixture_is_the_same_on_both_sides() -> None:
     task = Task("exchange", "array", 2**12, 1, smallest=2**8, step=2, expo=0.5)
     assert sorted(task.mixture()) == [2**8] * 4 + [2**10] * 2 + [2**12]
     assert task.mixture() == replace(task).mixture()
     assert Task("exchange", "array", 8, 3).mixture() == [8, 8, 8]
 
 
-def test_a_run_prints_its_tables_and_keeps_all_figures(
+def test_run_prints_tables_and_writes_all_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setattr(command, "OUT", tmp_path)
@@ -256,7 +256,7 @@ def test_a_run_prints_its_tables_and_keeps_all_figures(
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--only-peers", "nobody"], ["--rounds", "0"]])
-def test_bad_arguments_are_refused_with_a_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
         command.main(arguments)
     assert stopped.value.code == 2

@@ -190,7 +190,7 @@ def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
         (SERVER, 'client.train: missing; expected "module:function", as in "farm.training:train"'),
     ],
 )
-def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, line: str) -> None:
+def test_wrong_file_is_one_line_and_status_2(tmp_path: Path, text: str, line: str) -> None:
     path = write(tmp_path, text)
     done = run_edge(str(path))
     assert done.returncode == 2
@@ -205,9 +205,7 @@ def test_the_command_says_one_line_and_exits_with_2(tmp_path: Path, text: str, l
         ("", 'certificate = "device.toml"\n', "security.certificate: "),
     ],
 )
-def test_what_only_a_transport_can_tell_is_said_in_file_terms_too(
-    tmp_path: Path, protocol: str, certificate: str, said: str
-) -> None:
+def test_errors_of_transports_are_in_file_terms(tmp_path: Path, protocol: str, certificate: str, said: str) -> None:
     path = write(tmp_path, f'{SERVER}{protocol}[client]\ntrain = "builtins:dict"\n[security]\n{certificate}')
     done = run_edge(str(path))
     assert done.returncode == 2
@@ -227,7 +225,7 @@ def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) -> None:
+def test_sigterm_ends_a_waiting_device_with_status_0(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
         server = f'[server]\nhost = "127.0.0.1"\nport = {nobody.getsockname()[1]}\n'
@@ -245,7 +243,7 @@ def test_sigterm_ends_a_device_that_waits_for_its_server_with_0(tmp_path: Path) 
     assert process.returncode == 0
 
 
-def test_the_page_of_the_agent_names_just_the_keys_that_there_are() -> None:
+def test_page_of_the_agent_names_every_key() -> None:
     (example,) = Page("docs/reference/edge.md").blocks("toml")
     assert "mqtt" not in tomllib.loads(example)
     tables = tomllib.loads(re.sub(r"^# ", "", example, flags=re.MULTILINE))

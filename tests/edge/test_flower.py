@@ -122,7 +122,7 @@ def test_devices_take_part_until_the_grid_is_closed(tmp_path: Path, grid: Any) -
 
 
 @pytest.mark.slow
-def test_a_device_that_is_killed_is_not_waited_for_and_comes_back_as_the_same_node(tmp_path: Path, grid: Any) -> None:
+def test_killed_device_returns_as_the_same_node(tmp_path: Path, grid: Any) -> None:
     device = Device(tmp_path, grid)
 
     def ask() -> Iterator[Any]:
@@ -159,7 +159,7 @@ def test_a_device_that_is_killed_is_not_waited_for_and_comes_back_as_the_same_no
         ("farm_app:app", "[client]\nid = 7\n", "client.id: 7; expected a UUID"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, app: str, text: str, line: str) -> None:
+def test_mistake_in_the_file_is_one_line(tmp_path: Path, app: str, text: str, line: str) -> None:
     path = tmp_path / "client.toml"
     path.write_text("[server]\nhost = 'a'\nport = 1\n" + text)
     with pytest.raises(netq.InvalidOption) as caught:
@@ -167,7 +167,7 @@ def test_a_mistake_in_the_file_is_one_line(tmp_path: Path, app: str, text: str, 
     assert str(caught.value).startswith(f"{path}: {line}")
 
 
-def test_a_table_that_is_none_is_a_mistake(tmp_path: Path) -> None:
+def test_value_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text("flower = 1\n[server]\nhost = 'a'\nport = 1\n")
     with pytest.raises(netq.InvalidOption, match=r"flower: 1; expected a table: begin it with a line \[flower\]"):
@@ -194,7 +194,7 @@ def test_a_table_that_is_none_is_a_mistake(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.slow
-def test_a_mistake_in_the_name_is_one_line_and_status_2(tmp_path: Path, app: str, reason: str) -> None:
+def test_wrong_app_name_is_one_line_and_status_2(tmp_path: Path, app: str, reason: str) -> None:
     (tmp_path / "farm_app.py").write_text(textwrap.dedent(APP))
     path = tmp_path / "client.toml"
     path.write_text("[server]\nhost = 'a'\nport = 1\n")

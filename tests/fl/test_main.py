@@ -1,4 +1,4 @@
-"""fl: real processes, with real clients; what they write, say, and end with."""
+"""The command fl: processes with real clients; their files, their log, their exit status."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def w(path: Path) -> list[float]:
     return found
 
 
-def test_it_serves_its_rounds_writes_what_came_of_them_and_tells_the_clients(tmp_path: Path) -> None:
+def test_serve_runs_its_rounds_and_ends_the_clients(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
         assert served.end() == 0
     rounds = read(tmp_path / "rounds.jsonl")
@@ -145,7 +145,7 @@ def test_it_serves_its_rounds_writes_what_came_of_them_and_tells_the_clients(tmp
     assert not list(tmp_path.glob("*.new"))
 
 
-def test_devices_take_part_until_it_ends(tmp_path: Path) -> None:
+def test_devices_take_part_until_the_server_ends(tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         served = stack.enter_context(serving(write(tmp_path)))
         devices = [stack.enter_context(_device(tmp_path, served.netloc, step)) for step in (1, 3)]
@@ -175,7 +175,7 @@ def _device(folder: Path, netloc: netq.NetworkLocation, step: int) -> Iterator[s
             process.kill()
 
 
-def test_sigterm_is_no_end_for_the_clients_and_the_next_server_goes_on(tmp_path: Path) -> None:
+def test_clients_wait_after_sigterm_for_the_next_server(tmp_path: Path) -> None:
     with serving(write(tmp_path, rounds=10**6)) as first, clients(first.netloc, A, B):
         first.wait("round 2: 2 clients")
         first.process.send_signal(signal.SIGTERM)
@@ -190,7 +190,7 @@ def test_sigterm_is_no_end_for_the_clients_and_the_next_server_goes_on(tmp_path:
     assert w(tmp_path / "model.npz") == [float(count)] * 3
 
 
-def test_what_was_killed_goes_on_from_the_last_round_that_counted(tmp_path: Path) -> None:
+def test_killed_server_resumes_from_its_last_round(tmp_path: Path) -> None:
     with serving(write(tmp_path, rounds=10**6)) as first, clients(first.netloc, A, B):
         first.wait("round 2: 2 clients")
         first.process.kill()
@@ -213,7 +213,7 @@ def lingers() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_second_signal_ends_it_at_once_and_quietly(tmp_path: Path, signum: signal.Signals, status: int) -> None:
+def test_second_signal_ends_the_process_at_once(tmp_path: Path, signum: signal.Signals, status: int) -> None:
     config = write(tmp_path)
     config.write_text(config.read_text().replace("tests.fl.federation:zeros", "tests.fl.test_main:lingers"))
     command = [*COMMAND, "serve", str(config)]
@@ -226,14 +226,14 @@ def test_a_second_signal_ends_it_at_once_and_quietly(tmp_path: Path, signum: sig
     assert process.returncode == status
 
 
-def test_ctrl_c_ends_it_with_130(tmp_path: Path) -> None:
+def test_ctrl_c_is_status_130(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served:
         served.process.send_signal(signal.SIGINT)
         assert served.end() == 130
     assert "Traceback" not in served.said
 
 
-def test_when_all_rounds_are_done_already_it_writes_the_model_again(tmp_path: Path) -> None:
+def test_restart_after_the_last_round_saves_the_model(tmp_path: Path) -> None:
     config = write(tmp_path)
     with serving(config) as served, clients(served.netloc, A, B):
         assert served.end() == 0
@@ -246,7 +246,7 @@ def test_when_all_rounds_are_done_already_it_writes_the_model_again(tmp_path: Pa
     not all(importlib.util.find_spec(name) for name in ("prometheus_client", "tensorboard", "torch", "rich")),
     reason="what [callbacks] names is not installed",
 )
-def test_all_that_watches_at_once(tmp_path: Path) -> None:
+def test_all_callbacks_at_once(tmp_path: Path) -> None:
     config = write(tmp_path, more='progress = true\ntensorboard = "runs"\nprometheus = 0\n')
     with serving(config) as served, clients(served.netloc, A, B):
         assert served.end() == 0
@@ -254,7 +254,7 @@ def test_all_that_watches_at_once(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").glob("events.out.tfevents.*"))
 
 
-def test_on_a_terminal_the_states_are_drawn_and_the_log_is_seen(tmp_path: Path) -> None:
+def test_terminal_shows_states_and_log(tmp_path: Path) -> None:
     pytest.importorskip("rich")
     ours, theirs = pty.openpty()
     with os.fdopen(ours, "rb") as screen, os.fdopen(theirs, "wb") as stderr:
@@ -283,7 +283,7 @@ def test_on_a_terminal_the_states_are_drawn_and_the_log_is_seen(tmp_path: Path) 
         ({"more": '[strategy]\nname = "FedAdm"'}, "strategy.name: 'FedAdm': no such strategy; did you mean FedAdam?"),
     ],
 )
-def test_a_mistake_is_a_line_and_2(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_mistake_is_one_line_and_status_2(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     config = write(tmp_path, **change)
     done = run("serve", str(config))
     assert done.returncode == 2
@@ -299,9 +299,7 @@ def test_a_mistake_is_a_line_and_2(tmp_path: Path, change: dict[str, Any], said:
         ("suffixed", "'w.npy': no name that .npz can have; expected a printable text that does not end in .npy"),
     ],
 )
-def test_a_model_that_cannot_be_saved_is_refused_before_the_first_round(
-    tmp_path: Path, initial: str, said: str
-) -> None:
+def test_unsavable_model_is_refused_before_round_1(tmp_path: Path, initial: str, said: str) -> None:
     pytest.importorskip("torch")
     config = write(tmp_path)
     config.write_text(config.read_text().replace("tests.fl.federation:zeros", f"tests.fl.test_main:{initial}"))
@@ -311,7 +309,7 @@ def test_a_model_that_cannot_be_saved_is_refused_before_the_first_round(
 
 
 @pytest.mark.parametrize("progress", ["false", "true"])
-def test_whoever_reads_its_log_may_go_away(tmp_path: Path, progress: str) -> None:
+def test_rounds_go_on_after_the_log_reader_closes(tmp_path: Path, progress: str) -> None:
     pytest.importorskip("rich")
     with serving(write(tmp_path, more=f"progress = {progress}")) as served:
         assert served.process.stderr is not None
@@ -322,7 +320,7 @@ def test_whoever_reads_its_log_may_go_away(tmp_path: Path, progress: str) -> Non
     assert w(tmp_path / "model.npz") == [3.0] * 3
 
 
-def test_an_address_that_is_taken_is_a_line_and_1(tmp_path: Path) -> None:
+def test_address_in_use_is_one_line_and_status_1(tmp_path: Path) -> None:
     with fl.Server(zeros(), at(netq.NetworkLocation("127.0.0.1", 0))) as server:
         done = run("serve", str(write(tmp_path, port=server.netloc.port)))
     assert done.returncode == 1
@@ -330,7 +328,7 @@ def test_an_address_that_is_taken_is_a_line_and_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
-def test_an_mlflow_that_does_not_answer_is_a_line_and_1(tmp_path: Path) -> None:
+def test_silent_mlflow_is_one_line_and_status_1(tmp_path: Path) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
         uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -341,7 +339,7 @@ def test_an_mlflow_that_does_not_answer_is_a_line_and_1(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_a_checkpoint_of_another_strategy_is_a_line_and_1(tmp_path: Path) -> None:
+def test_checkpoint_of_another_strategy_is_status_1(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as served, clients(served.netloc, A, B):
         assert served.end() == 0
     done = run("serve", str(write(tmp_path, rounds=9, more='[strategy]\nname = "FedAvgM"')))
@@ -349,12 +347,12 @@ def test_a_checkpoint_of_another_strategy_is_a_line_and_1(tmp_path: Path) -> Non
     assert "federation.ckpt: is of the strategy FedAvg, and this is FedAvgM" in done.stderr
 
 
-def test_verbose_shows_where_it_happened(tmp_path: Path) -> None:
+def test_verbose_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in run("serve", "--verbose", str(tmp_path / "none.toml")).stderr
     assert "Traceback" not in run("serve", str(tmp_path / "none.toml")).stderr
 
 
-def test_plot_draws_runs_and_says_what_is_not_there(tmp_path: Path) -> None:
+def test_plot_draws_runs_and_names_what_is_missing(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path, out = tmp_path / "rounds.jsonl", tmp_path / "rounds.png"
     JsonLines(path).round_ends(fl.RoundReport(1, (A,), {}, {"loss": 0.5}, {}, 1.0, 10, 20), zeros())
@@ -405,13 +403,13 @@ def test_help_shows_an_example(command: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["srve"], ["serve"], ["serve", "a", "b"], ["plot", "--colour"]])
-def test_a_wrong_command_line_is_2(arguments: list[str]) -> None:
+def test_wrong_command_line_is_status_2(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert "Usage: fl" in done.stderr
 
 
-def test_without_typer_it_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_typer_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("raise ImportError('No module named typer')")
     done = run("serve", "x.toml", PYTHONPATH=f"{tmp_path}:{ROOT}", PYTHONSAFEPATH="1")
     assert done.returncode == 1

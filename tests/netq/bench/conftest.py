@@ -1,4 +1,4 @@
-"""A bench server in a process of its own, and what runs the command within the test."""
+"""A bench server in another process, and a fixture that runs the command in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has no room for is refused before anything is made; and what is left to be settled."""
+"""Messages beyond the memory of this machine are refused before they are made; options that follow from others."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ GIB = 2**30
         ("latency --size 512MiB --netloc here:1", None),
     ],
 )
-def test_what_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch, line: str, needed: str | None) -> None:
+def test_messages_beyond_free_memory_are_refused(
+    monkeypatch: pytest.MonkeyPatch, line: str, needed: str | None
+) -> None:
     monkeypatch.setattr(command, "free_memory", lambda: GIB)
     said = parse(shlex.split(line))
     if needed is None:
@@ -44,12 +46,12 @@ def test_what_this_machine_cannot_hold(monkeypatch: pytest.MonkeyPatch, line: st
         command._check_memory(said)
 
 
-def test_where_free_memory_is_not_known_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_free_memory_allows_every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "free_memory", lambda: None)
     command._check_memory(parse(["throughput", "--size", "1TiB"]))
 
 
-def test_a_size_that_this_machine_cannot_hold_is_one_line_and_status_2(
+def test_size_beyond_memory_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "free_memory", lambda: GIB)
@@ -63,7 +65,7 @@ def _no_memory(size: int) -> memoryview:
     raise MemoryError
 
 
-def test_memory_that_is_not_there_after_all_is_one_line_and_status_2(
+def test_failed_allocation_is_one_line_and_status_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], netloc: str
 ) -> None:
     monkeypatch.setattr(streaming, "_noise", _no_memory)
@@ -74,7 +76,7 @@ def test_memory_that_is_not_there_after_all_is_one_line_and_status_2(
     )
 
 
-def test_what_has_no_part_is_not_in_the_report() -> None:
+def test_options_without_effect_become_none() -> None:
     single = parse(["iops", "tcp", "both", "sync"])
     assert [single.min_size, single.step_size, single.step_expo, single.seed] == [None] * 4
     assert (single.max_size, single.reps, single.plan.pairs) == (21, 4000, ((2**21, 4000),))

@@ -1,4 +1,4 @@
-"""Several clients at once: they start together, their figures are one sum, and an error of one ends all."""
+"""Several clients at once: they start together, their figures are summed, and an error of one ends all."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def passed(number: int) -> Transfer:
     return Transfer(10 + number, 1000 + number, WHOLE, NOTHING, Sides(ours, theirs))
 
 
-def test_the_sum_lasts_from_first_start_to_last_end() -> None:
+def test_sum_lasts_from_first_start_to_last_end() -> None:
     ready: list[int] = []
 
     def transfer(number: int, wait: Callable[[], object]) -> Transfer:
@@ -67,7 +67,7 @@ def test_the_sum_lasts_from_first_start_to_last_end() -> None:
     assert done.used == Sides(Usage(102, 52 * MIB, 18 * MIB), Usage(7, None, None))
 
 
-def test_an_error_of_one_that_was_not_ready_ends_the_others() -> None:
+def test_error_before_the_start_ends_the_other_clients() -> None:
     def transfer(number: int, wait: Callable[[], object]) -> Transfer:
         if number == 1:
             raise BenchError("the server refuses")
@@ -79,7 +79,7 @@ def test_an_error_of_one_that_was_not_ready_ends_the_others() -> None:
         clients.transfer("up", PLAN, streaming.show_nothing)
 
 
-def test_an_error_is_raised_while_others_still_wait() -> None:
+def test_error_is_raised_while_other_clients_wait() -> None:
     release = threading.Event()
 
     def transfer(number: int, wait: Callable[[], object]) -> Transfer:

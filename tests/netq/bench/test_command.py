@@ -1,4 +1,4 @@
-"""What the command answers to mistakes, absent servers and Ctrl-C: a line, and a status."""
+"""Wrong input, missing servers and signals: one line on stderr, and the exit status."""
 
 from __future__ import annotations
 
@@ -118,14 +118,14 @@ def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], 
     assert says in errors
 
 
-def test_netq_without_a_command_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_netq_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert "netq bench" in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert "netq bench" in capsys.readouterr().out
 
 
-def test_no_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     assert main(["bench", "latency", "--netloc", f"127.0.0.1:{port}", "--timeout", "0.2"]) == 1
@@ -135,7 +135,7 @@ def test_no_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str]) 
     assert "Connection refused" in errors
 
 
-def test_another_server_of_netq_is_no_bench_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_netq_server_is_not_a_bench_server(capsys: pytest.CaptureFixture[str]) -> None:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         status = main(["bench", "latency", "--netloc", f"127.0.0.1:{server.netloc.port}", "--timeout", "0.3"])
@@ -143,14 +143,14 @@ def test_another_server_of_netq_is_no_bench_server(capsys: pytest.CaptureFixture
     assert "no bench server at" in capsys.readouterr().err
 
 
-def test_an_address_that_is_taken_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+def test_address_in_use_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
     assert main(["bench", "server", "--netloc", netloc]) == 1
     out, errors = capsys.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
     assert f"cannot listen at {netloc}" in errors
 
 
-def test_ctrl_c_ends_a_server_without_a_word(start: Start) -> None:
+def test_ctrl_c_ends_a_server_without_output(start: Start) -> None:
     server = start("server", "--netloc", "127.0.0.1:0", "--json")
     where(server)
     server.send_signal(signal.SIGINT)
@@ -158,7 +158,7 @@ def test_ctrl_c_ends_a_server_without_a_word(start: Start) -> None:
     assert server.returncode == 130
 
 
-def test_sigterm_ends_a_server_that_says_so_and_its_client_too(start: Start) -> None:
+def test_sigterm_ends_server_and_client(start: Start) -> None:
     server = start("server", "--netloc", "127.0.0.1:0", "--json")
     host, _, port = where(server).rpartition(":")
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation(host, int(port)))
@@ -171,7 +171,7 @@ def test_sigterm_ends_a_server_that_says_so_and_its_client_too(start: Start) -> 
     assert server.returncode == 0
 
 
-def test_sigterm_ends_a_server_whose_broker_is_not_there(start: Start) -> None:
+def test_sigterm_ends_a_server_without_its_broker(start: Start) -> None:
     server = start("server", "--protocol", "mqtt", "--netloc", "127.0.0.1:1", "--json")
     where(server)
     server.send_signal(signal.SIGTERM)
@@ -179,7 +179,7 @@ def test_sigterm_ends_a_server_whose_broker_is_not_there(start: Start) -> None:
     assert server.returncode == 0
 
 
-def test_ctrl_c_ends_a_client_that_measures_without_a_word(start: Start) -> None:
+def test_ctrl_c_ends_a_measuring_client_without_output(start: Start) -> None:
     arrivals = service.Arrivals()
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation("127.0.0.1", 0),
@@ -198,21 +198,21 @@ def test_ctrl_c_ends_a_client_that_measures_without_a_word(start: Start) -> None
     assert client.returncode == 130
 
 
-def test_a_server_says_where_it_listens(start: Start) -> None:
+def test_server_prints_where_it_listens(start: Start) -> None:
     server = start("server", "--netloc", "127.0.0.1:0")
     assert server.stdout is not None
     assert re.fullmatch(r"serving tcp at 127\.0\.0\.1:\d+; Ctrl-C or SIGTERM ends it\n", server.stdout.readline())
 
 
 @pytest.mark.parametrize("name", ["shm", "grpc"])
-def test_another_protocol_with_a_server_of_its_own(run: Run, name: str) -> None:
+def test_spawned_server_of_other_protocols(run: Run, name: str) -> None:
     if name == "grpc":
         pytest.importorskip("grpc")
     report = run("iops", name, "both", "async", "--max-size", "18", "--reps", "20", "--no-pin")
     assert (report["arguments"]["protocol"], report["figures"]["messages"]) == (name, 40)
 
 
-def test_a_broker_with_a_server_of_its_own(run: Run, broker: Mosquitto) -> None:
+def test_spawned_server_through_a_broker(run: Run, broker: Mosquitto) -> None:
     netloc = "{}:{}".format(*broker.netloc)
     arguments = ("--max-size", "18", "--reps", "20", "--netloc", netloc)
     assert run("iops", "mqtt", "both", "sync", *arguments)["figures"]["messages"] == 40
@@ -223,7 +223,7 @@ def test_tls_with_a_spawned_server(run: Run) -> None:
     assert (report["arguments"]["secure"], report["figures"]["messages"]) == (True, 6)
 
 
-def test_a_server_that_is_not_trusted_is_not_measured(
+def test_untrusted_server_is_not_measured(
     capsys: pytest.CaptureFixture[str], start: Start, files: certificates.Files, tmp_path: Path
 ) -> None:
     server = start(
@@ -234,14 +234,14 @@ def test_a_server_that_is_not_trusted_is_not_measured(
     assert "certificate" in capsys.readouterr().err
 
 
-def test_a_server_of_its_own_that_cannot_start_says_why(capfd: pytest.CaptureFixture[str], netloc: str) -> None:
+def test_spawned_server_prints_why_it_cannot_start(capfd: pytest.CaptureFixture[str], netloc: str) -> None:
     assert main(["bench", "latency", "--spawn", "--netloc", netloc]) == 1
     out, errors = capfd.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
     assert "cannot listen" in errors
 
 
-def test_a_broker_that_is_not_there_is_one_line_with_a_server_of_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_broker_is_one_line_with_a_spawned_server(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["latency", "--spawn", "--protocol", "mqtt", "--netloc", "127.0.0.1:1", "--timeout", "0.5"]
     assert main(["bench", *arguments]) == 1
     out, errors = capfd.readouterr()
@@ -249,13 +249,13 @@ def test_a_broker_that_is_not_there_is_one_line_with_a_server_of_its_own(capfd: 
     assert "no bench server at the broker 127.0.0.1:1, --prefix netq-bench/" in errors
 
 
-def test_a_password_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PASSWORD, "secret")
     assert parse(["latency", "--protocol", "mqtt", "--netloc", "broker:1", "--user", "me"]).password == "secret"
     assert parse(["latency"]).password is None
 
 
-def test_a_prefix_is_never_that_of_an_application() -> None:
+def test_prefix_differs_from_that_of_applications() -> None:
     at_broker = ["--protocol", "mqtt", "--netloc", "broker:1"]
     assert parse(["server", *at_broker]).prefix == parse(["latency", *at_broker]).prefix != netq.MqttOptions().prefix
     spawned = [parse(["latency", *at_broker, "--spawn"]).prefix for _ in range(2)]
@@ -266,12 +266,12 @@ def test_a_prefix_is_never_that_of_an_application() -> None:
     ("text", "location"),
     [("10.0.0.1:5", ("10.0.0.1", 5)), ("[::1]:80", ("::1", 80))],
 )
-def test_where_a_server_is(text: str, location: tuple[str, int]) -> None:
+def test_netloc_is_parsed_and_printed_alike(text: str, location: tuple[str, int]) -> None:
     assert parse(["latency", "--netloc", text]).netloc == location
     assert format_netloc(*location) == text
 
 
-def test_where_a_server_is_for_shared_memory() -> None:
+def test_netloc_of_shared_memory_is_a_path() -> None:
     netloc = parse(["latency", "--protocol", "shm", "--netloc", "/run/q.sock"]).netloc
     assert (netloc, format_netloc(*netloc)) == (("/run/q.sock", 0), "/run/q.sock")
 

@@ -39,7 +39,7 @@ def test_two_processes_with_the_same_options(start: Start) -> None:
     check_ended(server)
 
 
-def test_a_server_serves_as_many_clients_as_it_is_told(start: Start, run: Run) -> None:
+def test_server_ends_after_its_number_of_clients(start: Start, run: Run) -> None:
     server = start("iops", "tcp", "server", "async", "--max-size", "10", "--clients", "3", *ANY_PORT)
     line = ("iops", "tcp", "client", "async", "--max-size", "10", "--reps", "20", "--netloc", where(server))
     assert run(*line, "--clients", "2")["figures"]["messages"] == 80
@@ -48,9 +48,7 @@ def test_a_server_serves_as_many_clients_as_it_is_told(start: Start, run: Run) -
     check_ended(server)
 
 
-def test_a_client_with_more_communicators_than_the_server_serves(
-    start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clients_beyond_the_servers_number_are_refused(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start("iops", "tcp", "server", "sync", *ANY_PORT)
     line = ["bench", "iops", "tcp", "client", "sync", "--netloc", where(server)]
     assert main([*line, "--clients", "2"]) == 1
@@ -61,7 +59,7 @@ def test_a_client_with_more_communicators_than_the_server_serves(
     check_ended(server)
 
 
-def test_the_sizes_of_a_server_bound_those_of_its_clients(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+def test_server_size_bounds_client_sizes(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     server = start("iops", "tcp", "server", "sync", "--max-size", "12", *ANY_PORT)
     line = ["bench", "iops", "tcp", "client", "sync", "--netloc", where(server)]
     assert main([*line, "--max-size", "13"]) == 1
@@ -73,7 +71,7 @@ def test_the_sizes_of_a_server_bound_those_of_its_clients(start: Start, capsys: 
     assert server.returncode == 0
 
 
-def test_sigterm_and_ctrl_c_end_a_server_before_its_clients_came(start: Start) -> None:
+def test_signals_end_a_server_without_clients(start: Start) -> None:
     servers = [start("iops", "tcp", "server", *SAME, *ANY_PORT) for _ in range(2)]
     for server in servers:
         where(server)
@@ -84,7 +82,7 @@ def test_sigterm_and_ctrl_c_end_a_server_before_its_clients_came(start: Start) -
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_ctrl_c_ends_all_clients_of_a_process_without_a_word(start: Start, count: int) -> None:
+def test_ctrl_c_ends_all_clients_without_output(start: Start, count: int) -> None:
     """In the middle of large messages: a thread that is left with one could crash the interpreter as it ends."""
     arrivals = service.Arrivals()
     options = netq.CommunicatorOptions(
@@ -112,7 +110,7 @@ def test_ctrl_c_ends_all_clients_of_a_process_without_a_word(start: Start, count
     assert client.returncode == 130
 
 
-def test_a_server_says_how_many_it_serves(start: Start) -> None:
+def test_server_prints_its_number_of_clients(start: Start) -> None:
     server = start("iops", "tcp", "server", "sync", "--clients", "3", "--netloc", "127.0.0.1:0")
     assert server.stdout is not None
     line = server.stdout.readline()
@@ -138,7 +136,9 @@ def test_three_clients_at_once_through_a_broker(run: Run, broker: Mosquitto) -> 
 
 
 @pytest.mark.parametrize("name", ["tcp", "grpc"])
-def test_a_certificate_for_one_run(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+def test_secure_makes_a_certificate_and_removes_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
     if name == "grpc":
         pytest.importorskip("grpc")
     make, made = certificates.make, []
@@ -156,7 +156,7 @@ def test_a_certificate_for_one_run(run: Run, monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_cryptography_there_is_no_certificate(
+def test_secure_without_cryptography_is_status_2(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delitem(sys.modules, "netq.security.certificates")
@@ -168,7 +168,7 @@ def test_without_cryptography_there_is_no_certificate(
 
 
 @pytest.mark.parametrize(("mode", "pauses"), [("sync", 2), ("async", 1)])
-def test_senders_of_both_sides_pause(run: Run, netloc: str, mode: str, pauses: int) -> None:
+def test_delay_applies_to_senders_of_both_sides(run: Run, netloc: str, mode: str, pauses: int) -> None:
     line = ("--max-size", "4", "--reps", "2_0", "--delay", "0.004", "--netloc", netloc)
     report = run("iops", "tcp", "client", mode, *line)
     assert report["arguments"]["delay"] == 0.004
@@ -176,7 +176,7 @@ def test_senders_of_both_sides_pause(run: Run, netloc: str, mode: str, pauses: i
     assert report["figures"]["seconds"] >= pauses * 20 * 0.004
 
 
-def test_merges_and_chunks_of_a_run(run: Run) -> None:
+def test_connection_options_are_applied_and_reported(run: Run) -> None:
     options = ("--no-put-merge", "--no-get-merge", "--transport-size", "4_096", "--workers", "2")
     report = run("iops", "tcp", "both", "async", "--max-size", "17", "--reps", "20", *options)
     given = {name: report["arguments"][name] for name in ("put_merge", "get_merge", "transport_size", "workers")}
@@ -184,14 +184,14 @@ def test_merges_and_chunks_of_a_run(run: Run) -> None:
     assert report["figures"]["messages"] == 40
 
 
-def test_small_buffers_that_a_transport_joins_in_any_case(capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_put_merge_is_refused_by_shared_memory(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "iops", "shm", "both", "sync", "--no-put-merge"]) == 2
     out, errors = capfd.readouterr()  # of the server that could not start
     assert (out, errors.count("\n")) == ("", 1)
     assert errors.startswith("netq bench: error: ConnectionOptions.put_merge: False; shared memory joins")
 
 
-def test_a_server_of_its_own_is_told_the_same() -> None:
+def test_spawned_server_gets_the_same_options() -> None:
     knobs = ["--workers", "3", "--transport-size", "2KiB", "--no-put-merge", "--max-size", "11"]
     said = parse(["iops", "tcp", "both", "sync", *knobs])
     netloc, files = netq.NetworkLocation("127.0.0.1", 5), spawn._Files()
@@ -202,7 +202,7 @@ def test_a_server_of_its_own_is_told_the_same() -> None:
     assert (options.workers, options.netloc, server.core, cli.largest(server)) == (3, netloc, cores()[0], 2**11)
 
 
-def test_the_defaults_are_those_of_netq() -> None:
+def test_defaults_are_those_of_netq() -> None:
     said = parse(["iops", "tcp", "client", "sync"])
     ours, netqs = spawn.client_options(said, spawn.Server(said.netloc, None)), netq.CommunicatorOptions()
     assert (ours.netloc, ours.workers) == (netqs.netloc, netqs.workers)
@@ -210,19 +210,19 @@ def test_the_defaults_are_those_of_netq() -> None:
         assert getattr(ours.connection, name) == getattr(netqs.connection, name)
 
 
-def test_each_communicator_has_an_id_of_its_own() -> None:
+def test_each_communicator_has_a_new_id() -> None:
     said = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
     server = spawn.Server(said.netloc, None)
     assert spawn.client_options(said, server).id != spawn.client_options(said, server).id
 
 
 @pytest.mark.parametrize("purpose", ["server", "client", "both"])
-def test_where_the_server_is(purpose: str) -> None:
+def test_default_address_depends_on_the_purpose(purpose: str) -> None:
     assert parse(["iops", "tcp", purpose, "sync"]).netloc == (None if purpose == "both" else ("127.0.0.1", 51966))
     assert parse(["iops", "tcp", purpose, "sync", "--netloc", "here:5"]).netloc == ("here", 5)
 
 
-def test_the_report_lists_what_was_in_force(run: Run, netloc: str) -> None:
+def test_report_lists_the_options_in_force(run: Run, netloc: str) -> None:
     report = run("iops", "tcp", "client", "async", "--max-size", "4", "--reps", "3", "--netloc", netloc)
     where = {"protocol": "tcp", "purpose": "client", "mode": "async", "netloc": netloc, "tls": None, "secure": False}
     what = {"min_size": None, "max_size": 4, "step_size": None, "step_expo": None, "reps": 3, "seed": None}
@@ -230,7 +230,7 @@ def test_the_report_lists_what_was_in_force(run: Run, netloc: str) -> None:
     assert report["arguments"] == where | what | how | {"clients": 1, "delay": 0.0}
 
 
-def test_the_title_can_be_given_again(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+def test_title_is_a_command_line(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
     knobs = "--clients 2 --workers 2 --transport-size 4KiB --no-put-merge --get-merge --delay 0.001"
     line = f"iops tcp client sync --min-size 2 --max-size 4 --step-size 1 --step-expo 0.5 --reps 3 --seed 7 {knobs}"
     assert main(["bench", *line.split(), "--netloc", netloc]) == 0

@@ -1,4 +1,4 @@
-"""The open loop, against echoes that come when the test says."""
+"""The open loop, with echoes that the test times; and the search for the highest rate."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Echoing:
         return Message(uuid.UUID(int=0), self._here.popleft())
 
 
-def test_each_message_is_sent_and_each_echo_counted() -> None:
+def test_every_message_is_sent_and_every_echo_counted() -> None:
     echoing = Echoing()
     latencies = load.send_at_rate(echoing.end, MESSAGE, 1e5, 500, limit=None)
     assert (echoing.put_count, echoing.got_count, len(latencies)) == (500, 500, 500)
     assert min(latencies) >= 0  # nothing is sent before it is due
 
 
-def test_a_stall_is_in_the_latency_of_all_that_were_due_in_it() -> None:
+def test_stall_counts_for_each_message_due_in_it() -> None:
     interval = 1e9 / 20_000
     latencies = load.send_at_rate(Echoing(first=10, last=60).end, MESSAGE, 20_000, 100, limit=None)
     for number in range(10, 60):  # the echo came when number 59 had been sent, which was not before it was due
@@ -75,26 +75,26 @@ class Late(Echoing):
         return super().put(data)
 
 
-def test_a_message_that_is_sent_late_counts_from_when_it_was_due() -> None:
+def test_late_message_counts_from_its_due_time() -> None:
     interval = 1e9 / 20_000
     latencies = load.send_at_rate(Late(interval).end, MESSAGE, 20_000, 100, limit=None)
     for number in range(10, 50):
         assert latencies[number] >= (50 - number) * interval - 1
 
 
-def test_it_gives_up_when_the_tail_must_be_above_the_limit() -> None:
+def test_try_ends_once_the_tail_exceeds_the_limit() -> None:
     echoing = Echoing()
     latencies = load.send_at_rate(echoing.end, MESSAGE, 1e6, 3000, limit=-1)
     assert len(latencies) == workloads.may_exceed(load.TAIL, 3000) + 1 == 4
 
 
-def test_it_is_never_too_far_ahead_of_the_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "_IN_FLIGHT", 8)
     echoing = Echoing(first=0, last=8)
     assert len(load.send_at_rate(echoing.end, MESSAGE, 1e7, 100, limit=None)) == 100
 
 
-def test_a_rate_holds_only_if_all_echoes_came_and_the_tail_is_not_above_the_limit() -> None:
+def test_rate_holds_if_complete_and_tail_within_limit() -> None:
     used = Sides(Usage(0, None, None), Usage(0, None, None))
     times = array("q", [1] * 999 + [7])
     assert load.Try(1.0, 1000, times, 1.0, used).holds(1)
@@ -103,7 +103,7 @@ def test_a_rate_holds_only_if_all_echoes_came_and_the_tail_is_not_above_the_limi
 
 
 @pytest.mark.parametrize("limit", [1.0, 1.5, 3.0, 900.0, 1000.0, 1001.0, 47_123.0, 9e6])
-def test_what_is_found_holds_and_what_is_a_little_more_does_not(limit: float) -> None:
+def test_search_finds_the_highest_rate_that_holds(limit: float) -> None:
     tried = []
 
     def holds(rate: float) -> bool:
@@ -116,7 +116,7 @@ def test_what_is_found_holds_and_what_is_a_little_more_does_not(limit: float) ->
     assert found in tried
 
 
-def test_a_machine_that_holds_nothing() -> None:
+def test_search_without_any_rate_returns_0() -> None:
     tried = []
 
     def holds(rate: float) -> bool:
@@ -127,10 +127,10 @@ def test_a_machine_that_holds_nothing() -> None:
     assert tried[-1] == LEAST
 
 
-def test_a_machine_that_holds_everything_is_not_asked_for_more_than_the_most() -> None:
+def test_search_stops_at_the_highest_rate_tried() -> None:
     assert highest(lambda rate: rate <= MOST, start=1000.0) == MOST
 
 
-def test_a_machine_that_is_in_the_mood_by_turns_is_not_searched_for_ever() -> None:
+def test_search_ends_with_inconsistent_answers() -> None:
     moods = iter([True, True, False] * 100)
     assert highest(lambda rate: next(moods), start=1000.0) > 0

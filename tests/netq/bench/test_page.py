@@ -1,4 +1,4 @@
-"""docs/reference/bench.md is true: its command lines, its options and their defaults, the names of its figures."""
+"""docs/reference/bench.md: its command lines, its options and their defaults, the names of its figures."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def options() -> Iterator[tuple[str, argparse.Action]]:
         yield from ((work, each) for each in parser._actions if each.option_strings and each.dest != "help")
 
 
-def test_its_command_lines_are_right() -> None:
+def test_command_lines_of_the_page_parse() -> None:
     assert len(LINES) > 10
     assert {parse(shlex.split(line)).work for line in LINES} == {"server", *CLIENTS}
 
 
-def test_it_has_every_option_with_its_default_and_no_other() -> None:
+def test_page_has_every_option_with_its_default() -> None:
     page = {}
     for name, of, default, _ in rows("Options"):
         for work in GROUPS.get(of, tuple(of.split(", "))):
@@ -55,13 +55,13 @@ def test_it_has_every_option_with_its_default_and_no_other() -> None:
     assert page == ours
 
 
-def test_help_tells_the_default_that_there_is() -> None:
+def test_help_ends_with_the_default() -> None:
     set_ones = [option for _, option in options() if option.default not in (None, False)]
     assert len(set_ones) > 20
     assert all((option.help or "").endswith(f"; default {option.default}") for option in set_ones)
 
 
-def test_it_names_every_figure_as_it_is_printed_and_in_json() -> None:
+def test_page_names_every_figure() -> None:
     printed = {key: ", ".join(filter(None, (each.name, each.unit))) for key, each in FIGURES.items()}
     printed["microseconds"] = f"{', '.join(spread([1], 1))}, µs"
     assert {key.strip("`"): name for name, key, _ in rows("What is printed")} == printed
@@ -72,7 +72,7 @@ def _here(line: str, broker: Mosquitto) -> list[str]:
     return re.sub(r"broker\.local:\d+", "{}:{}".format(*broker.netloc), line).split()
 
 
-def test_its_example_with_a_broker_works(start: Start, run: Run, broker: Mosquitto) -> None:
+def test_page_example_with_a_broker_works(start: Start, run: Run, broker: Mosquitto) -> None:
     server, client = [line for line in LINES if "broker.local:1883" in line]
     started = start(*_here(server, broker))
     assert started.stdout is not None
@@ -81,7 +81,7 @@ def test_its_example_with_a_broker_works(start: Start, run: Run, broker: Mosquit
     assert run(*_here(client, broker), "--count", "20")["figures"]["messages"] == 20
 
 
-def test_its_example_with_a_password_and_tls_works(
+def test_page_example_with_password_and_tls_works(
     start: Start, run: Run, tmp_path: Path, files: certificates.Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = [line.replace("ca.pem", str(files.authority)) for line in LINES if "broker.local:8883" in line]

@@ -1,4 +1,4 @@
-"""The bar: on a terminal with rich, and nowhere else."""
+"""The progress bar: on a terminal with rich, and nowhere else."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def screen() -> Iterator[tuple[Progress, io.StringIO]]:
         yield Progress(bars), file
 
 
-def test_it_draws_the_first_time_and_the_last_and_not_each_time(screen: tuple[Progress, io.StringIO]) -> None:
+def test_bar_is_drawn_at_intervals_and_at_the_end(screen: tuple[Progress, io.StringIO]) -> None:
     shown, file = screen
     show = shown.bar("latency", 10_000)
     show(1)
@@ -39,14 +39,14 @@ def test_it_draws_the_first_time_and_the_last_and_not_each_time(screen: tuple[Pr
     assert "100%" in file.getvalue()
 
 
-def test_where_nobody_looks_it_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with progress() as shown:
         shown.say("1,000 messages a second?")
         shown.bar("latency", 2)(2)
     assert capsys.readouterr() == ("", "")
 
 
-def test_without_rich_it_shows_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with progress() as shown:
@@ -54,7 +54,7 @@ def test_without_rich_it_shows_nothing(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr() == ("", "")
 
 
-def test_on_a_terminal_the_figures_are_on_stdout_and_the_bar_is_not(netloc: str) -> None:
+def test_bar_is_on_stderr_and_figures_on_stdout(netloc: str) -> None:
     ours, theirs = pty.openpty()
     try:
         command = [sys.executable, "-m", "netq", "bench", "latency", "--count", "50", "--netloc", netloc, "--json"]

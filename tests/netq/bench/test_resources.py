@@ -1,4 +1,4 @@
-"""What a process uses, and where it runs."""
+"""CPU time and memory of a process, and its cores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from netq.bench.resources import Meter, Usage, at_once, cores, facts, one_by_one
 SIZE = 64 * 2**20
 
 
-def test_a_meter_sees_the_peak_of_memory_that_is_gone_again() -> None:
+def test_meter_reports_the_peak_of_released_memory() -> None:
     meter = Meter()
     with mmap.mmap(-1, SIZE) as block:  # not from the heap, where there may be room that is resident already
         for page in range(0, SIZE, mmap.PAGESIZE):
@@ -31,7 +31,7 @@ def test_a_meter_sees_the_peak_of_memory_that_is_gone_again() -> None:
     assert again < SIZE / 2
 
 
-def test_a_meter_counts_the_cpu_of_all_threads() -> None:
+def test_meter_counts_cpu_of_all_threads() -> None:
     meter = Meter()
     thread = threading.Thread(target=_burn)
     thread.start()
@@ -45,14 +45,14 @@ def _burn() -> None:
         continue
 
 
-def test_where_memory_is_not_told_it_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_memory_is_none_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(resources, "_CLEAR", tmp_path / "no" / "proc")
     used = Meter().read()
     assert used[1:] == (None, None)
     assert used.cpu >= 0
 
 
-def test_a_thread_and_those_it_starts_stay_on_a_core_and_come_back() -> None:
+def test_pinned_threads_stay_on_a_core_until_the_end() -> None:
     before, seen = os.sched_getaffinity(0), []
     core = cores()[-1]
     with pinned(core):
@@ -63,14 +63,14 @@ def test_a_thread_and_those_it_starts_stay_on_a_core_and_come_back() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_core_that_is_not_there_cannot_be_used() -> None:
+def test_missing_core_cannot_be_used() -> None:
     before = os.sched_getaffinity(0)
     assert resources.may_use(cores()[0])
     assert not resources.may_use(9999)
     assert os.sched_getaffinity(0) == before
 
 
-def test_free_memory_is_a_part_of_it_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_free_memory_is_below_total_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     free = resources.free_memory()
     assert free is not None
     assert 0 < free <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -78,14 +78,14 @@ def test_free_memory_is_a_part_of_it_all(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert resources.free_memory() is None
 
 
-def test_usage_of_periods_one_by_one() -> None:
+def test_usage_of_periods_is_summed() -> None:
     periods = [Usage(5, 900, 300), Usage(7, 800, 400)]
     assert one_by_one(periods) == Usage(12, 900, 400)
     assert one_by_one([Usage(5, None, None), Usage(7, 800, 400)]) == Usage(12, 800, 400)
     assert one_by_one([Usage(5, None, None)]) == Usage(5, None, None)
 
 
-def test_usage_that_several_meters_saw_at_once() -> None:
+def test_usage_of_one_period_by_several_meters() -> None:
     first_ready, last_ready = Usage(7, 900, 300), Usage(5, 800, 100)
     assert at_once([first_ready, last_ready]) == Usage(7, 900, 200)  # 700 were there when the last was ready
     assert at_once([first_ready]) == first_ready

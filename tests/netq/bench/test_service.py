@@ -1,4 +1,4 @@
-"""The server: clients that come after one another, that are killed, that ask for too much or for nonsense."""
+"""The server: clients one after another, killed clients, requests that are too large or wrong."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def leave(communicators: Communicators, client: netq.Communicator) -> None:
     assert client.close(LIMIT) == 0
 
 
-def test_a_second_client_is_served_after_the_first(run: Run, netloc: str) -> None:
+def test_second_client_is_served_after_the_first(run: Run, netloc: str) -> None:
     for _ in range(2):
         assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
 
 
-def test_a_client_is_served_while_another_one_is(
+def test_client_is_served_while_another_is(
     run: Run, netloc: str, location: NetworkLocation, communicators: Communicators
 ) -> None:
     first = communicators.client(location)
@@ -84,7 +84,7 @@ def test_a_client_is_served_while_another_one_is(
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
-def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, start: Start, direction: str) -> None:
+def test_client_is_served_after_a_killed_one(run: Run, start: Start, direction: str) -> None:
     with serving() as server:
         netloc = "{}:{}".format(*server.netloc)
         arguments = ("--size", "1KiB", "--count", "50000000", "--direction", direction, "--netloc", netloc)
@@ -99,7 +99,7 @@ def test_a_client_is_served_after_one_that_was_killed_in_the_middle(run: Run, st
 @pytest.mark.parametrize(
     "arguments", ["latency --count 50000000", "throughput --size 1KiB --count 50000000 --direction down"]
 )
-def test_a_client_whose_server_is_gone_says_so_and_ends(
+def test_lost_server_is_one_line_and_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxies: Proxies, arguments: str
 ) -> None:
     monkeypatch.setattr(spawn, "SESSION_TIMEOUT", 0.3)
@@ -113,7 +113,7 @@ def test_a_client_whose_server_is_gone_says_so_and_ends(
 
 
 @pytest.mark.parametrize("arguments", ["latency", "load --rate 100"])
-def test_an_echo_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str], netloc: str, arguments: str) -> None:
+def test_too_large_echo_is_refused(capsys: pytest.CaptureFixture[str], netloc: str, arguments: str) -> None:
     assert main(["bench", *arguments.split(), "--size", "2MiB", "--netloc", netloc]) == 1
     _, errors = capsys.readouterr()
     assert errors.count("\n") == 1
@@ -124,7 +124,7 @@ def test_an_echo_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str]
     "arguments",
     ["latency", "load --rate 100", "throughput", "throughput --direction both", "iops tcp client sync --max-size 21"],
 )
-def test_who_is_refused_has_made_no_message(
+def test_refused_client_allocates_no_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], netloc: str, arguments: str
 ) -> None:
     def make(size: int) -> memoryview:
@@ -137,7 +137,7 @@ def test_who_is_refused_has_made_no_message(
 
 
 @pytest.mark.parametrize(("arguments", "needed"), [("latency", "64.0KiB"), ("throughput --direction both", "128.0KiB")])
-def test_a_server_refuses_what_its_machine_cannot_hold(
+def test_server_refuses_messages_beyond_its_memory(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: str, needed: str
 ) -> None:
     monkeypatch.setattr(protocol, "free_memory", lambda: 60_000)
@@ -149,7 +149,7 @@ def test_a_server_refuses_what_its_machine_cannot_hold(
     assert line.endswith("ask for smaller messages (--size; of iops --max-size)")
 
 
-def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+def test_too_large_message_is_refused(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
     assert main(["bench", "throughput", "--size", "2MiB", "--direction", "down", "--netloc", netloc]) == 1
     _, errors = capsys.readouterr()
     assert errors.count("\n") == 1
@@ -186,7 +186,7 @@ def test_a_message_that_is_too_large_is_refused(capsys: pytest.CaptureFixture[st
     ],
     ids=lambda request_: repr(type(request_)),
 )
-def test_who_asks_for_too_much_or_nonsense_is_told_and_not_heard_any_more(
+def test_wrong_request_is_answered_then_client_ignored(
     netloc: str, location: NetworkLocation, communicators: Communicators, request_: object
 ) -> None:
     client = communicators.client(location)
@@ -204,7 +204,7 @@ class Harm:
         return Path.touch, (Path("harm"),)
 
 
-def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, communicators: Communicators) -> None:
+def test_no_class_is_loaded(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
     assert said(client)[0] == "hello"
     client.put(Harm())
@@ -214,7 +214,7 @@ def test_nothing_that_has_a_name_is_loaded(location: NetworkLocation, communicat
     assert not Path("harm").exists()
 
 
-def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
+def test_wrong_payload_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
     assert said(client)[0] == "hello"
     client.put(("transfer", "up", ((8, 2),), 0, 0.0))
@@ -224,7 +224,7 @@ def test_a_payload_that_is_none_ends_a_transfer(location: NetworkLocation, commu
     assert said(client)[0] == "refused"
 
 
-def test_more_clients_than_it_has_threads_for_are_refused(communicators: Communicators) -> None:
+def test_clients_beyond_the_limit_are_refused(communicators: Communicators) -> None:
     with serving() as server:
         for _ in range(service.CLIENTS):
             assert said(communicators.client(server.netloc))[0] == "hello"
@@ -234,7 +234,7 @@ def test_more_clients_than_it_has_threads_for_are_refused(communicators: Communi
             communicators.abort(client)
 
 
-def test_a_server_of_two_ends_when_both_have_come_and_gone(communicators: Communicators) -> None:
+def test_server_of_two_ends_after_both_have_left(communicators: Communicators) -> None:
     with serving(clients=2) as server:
         for _ in range(3):  # of whom none is served
             refused = communicators.client(server.netloc)
@@ -256,7 +256,7 @@ def test_a_server_of_two_ends_when_both_have_come_and_gone(communicators: Commun
         communicators.abort(third)
 
 
-def test_the_log_of_the_server_names_who_is_not_served(communicators: Communicators) -> None:
+def test_server_log_names_the_refused_client(communicators: Communicators) -> None:
     with LogRecorder() as log, ExitStack() as stack:
         client = communicators.client(stack.enter_context(serving()).netloc)
         assert said(client)[0] == "hello"
@@ -267,13 +267,13 @@ def test_the_log_of_the_server_names_who_is_not_served(communicators: Communicat
         communicators.abort(client)
 
 
-def test_a_server_that_began_anew_is_noticed() -> None:
+def test_restarted_server_is_detected() -> None:
     hello = netq.Message(netq.CommunicatorOptions().id, ("hello", protocol.VERSION, {}))
     with pytest.raises(protocol.Unexpected, match='"hello", which was not due: was it started anew'):
         protocol.expect(lambda: hello, "done")
 
 
 @pytest.mark.parametrize("said", [(1, facts()), (), (NOW,), (NOW, []), (NOW, {"python": "3"})])
-def test_a_hello_of_another_version_or_none_is_refused(said: tuple[Any, ...]) -> None:
+def test_wrong_hello_is_refused(said: tuple[Any, ...]) -> None:
     with pytest.raises(protocol.BenchError):
         protocol.read_hello(said)

@@ -1,4 +1,4 @@
-"""Messages that pass between two communicators of one process: all of them, and never too many at once."""
+"""Messages between two communicators of one process: all arrive, and those in flight are bounded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _end(mine: netq.Communicator, other: netq.Communicator) -> Endpoint:
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
-def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
+def test_messages_one_way_are_received(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     ours, theirs = ends
     shown: list[int] = []
     with ThreadPoolExecutor() as pool:
@@ -52,7 +52,7 @@ def test_all_that_is_sent_one_way_is_received(ends: tuple[Endpoint, Endpoint], p
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: str(plan.pairs))
-def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
+def test_both_ways_at_once_do_not_deadlock(ends: tuple[Endpoint, Endpoint], plan: Plan) -> None:
     with ThreadPoolExecutor() as pool:
         runs = [
             pool.submit(streaming.exchange, end, plan, streaming.messages(plan), streaming.show_nothing) for end in ends
@@ -61,7 +61,7 @@ def test_both_at_once_do_not_wait_for_each_other_for_ever(ends: tuple[Endpoint, 
 
 
 @pytest.mark.parametrize("size", [1, 64 * 1024, 64 * 1024 + 1, 2**20])
-def test_an_echo_is_what_was_sent(ends: tuple[Endpoint, Endpoint], size: int) -> None:
+def test_echo_equals_the_message(ends: tuple[Endpoint, Endpoint], size: int) -> None:
     ours, theirs = ends
     with ThreadPoolExecutor() as pool:
         echoing = pool.submit(streaming.echo, theirs)
@@ -96,32 +96,34 @@ class Deaf:
 
 
 @pytest.mark.parametrize(("size", "most"), [(64, 2 * streaming.BATCH), (2**20, 2 * 64)])
-def test_an_echo_waits_for_who_sends_and_does_not_read(size: int, most: int) -> None:
+def test_echo_waits_for_a_peer_that_does_not_read(size: int, most: int) -> None:
     deaf, message = Deaf(), netq.Message(uuid.uuid4(), bytes(size))
     with pytest.raises(Undelivered):
         streaming.echo(Endpoint(deaf.put, lambda timeout=None: message))
     assert deaf.put_count == most
 
 
-def test_who_sends_little_waits_only_in_the_end() -> None:
+def test_short_transfer_waits_only_at_the_end() -> None:
     deaf, plan = Deaf(), Plan(((2**21, 300),))
     with pytest.raises(Undelivered):
         streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
     assert deaf.put_count == 300
 
 
-def test_who_sends_waits_for_who_does_not_take_it() -> None:
+def test_sender_waits_for_acknowledgements() -> None:
     deaf, plan = Deaf(), Plan(((64, 10**6),))
     with pytest.raises(Undelivered):
         streaming.send(Endpoint(deaf.put, ours_is_never_read), plan, streaming.messages(plan), streaming.show_nothing)
     assert deaf.put_count == 2 * streaming.BATCH
 
 
-def test_without_a_delay_an_endpoint_stays_as_it_is(ends: tuple[Endpoint, Endpoint]) -> None:
+def test_no_delay_returns_the_same_endpoint(ends: tuple[Endpoint, Endpoint]) -> None:
     assert streaming.delayed(ends[0], 0.0) is ends[0]
 
 
-def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_sender_sleeps_before_each_message(
+    ends: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, theirs = ends
     pauses: list[float] = []
     monkeypatch.setattr(time, "sleep", pauses.append)
@@ -131,7 +133,7 @@ def test_a_sender_pauses_before_each_message(ends: tuple[Endpoint, Endpoint], mo
     assert pauses == [0.25] * 7
 
 
-def test_a_sender_that_pauses_knows_at_once_that_its_peer_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_sender_raises_closed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = Future[None]()
     gone.set_exception(netq.Closed(uuid.uuid4(), "gone"))
     monkeypatch.setattr(time, "sleep", lambda delay: None)
@@ -141,14 +143,14 @@ def test_a_sender_that_pauses_knows_at_once_that_its_peer_is_gone(monkeypatch: p
 
 
 @pytest.mark.parametrize("data", [("hello", 1), None, [1], "text"])
-def test_what_is_no_payload_is_not_counted(ends: tuple[Endpoint, Endpoint], data: object) -> None:
+def test_unexpected_data_raises(ends: tuple[Endpoint, Endpoint], data: object) -> None:
     ours, theirs = ends
     theirs.put(data)
     with pytest.raises(Unexpected):
         streaming.receive(ours, 1, streaming.show_nothing)
 
 
-def test_messages_of_one_plan_share_memory_and_are_noise() -> None:
+def test_messages_of_a_plan_share_one_buffer_of_noise() -> None:
     made = list(streaming.messages(Plan(((2**20, 2), (2**19, 1)))))
     assert len({id(message) for message in made}) == 2
     whole = max(map(bytes, made), key=len)
@@ -156,21 +158,21 @@ def test_messages_of_one_plan_share_memory_and_are_noise() -> None:
     assert len(set(whole)) == 256
 
 
-def test_memory_that_is_not_there_is_one_error(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_allocation_is_one_error(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemoryError):
         streaming._noise(2**62)
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("size", [1, 100, 2**20, 2**20 + 1, 3 * 2**20 - 1])
-def test_noise_has_its_size_to_the_end(size: int) -> None:
+def test_noise_fills_the_whole_buffer(size: int) -> None:
     block = streaming._noise(size)
     assert block.nbytes == size
     assert len(set(block[-100_000:])) > min(size, 256) * 0.6
 
 
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 204_800, 204_801, 10**6])
-def test_strides_come_to_the_count(count: int) -> None:
+def test_strides_add_up_to_the_count(count: int) -> None:
     strides = list(streaming._strides(count, streaming.BATCH))
     assert sum(length for _, length in strides) == count
     assert [done for done, _ in strides] == list(itertools.accumulate(length for _, length in strides))

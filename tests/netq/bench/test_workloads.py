@@ -1,4 +1,4 @@
-"""Each work from end to end, over TCP on this machine, with few messages."""
+"""Each workload from end to end, over TCP on this machine, with few messages; and percentiles."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_load_searches_for_the_highest_rate(run: Run, netloc: str, monkeypatch: 
     assert not held or figures["microseconds"]["p99.9"] <= 10_000
 
 
-def test_a_limit_that_nothing_keeps_gives_no_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_that_no_rate_holds_gives_rate_0(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WARM_UP", 2)
     figures = run("load", "--seconds", "0.01", "--limit", "0.01", "--netloc", netloc)["figures"]
     assert figures["rate"] == 0
@@ -99,7 +99,7 @@ def test_a_limit_that_nothing_keeps_gives_no_rate(run: Run, netloc: str, monkeyp
     assert not any(each["holds"] for each in figures["tries"])
 
 
-def test_the_report_says_what_was_asked_and_on_what(run: Run, netloc: str) -> None:
+def test_report_has_arguments_and_platform(run: Run, netloc: str) -> None:
     report = run("latency", "--size", "2KiB", "--count", "3", "--netloc", netloc)
     assert report["work"] == "latency"
     expected = {"size": 2048, "count": 3, "protocol": "tcp", "netloc": netloc, "tls": None, "secure": False}
@@ -109,7 +109,7 @@ def test_the_report_says_what_was_asked_and_on_what(run: Run, netloc: str) -> No
     assert report["platform"]["client"].keys() == {"python", "netq", "system", "machine", "cores"}
 
 
-def test_the_table_has_a_line_a_figure_aligned(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
+def test_table_has_an_aligned_line_per_figure(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
     assert main(["bench", "throughput", "--size", "1MiB", "--count", "2", "--netloc", netloc]) == 0
     out, errors = capsys.readouterr()
     title, ours, theirs, *rows = out.splitlines()
@@ -122,7 +122,7 @@ def test_the_table_has_a_line_a_figure_aligned(capsys: pytest.CaptureFixture[str
     assert errors == ""
 
 
-def test_the_cores_of_this_process_are_as_they_were(run: Run) -> None:
+def test_cores_are_restored_after_a_run(run: Run) -> None:
     before = os.sched_getaffinity(0)
     figures = run("latency", "--count", "5")["figures"]  # with a server of its own
     assert figures["messages"] == 5
@@ -136,22 +136,22 @@ def test_the_cores_of_this_process_are_as_they_were(run: Run) -> None:
         *[("99.9", 10, 10), ("99.9", 999, 999), ("99.9", 1000, 999), ("99.9", 1001, 1000), ("99.9", 10_000, 9990)],
     ],
 )
-def test_the_rank_is_the_least_below_which_so_many_lie(percent: str, count: int, expected: int) -> None:
+def test_rank_is_nearest_rank(percent: str, count: int, expected: int) -> None:
     assert rank(percent, count) == expected
 
 
-def test_the_example_of_the_books() -> None:
+def test_percentiles_of_the_textbook_example() -> None:
     values = [15, 20, 35, 40, 50]
     assert [percentile(p, values) for p in ("5", "30", "40", "50", "100")] == [15, 20, 20, 35, 50]
 
 
-def test_a_spread_sorts_and_divides() -> None:
+def test_spread_sorts_and_divides() -> None:
     figures = spread(array("q", range(10_000, 0, -1)), unit=10)
     assert figures == {"min": 0.1, "p50": 500.0, "p90": 900.0, "p99": 990.0, "p99.9": 999.0, "max": 1000.0}
 
 
 @pytest.mark.parametrize("count", [1, 10, 999, 1000, 1001, 2000, 54_321])
-def test_so_many_may_exceed_a_limit_and_no_more(count: int) -> None:
+def test_may_exceed_is_the_exact_bound(count: int) -> None:
     above = may_exceed("99.9", count)
     assert percentile("99.9", [0] * (count - above) + [9] * above) == 0
     assert percentile("99.9", [0] * (count - above - 1) + [9] * (above + 1)) == 9
