@@ -255,19 +255,23 @@ class Loop:
     def _run_late(self) -> None:
         """Run calls that come after the end, in the calling thread. They find everything ended."""
         with self.baton.lock:
-            for worker in list(self.baton.unflushed):
-                self.baton.unflushed.pop(worker, None)
-                self._calls.append((worker.flush, ()))
-            while self._calls:
-                try:
-                    function, args = self._calls.popleft()
-                except IndexError:  # another thread was faster
-                    break
-                try:
-                    function(*args)
-                except Exception as error:  # the next must run all the same: a thread may wait for it
-                    self._crashed(error)
+            self._run_calls()
         self.baton.run_late_deferred()
+
+    def _run_calls(self) -> None:
+        """Run all calls and flushes that wait. A function of its own: docs/explanation/design.md, "A jump back"."""
+        for worker in list(self.baton.unflushed):
+            self.baton.unflushed.pop(worker, None)
+            self._calls.append((worker.flush, ()))
+        while self._calls:
+            try:
+                function, args = self._calls.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                function(*args)
+            except Exception as error:  # the next must run all the same: a thread may wait for it
+                self._crashed(error)
 
 
 def give_way() -> None:

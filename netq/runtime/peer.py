@@ -197,7 +197,7 @@ class Peer:
     # What links and events bring.
 
     def attach(self, link: Link) -> None:
-        """Use this link. An older one is closed, and its end told why."""
+        """Use this link. An older one is closed, and the peer gets the reason."""
         if self.link is not None:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
         self.link = link

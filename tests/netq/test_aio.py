@@ -81,7 +81,7 @@ def run(request: pytest.FixtureRequest, complaints: list[dict[str, Any]]) -> Ite
     with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
         runner.get_loop().set_exception_handler(lambda loop, context: complaints.append(context))
         yield lambda main: runner.run(asyncio.wait_for(main, LIMIT))
-        gc.collect()  # a future complains of an error that nobody saw when it goes
+        gc.collect()  # a future logs an error that was not retrieved when it is collected
         runner.run(asyncio.sleep(0))
     assert complaints == []
 
@@ -181,9 +181,9 @@ def test_a_put_to_several_has_a_future_for_each_in_order(run: Run[None]) -> None
 def test_a_put_to_one_peer_is_its_future_and_to_none_is_done(run: Run[None]) -> None:
     async def main() -> None:
         async with new(Purpose.SERVER) as server:
-            nobody = server.put("nobody is here")
-            assert nobody.done()
-            await nobody
+            none = server.put("no client is here")
+            assert none.done()
+            await none
             async with new(Purpose.CLIENT, server.netloc) as client:
                 await introduce(server, client)
                 one = server.put("one", client.id)
@@ -200,19 +200,19 @@ def test_errors_are_those_of_the_synchronous_one(run: Run[None]) -> None:
 
     async def main() -> None:
         async with pair(connection=small) as (server, client):
-            nobody = uuid.uuid4()
+            absent = uuid.uuid4()
             with pytest.raises(Closed) as closed:
-                await server.put("?", nobody)
-            assert closed.value.peer == nobody
-            server.put("? nobody awaits it, and nobody complains", nobody, nobody)
+                await server.put("?", absent)
+            assert closed.value.peer == absent
+            server.put("? not awaited, not logged", absent, absent)
             with pytest.raises(MessageTooLarge):
                 await client.put(bytes(2000))
             await client.put("held")
             waits, full = client.put("waits"), client.put("one more")
             with pytest.raises(QueueFull):
                 await full
-            both = server.put("both", nobody, client.id)
-            with pytest.raises(Closed, match=str(nobody)):
+            both = server.put("both", absent, client.id)
+            with pytest.raises(Closed, match=str(absent)):
                 await both
             assert [isinstance(part.exception(), Closed) for part in both.futures] == [True, False]
             with pytest.raises(ValueError, match="lane 16"):
@@ -528,7 +528,7 @@ def test_a_put_that_is_cancelled_in_time_is_taken_back(run: Run[None]) -> None:
 def test_a_late_cancel_of_put_ends_it_but_not_its_delivery(run: Run[None]) -> None:
     async def main() -> None:
         async with pair() as (server, client):
-            release = hold(server)  # the bytes leave the client, and nobody answers
+            release = hold(server)  # the bytes leave the client, and no ACK comes
             future, other = client.put("left"), client.put("left too")
             for _ in range(2):
                 client._core._endpoint.home.ask(lambda: None)
@@ -910,7 +910,7 @@ def test_a_closed_event_loop_does_not_end_the_communicator(kind: str, log: LogRe
     assert core.get(timeout=LIMIT).data == "to the deserted"
     assert other.close(LIMIT) == core.close(LIMIT) == 0
     assert log.having("internal error") == []
-    assert not pending.done(), "nobody is there to be told"
+    assert not pending.done(), "no task is left to tell"
 
 
 DESERTED = """
@@ -923,7 +923,7 @@ async def main():
     communicator = netq.aio.new(options=options)
     asyncio.create_task(communicator.get())
     await asyncio.sleep(0)
-    communicator.put("nobody listens")
+    communicator.put("no listener")
 {"asyncio": asyncio.run, "uvloop": uvloop.run}[sys.argv[1]](main())
 print("the event loop is closed", flush=True)
 """

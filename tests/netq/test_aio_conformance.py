@@ -53,7 +53,7 @@ class Elsewhere:
 
     def wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any, **options: Any) -> T:
         if threading.current_thread() is self._thread:
-            raise RuntimeError("nobody may wait for the event loop in the event loop")
+            raise RuntimeError("the event loop must not wait for itself")
         return self.submit(function(*args, **options)).result()
 
     def close(self) -> None:

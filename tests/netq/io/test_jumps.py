@@ -17,8 +17,10 @@ import netq
 FOLDER = Path(netq.__file__).parent
 OF_USERS = [
     "core",
+    "io.baton",
     "io.condition",
     "io.loop",
+    "io.poller",
     "protocol.codec",
     "protocol.receiver",
     "protocol.sender",

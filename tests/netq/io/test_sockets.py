@@ -125,7 +125,7 @@ def test_sending_after_the_peers_end_is_a_network_error(ends: Ends) -> None:
     ends.say()
     ends.hear(10)
     with pytest.raises(ConnectionResetError, match="ended the connection"):
-        ends.pipe.send([memoryview(b"to nobody")])
+        ends.pipe.send([memoryview(b"into the void")])
 
 
 def test_a_plain_pipe_has_more_when_the_buffer_is_full() -> None:

@@ -1,4 +1,4 @@
-"""Between two ends on one machine nothing is congested, and nobody paces; elsewhere the system's choice stays."""
+"""Between two ends on one machine there is no congestion and no pacing; elsewhere the system's choice stays."""
 
 from __future__ import annotations
 

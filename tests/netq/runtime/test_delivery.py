@@ -132,7 +132,7 @@ def leave(part: Delivery) -> bool:
 
 
 def submit(guard: Guard, threads: ThreadPoolExecutor, function: Callable[[], object]) -> None:
-    """Run it in another thread; in the loop's if that is shared, as nobody else wakes a user's that polls for it."""
+    """Run it in another thread: in the loop's if that is shared, because only that wakes a user's thread that polls."""
     if isinstance(guard, Baton) and guard._shared:
         guard._call(function)
     else:
@@ -452,7 +452,7 @@ def test_a_callback_runs_exactly_once() -> None:
     part._made = Watched()
     leave(part)
     ack(part)
-    assert states == ["PENDING"], "it is not done before it has the lock of those who look"
+    assert states == ["PENDING"], "it is not done before it has the lock of the waiting threads"
     assert part.done()
 
 
@@ -460,7 +460,7 @@ def test_a_callback_added_during_the_end_runs() -> None:
     guard = Later()
     part = Delivery(b"", peer=A, guard=guard)
     leave(part)
-    assert futures.wait([part], 0).not_done == {part}  # somebody has looked, and may look again
+    assert futures.wait([part], 0).not_done == {part}  # a thread has looked, and may look again
     ack(part)
     assert not part.cancel()
     called: list[futures.Future[None]] = []

@@ -57,7 +57,7 @@ def item() -> Maker:
 
 
 def arrive(inbox: Inbox, *items: Item) -> bool:
-    """What a loop does: messages come, in order. Return whether somebody who waited has been served."""
+    """Let messages arrive in order, as a loop does; return whether a waiter was served."""
     inbox.arrived.extend(items)
     return inbox.serve_waiters()
 
@@ -193,10 +193,10 @@ def test_waiters_are_served_in_order_of_arrival(item: Maker) -> None:
 
 def test_serve_waiters_returns_whether_any_was_served(item: Maker) -> None:
     inbox = Inbox()
-    assert not arrive(inbox, item(A, "nobody waits"))
+    assert not arrive(inbox, item(A, "no waiter"))
     enter(inbox, A)
     waits = enter(inbox, B)
-    assert not arrive(inbox, item(A, "nobody waits for this, the first is there"))
+    assert not arrive(inbox, item(A, "no waiter for this, the first is there"))
     assert arrive(inbox, item(A, "another"), item(B))
     assert waits.ready
     assert not arrive(inbox, item(B))
@@ -400,7 +400,7 @@ def test_closed_is_raised_when_the_last_message_is_taken(item: Maker) -> None:
 
 
 def steps(others: int, *peers: uuid.UUID) -> dict[str, int]:
-    """How many bytecodes each call runs while so many others wait for somebody else."""
+    """Count the bytecodes of each call while so many others wait for another peer."""
     inbox, counts, item = Inbox(), dict[str, int](), Maker()
     for number in range(others):
         enter(inbox, *(uuid.UUID(int=1000 + number + more) for more in range(3)))

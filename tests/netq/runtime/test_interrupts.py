@@ -3,11 +3,11 @@
 Tried at each moment at which CPython lets a handler in: as a function begins, as a loop goes round, and when a call has
 returned. A tracing function counts these moments in the main thread, in netq and in whatever netq calls, and at the
 n-th the interpreter is told that a signal has come; n goes up from 1 until the operation is through. So the exception
-comes out where a real one would, and not a bytecode beside it: between the taking of a lock and the begin of its `with`
+comes out exactly where a real one would: between the taking of a lock and the begin of its `with`
 block, say, there is no such moment.
 
 After each, more is sent to and fro: nothing may have come twice or out of order, nothing may be lost but the message
-that `get` was returning, no future may stay open, and nobody may hang.
+that `get` was returning, no future may stay open, and no thread may hang.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ pytestmark = pytest.mark.usefixtures("python_codec")
 
 SIGNAL = signal.SIGUSR1  # SIGALRM is pytest-timeout's
 LIMIT = 10.0  # seconds; never reached
-LATE = 3.0  # seconds for what takes milliseconds: who goes on so late has been woken by chance
+LATE = 3.0  # seconds for what takes milliseconds: a thread that continues later was woken by chance
 THROUGH = 10  # moments, at which an operation was not interrupted: then there are no more
-MOST = 700  # of one operation: who waits for long goes round and round
+MOST = 700  # of one operation: a thread that waits for long loops
 MIB = 2**20
 FOLDER = str(Path(netq.__file__).parent) + os.sep
 SOON: dict[str, Any] = {"retry_min": 0.001, "retry_max": 0.002, "heartbeat": 3600.0}  # no heartbeat helps out
@@ -138,7 +138,7 @@ class Tripwire:
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[None]:
-    """Put the handler back; and collect no garbage: nobody hears of an exception in what is called by that."""
+    """Put the handler back. Collect no garbage meanwhile: an exception in a finaliser is not seen."""
     before = signal.getsignal(SIGNAL)
     gc.collect()
     gc.disable()
@@ -182,7 +182,7 @@ class Total:
 class Talk(Total):
     """A communicator of the main thread, and its peers, which send back what comes, each in a thread of its own.
 
-    A message is the number of a stream and its own. `in_line`: somebody waits in line all the time, so that the main
+    A message is the number of a stream and its own. `in_line`: there is a waiter all the time, so that the main
     thread does too, instead of polling.
     """
 
@@ -463,7 +463,7 @@ def test_a_close_that_is_interrupted_is_carried_on_by_the_next(step: int, record
             talk.put()
         wire = talk.tried(n, lambda talk: lambda: talk.main.close(LIMIT), fail, Interrupt)
         talk.close(wire.where)
-        talk.judge(wire.where, spare=3, closed=True)  # nobody gets what came back
+        talk.judge(wire.where, spare=3, closed=True)  # what came back is not taken
         total.add(talk)
         return wire.handled
 
@@ -492,7 +492,7 @@ def test_a_handler_may_put_at_any_moment(
 @pytest.mark.parametrize("step", [20, pytest.param(7, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_handler_may_request_a_close_at_any_moment(name: str, step: int, record_property: Record) -> None:
-    """What was put before is delivered, and whoever waits learns of the end."""
+    """Messages put before are delivered, and waiting threads get Closed."""
     total = Total()
 
     def interrupt(n: int) -> bool:

@@ -25,7 +25,7 @@ from netq.testing.proxy import Proxy
 from netq.utils.stream import BytesSerializer, Stream
 
 MIB = 2**20
-LONG = 10 * LIMIT  # seconds: whoever waits for it fails
+LONG = 10 * LIMIT  # seconds: a test that waits for it fails
 
 
 def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
@@ -146,7 +146,7 @@ def test_close_while_away_delivers_the_drop_of_a_begun_message(
 
 
 def test_fin_is_sent_when_the_last_message_is_cancelled(communicators: Communicators, pool: ThreadPoolExecutor) -> None:
-    """Behind a reader who does not read."""
+    """The FIN waits behind a user that does not read."""
     server = communicators.server(window=1, heartbeat=LONG)
     client = communicators.client(server.netloc, window=1, heartbeat=LONG)
     introduce(server, client)
@@ -259,7 +259,7 @@ def test_a_closing_server_waits_for_a_client_that_returned(
 
 def test_to_close_again_does_not_make_it_longer(communicators: Communicators, pool: ThreadPoolExecutor) -> None:
     client = communicators.client(communicators.unused_address(), linger=LONG)
-    client.put("nobody takes it")
+    client.put("not taken")
     left = pool.submit(client.close, LIMIT)
     closes(client)
     peer = only(client)
@@ -311,7 +311,7 @@ def test_a_closing_server_keeps_its_window_until_its_client_closes(
     futures = [client.put(number) for number in range(5)]
     futures[0].result(LIMIT)
     client.put("on another lane", lane=1).result(LIMIT)
-    assert not any(future.done() for future in futures[1:]), "nobody reads, and it takes more than a window"
+    assert not any(future.done() for future in futures[1:]), "the user does not read, and it is more than a window"
     assert client.close(LIMIT) == 0
     assert left.result(LIMIT) == 0
     assert sorted(str(server.get(timeout=0).data) for _ in range(6)) == ["0", "1", "2", "3", "4", "on another lane"]

@@ -268,7 +268,7 @@ def test_a_signal_just_before_wake_does_not_leave_the_loop_asleep(
         monkeypatch.setattr(Baton, "wake", interrupted)
         with contextlib.suppress(Alarm):
             client.put("interrupted")
-        while Baton.wake is not wake:  # the loop was awake: nobody needed to wake it
+        while Baton.wake is not wake:  # the loop was awake, so `wake` was not called
             with contextlib.suppress(Alarm):
                 client.put("again")
         client.put("next").exception(LIMIT)

@@ -1,0 +1,269 @@
+"""How users' threads stand in for the loop's thread."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from netq.io.baton import Phase
+from netq.io.loop import Loop
+from netq.io.selector import READ
+from tests.netq.io.stage import LIMIT, Stage
+
+
+class Output:
+    """Something that users' threads may work on, and which threads have flushed and repaired it."""
+
+    inline = True
+
+    def __init__(self, loop: Loop) -> None:
+        self.flushed: queue.SimpleQueue[bool] = queue.SimpleQueue()  # in the loop's thread?
+        self.repaired: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._loop = loop
+
+    def flush(self) -> None:
+        self._loop.baton.unflushed.pop(self, None)
+        assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
+        self.flushed.put(self._loop.is_own)
+
+    def repair(self) -> None:
+        assert self._loop.baton.lock._is_owned()  # type: ignore[attr-defined]
+        self.repaired.put(self._loop.is_own)
+
+
+class Surprised(Loop):
+    """Runs `surprise` in another thread just when the loop goes to rest."""
+
+    surprise: Callable[[], object] | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._choose_phase, self.baton.choose_phase = self.baton.choose_phase, self._be_surprised  # type: ignore[method-assign]
+
+    def _be_surprised(self) -> None:
+        surprise, self.surprise = self.surprise, None
+        if surprise is not None:
+            thread = threading.Thread(target=surprise)
+            thread.start()
+            thread.join(LIMIT)
+        self._choose_phase()
+
+
+@pytest.fixture
+def shared() -> Iterator[Stage]:
+    stage = Stage(Surprised, shared=True)
+    stage.loop.start()
+    yield stage
+    stage.loop.stop()
+    stage.loop.join()
+    assert stage.crashes.empty()
+
+
+def run_on(loop: Loop, function: Callable[[], object], output: Output | None = None) -> None:
+    """Take a step as soon as the loop rests."""
+    while not loop.baton.try_run(output or Output(loop), function):
+        pass
+
+
+def lead(loop: Loop, come: Callable[[], bool]) -> None:
+    """Wait as `get` does, but poll in any case: as soon as the loop's thread leaves that to the users."""
+    wait_lock, deadline, output = loop.baton.wait_lock("lead"), time.monotonic() + LIMIT, Output(loop)
+    with wait_lock:
+        while not come() and time.monotonic() < deadline:
+            if not loop.baton.poll(wait_lock, deadline):
+                loop.baton.flush_later(output)  # a user has been seen
+    loop.baton.stop_polling()
+
+
+def test_try_run_runs_here_and_now_with_the_baton(shared: Stage) -> None:
+    found: list[tuple[bool, bool, bool]] = []
+    loop = shared.loop
+    run_on(loop, lambda: found.append((loop.is_own, loop.is_current, loop.baton.try_run(Output(loop), int))))
+    assert found == [(False, True, False)], "the second is one too many"
+    assert not loop.is_current
+
+
+def test_try_run_refuses_where_it_is_not_allowed(stage: Stage, shared: Stage) -> None:
+    output = Output(stage.loop)
+    stage.rest()
+    assert not stage.loop.baton.try_run(output, int), "it is not shared"
+    assert shared.loop.ask(lambda: shared.loop.baton.try_run(output, int)) is False, "it is at work"
+    with shared.loop.baton.lock:
+        assert not shared.loop.baton.try_run(output, int), "as in a signal handler"
+
+
+def test_an_interrupted_try_run_is_repaired_by_the_loop(shared: Stage) -> None:
+    loop, output = shared.loop, Output(shared.loop)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_on(loop, interrupted, output)
+    assert output.repaired.get(timeout=LIMIT) is True
+    run_on(loop, int)
+    assert loop.baton.working_on is None
+    assert output.repaired.empty()
+
+
+def test_a_failing_try_run_is_a_crash() -> None:
+    stage = Stage(shared=True)
+    loop = stage.loop
+    loop.start()
+    with pytest.raises(ZeroDivisionError):
+        run_on(loop, lambda: 1 // 0)
+    loop.join()
+    assert isinstance(stage.crashes.get(timeout=LIMIT), ZeroDivisionError)
+    assert not loop.baton.try_run(Output(loop), int)
+
+
+@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+def test_pending_output_is_flushed_soon_in_any_phase(shared: Stage, how: str) -> None:
+    loop = shared.loop
+    for _ in range(200):
+        output = Output(loop)
+        getattr(loop.baton, how)(output)
+        assert output.flushed.get(timeout=LIMIT) is True
+    assert not loop.baton.unflushed
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["polls", "parks"])
+@pytest.mark.parametrize("how", ["flush_later", "flush_soon"])
+def test_output_queued_as_the_loop_goes_to_rest_is_flushed_soon(shared: Stage, how: str, seen: bool) -> None:
+    loop = shared.loop
+    assert isinstance(loop, Surprised)
+    for _ in range(5):
+        output = Output(loop)
+        loop.surprise = lambda output=output: getattr(loop.baton, how)(output)
+        if seen:
+            loop.baton.flush_later(Output(loop))
+        loop.call(int)
+        start = time.monotonic()
+        assert output.flushed.get(timeout=LIMIT) is True
+        assert time.monotonic() - start < 0.5
+
+
+def test_a_call_just_when_the_loop_goes_to_rest_is_run_soon(shared: Stage) -> None:
+    loop, done = shared.loop, queue.SimpleQueue[str]()
+    assert isinstance(loop, Surprised)
+    for method in (loop.call, loop.baton.defer):
+        loop.surprise = lambda method=method: method(done.put, "done")
+        loop.call(int)
+        start = time.monotonic()
+        assert done.get(timeout=LIMIT) == "done"
+        assert time.monotonic() - start < 0.5
+
+
+def test_deferred_calls_run_in_the_loops_thread_without_the_baton(shared: Stage) -> None:
+    loop, found = shared.loop, queue.SimpleQueue[tuple[bool, bool]]()
+
+    def record() -> None:
+        found.put((loop.is_own, loop.baton.lock._is_owned()))  # type: ignore[attr-defined]
+
+    loop.baton.defer(record)
+    loop.call(loop.baton.defer, record)
+    run_on(loop, lambda: loop.baton.defer(record))
+    assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
+
+
+def test_a_polling_user_leaves_the_rest_to_the_loop(
+    shared: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, other = sockets
+    loop, taken, output = shared.loop, list[tuple[bytes, bool]](), Output(shared.loop)
+
+    def take(flags: int = 0) -> bytes:
+        try:
+            return one.recv(1, flags)
+        except BlockingIOError:  # the other was faster
+            return b""
+
+    def quick() -> bool:
+        if take(socket.MSG_PEEK) == b"s":
+            return False
+        taken.append((take(), loop.is_own))
+        return True
+
+    loop.ask(loop.watch, one, READ, lambda mask: taken.append((take(), loop.is_own)), quick)
+    with ThreadPoolExecutor(1) as threads:
+        for _ in range(50):
+            for data in (b"q", b"s"):
+                taken.clear()
+                leading = threads.submit(lead, loop, lambda data=data: data in dict(taken))  # type: ignore[misc]
+                while loop.baton.phase is not Phase.PARKED and not leading.done():
+                    loop.baton.flush_later(output)  # one: thousands would keep the loop's thread at work
+                other.send(data)
+                leading.result(LIMIT)
+                assert dict(taken)[data] or data == b"q", "a user's thread has done what it must not"
+    loop.ask(loop.forget, one)
+
+
+def test_a_polling_user_leaves_the_wake_up_to_a_polling_loop() -> None:
+    """Otherwise the caller waits for the loop's next timer."""
+    loop = Loop("turned by hand", print, shared=True)
+    with loop.baton.lock:
+        loop.baton.choose_phase()
+    assert loop.baton.phase is Phase.POLLING
+    loop.call(int)  # by another thread, while a user is in the selector since the loop was parked
+    (key,) = loop._poller._selector.get_map().values()
+    with loop.baton.lock:
+        loop.baton._run_quick([(key, READ)], None)
+    left = [found.fileobj is loop._poller._wakee for found, _ in loop._poller.select(0)]
+    loop.end()
+    assert left == [True]
+
+
+def test_the_loop_polls_when_the_last_poller_sleeps(
+    shared: Stage, sockets: tuple[socket.socket, socket.socket]
+) -> None:
+    one, other = sockets
+    loop, came, wakes = shared.loop, list[bytes](), list[Callable[[], object]]()
+
+    def ready(mask: int) -> None:
+        came.append(one.recv(1))
+        wakes[0]()
+
+    loop.ask(loop.watch, one, READ, ready)
+    calls = iter([False, False])
+    lead(loop, lambda: next(calls, True))
+    start = time.monotonic()
+
+    def line_up(wake: Callable[[], object]) -> None:
+        wakes.append(wake)
+        other.send(b"x")
+
+    assert loop.baton.wait(lambda: bool(came), start + LIMIT, line_up, wakes.clear, "sleep")
+    assert time.monotonic() - start < 0.9, "the loop did not look"
+    assert wakes == []
+    loop.ask(loop.forget, one)
+
+
+def test_wait_ends_at_its_deadline_and_unsubscribes(shared: Stage) -> None:
+    left: list[str] = []
+    start = time.monotonic()
+    assert not shared.loop.baton.wait(
+        lambda: False, start + 0.03, lambda wake: None, lambda: left.append("left"), "sleep"
+    )
+    assert 0.03 <= time.monotonic() - start < LIMIT
+    assert left == ["left"]
+
+
+def test_a_thread_that_cannot_wait_gets_an_error(shared: Stage) -> None:
+    loop = shared.loop
+    with pytest.raises(RuntimeError, match=r"get\(\) waits for a loop: it cannot be called in one"):
+        loop.ask(loop.baton.check, "get")
+    with loop.baton.lock, pytest.raises(RuntimeError, match="nor by a signal handler that has interrupted it"):
+        loop.baton.check("get")
+    with (
+        loop.baton.wait_lock("get"),
+        pytest.raises(RuntimeError, match=r"result\(\): a signal handler has interrupted"),
+    ):
+        loop.baton.check("result")
+    loop.baton.check("get")
