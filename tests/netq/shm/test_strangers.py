@@ -354,15 +354,32 @@ def test_peer_that_never_reads_is_cut_at_1024_records(
     check_clients_are_served(communicators, server)
 
 
-def fill(link: Link) -> None:
-    """Fill the control socket with WAKE packets."""
+@pytest.fixture
+def server_controls(monkeypatch: pytest.MonkeyPatch) -> list[ControlSocket]:
+    """The control sockets that servers make from here on."""
+    controls: list[ControlSocket] = []
+
+    class Recorded(ControlSocket):
+        def __init__(self, sock: socket.socket) -> None:
+            super().__init__(sock)
+            controls.append(self)
+
+    monkeypatch.setattr("netq.shm.server.ControlSocket", Recorded)
+    return controls
+
+
+def fill(control: ControlSocket) -> None:
+    """Fill the peer's control socket with WAKE packets."""
     with contextlib.suppress(BlockingIOError):
         while True:
-            link._control.sock.send(bytes([WAKE]))
+            control.sock.send(bytes([WAKE]))
 
 
 def test_message_comes_inline_while_the_control_socket_is_full(
-    communicators: Communicators, intrude: Intrude, monkeypatch: pytest.MonkeyPatch
+    communicators: Communicators,
+    intrude: Intrude,
+    server_controls: list[ControlSocket],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = communicators.server()
     intruder = intrude(server)
@@ -372,9 +389,7 @@ def test_message_comes_inline_while_the_control_socket_is_full(
     while not reader.available():
         pass
     reader.skip(reader.available())
-    (peer,) = server._endpoint.peers.values()
-    assert isinstance(peer.link, Link)
-    peer.loop.ask(fill, peer.link)
+    fill(server_controls[0])
     monkeypatch.setattr(intruder, "wait", lambda: None)  # look into the ring only: reading packets would make room
     intruder.send_records(data(message_header(0, SIZE, 1, SIZE)) + Record(Kind.ANNOUNCE, size=SIZE).pack())
     assert intruder.next_record().kind == Kind.INLINE
