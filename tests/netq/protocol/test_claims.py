@@ -10,7 +10,6 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any, Self
 
 import pytest
@@ -33,12 +32,6 @@ QUIET: dict[str, Any] = {"heartbeat": 60.0}  # so that silence is noticed by nob
 def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
     with Communicators(lambda purpose, options: netq.new(Protocol.TCP, purpose, options)) as communicators:
         yield communicators
-
-
-@pytest.fixture
-def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
-    with ExitStack() as stack:
-        yield lambda upstream: stack.enter_context(Proxy(upstream))
 
 
 class Raw:

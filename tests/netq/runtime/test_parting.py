@@ -8,7 +8,6 @@ import queue
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 
@@ -36,12 +35,6 @@ def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
 def communicators(proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
     with Communicators(make) as communicators:
         yield communicators
-
-
-@pytest.fixture
-def proxies() -> Iterator[Callable[[NetworkLocation], Proxy]]:
-    with ExitStack() as stack:
-        yield lambda upstream: stack.enter_context(Proxy(upstream))
 
 
 @pytest.fixture
