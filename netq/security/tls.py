@@ -194,6 +194,8 @@ class _StandardTls:
             self._end = SecurityError, f"{self._peer} sent {self._handshake_bytes} bytes and no end of a TLS handshake"
 
     def _read(self, buffer: memoryview) -> int:
+        # Each record is decrypted into the caller's buffer. Three limits stop a peer that costs much and sends no data:
+        # bytes before the end of the handshake, answers that it does not read, and records without data.
         tls, incoming, filled, size = self._ssl, self._incoming, 0, buffer.nbytes
         try:
             while filled < size and (

@@ -78,6 +78,7 @@ class ControlSocket:
 
     def receive(self) -> Packet | None:
         """Return the next packet, None at the end; raises OSError, and BlockingIOError when there is none now."""
+        # MSG_CMSG_CLOEXEC: a process that this one starts must not inherit the peer's memory.
         data, files, _, _ = self.sock.recvmsg(_MAX_PACKET, _FD_SPACE, socket.MSG_CMSG_CLOEXEC)
         fd = _FD.unpack(files[0][2])[0] if files and files[0][1] == socket.SCM_RIGHTS else None
         if data:

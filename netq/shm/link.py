@@ -162,6 +162,7 @@ class Link:
     def _run_scheduled(self, loop: Loop) -> None:
         if loop is not self._loop:  # the link moved to another loop meanwhile
             return
+        # Cleared first: a step that is interrupted by its budget schedules the next turn.
         events, self._scheduled = self._scheduled, 0
         if events & WRITE:
             self.flush()
@@ -317,6 +318,7 @@ class Link:
     def _end(self) -> None:
         if self._ended:
             return
+        # In this order: the sender and the receiver release views of the rings and segments before these are closed.
         self._ended = True
         for timer in (self._close_timer, self._age_timer):
             if timer is not None:

@@ -94,6 +94,7 @@ class Receiver:
 
     def answer(self, announce: Record) -> Record:
         """Return GRANT or INLINE, the answer to an ANNOUNCE."""
+        # The memory is the connection's own buffer for the next bytes, so nothing is copied if it lies in a segment.
         if self._granted or not announce.size:
             raise ProtocolError(f"{announce.size} bytes are announced before {len(self._granted)} others have come")
         # At most a batch: the system provides the pages of a fresh segment here and now, in this turn of the loop.

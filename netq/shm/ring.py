@@ -100,6 +100,8 @@ class Writer:
         if not self._advanced:
             return False
         self._advanced = False
+        # The reader stores its flag, then checks head; this side has stored head, and now checks the flag. One of the
+        # two sees the other. `_woken` keeps a second wakeup from the same sleep away: it would cost a system call.
         self._fence()  # our number comes before its flag
         asleep = self._words[_ASLEEP]
         if not asleep or asleep == self._woken:
@@ -109,6 +111,7 @@ class Writer:
 
     def sleep(self) -> bool:
         """Ask to be woken when half of the ring is free; return False if it is free already."""
+        # Half of the ring, not one byte: otherwise both sides would wake each other for every few bytes.
         wanted = self._head - self.size // 2
         self._words[_WANTED] = max(wanted, 0)
         self._fence()  # our flag comes before its number
@@ -166,6 +169,7 @@ class Reader:
 
         It is a view of the ring, or a copy of `least` bytes if these lie at the end and at the start of the ring.
         """
+        # The bytes are in one piece, unless they reach beyond the end of the ring and continue at its start.
         start = self._tail % self.size
         piece = self._bytes[start : start + self._head - self._tail]
         if least <= len(piece):

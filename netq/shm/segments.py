@@ -107,6 +107,7 @@ class Segments:
         None if the view is in no segment, or the descriptor cannot be sent: the socket is full, or too many descriptors
         are in transit.
         """
+        # A view does not know its block, so the address of its memory determines the segment.
         address = ctypes.addressof(ctypes.c_char.from_buffer(view))
         for number, segment in list(self._table.items()):
             if segment.has(address):
@@ -153,6 +154,8 @@ class Segments:
             raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error
 
     def _make(self, size: int) -> mmap.mmap:
+        # A segment costs a descriptor on each side, and its pages come on first use. So there is none beyond the limit,
+        # where descriptors are scarce, and in strict overcommit, where a missing page would end the process.
         if len(self._table) >= MAX_SEGMENTS or memfd.strict():
             raise OSError("enough segments")
         self.pool.make_room()
@@ -181,6 +184,8 @@ class Pool:
 
         Called before a segment is made, and when one of `size` bytes becomes idle, in any thread.
         """
+        # The links with the most idle memory give up first. Other loops may change these figures meanwhile: the bound
+        # is approximate.
         idle = [(member.memory.idle, member.memory) for member in _living() if member.pool is self]
         over = sum([held for held, _ in idle]) + size - self.keep
         for held, memory in sorted(idle, key=operator.itemgetter(0), reverse=True):

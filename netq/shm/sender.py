@@ -148,6 +148,8 @@ class Sender:
             return self._grant is not None and self._write_direct(self._grant)
         if not self._runs:
             return not self.push_small()
+        # A large body at the front is announced first. Nothing of the stream may follow before the peer answers, so
+        # that the bytes of the ring and of the segment keep one order.
         run = self._runs[0]
         if run.direct and not self._writes_too_slow:
             self._announced = True
