@@ -87,7 +87,10 @@ class WorkerPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait shortly for the processes after the last round, then end all of them."""
+        """Wait shortly for the processes after the last round, then end all of them.
+
+        Raises SimulationError for an error that arrived too late to close the server, as one in the last round may.
+        """
         if self._receiver is not None and error is None:
             self._receiver.join(_EXIT_TIMEOUT)
         self._end()
@@ -95,6 +98,8 @@ class WorkerPool:
             self._receiver.join()  # the processes have ended, so their pipes are at the end
         for worker in self._workers:
             worker.pipe.close()
+        if error is None and self._error is not None:
+            raise SimulationError(str(self._error))
 
     def start(self, how: str) -> None:
         """Start the processes, by "fork" or "spawn". They wait for `run`. Raises InvalidOption."""

@@ -204,6 +204,15 @@ def test_client_error_ends_the_simulation_with_its_traceback() -> None:
     assert str(caught.value).endswith("ValueError: no such digit")
 
 
+def test_client_error_in_the_last_round_is_raised() -> None:
+    def fail() -> None:
+        raise ValueError("no such digit")
+
+    for _ in range(5):  # the error may arrive before or after the end of the round
+        with pytest.raises(SimulationError, match=r"^client 1: round 1: train failed"):
+            simulate(zeros(), [in_round(1, fail)] * 3, 1, **SETTINGS)
+
+
 def test_wrong_return_type_ends_the_simulation() -> None:
     wrong: Any = lambda model, config: {}  # noqa: E731
     with pytest.raises(SimulationError, match=r"returned dict; expected fl\.Update"):
