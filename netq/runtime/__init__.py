@@ -1,5 +1,5 @@
-"""What connects the pure protocol to threads and links: endpoint, peers, inbox, deliveries.
+"""Connects the pure protocol to threads and links: endpoint, peers, inbox, deliveries.
 
-Owns the contract that a transport fulfils (link.py). May import netq.protocol, netq.io and what those may import; no
+Owns the contract that a transport fulfils (link.py). May import netq.protocol, netq.io and what those may import, but no
 transport.
 """
