@@ -23,7 +23,7 @@ from benchmarks.questions import QUESTIONS, Question
 from benchmarks.table import render
 
 OUT = ROOT / "out"
-Result = tuple[dict[str, list[Sample]], dict[str, str]]  # samples by peer, and why others are not here
+Result = tuple[dict[str, list[Sample]], dict[str, str]]  # samples by peer, and why the others are missing
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +62,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _fit(question: Question, args: argparse.Namespace) -> Question:
-    """Leave out the peers that are not asked for, and what takes long."""
+    """Leave out peers that the command line does not name; with --quick, shorten the tasks."""
     peers = tuple(name for name in question.peers if not args.only_peers or name in args.only_peers)
     return replace(question, peers=peers, task=question.quick if args.quick else question.task)
 
@@ -80,7 +80,7 @@ def _run(questions: Sequence[Question], rounds: int) -> dict[Question, Result]:
 
 
 def _ask(question: Question, rounds: int, place: Stage, progress: Progress, whole: TaskID) -> Result:
-    """Measure all peers of a question, in turn, round after round. A peer that fails is out, and says why."""
+    """Measure the peers of a question in turn, round after round. A peer that fails is left out, with the reason."""
     missing = {name: why for name in question.peers if (why := _why_not(name))}
     samples: dict[str, list[Sample]] = {}
     for round in range(rounds):
@@ -104,7 +104,7 @@ def _why_not(name: str) -> str:
 
 
 def _save(results: dict[Question, Result]) -> None:
-    """Write all raw figures, each round's, to out/benchmarks.json."""
+    """Write the raw figures of every round to out/benchmarks.json."""
     found = {
         question.name: {
             "task": asdict(question.task),

@@ -1,4 +1,4 @@
-"""The works of benchmarks/blocking.py once more, for peers whose calls are awaited: see there."""
+"""The tasks of benchmarks/blocking.py for peers whose calls are awaited. blocking.py describes them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Wire(Protocol):
     """One end of a connection between two processes."""
 
     async def send(self, message: Any) -> None:
-        """Send it; it will not be changed. May return before it has left."""
+        """Send a message, which the caller does not change. May return before it is sent."""
 
     async def receive(self, size: int) -> Any:
-        """Wait for the next message, which has `size` bytes if the peer must know; it is let go before the next."""
+        """Wait for the next message. `size`: its bytes, for peers that must know. Released before the next call."""
 
     async def close(self) -> None:
-        """End, when all that was sent has left."""
+        """Close, after everything is sent."""
 
 
 async def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
@@ -113,7 +113,7 @@ async def load_client(wire: Wire, task: Task, meter: Meter) -> None:
     sustained: bool | None = None
     try:
         while True:
-            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None, as generators want it
+            rate = rates.send(sustained)  # type: ignore[arg-type]  # a generator's first send must be None
             sustained = False
             for _ in range(2):
                 sustained = sustained or percentile(await _at_rate(wire, data, rate, task), 99.9) < task.limit
@@ -140,7 +140,7 @@ async def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 async def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
-    """Each side sends all, in a task of its own: `send` may wait until the other side reads."""
+    """Each side sends in a task of its own: `send` may wait until the other side reads."""
     sizes = task.mixture()
     made = {size: message(task.kind, size) for size in set(sizes)}
     meter.rest()

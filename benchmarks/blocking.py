@@ -1,7 +1,8 @@
-"""The works, for peers whose calls wait: each is what the client does and what the server does.
+"""The tasks, for peers whose calls block: what the client does and what the server does.
 
-Called by benchmarks/side.py, in the process's main thread. A Wire is what a peer of benchmarks/peers gives. What is
-measured is the same for all: the client makes its message, `rest`, warm-up, `begin`, the messages that count, `end`.
+Called by benchmarks/side.py, in the process's main thread. A Wire is the connection that a peer of
+benchmarks/peers returns. The order is the same for all peers: the client makes its message, calls `rest`, warms up,
+calls `begin`, sends the messages that count, and calls `end`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ class Wire(Protocol):
     """One end of a connection between two processes. In a load, one thread sends and another receives."""
 
     def send(self, message: Any) -> None:
-        """Send it; it will not be changed. May return before it has left."""
+        """Send a message, which the caller does not change. May return before it is sent."""
 
     def receive(self, size: int) -> Any:
-        """Wait for the next message, which has `size` bytes if the peer must know; it is let go before the next."""
+        """Wait for the next message. `size`: its bytes, for peers that must know. Released before the next call."""
 
     def close(self) -> None:
-        """End, when all that was sent has left."""
+        """Close, after everything is sent."""
 
 
 def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
@@ -110,7 +111,7 @@ def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def load_client(wire: Wire, task: Task, meter: Meter) -> None:
-    """Find the highest rate whose p99.9 is within the limit. Each rate has two tries: others use the machine too."""
+    """Find the highest rate whose p99.9 is within the limit. Each rate is tried twice: the machine may be busy."""
     data = message(task.kind, task.size)
     meter.rest()
     meter.begin()
@@ -118,7 +119,7 @@ def load_client(wire: Wire, task: Task, meter: Meter) -> None:
     sustained: bool | None = None
     try:
         while True:
-            rate = rates.send(sustained)  # type: ignore[arg-type]  # the first is None, as generators want it
+            rate = rates.send(sustained)  # type: ignore[arg-type]  # a generator's first send must be None
             sustained = any(percentile(_at_rate(wire, data, rate, task), 99.9) < task.limit for _ in range(2))
     except StopIteration as found:
         meter.rate = found.value
@@ -135,7 +136,7 @@ def load_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:
-    """Send at a rate, whatever comes back; return how long after the moment it was *due* each came back, in seconds.
+    """Send at a rate, whether echoes arrive or not; return the seconds from when each message was *due* to its echo.
 
     So a stall is counted for all that should have been sent meanwhile ("coordinated omission").
     """
@@ -168,7 +169,7 @@ def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
-    """Each side sends all; `send` must not wait. Done when all has come, and the other side says so too."""
+    """Each side sends everything; `send` must not wait. Ends when both sides have received everything."""
     sizes = task.mixture()
     made = {size: message(task.kind, size) for size in set(sizes)}
     meter.rest()

@@ -1,4 +1,4 @@
-"""A mosquitto for the peers that need a broker: the same one for all of a run. Owns its process.
+"""A mosquitto broker for the peers that need one: one for the whole run. Owns its process.
 
 Its defaults, but for where it listens and that it keeps nothing. It is not pinned: with two cores the system moves it
 between the two sides, and its processor time is in no figure.
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PATH = "/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin"  # where distributions put it
-_LIMIT = 10.0  # seconds until it listens
+_PATH = "/usr/local/sbin:/usr/sbin:/usr/local/bin:/usr/bin"  # where distributions install it
+_LIMIT = 10.0  # seconds to wait until it listens
 
 
 def program() -> str | None:
@@ -31,7 +31,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(folder: Path) -> Iterator[int]:
-    """Run a broker, and give its port."""
+    """Run a broker for a with statement; yield its port."""
     port = free_port()
     path = folder / "mosquitto.conf"
     lines = [f"listener {port} 127.0.0.1", "allow_anonymous true", "persistence false", f"user {folder.owner()}", ""]

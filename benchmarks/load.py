@@ -1,4 +1,4 @@
-"""The search for the highest rate that an open loop sustains. Pure: rates go out, verdicts come in."""
+"""The search for the highest rate that an open loop sustains. Pure: it yields rates and is sent results."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def search(start: float = START, steps: int = STEPS) -> Generator[float, bool, f
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile: the least value that at least so many per cent do not exceed."""
+    """Return the nearest-rank percentile: the least value that at least this share of the values does not exceed."""
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]

@@ -1,4 +1,4 @@
-"""One measurement: two processes, started anew, pinned to two cores, and what they say.
+"""One measurement: two new processes, pinned to two cores, and the figures that they print.
 
 Called by benchmarks/__main__.py and the tests. Owns the processes (benchmarks/side.py) while they run, and what they
 share: a folder with certificates, and a broker. Judges nothing.
@@ -28,12 +28,12 @@ _SHARED = Path("/dev/shm")
 
 
 class Failed(Exception):
-    """A side has ended without figures."""
+    """A process ended without figures."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What one measurement gave: the figures of both sides, as benchmarks/meter.py has them."""
+    """The result of one measurement: the figures of both processes, as benchmarks/meter.py returns them."""
 
     task: Task
     client: dict[str, Any]
@@ -41,23 +41,23 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """From the first send to the last receipt: one way, that is the other process's, and one clock for both."""
+        """The seconds from the first send to the last receipt. One way, the two are in two processes with one clock."""
         last = self.server if self.task.work == "one_way" else self.client
         return float(last["ended"] - self.client["began"])
 
 
 @dataclass
 class Stage:
-    """What measurements share: the folder, and a broker that begins when it is needed."""
+    """What measurements share: a folder, and a broker that is started when the first peer needs it."""
 
     folder: Path
     stack: ExitStack
     broker_port: int = 0
 
     def place(self, peer: Peer) -> Place:
-        """Prepare what the peer needs, and return where its two processes meet."""
+        """Prepare what the peer needs; return the address and files for its two processes."""
         if peer.tls and not (self.folder / "server.pem").exists():
-            from netq.security import certificates  # only now: it needs cryptography
+            from netq.security import certificates  # imported here: it needs cryptography
 
             certificates.make(self.folder)
         if peer.broker and not self.broker_port:
@@ -68,14 +68,14 @@ class Stage:
 
 @contextmanager
 def stage() -> Iterator[Stage]:
-    """Make a place to measure at, and leave nothing of it."""
+    """Yield a stage for a with statement; remove everything at its end."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(dir=_SHARED if _SHARED.is_dir() else None))
         yield Stage(Path(folder), stack)
 
 
 def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
-    """Let two new processes do the task. Raises Failed, with the last line of what they said."""
+    """Run the task in two new processes. Raises Failed, with the last line of their output."""
     told = {"module": peer.module, "task": dataclasses.asdict(task), "place": stage.place(peer).to_dict()}
     with ExitStack() as stack:
         server = _start(stack, peer, "server", told)
@@ -90,7 +90,7 @@ def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
             server.kill()
         server_out, server_errors = server.communicate()
         watch.join()
-        if server.returncode > 0:  # the cause, and not a consequence
+        if server.returncode > 0:  # the cause; the client's failure is its consequence
             _figures(server, server_out, server_errors)
         return Sample(task, _figures(client, out, errors), _figures(server, server_out, server_errors))
 
@@ -103,7 +103,7 @@ def _within_limit(stack: ExitStack, process: subprocess.Popen[str]) -> None:
 
 
 def _end_together(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> None:
-    """A client whose server has failed would wait for it."""
+    """Kill both: a client whose server has failed would wait for it."""
     if server.wait():
         client.kill()
 

@@ -1,4 +1,4 @@
-"""What a process costs: time, processor, memory. And on which core it runs. Linux; used by both processes of a run."""
+"""Time, CPU and memory of a process, and pinning to a core. Linux only. Used by both processes of a measurement."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _STATUS = Path("/proc/self/status")
 
 
 def pin(core: int) -> None:
-    """Stay on one core, with all threads that begin from now on."""
+    """Pin this thread, and those that it starts from now on, to one core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
 class Meter:
-    """Measures this process, all its threads: memory from `rest` on, time and processor from `begin` to `end`."""
+    """Measures this process with all its threads: memory from `rest` on, time and CPU from `begin` to `end`."""
 
     def __init__(self) -> None:
-        self.times: list[int] = []  # nanoseconds, of works that time each message
-        self.rate = 0.0  # messages a second, of a load
+        self.times: list[int] = []  # nanoseconds, for tasks that time each message
+        self.rate = 0.0  # messages a second, for the task "load"
         self._before = self._began = self._ended = self._cpu = 0.0
 
     def rest(self) -> None:
-        """From here on memory counts: the message to be sent is there, nothing has been received."""
-        _CLEAR.write_text("5")  # the peak begins anew, at what is resident now
+        """Measure memory from now on: the message to send is allocated, and nothing has been received."""
+        _CLEAR.write_text("5")  # reset the peak to what is resident now
         self._before = status("VmHWM")
 
     def begin(self) -> None:
@@ -40,7 +40,7 @@ class Meter:
         self._cpu = _cpu() - self._cpu
 
     def figures(self) -> dict[str, Any]:
-        """Return what was measured. `began` and `ended` are CLOCK_MONOTONIC, one for all processes of the machine."""
+        """Return what was measured. `began` and `ended` are CLOCK_MONOTONIC, which all processes share."""
         peak = status("VmHWM")
         return {
             "began": self._began,

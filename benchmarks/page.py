@@ -1,4 +1,4 @@
-"""docs/reference/benchmarks.md: written whole by a run of all questions, never by hand. And its plots."""
+"""Writes docs/reference/benchmarks.md and its plots, from a run of all questions. Never edit that page by hand."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Machine: {machine}. Peers: {peers}.
 
 {missed}
 """
-WIDTH = 120  # characters of a line of prose
+WIDTH = 120  # characters in a line of prose
 
 
 def write(
@@ -51,7 +51,7 @@ def write(
     rounds: int,
     command: str,
 ) -> None:
-    """Write folder/benchmarks.md and a plot a question in folder/benchmarks."""
+    """Write folder/benchmarks.md, and a plot for each question in folder/benchmarks."""
     plots = folder / "benchmarks"
     plots.mkdir(exist_ok=True)
     verdicts = [
@@ -81,7 +81,7 @@ def write(
 
 
 def wrapped(line: str) -> str:
-    """Return a line of the page, or several if it is prose and too long; what begins with "- " stays one item."""
+    """Wrap a line of prose that is too long. A line that begins with "- " stays one item."""
     if line.startswith(("|", "#", "!")) or len(line) <= WIDTH:
         return line
     indent = "  " if line.startswith("- ") else ""
@@ -89,14 +89,14 @@ def wrapped(line: str) -> str:
 
 
 def section(question: Question, samples: Samples, missing: Missing) -> str:
-    """Return the part of the page that answers one question."""
+    """Return the section of one question."""
     note = [question.note, ""] if question.note else []
     image = f"![{question.title}](benchmarks/{question.name}.svg)"
     return "\n".join([f"## {question.title}", "", *note, *render(question, samples, missing), "", image, ""])
 
 
 def machine() -> str:
-    """Say what kind of machine this is."""
+    """Return a line about this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     cores = len(os.sched_getaffinity(0))
@@ -105,7 +105,7 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """Say which versions of which peers are here."""
+    """Return a line with the versions of the peers."""
     found = {peer.version() for peer in PEERS.values() if not peer.why_not()} - {""}
     kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
     return ", ".join([f"netq with the {kind} codec", *sorted(found)])

@@ -2,11 +2,10 @@
 
     python -m benchmarks.path [tcp|shm|mqtt|grpc] [--show]
 
-An echo runs in a thread of this process. When it is warm, `sys.setprofile` notes each Python function of netq that any
-thread enters, those of both ends and of the loops: during the way there (`put` to `get`), and in a round trip, half of
-which is one side's. Calls of other Python code, such as asyncio's, are counted apart; those of functions in C are not
-counted. The profiler itself is slow, so that what depends on time may go other ways than usual: the median of several
-is printed.
+An echo runs in a thread of this process. After a warm-up, `sys.setprofile` records each Python function of netq that a
+thread enters, on both sides and in both loops: from `put` to `get`, and in a round trip. Calls of other Python code,
+such as asyncio's, are counted separately; calls of functions in C are not counted. The profiler is slow, so code that
+depends on time may take other branches than usual. The median of several trips is printed.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Profile:
         self.others: list[str] = []  # files of functions that are not netq's
 
     def note(self, frame: FrameType, event: str, _: object) -> None:
-        """Note a call: for sys.setprofile."""
+        """Record a call. A function for sys.setprofile."""
         code = frame.f_code
         if not self.on or event != "call" or code.co_filename == __file__:
             return
@@ -47,14 +46,14 @@ class Profile:
             self.others.append(code.co_filename)
 
     def take(self) -> tuple[int, int]:
-        """Return how many calls were noted since the last time, netq's and others', and forget them."""
+        """Return the number of calls since the last time, netq's and others', and clear them."""
         calls, self.calls = self.calls, []
         others, self.others = self.others, []
         return len(calls), len(others)
 
 
 def measure(protocol: str, port: int) -> tuple[list[list[tuple[str, str, int]]], list[tuple[int, int]]]:
-    """Return the calls of each way there, and the numbers of calls of each round trip: netq's, and others'."""
+    """Return the calls of each one-way trip, and the number of calls of each round trip: netq's and others'."""
     profile = Profile()
     threading.setprofile(profile.note)
     sys.setprofile(profile.note)

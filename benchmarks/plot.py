@@ -1,4 +1,4 @@
-"""One plot a question: a bar a peer, the median of its first figure, and the spread over the rounds. Writes SVG.
+"""A plot for each question: a bar for each peer, the median of its first figure, the spread over rounds. Writes SVG.
 
 The same figures give the same bytes: no date, no random ids, text as text.
 """

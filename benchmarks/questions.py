@@ -1,7 +1,7 @@
-"""What is asked: work, sizes, peers and goals, as data. Read by __main__.py, table.py and page.py.
+"""The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py and page.py.
 
 A goal is a ratio of netq's median to the best of others in the same run, or a bound where there are no others. The
-first figure of a question is the one that is drawn.
+plot shows the first figure of a question.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1024**2
 
 @dataclass(frozen=True)
 class Goal:
-    """`figure` of `subject`: at least, or at most, so many times the best of `others`; without others, so much."""
+    """A bound for `figure` of `subject`: a factor of the best of `others`; without others, a value."""
 
     figure: str
     subject: str
@@ -39,14 +39,14 @@ class Question:
 
     @property
     def subject(self) -> str:
-        """The one that the others are compared with: the first."""
+        """The peer that the others are compared with: the first."""
         return self.peers[0]
 
 
 def _question(
     name: str, title: str, task: Task, figures: str, peers: tuple[str, ...], goals: tuple[Goal, ...], note: str = ""
 ) -> Question:
-    """Make a question whose quick variant does a tenth, and two things at least."""
+    """Return a question. Its quick variant does a tenth of the task, and at least two messages."""
     less = replace(task, count=max(task.count // 10, 2), seconds=task.seconds / 10)
     if task.step:
         less = replace(less, count=task.count, size=max(task.size >> 4, task.smallest))

@@ -1,7 +1,7 @@
 """python -m benchmarks.side client|server: one of the two processes of a measurement.
 
-Started by benchmarks/measure.py, which says on stdin which peer does which task, and where. The server says "ready"
-when a client may come; both print their figures as the last line. Owns nothing beyond the one connection.
+Started by benchmarks/measure.py, which writes peer, task and address to stdin. The server prints "ready" when a client
+may connect; both print their figures as the last line. Owns nothing but the one connection.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from benchmarks.task import Place, Task
 def main() -> None:
     side = sys.argv[1]
     pin(0 if side == "client" else 1)
-    told = json.loads(sys.stdin.readline())
-    peer: Any = importlib.import_module(f"benchmarks.peers.{told['module']}")
-    task = Task(**told["task"])
+    given = json.loads(sys.stdin.readline())
+    peer: Any = importlib.import_module(f"benchmarks.peers.{given['module']}")
+    task = Task(**given["task"])
     task = replace(task, kind=getattr(peer, "KIND", task.kind))
-    place = Place(**told["place"] | {"folder": Path(told["place"]["folder"])})
+    place = Place(**given["place"] | {"folder": Path(given["place"]["folder"])})
     place = replace(place, work=task.work, kind=task.kind, size=task.size)
     meter = Meter()
     if inspect.iscoroutinefunction(peer.connect):

@@ -1,4 +1,4 @@
-"""Samples to figures, figures to medians, medians to tables and verdicts. Pure."""
+"""Computes figures from samples, medians from figures, tables and verdicts from medians. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.load import percentile
 from benchmarks.measure import Sample
 from benchmarks.questions import Goal, Question
 
-Samples = Mapping[str, Sequence[Sample]]  # by peer, a sample a round
-Missing = Mapping[str, str]  # by peer: why it is not here
+Samples = Mapping[str, Sequence[Sample]]  # by peer, one sample for each round
+Missing = Mapping[str, str]  # by peer: why it is missing
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One column: what it is called, how it is reckoned from a sample, and which way is better."""
+    """One column: its title, how it is computed from a sample, and whether more is better."""
 
     title: str
     of: Callable[[Sample], float]
@@ -46,17 +46,17 @@ FIGURES = {
 
 
 def values(samples: Sequence[Sample], figure: str) -> list[float]:
-    """Return the figure of each round."""
+    """Return a figure for each round."""
     return [FIGURES[figure].of(sample) for sample in samples]
 
 
 def median(samples: Sequence[Sample], figure: str) -> float:
-    """Return the median of all rounds."""
+    """Return the median of a figure over all rounds."""
     return statistics.median(values(samples, figure))
 
 
 def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
-    """Return whether the goal holds (None: cannot be said here), and a sentence about it."""
+    """Return whether the goal holds (None: a peer is missing), and a sentence about it."""
     figure = FIGURES[goal.figure]
     sign, bound = ("≥", goal.at_least) if goal.at_least is not None else ("≤", goal.at_most)
     assert bound is not None
@@ -64,7 +64,7 @@ def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
     whom = f" × {'the best of ' if len(goal.others) > 1 else ''}{', '.join(goal.others)}" if goal.others else ""
     wish = f"{goal.subject}, {figure.title}: {sign} {bound:.3g}{whom}"
     if goal.subject not in samples or (goal.others and not others):
-        return None, f"{wish}: not judged, somebody is not here"
+        return None, f"{wish}: not judged, a peer is missing"
     found = median(samples[goal.subject], goal.figure)
     if others:
         best = (max if figure.more_is_better else min)(others, key=lambda name: median(samples[name], goal.figure))
@@ -76,7 +76,7 @@ def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
 
 
 def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
-    """Return the question's table and its goals, as lines of Markdown that are aligned, to be read as they are too."""
+    """Return the question's table and goals as lines of Markdown, aligned so that they read well as plain text."""
     head = ["", *(FIGURES[name].title for name in question.figures)]
     head.insert(2, f"× {question.subject}")
     rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]

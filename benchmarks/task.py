@@ -1,4 +1,4 @@
-"""What one measurement is: the work, its messages, and the place where two processes meet. Plain data.
+"""A measurement as plain data: the task, its messages, and where its two processes connect.
 
 Made by benchmarks/questions.py and measure.py, sent to the two processes as JSON, read by the works (blocking.py,
 awaiting.py) and by the peers. Needs nothing but the standard library and numpy: another Python may run it.
@@ -15,19 +15,19 @@ from typing import Any
 
 import numpy as np
 
-ACK = b"."  # what says that all has come
+ACK = b"."  # sent when everything has arrived
 PIECE = 1024**2
 
 
 @dataclass(frozen=True)
 class Task:
-    """Work for two processes.
+    """A task for two processes.
 
-    work:   one_way, echo, round_trip, load or exchange: a pair of functions in blocking.py, and perhaps awaiting.py.
+    work:   one_way, echo, round_trip, load or exchange: a pair of functions in blocking.py, most also in awaiting.py.
     kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
     size:   bytes of a message; of the largest one, in an exchange.
-    count:  messages, after `warm` that do not count; in an exchange, of the largest size.
-    reply:  bytes of what comes back in a round trip; 0: `size`.
+    count:  messages that count, after `warm` that do not; in an exchange, of the largest size.
+    reply:  bytes of the answer in a round trip; 0: `size`.
     seconds, limit: of a load: how long each rate is tried, and the p99.9 (in seconds) that it must not exceed.
     smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other.
     """
@@ -63,12 +63,12 @@ class Task:
 
     @property
     def messages(self) -> int:
-        """How many messages count, in both directions together."""
+        """The number of messages that count, both directions together."""
         return len(self.mixture()) * 2 if self.work == "exchange" else self.count * (1 if self.work == "one_way" else 2)
 
     @property
     def bytes(self) -> int:
-        """How many bytes of messages count, in both directions together."""
+        """The bytes of messages that count, both directions together."""
         if self.work == "exchange":
             return sum(self.mixture()) * 2
         return self.count * (self.size if self.work == "one_way" else self.size + (self.reply or self.size))
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the two processes meet, and what they send: all that a peer needs to know."""
+    """Where the two processes connect, and what they send: everything that a peer needs to know."""
 
     host: str
     port: int
@@ -91,7 +91,7 @@ class Place:
 
 
 def message(kind: str, size: int) -> Any:
-    """Make a message of random bytes, the same for the same size: its pages are written, none is the zero page."""
+    """Return random bytes, the same for the same size. Every page is written, so none is the shared zero page."""
     data = bytearray(size)
     for start, piece in _pieces(size):
         data[start : start + len(piece)] = piece
@@ -105,13 +105,13 @@ def _pieces(size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def check(came: int, nbytes: int, count: int, expected: int) -> None:
-    """Raise if not all has come."""
+    """Raise if messages are missing."""
     if (came, nbytes) != (count, expected):
         raise RuntimeError(f"{came} messages of {nbytes} bytes came; expected {count} of {expected}")
 
 
 def check_same(size: int, came: Any) -> None:
-    """Raise if the first message is not byte for byte what was sent. Takes little memory: the peak is measured."""
+    """Raise if the first message differs from the one sent. Uses little memory, because the peak is measured."""
     view = memoryview(came)
     if len(view) != size or any(bytes(view[start : start + PIECE]) != piece for start, piece in _pieces(size)):
         raise RuntimeError("the first message is not what was sent")

@@ -1,7 +1,7 @@
-"""Those who are compared: one module each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
+"""The peers that are compared: a module each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
 
-PEERS has them by name. A peer is used as its own documents advise, at its best; its module says where they do. Modules
-are imported in the processes that measure, never here: what is not installed is a row that says so.
+PEERS has them by name. Each peer is used in the fastest way that its own documents advise; its module links to them.
+Modules are imported in the measured processes only, so a peer that is not installed is a row that says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PYTHON_313 = "NETQ_BENCH_PYTHON313"  # an environment variable: the interpreter 
 
 @dataclass(frozen=True)
 class Peer:
-    """Where it is, and what it needs: the import name and the package's, and a broker or certificates."""
+    """A peer's module, and what it needs: pairs of import name and package, a broker, certificates."""
 
     name: str
     module: str
@@ -31,15 +31,15 @@ class Peer:
     broker: bool = False
     tls: bool = False
     python_313: bool = False
-    environment: tuple[tuple[str, str], ...] = ()  # of its processes, in addition to what all have
-    broken: str = ""  # why its current version does not work, whatever is installed
+    environment: tuple[tuple[str, str], ...] = ()  # for its processes, in addition to this one's
+    broken: str = ""  # why its current version cannot be measured
 
     def python(self) -> str:
         """Return the interpreter for its processes."""
         return (_python_313() or sys.executable) if self.python_313 else sys.executable
 
     def why_not(self) -> str:
-        """Return why it cannot be measured here; nothing if it can."""
+        """Return why it cannot be measured here; an empty string if it can."""
         if self.broken:
             return self.broken
         if self.python_313 and _python_313() is None:
@@ -52,7 +52,7 @@ class Peer:
         return ""
 
     def version(self) -> str:
-        """Return its package's version, or nothing if it is a part of Python or of netq."""
+        """Return its package's version; an empty string if it is part of Python or of netq."""
         if self.python_313:
             return _version_313()
         return ", ".join(f"{package} {importlib.metadata.version(package)}" for _, package in self.needs)

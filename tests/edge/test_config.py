@@ -226,9 +226,9 @@ def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
 
 
 def test_sigterm_ends_a_waiting_device_with_status_0(tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
-        server = f'[server]\nhost = "127.0.0.1"\nport = {nobody.getsockname()[1]}\n'
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and never listens, so connections are refused
+        server = f'[server]\nhost = "127.0.0.1"\nport = {bound.getsockname()[1]}\n'
         path = write(tmp_path, server + '[client]\ntrain = "numpy:mean"\n')
         with subprocess.Popen(
             [sys.executable, "-m", "edge", "run", str(path)], stderr=subprocess.PIPE, text=True

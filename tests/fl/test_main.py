@@ -329,9 +329,9 @@ def test_address_in_use_is_one_line_and_status_1(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("mlflow") is None, reason="mlflow is not installed")
 def test_silent_mlflow_is_one_line_and_status_1(tmp_path: Path) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and never listens: whoever connects is refused
-        uri = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and never listens, so connections are refused
+        uri = f"http://127.0.0.1:{bound.getsockname()[1]}"
         config = write(tmp_path, more=f'mlflow = "{uri}"')
         done = run("serve", str(config), MLFLOW_DISABLE_TELEMETRY="true")
     assert done.returncode == 1
