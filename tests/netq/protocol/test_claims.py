@@ -25,7 +25,7 @@ from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
 
 MIB = 2**20
-QUIET: dict[str, Any] = {"heartbeat": 60.0}  # so that silence is noticed by nobody within a test
+QUIET: dict[str, Any] = {"heartbeat": 60.0}  # seconds: no link is lost for silence during a test
 
 
 @pytest.fixture

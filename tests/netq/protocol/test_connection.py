@@ -545,7 +545,7 @@ def test_frames_before_fault_are_processed() -> None:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("fault", [VALID[Kind.ACK]._replace(number=3), VALID[Kind.DROP]._replace(number=9)])
 def test_frames_after_fault_are_ignored(fault: Frame, late: bool) -> None:
-    """Small messages and ACKs neither, whoever looks at what is left when the link is lost."""
+    """Nor are small messages and ACKs, even when the rest is processed as the link is lost."""
     first, second = message(), message()
     connection = opened(OPTIONS, 0.0, first, second)
     before = (VALID[Kind.MSG], VALID[Kind.ACK])
@@ -627,7 +627,7 @@ def test_server_begins_epoch_again_if_its_ini_was_lost() -> None:
     pair.run()
     assert pair.client.received == {0: [b"before", b"after"]}
     assert pair.server.acked[-1] is after
-    assert pair.server.opened == [False, True]  # its user is told of it once
+    assert pair.server.opened == [False, True]  # its user gets one event
     assert pair.client.opened == [False, False]
     assert pair.client.lost + pair.server.lost == []
 

@@ -26,7 +26,7 @@ STEPS = (1, 2, 7, 1000)
 CLAIMED = 54_500  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
 HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
-FRAMES = 1  # headers that a cut costs beside, at most: that of the rest of the chunk that it hit
+FRAMES = 1  # extra headers per cut, at most: one for the rest of the chunk that was cut
 CANCELLED = 72  # bytes of the message that is cancelled when a part of it has left; no other is as long
 
 made: collections.Counter[str] = collections.Counter()  # cuts, by test
@@ -94,7 +94,7 @@ class Conversation:
         return message
 
     def _withdraw(self, message: Outgoing) -> None:
-        """Cancel it; if nothing of it has left, nobody ever hears of it."""
+        """Cancel it; if no byte of it has left, the peer never knows of it."""
         client = self.pair.client
         assert client.session is not None
         message.withdraw()
@@ -385,7 +385,7 @@ def test_two_cuts_of_many_small_messages(chat: Chat, step: int, lanes: int) -> N
 
 
 def test_cut_in_last_fin_leaves_session_to_timeout() -> None:
-    """The client has said all and heard all; that the server heard it, nobody can tell it any more."""
+    """The client has sent and received all. It cannot know whether its last FIN arrived, so it does not reconnect."""
     options = narrow(True)
     whole = converse(options, 1000, close=close_server).moved
     pair = converse(options, 1000, whole - 1, close=close_server)

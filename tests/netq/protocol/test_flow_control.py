@@ -10,7 +10,7 @@ from netq.protocol.receiver import Receiver
 from netq.protocol.wire import OVERHEAD, Frame, Kind
 
 SIZE = 10 * CREDIT
-LARGE = 5 * CREDIT  # bytes of a message: only one of them fits beside another's credit
+LARGE = 5 * CREDIT  # bytes of a message: only one of them fits besides another lane's credit
 
 
 class Lane:
@@ -205,7 +205,7 @@ def test_message_with_header_only_is_discarded_with_link() -> None:
 
 
 def test_room_of_message_with_header_only_is_freed() -> None:
-    """Else whoever sends a header now and then fills one limit after another with small messages."""
+    """Otherwise a peer that sends a header now and then could fill one limit after another with small messages."""
     budget = Budget(SIZE)
     lane, other = Lane(budget), Lane(budget)
     lane.come(CREDIT // 2, CREDIT // 2)

@@ -131,7 +131,7 @@ def test_counts_stay_exact_and_every_claim_is_granted(seed: int, monkeypatch: py
         if all(finished):
             break
     else:
-        pytest.fail("somebody waits for ever")
+        pytest.fail("a claim is never granted")
     for peer in peers:
         peer.end()
     assert (budget.lent, budget.claimed, budget.orphaned) == (0, 0, 0)

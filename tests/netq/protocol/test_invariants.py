@@ -85,7 +85,7 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(side=ends, lane=st.integers(0, 2), back=st.integers(1, 4), told=st.booleans())
     def cancel(self, side: bool, lane: int, back: int, told: bool) -> None:
-        """Some are told to the session too, which then need not find out by itself."""
+        """Sometimes tell the session too; otherwise it must find the cancelled message itself."""
         for letter in self.letters[side, lane][-back:][:1]:
             message, session = letter.message, self.end(side).session
             if message is None or message.left or letter.cancelled:
@@ -210,7 +210,7 @@ class Conversation(RuleBasedStateMachine):
             if acked[letter.message] and not letter.cancelled:
                 assert letter.name in got
             if acked[letter.message]:
-                assert letter.begun or not letter.cancelled, "nobody has heard of it"
+                assert letter.begun or not letter.cancelled, "the peer never knew of it"
 
     def check_window(self, end: End) -> None:
         """I4: each message began within the window, unless both sides close: then all is let in (Session.close)."""
@@ -226,7 +226,7 @@ class Conversation(RuleBasedStateMachine):
         for (side, _), letters in self.letters.items():
             known = {*self.end(side).acked, *(failed.message for failed in self.end(side).failed)}
             for letter in letters:
-                # nobody is told of what was cancelled before it began, nor a successor of what was cancelled before
+                # no DROP for a message cancelled before it began, nor for one that a former server knew
                 withdrawn = letter.cancelled and (not letter.begun or self.restarts > 0)
                 assert letter.message in known or letter.forgotten or withdrawn
 

@@ -234,7 +234,7 @@ def test_interrupted_sender_keeps_all_messages_in_order(act: str) -> None:
 @pytest.mark.parametrize("cancel", [False, True])
 @pytest.mark.parametrize("act", ACTS)
 def test_interrupted_sender_resumes_from_any_cursor(act: str, cancel: bool) -> None:
-    """It may have what was sent, or less: nobody knows how much has left. What can be cancelled still can."""
+    """The peer may have all that was sent, or less. Messages that can be cancelled still can."""
     for left, _ in enumerate(breaks(act)):
         for back, partial in itertools.product(range(8), (0, 40)):
             broken = Broken(act)

@@ -133,7 +133,7 @@ def test_limits() -> None:
         "version": wire.VERSION,
         "bytes of a header": wire.HEADER_SIZE,
         "lanes": wire.LANES,
-        "bytes that a message counts beside its own": wire.OVERHEAD,
+        "bytes that a message counts besides its own": wire.OVERHEAD,
         "positions of a lane, below": wire.POSITIONS,
         "epochs of a session, below": wire.EPOCHS,
         "bytes of an INI, at least": LENGTH[Kind.INI][0],

@@ -345,7 +345,7 @@ def test_start_of_small_frame_waits_for_rest(size: int) -> None:
     [(FRAMES["PING"].whole(), 24), (FRAMES["FIN"].whole(), 24), (message(2**20), 124), (message(4096), 300)],
 )
 def test_buffer_is_never_empty(frame: bytes, size: int, ahead: bool, busy: bool) -> None:
-    """A link that is told of no room takes that for the end of the stream."""
+    """A receive into an empty buffer would look like the end of the stream."""
     reader = taking(Taker())
     list(reader.feed(message(0) * (10_000 if busy else 0)))
     room = reader.buffer().nbytes
