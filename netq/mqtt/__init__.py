@@ -1,4 +1,4 @@
-"""MQTT 5: server and clients are clients of one broker, and a link is a pair of topics."""
+"""MQTT 5: server and clients connect to one broker, and a link is a pair of topics."""
 
 from netq.mqtt import client, server
 

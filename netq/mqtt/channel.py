@@ -1,7 +1,7 @@
-"""The broker's end of one link: its packets, numbered, waiting for their turn. Lives in the first loop, whatever loop
-its Link (netq/mqtt/link.py) moves to.
+"""The packets of one link: numbers them, queues them until their turn, and processes those that arrive.
 
-Owned by a transport; publishes only when it is given a turn (netq/mqtt/multiplexer.py).
+A Channel always runs in the first loop, where the broker's connection is; its Link (netq/mqtt/link.py) may move to
+another loop. The multiplexer (netq/mqtt/multiplexer.py) owns it, and gives it the turns in which it may publish.
 """
 
 from __future__ import annotations
@@ -26,245 +26,251 @@ if TYPE_CHECKING:
     from netq.mqtt.link import Link
     from netq.mqtt.multiplexer import Multiplexer
 
-_PROBE = 1.0  # seconds after which to ask whether what was sent has arrived; then twice as long, and so on
-_PARTING = 1.0  # seconds in which the rest may be sent after `close`
-_LATE = 2.0  # seconds that a block may come after the reference to it
+_PROBE_AFTER = 1.0  # seconds without an acknowledgement before a PROBE; doubled for each further one
+_CLOSE_TIMEOUT = 1.0  # seconds in which queued packets may be sent after `close`
+_BLOCK_TIMEOUT = 2.0  # seconds that a block may arrive after its reference
 
 
 class Segment(NamedTuple):
-    """Bytes of the session, and a block that follows them, if one does."""
+    """Bytes of the session, optionally followed by a block."""
 
     buffers: list[Buffer]
     block: Block | None = None
 
     @property
     def whole(self) -> list[Buffer]:
-        """All bytes, those of the block too."""
+        """All bytes, including the block."""
         return [*self.buffers, *(self.block.buffers if self.block else ())]
 
     def copy(self) -> Segment:
-        """The same, in memory of its own."""
+        """Return a copy in its own memory."""
         block = self.block
         own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
         return Segment([b"".join(self.buffers)], own)
 
 
 class Channel:
-    """Packets to and from one peer. A server's port has `groups`, a client's a `receiver` (netq/mqtt/multicast)."""
+    """Packets to and from one peer. A server's has `groups`, a client's has a `receiver` (netq/mqtt/multicast)."""
 
     groups: Groups | None = None
     receiver: Receiver | None = None
 
-    def __init__(self, exchange: Multiplexer, way: LinkTopic, topic: str, share: int, pace: CongestionControl) -> None:
-        self.way = way  # that leads here
+    def __init__(
+        self, multiplexer: Multiplexer, link_topic: LinkTopic, topic: str, share: int, congestion: CongestionControl
+    ) -> None:
+        self.link_topic = link_topic  # of the incoming direction
         self.window = Window(share)
-        self.pace = pace
-        self.born = time.monotonic()
-        self.gone = False
-        self.link: Link | None = None  # a client's has none until it is answered
-        self._exchange = exchange
-        self._topic = topic
-        self._commands: deque[tuple[Kind, list[Buffer]]] = deque()
+        self.congestion = congestion
+        self.created = time.monotonic()
+        self.closed = False
+        self.link: Link | None = None  # None at a client until WELCOME
+        self._multiplexer = multiplexer
+        self._send_topic = topic
+        self._controls: deque[tuple[Kind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
-        self._referred = 0  # the last packet that refers to a block
-        self._held: deque[Packet] = deque()  # that arrived; the first waits for its block
+        self._last_reference = 0  # number of the last packet that refers to a block
+        self._held: deque[Packet] = deque()  # packets that arrived; the first waits for its block
         self._closing = False
-        self._patience = _PROBE  # seconds for which to wait for progress
-        self._reminder: Timer | None = None
+        self._probe_pause = _PROBE_AFTER  # seconds to wait for progress before the next PROBE
+        self._progress_timer: Timer | None = None
 
     @property
-    def referring(self) -> bool:
-        """Whether a reference to a block is not known to be used up."""
-        return self._referred > self.window.acked
+    def has_open_reference(self) -> bool:
+        """Whether a reference to a block is not acknowledged yet."""
+        return self._last_reference > self.window.acked
 
     @property
-    def answering(self) -> bool:
-        """Whether something was acknowledged in the last three seconds, if anything was under way."""
-        return self._patience <= 2 * _PROBE
+    def responsive(self) -> bool:
+        """Whether the peer has acknowledged something in the last three seconds, or nothing is in flight."""
+        return self._probe_pause <= 2 * _PROBE_AFTER
 
     # For the link.
 
-    def post(self, segments: list[Segment]) -> None:
-        """Send them, when it is their turn."""
+    def enqueue(self, segments: list[Segment]) -> None:
+        """Queue segments for sending."""
         self._segments += segments
-        self._exchange.wants(self)
+        self._multiplexer.request_turn(self)
 
     def keep(self) -> None:
-        """Go on with copies."""
+        """Replace the queued segments by copies."""
         self._segments = deque(segment.copy() for segment in self._segments)
 
-    def used(self) -> None:
-        """The link has taken what it was fed."""
-        self.window.used()
+    def consumed(self) -> None:
+        """Record that the link has processed a packet."""
+        self.window.consumed()
         if self.window.ack_due:
-            self._exchange.wants(self)
+            self._multiplexer.request_turn(self)
 
     def close(self) -> None:
-        """Send the rest, then say that it was all."""
+        """Send the queued segments, then CLOSE."""
         self._closing = True
-        self._exchange.loop.at(time.monotonic() + _PARTING, self._part)
-        self._exchange.wants(self)
+        self._multiplexer.loop.at(time.monotonic() + _CLOSE_TIMEOUT, self._send_close)
+        self._multiplexer.request_turn(self)
 
-    # For the exchange.
+    # For the multiplexer.
 
-    def turn(self) -> bool:
-        """Send one packet, if there is something and room for it; return whether there may be more."""
-        if self._may_send and (found := self._next()) is not None:
+    def take_turn(self) -> bool:
+        """Send one packet, if there is one and credit for it; return whether more may follow."""
+        if self._can_send and (found := self._next()) is not None:
             self._send(*found)
             return True
-        if self._closing and not self._segments and not self._commands:
-            self._part()
+        if self._closing and not self._segments and not self._controls:
+            self._send_close()
         elif self.window.ack_due:
-            self.say(Kind.ACK)
+            self.publish(Kind.ACK)
         return False
 
-    def arrived(self, came: Packet) -> None:
-        """Take a packet from the peer; raises ProtocolError when one is missing, or makes no sense."""
+    def receive(self, incoming: Packet) -> None:
+        """Process a packet from the peer. Raises ProtocolError if one is missing or invalid."""
         acked = self.window.acked
-        self.window.arrived(came)
+        self.window.receive(incoming)
         if self.window.acked > acked:
-            self._progressed()
-        if came.kind in NUMBERED:
-            self._held.append(came)
-            self.use()
-        elif came.kind is Kind.CLOSE:
-            self.fail(ConnectionResetError("the peer hung up"), tell=False)
-        self._exchange.wants(self)
+            self._on_progress()
+        if incoming.kind in NUMBERED:
+            self._held.append(incoming)
+            self.process_held()
+        elif incoming.kind is Kind.CLOSE:
+            self.fail(ConnectionResetError("the peer hung up"), notify_peer=False)
+        self._multiplexer.request_turn(self)
 
-    def use(self) -> None:
-        """Use up what has arrived, as far as its blocks have come; raises ProtocolError if one is lost."""
-        while self._held and self._use_one(self._held[0]):
-            if self._held:  # not if that was its end
+    def process_held(self) -> None:
+        """Process held packets until one waits for its block. Raises ProtocolError if a block is lost."""
+        while self._held and self._process(self._held[0]):
+            if self._held:  # empty if that packet ended the link
                 self._held.popleft()
 
-    def fail(self, error: Exception, *, tell: bool = True) -> None:
-        """The link is lost; the peer should know why."""
-        if self.gone:
+    def fail(self, error: Exception, *, notify_peer: bool = True) -> None:
+        """End the link as lost. RESET tells the peer the reason, unless `notify_peer` is False."""
+        if self.closed:
             return
-        if tell:
-            self.say(Kind.RESET, str(error).encode()[: packet.REASON])
-        self._forget()
+        if notify_peer:
+            self.publish(Kind.RESET, str(error).encode()[: packet.REASON])
+        self._end()
         if self.link is not None:
             self.link.call(self.link.lost, error)
 
-    def say(self, kind: Kind, *body: Buffer) -> int:
-        """Publish a packet now. Return the bytes of the body, which is copied once."""
+    def publish(self, kind: Kind, *body: Buffer) -> int:
+        """Publish a packet now, copying its body once. Return the bytes of the body."""
         payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
-        self._exchange.broker.publish(self._topic, payload)
+        self._multiplexer.broker.publish(self._send_topic, payload)
         return len(payload) - packet.HEADER_SIZE
 
-    # As a member of a group (netq/mqtt/multicast/group.py), or with an answer to one.
+    # For the groups (netq/mqtt/multicast/group.py).
 
-    def command(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: Kind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
-        self._commands.append((kind, [bytes.fromhex(group)]))
-        self._exchange.wants(self)
+        self._controls.append((kind, [bytes.fromhex(group)]))
+        self._multiplexer.request_turn(self)
 
     def wake(self) -> None:
-        """Try again to send."""
-        self._exchange.wants(self)
+        """Try to send again."""
+        self._multiplexer.request_turn(self)
 
-    # Out.
+    # Sending.
 
     @property
-    def _may_send(self) -> bool:
-        return self.window.open and self.pace.open
+    def _can_send(self) -> bool:
+        return self.window.open and self.congestion.open
 
     def _next(self) -> tuple[Kind, list[Buffer]] | None:
-        """Take what is to be sent next; None if there is nothing, or it waits for its group."""
-        if self._commands:
-            return self._commands.popleft()
+        """Return the next packet to send; None if there is none, or it must wait for its group."""
+        if self._controls:
+            return self._controls.popleft()
         if not self._segments:
             return None
         segment = self._segments[0]
-        reference = self.groups.place(self, segment.block) if self.groups and segment.block else UNICAST
+        reference = self.groups.refer(self, segment.block) if self.groups and segment.block else UNICAST
         if reference is None:
             return None
         self._segments.popleft()
         if reference == UNICAST:
             return Kind.DATA, segment.whole
-        self._referred = self.window.sent + 1
+        self._last_reference = self.window.sent + 1
         return Kind.BLOCK, [reference, *segment.buffers]
 
     def _send(self, kind: Kind, body: list[Buffer]) -> None:
         self.window.send()
-        size = self.say(kind, *body)
-        self.pace.sent(self.window.sent, size)
-        self._ask()
+        size = self.publish(kind, *body)
+        self.congestion.sent(self.window.sent, size)
+        self._probe_if_due()
         self._watch_progress()
         if kind in (Kind.DATA, Kind.BLOCK):
             assert self.link is not None
             self.link.call(self.link.published)
 
-    def _ask(self) -> None:
-        """Ask for an acknowledgement, if it is time to: our share may be less than what the peer has granted, which
-        would not give one yet; and the others of a group wait for it.
+    def _probe_if_due(self) -> None:
+        """Send a PROBE if one is due: to measure, or because sending has stopped.
+
+        Our share may be smaller than the credit that the peer has granted. Then the peer would not acknowledge yet,
+        and only a PROBE lets us continue. Other members of a group may also wait for the acknowledgement.
         """
-        if self.pace.asks(time.monotonic(), stopped=not self.window.open or self.referring):
-            self.say(Kind.PROBE)
+        if self.congestion.should_probe(time.monotonic(), stopped=not self.window.open or self.has_open_reference):
+            self.publish(Kind.PROBE)
 
     def _watch_progress(self) -> None:
-        """Ask, if nothing is heard of what was sent: the last of it may be lost, or the question, or the answer."""
-        if self._reminder is None:
-            self._reminder = self._exchange.loop.at(time.monotonic() + self._patience, self._remind, self.window.acked)
+        """Start the timer that sends a PROBE without progress: the last packet, a PROBE or its answer may be lost."""
+        if self._progress_timer is None:
+            self._progress_timer = self._multiplexer.loop.at(
+                time.monotonic() + self._probe_pause, self._check_progress, self.window.acked
+            )
 
-    def _remind(self, acked: int) -> None:
-        self._reminder = None
-        if self.gone or self.window.acked == self.window.sent:
+    def _check_progress(self, acked: int) -> None:
+        self._progress_timer = None
+        if self.closed or self.window.acked == self.window.sent:
             return
         if self.window.acked == acked:
-            if self.pace.asks(time.monotonic(), stopped=True) or self._patience > _PROBE:
-                self.say(Kind.PROBE)
-            self._patience = min(2 * self._patience, max(2 * _PROBE, self._exchange.heartbeat))
+            if self.congestion.should_probe(time.monotonic(), stopped=True) or self._probe_pause > _PROBE_AFTER:
+                self.publish(Kind.PROBE)
+            self._probe_pause = min(2 * self._probe_pause, max(2 * _PROBE_AFTER, self._multiplexer.heartbeat))
         self._watch_progress()
 
-    def _part(self) -> None:
-        if not self.gone:
-            self.say(Kind.CLOSE)
-            self._forget()
+    def _send_close(self) -> None:
+        if not self.closed:
+            self.publish(Kind.CLOSE)
+            self._end()
 
-    # In.
+    # Receiving.
 
-    def _use_one(self, came: Packet) -> bool:
-        """Do what a packet says; False if its block has yet to come."""
-        if came.kind in (Kind.DATA, Kind.BLOCK):
-            data = self.receiver.take(came) if self.receiver and came.kind is Kind.BLOCK else came.body
+    def _process(self, incoming: Packet) -> bool:
+        """Process a packet; return False if its block has not arrived."""
+        if incoming.kind in (Kind.DATA, Kind.BLOCK):
+            data = self.receiver.take(incoming) if self.receiver and incoming.kind is Kind.BLOCK else incoming.body
             if data is None:
-                self._exchange.loop.at(time.monotonic() + _LATE, self._block_is_late, came.number)
+                self._multiplexer.loop.at(time.monotonic() + _BLOCK_TIMEOUT, self._on_block_timeout, incoming.number)
                 return False
             assert self.link is not None
             self.link.call(self.link.feed, data)
             return True
-        group = packet.read_group(came)
+        group = packet.read_group(incoming)
         if self.receiver is not None:
-            self.receiver.control(came.kind, group)
+            self.receiver.control(incoming.kind, group)
         elif self.groups is not None:
             self.groups.joined(self, group)
-        self.used()
+        self.consumed()
         return True
 
-    def _block_is_late(self, number: int) -> None:
+    def _on_block_timeout(self, number: int) -> None:
         if self._held and self._held[0].number == number:
             self.fail(ProtocolError("a block of a group has not come"))
 
-    def _progressed(self) -> None:
-        self._exchange.proved(self.pace.acked(self.window.acked, time.monotonic()))
-        if self._reminder is not None and self._patience > _PROBE:
-            self._reminder.cancel()
-            self._reminder, self._patience = None, _PROBE
+    def _on_progress(self) -> None:
+        self._multiplexer.record_arrival(self.congestion.acked(self.window.acked, time.monotonic()))
+        if self._progress_timer is not None and self._probe_pause > _PROBE_AFTER:
+            self._progress_timer.cancel()
+            self._progress_timer, self._probe_pause = None, _PROBE_AFTER
             self._watch_progress()
         if self.groups is not None:
-            self._exchange.proved(self.groups.acked(self, self.window.acked))
-        if self.referring or not self._may_send:  # of what has left since the question, nobody would tell
-            self._ask()
+            self._multiplexer.record_arrival(self.groups.acked(self, self.window.acked))
+        if self.has_open_reference or not self._can_send:  # no pending probe covers the packets sent since the last one
+            self._probe_if_due()
 
     # The end.
 
-    def _forget(self) -> None:
-        self.gone = True
+    def _end(self) -> None:
+        self.closed = True
         self._segments.clear()
         self._held.clear()
-        self._exchange.ended(self)
+        self._multiplexer.remove(self)
         if self.receiver is not None:
             self.receiver.close()
         if self.groups is not None:

@@ -1,7 +1,7 @@
-"""The client's side of MQTT: one connection to the broker, and one link at a time.
+"""The client's transport: one connection to the broker, and one link at a time.
 
-open ──► the broker is there ──► subscribed ──► OPEN … OPEN ──WELCOME──► a link
-                                                 again after a pause, and at once when a server says hello
+open ──► connected to the broker ──► subscribed ──► OPEN … OPEN ──WELCOME──► a link
+                                                    repeated after a pause, and at once after a server's hello
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from netq.runtime.link import LinkListener, backoff
 
 log = logging.getLogger("netq")
 
-_SILENCE = 1.0  # seconds after which the log is told that no server answers
+_WARN_AFTER = 1.0  # seconds without an answer before a warning in the log
 
 
 class ClientTransport:
-    """A transport: each `open` lasts until a server has answered, or the broker is lost."""
+    """A transport: each `open` ends with a link, a refusal, or the loss of the broker."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         self.netloc = listener.options.netloc
@@ -34,102 +34,102 @@ class ClientTransport:
         self._options = listener.options
         self._loop = loop
         self._id = new_id()
-        self._exchange = Multiplexer(listener, loop, self, is_server=False)
+        self._multiplexer = Multiplexer(listener, loop, self, is_server=False)
         self._subscribed = False
-        self._knocking: Channel | None = None  # until it is answered
-        self._linked: Channel | None = None
-        self._instance = b""  # of the server that we are linked to
+        self._opening: Channel | None = None  # before WELCOME
+        self._channel: Channel | None = None
+        self._instance = b""  # of the server at the other end of the link
         self._attempt = 0
-        self._timer: Timer | None = None
+        self._open_timer: Timer | None = None
 
     # For the communicator.
 
     def open(self) -> None:
-        """Make a link, connecting to the broker first if need be."""
+        """Make a link; connect to the broker first if necessary."""
         if self._subscribed:
-            self._begin()
-        elif not self._exchange.closing:
-            gone = self._exchange.topics.link(LinkTopic("s", self._id, GONE))
-            self._exchange.broker.open(self._id, will=(gone, b""))
+            self._open_link()
+        elif not self._multiplexer.closing:
+            gone = self._multiplexer.topics.link(LinkTopic("s", self._id, GONE))
+            self._multiplexer.broker.open(self._id, will=(gone, b""))
 
     def close(self) -> None:
-        """Knock no more; leave the broker when the link has said what it has to say."""
-        self._stop_knocking()
-        self._exchange.close()
+        """Stop opening links; disconnect from the broker when the link has sent its last packets."""
+        self._cancel_opening()
+        self._multiplexer.close()
 
-    # For the exchange (netq/mqtt/multiplexer.py, Host).
+    # For the multiplexer: MultiplexerListener.
 
     def up(self) -> None:
-        """Listen."""
-        topics = self._exchange.topics
-        self._exchange.listen([topics.link(LinkTopic("c", self._id, ANY)), topics.hello], self._listening)
+        """Subscribe."""
+        topics = self._multiplexer.topics
+        self._multiplexer.subscribe([topics.link(LinkTopic("c", self._id, ANY)), topics.hello], self._on_subscribed)
 
     def down(self, error: Exception) -> None:
-        """The link is lost, or there will be none."""
-        linked = self._subscribed and self._knocking is None  # if not that, `open` has yet to be answered
+        """Report that no link can be made. A link that exists reports its own loss."""
+        had_link = self._subscribed and self._opening is None  # otherwise `open` still waits for a result
         self._subscribed = False
-        self._knocking = None
-        if not linked:
+        self._opening = None
+        if not had_link:
             self._listener.lost(None, error)
 
     def hello(self, hello: packet.Hello) -> None:
-        """Knock again at once, or find the link's server gone."""
-        if hello.here and self._knocking is not None:
+        """Repeat OPEN at once, or end the link if its server has gone."""
+        if hello.here and self._opening is not None:
             self._attempt = 0
-            self._knock()
-        elif self._linked is not None and hello.here == (hello.instance != self._instance):
+            self._send_open()
+        elif self._channel is not None and hello.here == (hello.instance != self._instance):
             why = "another server has taken over" if hello.here else "the broker has lost the server"
-            self._linked.fail(ConnectionResetError(why), tell=False)
+            self._channel.fail(ConnectionResetError(why), notify_peer=False)
 
-    def came(self, way: LinkTopic, payload: bytes | bytearray) -> None:
-        """Take the answer to OPEN; all else is the link's."""
-        came, port = packet.decode(payload, FROM_SERVER), self._knocking
-        if port is not None and port.way == way:
-            if came.kind is Kind.WELCOME:
-                self._welcome(port, came)
-            elif came.kind is Kind.RESET:
-                self._stop_knocking()
-                self._listener.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(came)}"))
-        elif came.kind is not Kind.WELCOME:  # which may come twice
-            self._exchange.packet_came(way, came)
+    def packet_received(self, link_topic: LinkTopic, payload: bytes | bytearray) -> None:
+        """Process the answer to OPEN; pass other packets to the link."""
+        incoming, channel = packet.decode(payload, FROM_SERVER), self._opening
+        if channel is not None and channel.link_topic == link_topic:
+            if incoming.kind is Kind.WELCOME:
+                self._on_welcome(channel, incoming)
+            elif incoming.kind is Kind.RESET:
+                self._cancel_opening()
+                self._listener.lost(None, ConnectionRefusedError(f"the server says: {packet.read_reason(incoming)}"))
+        elif incoming.kind is not Kind.WELCOME:  # each OPEN gets a WELCOME: ignore the later ones
+            self._multiplexer.dispatch(link_topic, incoming)
 
     # The rest.
 
-    def _listening(self) -> None:
+    def _on_subscribed(self) -> None:
         self._subscribed = True
-        self._begin()
+        self._open_link()
 
-    def _begin(self) -> None:
+    def _open_link(self) -> None:
         self._attempt = 0
-        self._knocking = port = self._exchange.new_port(LinkTopic("c", self._id, new_id()))
-        self._loop.at(time.monotonic() + _SILENCE, self._complain, port)
-        self._knock()
+        self._opening = channel = self._multiplexer.new_channel(LinkTopic("c", self._id, new_id()))
+        self._loop.at(time.monotonic() + _WARN_AFTER, self._warn_if_unanswered, channel)
+        self._send_open()
 
-    def _complain(self, port: Channel) -> None:
-        if port is self._knocking:
-            where, prefix = self._exchange.where, self._options.mqtt.prefix
-            log.warning("%s: no server of %r answers; waiting until one comes", where, prefix)
+    def _warn_if_unanswered(self, channel: Channel) -> None:
+        if channel is self._opening:
+            broker, prefix = self._multiplexer.broker_address, self._options.mqtt.prefix
+            log.warning("%s: no server of %r answers; waiting until one comes", broker, prefix)
 
-    def _knock(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._knocking is not None:
-            self._knocking.say(Kind.OPEN, packet.opening(self._options.mqtt.packet_size))
+    def _send_open(self) -> None:
+        if self._open_timer is not None:
+            self._open_timer.cancel()
+        if self._opening is not None:
+            self._opening.publish(Kind.OPEN, packet.opening(self._options.mqtt.packet_size))
             pause = self._options.connection.retry_min + backoff(self._attempt, self._options.connection)
-            self._timer = self._loop.at(time.monotonic() + pause, self._knock)
+            self._open_timer = self._loop.at(time.monotonic() + pause, self._send_open)
             self._attempt += 1
 
-    def _stop_knocking(self) -> None:
-        port, self._knocking = self._knocking, None
-        if port is not None:
-            port.fail(ConnectionAbortedError("no answer"), tell=False)
+    def _cancel_opening(self) -> None:
+        channel, self._opening = self._opening, None
+        if channel is not None:
+            channel.fail(ConnectionAbortedError("no answer"), notify_peer=False)
 
-    def _welcome(self, port: Channel, came: Packet) -> None:
-        opening = packet.read_opening(came)
-        port.window.arrived(came)
-        self._knocking, self._linked = None, port
+    def _on_welcome(self, channel: Channel, incoming: Packet) -> None:
+        opening = packet.read_opening(incoming)
+        channel.window.receive(incoming)
+        self._opening, self._channel = None, channel
         self._instance = opening.instance
-        self._exchange.attach(port, self._exchange.where, opening.size)
+        self._multiplexer.attach(channel, self._multiplexer.broker_address, opening.size)
 
 
 class Communicator(core.Communicator):

@@ -1,13 +1,15 @@
-"""How large a packet is, and how much may be on its way: on a slow link little, because what is on its way is ahead of
-all else, the message on another lane and the heartbeat; on a fast one much, as each packet costs. Pure.
+"""Congestion control of one link: the size of its packets, and how many bytes may be in flight. Pure.
 
-Now and then the peer is asked (PROBE) for the acknowledgement of all that is on its way, one question at a time, and
-the answer's time is taken. What it is longer than the shortest seen, packets have waited somewhere: for the link, the
-broker, or a slow reader. Nobody knows how fast a new link is: it begins with small packets, one at a time, and doubles
-them as long as they are answered soon.
+On a slow link little must be in flight, because it delays everything behind it: messages on other lanes, and the
+heartbeat. On a fast link packets are large, because each packet has a cost.
 
-    growing ──answered soon──► twice as large, still growing, up to the largest ──► steady: several on their way
-       └─────otherwise──► steady, smaller if late
+To measure, the sender asks the peer from time to time to acknowledge everything in flight (PROBE), one probe at a time.
+The time of the answer beyond the shortest round trip is queueing delay: in the network, the broker or a slow reader.
+The rate of a new link is unknown, so it starts with small packets, one at a time, and doubles them while the answers
+are fast.
+
+    growing ──fast answer──► size doubled, still growing, up to the maximum ──► steady: several packets in flight
+       └─────otherwise──► steady; smaller if the answer was late
 """
 
 from __future__ import annotations
@@ -15,112 +17,121 @@ from __future__ import annotations
 import math
 from collections import deque
 
-LEAST = 4 * 1024  # bytes of a packet
-FIRST = 16 * 1024  # of a link's first packets: 2.7 s at 6 kB/s
-LATE = 1.0  # seconds of waiting above which packets shrink; below half of it they grow
+MIN_SIZE = 4 * 1024  # bytes of a packet
+INITIAL_SIZE = 16 * 1024  # bytes of a link's first packets: 2.7 s at 6 kB/s
+MAX_WAIT = 1.0  # seconds of queueing delay above which packets shrink; below half of it they grow
 PERIOD = 0.05  # seconds between two measurements
-_FEWER = 4  # times smaller: the first packets, when the last link got none through
-_TARGET = 1 / 4  # of LATE: what late packets shrink to
-_LONGEST = 4  # of LATE: what a packet may take at the least rate that the way is known to have
-_OTHER_WAY = 16  # late ones in a row: the way is not slow but another, and longer
-_REMEMBERED = 4096  # clients whose last link got nothing through
+_SHRINK = 4  # divisor of the first packets' size after a link on which no packet was acknowledged
+_TARGET_WAIT = 1 / 4  # of MAX_WAIT: the delay to which late packets shrink
+_MAX_PACKET_TIME = 4  # of MAX_WAIT: the most that a packet may take at the lowest rate that was measured
+_PATH_CHANGED = 16  # late measurements in a row at MIN_SIZE: the path has a longer round trip now
+_MAX_CLIENTS = 4096  # clients with a smaller first size
 
 
 class CongestionControl:
-    """`size` bytes may be in a packet, `most` at last. `late` is LATE, or less where silence is noticed soon."""
+    """`size` is the most bytes of a packet; it grows to `max_size`. A short heartbeat needs a shorter `max_wait`."""
 
-    def __init__(self, most: int, first: int = FIRST, late: float = LATE) -> None:
-        self.size = min(most, first)
-        self._most, self._first, self._late = most, first, late
-        self.growing = True  # one packet's worth is on its way, no more; it may soon be full
-        self._judged = False  # at least one packet's worth has been acknowledged
-        self._under_way: deque[tuple[int, int]] = deque()  # packets, and their bytes
-        self._bytes = 0  # of these
-        self._shortest = math.inf
-        self._asked: tuple[int, int, float] | None = None  # up to which packet, bytes on their way, when
-        self._in_vain = 0  # measurements of the smallest packets that were late all the same
-        self._next = 0.0  # when to measure again
+    def __init__(self, max_size: int, initial_size: int = INITIAL_SIZE, max_wait: float = MAX_WAIT) -> None:
+        self.size = min(max_size, initial_size)
+        self._max_size, self._initial_size, self._max_wait = max_size, initial_size, max_wait
+        self.growing = True  # at most one packet's worth is in flight
+        self._measured = False  # at least one packet's worth has been acknowledged
+        self._in_flight: deque[tuple[int, int]] = deque()  # number and bytes of each packet
+        self._in_flight_bytes = 0
+        self._min_round_trip = math.inf
+        self._probe: tuple[int, int, float] | None = None  # last packet before the probe, bytes in flight, time
+        self._late_at_minimum = 0  # late measurements in a row although the packets are smallest
+        self._next_probe = 0.0  # time of the next measurement
 
     @property
     def open(self) -> bool:
         """Whether more may be sent."""
-        return not self.growing or self._bytes < self.size
+        return not self.growing or self._in_flight_bytes < self.size
 
     @property
-    def largest_under_way(self) -> int:
+    def largest_in_flight(self) -> int:
         """Bytes of the largest packet that has not been acknowledged."""
-        return max((size for _, size in self._under_way), default=0)
+        return max((size for _, size in self._in_flight), default=0)
 
     @property
-    def full(self) -> bool:
-        """Whether nothing holds it back."""
-        return self.size == self._most
+    def at_max_size(self) -> bool:
+        """Whether packets have their full size."""
+        return self.size == self._max_size
 
     @property
-    def next_first(self) -> int:
-        """What the next link should begin with: less, if this one has got nothing through."""
-        if self._judged:
-            return FIRST
-        return max(LEAST, self._first // _FEWER) if 2 * self._bytes >= self.size else self._first
+    def next_initial_size(self) -> int:
+        """The size of the next link's first packets: smaller, if no full packet was acknowledged on this link."""
+        if self._measured:
+            return INITIAL_SIZE
+        return (
+            max(MIN_SIZE, self._initial_size // _SHRINK)
+            if 2 * self._in_flight_bytes >= self.size
+            else self._initial_size
+        )
 
     def sent(self, number: int, size: int) -> None:
-        """Take note of a packet."""
-        self._under_way.append((number, size))
-        self._bytes += size
+        """Record a packet that was sent."""
+        self._in_flight.append((number, size))
+        self._in_flight_bytes += size
 
-    def asks(self, now: float, *, stopped: bool) -> bool:
-        """Return whether to ask now; then it counts as asked. `stopped`: no more can be sent before the answer."""
-        if self._asked is not None or not self._under_way:
+    def should_probe(self, now: float, *, stopped: bool) -> bool:
+        """Return whether to send a PROBE now, and record it as sent.
+
+        `stopped`: nothing more can be sent before the answer, so the probe must not wait.
+        """
+        if self._probe is not None or not self._in_flight:
             return False
-        telling = now >= self._next and (2 * self._bytes >= self.size or self._shortest == math.inf)
-        if telling or stopped or not self.open:
-            self._asked = self._under_way[-1][0], self._bytes, now
-        return self._asked is not None
+        informative = now >= self._next_probe and (
+            2 * self._in_flight_bytes >= self.size or self._min_round_trip == math.inf
+        )
+        if informative or stopped or not self.open:
+            self._probe = self._in_flight[-1][0], self._in_flight_bytes, now
+        return self._probe is not None
 
     def acked(self, number: int, now: float) -> int:
-        """All up to this packet are used up. Return the bytes of the largest of them."""
+        """Record that the peer has processed all packets up to `number`. Return the bytes of the largest of them."""
         largest = 0
-        while self._under_way and self._under_way[0][0] <= number:
-            size = self._under_way.popleft()[1]
-            self._bytes -= size
+        while self._in_flight and self._in_flight[0][0] <= number:
+            size = self._in_flight.popleft()[1]
+            self._in_flight_bytes -= size
             largest = max(largest, size)
-        if self._asked is not None and number >= self._asked[0]:
-            (_, size, left), self._asked = self._asked, None
-            self._next = now + PERIOD
-            self._shortest = min(self._shortest, now - left)
+        if self._probe is not None and number >= self._probe[0]:
+            (_, size, sent_at), self._probe = self._probe, None
+            self._next_probe = now + PERIOD
+            self._min_round_trip = min(self._min_round_trip, now - sent_at)
             if 2 * size >= self.size:
-                self._judge(now - left, size)
+                self._adapt(now - sent_at, size)
         return largest
 
-    def _judge(self, seconds: float, count: int) -> None:
-        """So many bytes took so many seconds."""
-        waited = seconds - self._shortest
-        soon = waited < self._late / 2 and 2 * self.size * seconds <= _LONGEST * self._late * count
-        self._judged = True
-        self._in_vain = self._in_vain + 1 if waited > self._late and self.size == LEAST else 0
-        if self._in_vain == _OTHER_WAY:
-            self._shortest = seconds
-        elif waited > self._late:
-            self.size = max(LEAST, int(self.size * max(1 / 16, _TARGET * self._late / waited)))
-        elif soon:
-            self.size = min(self._most, 2 * self.size)
-        self.growing = self.growing and soon and not self.full
+    def _adapt(self, seconds: float, count: int) -> None:
+        """Adapt the size: `count` bytes were acknowledged after `seconds`."""
+        waiting = seconds - self._min_round_trip
+        fast = waiting < self._max_wait / 2 and 2 * self.size * seconds <= _MAX_PACKET_TIME * self._max_wait * count
+        self._measured = True
+        self._late_at_minimum = self._late_at_minimum + 1 if waiting > self._max_wait and self.size == MIN_SIZE else 0
+        if self._late_at_minimum == _PATH_CHANGED:
+            self._min_round_trip = seconds
+        elif waiting > self._max_wait:
+            self.size = max(MIN_SIZE, int(self.size * max(1 / 16, _TARGET_WAIT * self._max_wait / waiting)))
+        elif fast:
+            self.size = min(self._max_size, 2 * self.size)
+        self.growing = self.growing and fast and not self.at_max_size
 
 
 class InitialSizes:
-    """What the links of clients begin with: smaller packets, if a client's last link has got nothing through."""
+    """The size of the first packets of each client's next link: smaller, if its last link delivered nothing."""
 
     def __init__(self) -> None:
-        self._smaller: dict[str, int] = {}  # clients; the longest ago first
+        self._sizes: dict[str, int] = {}  # by client, the oldest first
 
-    def of(self, client: str) -> int:
+    def get(self, client: str) -> int:
         """Return the size of a client's first packets."""
-        return self._smaller.get(client, FIRST)
+        return self._sizes.get(client, INITIAL_SIZE)
 
-    def ended(self, client: str, pace: CongestionControl) -> None:
-        """Learn from a link that is over."""
-        self._smaller.pop(client, None)
-        if pace.next_first < FIRST:
-            self._smaller[client] = pace.next_first
-        if len(self._smaller) > _REMEMBERED:
-            del self._smaller[next(iter(self._smaller))]
+    def record(self, client: str, congestion: CongestionControl) -> None:
+        """Record the result of a link that has ended."""
+        self._sizes.pop(client, None)
+        if congestion.next_initial_size < INITIAL_SIZE:
+            self._sizes[client] = congestion.next_initial_size
+        if len(self._sizes) > _MAX_CLIENTS:
+            del self._sizes[next(iter(self._sizes))]

@@ -1,4 +1,4 @@
-"""The Connection whose bytes one Channel moves. Lives in the loop of its peer; what it tells its port crosses to the
+"""Connects a session's Connection to a Channel. Runs in the loop of its peer; calls to the channel are passed to the
 first loop, where the connection to the broker is.
 """
 
@@ -17,103 +17,109 @@ from netq.protocol.connection import Connection
 from netq.protocol.sender import Part
 from netq.runtime.link import LinkListener
 
-_STOCK, _AWAY = 1, 2  # segments that may wait for their turn; where the port is in another loop
-PREFIX = 256  # bytes that may come with a block, beyond the size of a packet
-_BLOCK = 4 * 1024  # bytes of a part that is worth a reference
-_MULTICAST = 64 * 1024  # bytes of a message that is worth a group
+_QUEUE, _REMOTE_QUEUE = 1, 2  # segments queued in the channel; more if it is in another loop
+PREFIX = 256  # bytes of the session that may precede a block, beyond the size of a packet
+_MIN_BLOCK = 4 * 1024  # bytes: smaller parts are sent by unicast
+_MIN_MESSAGE = 64 * 1024  # bytes: smaller messages are sent by unicast
 
 
 class Link:
-    """Moves bytes between a port and a connection, `size` of them in a packet at most."""
+    """Moves bytes between a channel and a connection, at most `size` in a packet."""
 
     inline = False
 
     def __init__(
-        self, listener: LinkListener, port: Channel, home: Loop, connection: Connection, address: str, size: int
+        self,
+        listener: LinkListener,
+        channel: Channel,
+        first_loop: Loop,
+        connection: Connection,
+        address: str,
+        size: int,
     ) -> None:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
         self._listener = listener
-        self._port = port
-        self._home = self._loop = home
+        self._channel = channel
+        self._first_loop = self._loop = first_loop
         self._size = size
-        self._grid = min(size, listener.options.connection.transport_size)
-        self._stock = 0
-        self._over = False
-        port.link = self
+        self._block_size = min(size, listener.options.connection.transport_size)
+        self._queued = 0
+        self._closed = False
+        channel.link = self
 
     def flush(self) -> None:
-        """Take from the connection what is the next to be sent, and no more than that."""
-        stock = _STOCK if self._loop is self._home else _AWAY
-        while self._stock < stock and not self._over and self._take():
+        """Take the next bytes to send from the connection, and no more: later puts may be more urgent."""
+        limit = _QUEUE if self._loop is self._first_loop else _REMOTE_QUEUE
+        while self._queued < limit and not self._closed and self._take_segments():
             pass
 
     def receive(self) -> bool:
-        """Nothing: that is for the loop's thread."""
+        """Return False: only the thread of the loop receives."""
         return False
 
     def keep(self) -> None:
-        """Go on with copies; what has moved to another loop is one already."""
-        if self._loop is self._home:
-            self._port.keep()
+        """Copy what is queued. A link in another loop has copied it already."""
+        if self._loop is self._first_loop:
+            self._channel.keep()
 
     def close(self) -> None:
-        """Send what the connection has left to say, and part."""
-        if not self._over:
-            while self._take():
+        """Send what the connection has left, then close the channel."""
+        if not self._closed:
+            while self._take_segments():
                 pass
-            self._over = True
-            self._in(self._home, self._port.close)
+            self._closed = True
+            self._run_in(self._first_loop, self._channel.close)
 
     def move(self, loop: Loop) -> None:
-        """Go on in another loop; the port stays."""
+        """Continue in another loop. The channel stays in the first."""
         self._loop = loop
 
     def broadcast_peer(self, size: int) -> uuid.UUID | None:
-        """Return the peer if it takes blocks of this size; None before the handshake, or if its packets are smaller."""
+        """Return the peer, or None before the handshake, or if it does not accept blocks of this size."""
         session = self.connection.session
         able = self.connection.open and self._size == size
         return session.peer if session is not None and able else None
 
-    # For the port.
+    # For the channel.
 
     def call(self, function: Callable[..., None], *args: object) -> None:
-        """Run something in this link's loop; at once if that is the first."""
-        self._in(self._loop, function, *args)
+        """Run a function in this link's loop; at once if that is the first loop."""
+        self._run_in(self._loop, function, *args)
 
-    # For the port, in this link's loop.
+    # For the channel, in this link's loop.
 
     def feed(self, data: memoryview) -> None:
-        """Take bytes of the session."""
-        if not self._over and (events := self.connection.feed(data, time.monotonic())):
+        """Process bytes of the session."""
+        if not self._closed and (events := self.connection.feed(data, time.monotonic())):
             self._listener.deliver(self, events)
-        self._in(self._home, self._port.used)
+        self._run_in(self._first_loop, self._channel.consumed)
         self.flush()
 
     def published(self) -> None:
-        """A segment has left."""
-        self._stock -= 1
+        """Take the next segment: one was published."""
+        self._queued -= 1
         self.flush()
 
     def lost(self, error: Exception) -> None:
-        """No byte passes any more."""
-        if not self._over:
-            self._over = True
+        """Report the loss of the link."""
+        if not self._closed:
+            self._closed = True
             self._listener.lost(self, error)
 
-    def _take(self) -> bool:
-        pieces = self.connection.pieces(min(self._size, self._port.pace.size), time.monotonic())
-        segments = self._cut(pieces)
-        if self._loop is not self._home:  # there, nobody knows when the memory is the user's again
+    def _take_segments(self) -> bool:
+        pieces = self.connection.pieces(min(self._size, self._channel.congestion.size), time.monotonic())
+        segments = self._split(pieces)
+        if self._loop is not self._first_loop:  # another loop cannot tell when the user's memory is free again
             segments = [segment.copy() for segment in segments]
-        self._stock += len(segments)
+        self._queued += len(segments)
         if segments:
-            self._in(self._home, self._port.post, segments)
+            self._run_in(self._first_loop, self._channel.enqueue, segments)
         return bool(segments)
 
-    def _cut(self, pieces: list[Buffer | Part]) -> list[Segment]:
-        """Segments that end with the blocks that others may send too, none larger than a packet."""
+    def _split(self, pieces: list[Buffer | Part]) -> list[Segment]:
+        """Split buffers into segments, each at most a packet. A segment ends at a block that other links may share."""
         segments: list[Segment] = []
         buffers: list[Buffer] = []
         for piece in pieces:
@@ -129,19 +135,21 @@ class Link:
         return segments + [Segment(packet) for packet in _packets(buffers, self._size)]
 
     def _is_block(self, part: Part) -> bool:
-        """Whether all links cut this part alike, and it is worth the while."""
-        whole = part.start % self._grid == 0 and part.stop == min(part.start + self._grid, part.stream.nbytes)
-        return bool(part.audience) and whole and part.stream.nbytes >= _MULTICAST and part.size >= _BLOCK
+        """Whether this part has the same offsets on all links, and is large enough for multicast."""
+        whole = part.start % self._block_size == 0 and part.stop == min(
+            part.start + self._block_size, part.stream.nbytes
+        )
+        return bool(part.audience) and whole and part.stream.nbytes >= _MIN_MESSAGE and part.size >= _MIN_BLOCK
 
-    def _in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
-        if self._loop is self._home:
+    def _run_in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
+        if self._loop is self._first_loop:
             function(*args)
         else:
             loop.call(function, *args)
 
 
 def _packets(buffers: list[Buffer], size: int) -> list[list[Buffer]]:
-    """Divide buffers, of which some may be too long, into packets of `size` bytes at most."""
+    """Split buffers into packets of at most `size` bytes."""
     packets: list[list[Buffer]] = []
     room = 0
     for buffer in buffers:

@@ -1,7 +1,7 @@
-"""The links that share one connection to the broker: who publishes next, and whose a publication is.
+"""Shares one connection to the broker among links: schedules their packets, and dispatches those that arrive.
 
-Owned by a transport (netq/mqtt/server.py, client.py), in the first loop. What is published waits in the links until the
-system has taken all there was, and then they have their turns: so nothing piles up in front of the socket.
+Owned by a transport (netq/mqtt/server.py, client.py), in the first loop. Packets wait in the channels until the socket
+has accepted everything before them. Then the channels get turns, round robin. So nothing queues in front of the socket.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from netq.io.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.channel import Channel
-from netq.mqtt.congestion import LATE, CongestionControl, InitialSizes
+from netq.mqtt.congestion import MAX_WAIT, CongestionControl, InitialSizes
 from netq.mqtt.link import PREFIX, Link
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
@@ -32,73 +32,77 @@ from netq.text import printable
 
 log = logging.getLogger("netq")
 
-_SMALLEST = 1024  # bytes of a packet that a broker has to take
-_LEAST = 4 * 1024  # to which packets are made smaller by guessing
-_IN_VAIN = 3  # links lost in a row with a packet under way, since the first of which none so large has arrived
-_STRANGERS = 4096  # links that have not greeted: all that a server keeps
-_GREETING = 5.0  # seconds that they have for it, whoever else knocks
-_RESETS = 100  # a second: packets for links that there are not
+_BROKER_MINIMUM = 1024  # bytes: the smallest packet limit of a broker that netq accepts
+_MIN_SIZE = 4 * 1024  # bytes: packets are not made smaller than this on suspicion of a limit
+# Links lost in a row with a large packet in flight, while no packet of that size arrives. After so many, the broker
+# probably has a limit that it did not report.
+_MAX_SUSPICIOUS = 3
+_MAX_UNGREETED = 4096  # links before the session's handshake, of all clients of a server
+_GREETING_TIME = 5.0  # seconds for that handshake before a newer client may replace the link
+_MAX_RESETS = 100  # RESET packets a second for unknown links
 
 
 class MultiplexerListener(Protocol):
-    """The transport: decides which links there are."""
+    """The interface of the transport, which makes the links."""
 
     def up(self) -> None:
-        """The broker has accepted us: listen."""
+        """Handle the connection to the broker: subscribe."""
 
     def down(self, error: Exception) -> None:
-        """The connection to the broker is lost, and all links with it; or it could not be made."""
+        """Handle the loss of the connection to the broker, or a failed attempt. All links are lost already."""
 
     def hello(self, hello: packet.Hello) -> None:
-        """A server is here, or gone."""
+        """Handle a server's hello."""
 
-    def came(self, way: LinkTopic, payload: bytes | bytearray) -> None:
-        """A publication for a link came; raises ProtocolError if it makes no sense."""
+    def packet_received(self, link_topic: LinkTopic, payload: bytes | bytearray) -> None:
+        """Handle a publication on a link's topic. Raises ProtocolError if it is invalid."""
 
 
 class Multiplexer:
-    """The connection to the broker, and the ports of one communicator, by the way that leads to us."""
+    """The connection to the broker and the channels of one communicator, by their incoming topic."""
 
-    def __init__(self, listener: LinkListener, loop: Loop, host: MultiplexerListener, *, is_server: bool) -> None:
+    def __init__(self, listener: LinkListener, loop: Loop, transport: MultiplexerListener, *, is_server: bool) -> None:
         check_put_merge(listener.options, "MQTT")
         self.broker = Broker(loop, listener.options, self)
         self.closing = False
         self.loop = loop
         self.options = listener.options
         self.topics = Topics(listener.options.mqtt.prefix)
-        self.ports: dict[LinkTopic, Channel] = {}
-        self.size = listener.options.mqtt.packet_size  # of what we publish, without header
+        self.channels: dict[LinkTopic, Channel] = {}
+        self.size = listener.options.mqtt.packet_size  # bytes: the largest packet that we publish, without its header
         self.heartbeat = listener.options.connection.heartbeat
-        borne = self.heartbeat * listener.options.connection.misses  # seconds of silence; a link may wait several times
-        self._late = min(LATE, borne / 4)
-        self._groups = self._new_groups(borne / 6) if is_server else None
-        self._host = host
-        self._starts = InitialSizes()
+        # Seconds of silence after which a session gives its link up. One wait must use only a fraction of it, because
+        # several may follow each other.
+        silence = self.heartbeat * listener.options.connection.misses
+        self._max_wait = min(MAX_WAIT, silence / 4)
+        self._groups = self._new_groups(silence / 6) if is_server else None
+        self._transport = transport
+        self._initial_sizes = InitialSizes()
         self._listener = listener
-        self._strangers: dict[str, Channel] = {}  # by client, a server's links that have not greeted, the oldest first
-        self._waiting: dict[Channel, None] = {}  # in the order of their turns
-        self._pumping = False
-        self._share = share(1)  # packets that each link may have on its way
-        self._wanted = self.size  # before any of it seemed too large
-        self._in_vain = 0  # links lost that make a limit of the broker's likely
-        self._doubted = 0.0  # when the last of them was lost
-        self._arrived = 0  # bytes of the largest packet that has arrived since the first of them was lost
-        self._resets: deque[float] = deque(maxlen=_RESETS)
-        self._complained = False
+        self._ungreeted: dict[str, Channel] = {}  # a server's links before the handshake, by client, oldest first
+        self._waiting: dict[Channel, None] = {}  # in the order of their turns; a dict as an ordered set
+        self._turns_scheduled = False
+        self._share = share(1)  # packets that each link may have in flight
+        self._agreed_size = self.size  # bytes: `size` before any limit was suspected
+        self._suspicious_losses = 0  # losses in a row that suggest a limit of the broker
+        self._last_suspicion = 0.0  # time of the last of them
+        self._largest_arrived = 0  # bytes of the largest packet acknowledged since the first of them
+        self._resets: deque[float] = deque(maxlen=_MAX_RESETS)
+        self._warned = False
 
     @property
-    def where(self) -> str:
-        """The broker, for people."""
+    def broker_address(self) -> str:
+        """The broker's address, for log lines."""
         return "{}:{}".format(*self.options.netloc)
 
     # For the transport.
 
-    def listen(self, topics: list[str], listening: Callable[[], None]) -> None:
-        """Subscribe to what no link can do without, then go on."""
+    def subscribe(self, topics: list[str], subscribed: Callable[[], None]) -> None:
+        """Subscribe to required topics, then call `subscribed`. A refusal fails the connection."""
 
         def answered(granted: bool) -> None:
             if granted:
-                listening()
+                subscribed()
             else:
                 prefix = self.options.mqtt.prefix
                 self.broker.fail(PermissionError(f"the broker does not let this user subscribe below {prefix!r}"))
@@ -106,193 +110,198 @@ class Multiplexer:
         self.broker.subscribe(topics, answered)
 
     def close(self) -> None:
-        """Leave the broker when the links have said what they have to say."""
+        """Disconnect from the broker when the links have sent their last packets."""
         self.closing = True
-        self._leave()
+        self._close_if_done()
 
-    def new_port(self, came: LinkTopic) -> Channel:
-        """Return the port of a new link, whose packets come on `came`. A server makes room for it before."""
-        pace = CongestionControl(self.size, self._starts.of(came.client), self._late)
-        port = Channel(self, came, self.topics.link(came.back), 1 if self._groups else self._share, pace)
+    def new_channel(self, link_topic: LinkTopic) -> Channel:
+        """Return the channel of a new link, whose packets arrive on `link_topic`. A server calls `admit` first."""
+        congestion = CongestionControl(self.size, self._initial_sizes.get(link_topic.client), self._max_wait)
+        channel = Channel(
+            self, link_topic, self.topics.link(link_topic.reverse), 1 if self._groups else self._share, congestion
+        )
         if self._groups is None:
-            port.receiver = self._new_receiver(port)
+            channel.receiver = self._new_receiver(channel)
         else:
-            port.groups = self._groups
-            self._strangers[came.client] = port  # until it has greeted
-        self.ports[came] = port
-        return port
+            channel.groups = self._groups
+            self._ungreeted[link_topic.client] = channel  # until the session's handshake
+        self.channels[link_topic] = channel
+        return channel
 
-    def make_room(self, client: str) -> bool:
-        """Whether a client that knocks is let in. It has one link that has not greeted; whoever has many ids pushes
-        out the oldest, but none that may still greet: a crowd that comes back knocks again.
+    def admit(self, client: str) -> bool:
+        """Return whether a client may open a link now. Make room for it by ending older links.
+
+        A client has one link before its handshake: a new one replaces it. If there are too many of all clients, the
+        oldest is replaced, but not before _GREETING_TIME: when many clients reconnect together, they must not push
+        each other out. Those that are not admitted repeat OPEN.
         """
-        again = self._strangers.get(client)
-        if again is not None and not self._settle(again):
-            again.fail(ConnectionResetError("it knocked again before it greeted"), tell=False)
-        while len(self._strangers) >= _STRANGERS:
-            oldest = next(iter(self._strangers.values()))
-            if self._settle(oldest):
+        previous = self._ungreeted.get(client)
+        if previous is not None and not self._mark_greeted(previous):
+            previous.fail(ConnectionResetError("it knocked again before it greeted"), notify_peer=False)
+        while len(self._ungreeted) >= _MAX_UNGREETED:
+            oldest = next(iter(self._ungreeted.values()))
+            if self._mark_greeted(oldest):
                 continue
-            if time.monotonic() < oldest.born + _GREETING:
+            if time.monotonic() < oldest.created + _GREETING_TIME:
                 return False
-            oldest.fail(ConnectionResetError("others knocked before it greeted"), tell=False)
+            oldest.fail(ConnectionResetError("others knocked before it greeted"), notify_peer=False)
         return True
 
-    def attach(self, port: Channel, address: str, size: int) -> None:
-        """Let a port carry a link."""
-        link = Link(self._listener, port, self.loop, self._listener.connect(), address, min(size, self.size))
+    def attach(self, channel: Channel, address: str, size: int) -> None:
+        """Make a link over a channel."""
+        link = Link(self._listener, channel, self.loop, self._listener.connect(), address, min(size, self.size))
         self._listener.attach(link)
 
-    def packet_came(self, way: LinkTopic, came: Packet) -> None:
-        """Give a packet to its link; if there is none, say so."""
-        port = self.ports.get(way)
-        if port is None:
-            if came.kind not in (Kind.RESET, Kind.CLOSE):
-                self.refuse(way, "there is no such link")
-        elif came.kind is Kind.RESET:
-            if not port.referring:  # then it may be a group's block that is missing
-                self._suspect(port)
-            port.fail(ConnectionResetError(f"the peer says: {packet.read_reason(came)}"), tell=False)
+    def dispatch(self, link_topic: LinkTopic, incoming: Packet) -> None:
+        """Pass a packet to its link; answer by RESET if there is none."""
+        channel = self.channels.get(link_topic)
+        if channel is None:
+            if incoming.kind not in (Kind.RESET, Kind.CLOSE):
+                self.refuse(link_topic, "there is no such link")
+        elif incoming.kind is Kind.RESET:
+            if not channel.has_open_reference:  # otherwise the missing packet may be a group's block
+                self._suspect_size_limit(channel)
+            channel.fail(ConnectionResetError(f"the peer says: {packet.read_reason(incoming)}"), notify_peer=False)
         else:
-            self._try(port, lambda: port.arrived(came))
-            if self._is_stranger(port):
-                self._settle(port)
+            self._run_or_fail(channel, lambda: channel.receive(incoming))
+            if self._is_ungreeted(channel):
+                self._mark_greeted(channel)
 
-    def refuse(self, way: LinkTopic, reason: str) -> None:
-        """Tell a peer that its link is not there; not often, for nobody knows who asks."""
+    def refuse(self, link_topic: LinkTopic, reason: str) -> None:
+        """Publish RESET for a link that does not exist. Rate-limited, because the publisher is not authenticated."""
         now = time.monotonic()
-        if len(self._resets) < _RESETS or now - self._resets[0] >= 1.0:
+        if len(self._resets) < _MAX_RESETS or now - self._resets[0] >= 1.0:
             self._resets.append(now)
             reset = packet.header(Kind.RESET, 0, 0, 0) + reason.encode()[: packet.REASON]
-            self.broker.publish(self.topics.link(way.back), reset)
+            self.broker.publish(self.topics.link(link_topic.reverse), reset)
 
     # For the broker (netq/mqtt/broker.py).
 
     def up(self, size: int) -> None:
-        """Make no packets that it does not take, and listen."""
-        if size < _SMALLEST:
-            why = f"the broker takes packets of {size} bytes; netq needs {_SMALLEST}"
+        """Limit packets to what the broker accepts, and start the transport."""
+        if size < _BROKER_MINIMUM:
+            why = f"the broker takes packets of {size} bytes; netq needs {_BROKER_MINIMUM}"
             return self.broker.fail(ConnectionRefusedError(why))
         room = size - packet.OVERHEAD - PREFIX - len(self.topics.link(LinkTopic("s", "0" * 16, "0" * 16)).encode()) - 16
         self.size = max(1, min(self.options.mqtt.packet_size, room))
-        self._wanted, self._in_vain = self.size, 0
-        return self._host.up()
+        self._agreed_size, self._suspicious_losses = self.size, 0
+        return self._transport.up()
 
     def down(self, error: Exception) -> None:
-        """The connection is lost, and all links with it."""
-        for port in list(self.ports.values()):
-            port.fail(error, tell=False)
-        self._host.down(error)
+        """End all links: the connection is lost."""
+        for channel in list(self.channels.values()):
+            channel.fail(error, notify_peer=False)
+        self._transport.down(error)
 
     def received(self, topic: str, payload: bytes | bytearray) -> None:
-        """Give a packet to its link, a block to the buffers of those that will refer to it."""
+        """Dispatch a publication: hello to the transport, a packet to its link, a block to the members of its group."""
         try:
             if topic == self.topics.hello:
-                self._host.hello(packet.read_hello(payload))
-            elif (way := self.topics.way(topic)) is not None:
-                self._host.came(way, payload)
-            elif (group := self.topics.group_of(topic)) is not None:
-                self._block_came(group, payload)
+                self._transport.hello(packet.read_hello(payload))
+            elif (link_topic := self.topics.parse_link(topic)) is not None:
+                self._transport.packet_received(link_topic, payload)
+            elif (group := self.topics.parse_group(topic)) is not None:
+                self._on_block(group, payload)
             else:
                 raise ProtocolError("no topic of a link")
         except ProtocolError as error:
-            level = logging.DEBUG if self._complained else logging.INFO
-            self._complained = True
-            log.log(level, "%s: a publication on %s is ignored: %s", self.where, printable(topic), error)
+            level = logging.DEBUG if self._warned else logging.INFO
+            self._warned = True
+            log.log(level, "%s: a publication on %s is ignored: %s", self.broker_address, printable(topic), error)
 
-    def drained(self) -> None:
-        """Give turns to the ports soon, not now: the caller is at work."""
-        if self._waiting and not self._pumping:
-            self._pumping = True
-            self.loop.call(self._pump)
+    def schedule_turns(self) -> None:
+        """Schedule turns of the waiting channels. Not now, because the caller may be in the middle of one."""
+        if self._waiting and not self._turns_scheduled:
+            self._turns_scheduled = True
+            self.loop.call(self._give_turns)
         if self.closing:
-            self.loop.call(self._leave)
+            self.loop.call(self._close_if_done)
 
-    # For ports.
+    # For channels.
 
-    def wants(self, port: Channel) -> None:
-        """Give a port a turn, after all that wait already."""
-        if not port.gone:
-            self._waiting.setdefault(port)
-            self.drained()
+    def request_turn(self, channel: Channel) -> None:
+        """Queue a channel for a turn, behind those that wait already."""
+        if not channel.closed:
+            self._waiting.setdefault(channel)
+            self.schedule_turns()
 
-    def proved(self, size: int) -> None:
-        """Remember that packets of so many bytes arrive."""
-        self._arrived = max(self._arrived, size)
+    def record_arrival(self, size: int) -> None:
+        """Record that a packet of `size` bytes has arrived."""
+        self._largest_arrived = max(self._largest_arrived, size)
 
-    def ended(self, port: Channel) -> None:
-        """Forget a port."""
-        self._waiting.pop(port, None)
-        self.ports.pop(port.way, None)
-        if self._is_stranger(port):
-            del self._strangers[port.way.client]
-        self._starts.ended(port.way.client, port.pace)
-        self._divide()
+    def remove(self, channel: Channel) -> None:
+        """Remove a channel that has ended."""
+        self._waiting.pop(channel, None)
+        self.channels.pop(channel.link_topic, None)
+        if self._is_ungreeted(channel):
+            del self._ungreeted[channel.link_topic.client]
+        self._initial_sizes.record(channel.link_topic.client, channel.congestion)
+        self._update_shares()
 
     # The rest.
 
-    def _leave(self) -> None:
-        if not self.ports or not self.broker.connected:
+    def _close_if_done(self) -> None:
+        if not self.channels or not self.broker.connected:
             self.broker.close()
 
-    def _block_came(self, group: str, payload: bytes | bytearray) -> None:
-        for port in list(self.ports.values()):
-            if port.receiver is not None and port.receiver.put(group, payload):
-                self._try(port, port.use)
+    def _on_block(self, group: str, payload: bytes | bytearray) -> None:
+        for channel in list(self.channels.values()):
+            if channel.receiver is not None and channel.receiver.put(group, payload):
+                self._run_or_fail(channel, channel.process_held)
 
-    def _suspect(self, port: Channel) -> None:
-        """The peer misses something. If larger packets never arrive, the broker may drop them without a word."""
-        lost = port.pace.largest_under_way
-        if lost <= _LEAST or port.born < self._doubted:  # many links may be lost at once, by another cause
-            return
-        if not self._in_vain or self._arrived >= lost:
-            self._in_vain = self._arrived = 0
-        self._in_vain += 1
-        self._doubted = time.monotonic()
-        if self._in_vain == _IN_VAIN:
-            self._in_vain = 0
+    def _suspect_size_limit(self, channel: Channel) -> None:
+        """Count a loss that a size limit of the broker would explain: brokers drop larger packets silently."""
+        lost = channel.congestion.largest_in_flight
+        if lost <= _MIN_SIZE or channel.created < self._last_suspicion:
+            return  # links that are lost together have another cause, and count once
+        if not self._suspicious_losses or self._largest_arrived >= lost:
+            self._suspicious_losses = self._largest_arrived = 0
+        self._suspicious_losses += 1
+        self._last_suspicion = time.monotonic()
+        if self._suspicious_losses == _MAX_SUSPICIOUS:
+            self._suspicious_losses = 0
             self._shrink(lost)
 
     def _shrink(self, lost: int) -> None:
-        told, self.size = self.size < self._wanted, max(_LEAST, min(self.size, lost) // 2)
-        level = logging.DEBUG if told else logging.WARNING
+        already_warned, self.size = self.size < self._agreed_size, max(_MIN_SIZE, min(self.size, lost) // 2)
+        level = logging.DEBUG if already_warned else logging.WARNING
         guess = "perhaps the broker has a limit of its own (message_size_limit; see MqttOptions.packet_size)"
-        log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.where, lost, guess)
+        log.log(level, "%s: packets of %d bytes do not arrive, now smaller ones; %s", self.broker_address, lost, guess)
 
-    def _is_stranger(self, port: Channel) -> bool:
-        return self._strangers.get(port.way.client) is port
+    def _is_ungreeted(self, channel: Channel) -> bool:
+        return self._ungreeted.get(channel.link_topic.client) is channel
 
-    def _settle(self, port: Channel) -> bool:
-        """Give one that has greeted its share of the room; return whether it has."""
-        if port.link is None or not port.link.connection.open:
+    def _mark_greeted(self, channel: Channel) -> bool:
+        """Give a link its share of packets if its handshake is done; return whether it is."""
+        if channel.link is None or not channel.link.connection.open:
             return False
-        del self._strangers[port.way.client]
-        port.window.share = self._share
-        self._divide()
+        del self._ungreeted[channel.link_topic.client]
+        channel.window.share = self._share
+        self._update_shares()
         return True
 
-    def _divide(self) -> None:
-        """Share the room anew; what has been granted stays so."""
-        greeted = len(self.ports) - len(self._strangers)
+    def _update_shares(self) -> None:
+        """Recompute each link's share. Credit that was granted stays valid."""
+        greeted = len(self.channels) - len(self._ungreeted)
         if self._share != share(greeted):
             self._share = share(greeted)
-            for port in self.ports.values():
-                if not self._is_stranger(port):
-                    port.window.share = self._share
+            for channel in self.channels.values():
+                if not self._is_ungreeted(channel):
+                    channel.window.share = self._share
 
-    def _pump(self) -> None:
-        self._pumping = False
+    def _give_turns(self) -> None:
+        self._turns_scheduled = False
         while self._waiting and self.broker.ready:
-            port = next(iter(self._waiting))
-            del self._waiting[port]
-            if port.turn():
-                self._waiting.setdefault(port)
+            channel = next(iter(self._waiting))
+            del self._waiting[channel]
+            if channel.take_turn():
+                self._waiting.setdefault(channel)
 
-    def _try(self, port: Channel, step: Callable[[], None]) -> None:
+    def _run_or_fail(self, channel: Channel, step: Callable[[], None]) -> None:
         try:
             step()
         except ProtocolError as error:
-            port.fail(error)
+            channel.fail(error)
 
     # For multicast (netq/mqtt/multicast).
 
@@ -304,17 +313,17 @@ class Multiplexer:
             silence,
         )
 
-    def _new_receiver(self, port: Channel) -> Receiver:
+    def _new_receiver(self, channel: Channel) -> Receiver:
         return Receiver(
-            lambda group: self.broker.subscribe([self.topics.group(group)], partial(self._joined, port, group)),
+            lambda group: self.broker.subscribe([self.topics.group(group)], partial(self._on_granted, channel, group)),
             lambda group: self.broker.unsubscribe(self.topics.group(group)),
         )
 
     def _members(self, audience: tuple[uuid.UUID, ...]) -> list[Channel]:
-        """The ports of these peers whose links both ends have agreed on, that answer, and take blocks of our size."""
-        wanted, answering = set(audience), [port for port in self.ports.values() if port.answering]
-        return [port for port in answering if port.link and port.link.broadcast_peer(self.size) in wanted]
+        """Return the channels of these peers that are responsive, past their handshake, and accept full blocks."""
+        wanted, responsive = set(audience), [channel for channel in self.channels.values() if channel.responsive]
+        return [channel for channel in responsive if channel.link and channel.link.broadcast_peer(self.size) in wanted]
 
-    def _joined(self, port: Channel, group: str, granted: bool) -> None:
+    def _on_granted(self, channel: Channel, group: str, granted: bool) -> None:
         if granted:
-            port.command(Kind.JOINED, group)
+            channel.send_control(Kind.JOINED, group)

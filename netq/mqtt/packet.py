@@ -1,9 +1,9 @@
-"""What a publication of a link holds: a header of 19 bytes, then what its kind says (docs/reference/mqtt.md). Pure.
+"""The format of a packet: a header of 19 bytes, and a body that depends on its kind (docs/reference/mqtt.md). Pure.
 
 byte 0       kind
-bytes 1-8    number: of this packet in its direction, counted from 1; of a kind that is not numbered: of the last
-bytes 9-16   received: how many numbered packets of the other direction have been used up
-bytes 17-18  room: how many more than these may be sent
+bytes 1-8    number: of this packet in its direction, from 1; in kinds without one, that of the last numbered packet
+bytes 9-16   received: how many numbered packets of the other direction have been processed
+bytes 17-18  room: credit, how many more than these may be sent
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from netq.errors import ProtocolError
 from netq.text import printable
 
 VERSION = 1
-REASON = 200  # bytes of a reason
+REASON = 200  # bytes of a reason in RESET
 _HEADER = struct.Struct(">BQQH")
 _MAGIC = b"netq"
 _OPENING = struct.Struct(">4sBI")
 _BLOCK = struct.Struct(">8sQ")
 _NUMBER = struct.Struct(">Q")
 HEADER_SIZE = _HEADER.size
-OVERHEAD = HEADER_SIZE + _BLOCK.size  # bytes that a link adds to those of the session, at most
+OVERHEAD = HEADER_SIZE + _BLOCK.size  # most bytes that a link adds to those of the session
 INSTANCE_SIZE = GROUP_SIZE = NONCE_SIZE = 8
-QUESTIONS = 64  # that one hello answers
+QUESTIONS = 64  # nonces in one hello
 
 
 class Kind(enum.IntEnum):
-    """What a packet is, who sends it, and what its body has."""
+    """The kind of a packet, its sender and its body."""
 
-    OPEN = 1  # client: "netq", version, the largest publication it takes
+    OPEN = 1  # client: "netq", version, the largest publication that it accepts
     WELCOME = 2  # server: the same, and the server's instance
     DATA = 3  # both: bytes of the session
-    BLOCK = 4  # server: group, number of a block; bytes of the session, which that block follows
+    BLOCK = 4  # server: group, number of a block; bytes of the session that precede that block
     JOIN = 5  # server: group
     JOINED = 6  # client: group
     LEAVE = 7  # server: group
     ACK = 8  # both
     PROBE = 9  # both; asks for an ACK
-    CLOSE = 10  # both; the link is over, as it should be
-    RESET = 11  # both: why there is no such link; never answered
+    CLOSE = 10  # both; the link ends in order
+    RESET = 11  # both: the reason why the link does not exist; never answered
 
 
 NUMBERED = frozenset({Kind.DATA, Kind.BLOCK, Kind.JOIN, Kind.JOINED, Kind.LEAVE})
@@ -60,27 +60,27 @@ class Packet(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a server says to all."""
+    """A server's hello to all clients."""
 
     instance: bytes
     here: bool
-    answers: tuple[bytes, ...] = ()  # nonces of those who asked
+    answers: tuple[bytes, ...] = ()  # nonces of the questions
 
 
 class Opening(NamedTuple):
-    """What OPEN and WELCOME say; a client's instance is empty."""
+    """The body of OPEN and WELCOME; a client's instance is empty."""
 
     size: int
     instance: bytes = b""
 
 
 def header(kind: Kind, number: int, received: int, room: int) -> bytes:
-    """Return what a publication begins with."""
+    """Return the header of a packet."""
     return _HEADER.pack(kind, number, received, room)
 
 
 def decode(payload: bytes | bytearray, kinds: frozenset[Kind] = frozenset(Kind)) -> Packet:
-    """Read a publication, of which only some kinds make sense here; raises ProtocolError."""
+    """Read a packet of one of `kinds`; raises ProtocolError."""
     if len(payload) < HEADER_SIZE:
         raise ProtocolError(f"a publication of {len(payload)} bytes; a header has {HEADER_SIZE}")
     code, number, received, room = _HEADER.unpack_from(payload)
@@ -117,12 +117,12 @@ def read_opening(packet: Packet) -> Opening:
 
 
 def reference(group: str, number: int) -> bytes:
-    """Return what the body of BLOCK begins with."""
+    """Return the beginning of the body of BLOCK."""
     return _BLOCK.pack(bytes.fromhex(group), number)
 
 
 def read_reference(packet: Packet) -> tuple[str, int, memoryview]:
-    """Read BLOCK: the group, the number of the block, and the bytes that come before it; raises ProtocolError."""
+    """Read BLOCK: the group, the number of the block, and the bytes that precede it; raises ProtocolError."""
     if len(packet.body) < _BLOCK.size:
         raise ProtocolError(f"BLOCK with {len(packet.body)} bytes")
     group, number = _BLOCK.unpack_from(packet.body)
@@ -142,24 +142,24 @@ def read_reason(packet: Packet) -> str:
 
 
 def block(number: int) -> bytes:
-    """Return what a publication of a group begins with; the bytes of the block follow."""
+    """Return the header of a block; its bytes follow."""
     return _NUMBER.pack(number)
 
 
 def read_block(payload: bytes | bytearray) -> tuple[int, memoryview]:
-    """Read a publication of a group; raises ProtocolError."""
+    """Read a block's number and bytes; raises ProtocolError."""
     if len(payload) <= _NUMBER.size:
         raise ProtocolError(f"a block of {len(payload)} bytes")
     return _NUMBER.unpack_from(payload)[0], memoryview(payload).toreadonly()[_NUMBER.size :]
 
 
 def hello(instance: bytes, *, here: bool) -> bytes:
-    """Return what a server says of itself when it comes, and its will when it is gone."""
+    """Return a server's hello: `here` when it starts, or not here, as its will."""
     return bytes([here]) + instance
 
 
 def read_hello(payload: bytes | bytearray) -> Hello:
-    """Read it; raises ProtocolError."""
+    """Read a hello; raises ProtocolError."""
     count, rest = divmod(len(payload) - 1 - INSTANCE_SIZE, NONCE_SIZE)
     if rest or not 0 <= count <= QUESTIONS or payload[0] > 1:
         raise ProtocolError(f"a hello of {len(payload)} bytes")
@@ -168,7 +168,7 @@ def read_hello(payload: bytes | bytearray) -> Hello:
 
 
 def read_question(payload: bytes | bytearray) -> bytes:
-    """Read what one sends who asks for the server: a nonce; raises ProtocolError."""
+    """Read the nonce of a question; raises ProtocolError."""
     if len(payload) != NONCE_SIZE:
         raise ProtocolError(f"a question of {len(payload)} bytes")
     return bytes(payload)

@@ -1,12 +1,13 @@
-"""The server's side of MQTT: one connection to the broker, and a link for each client that knocks.
+"""The server's transport: one connection to the broker, and a link for each client that sends OPEN.
 
-    open ──────────► as the server of the prefix: hello, welcome ──lost──► pause ──► asking ──► again, if nobody answers
-                                                                                       └──► taken over: ask again
-                                                                                            after retry_max
+    open ──► serving the prefix: hello, WELCOME ──lost──► pause ──► asking ──no answer──► serving again
+                                                           ▲          └──────answer─────► taken over
+                                                           └──────────────────────────────────┘ after retry_max
 
-A server that comes anew takes a prefix over: it has the id at the broker of the one before, whose connection the broker
-ends. Few brokers say why (0x8E); so one that has lost its connection asks, under another id, who is the server now.
-Only a hello that repeats the question's nonce is an answer: others may be late, or nobody's.
+A new server takes over a prefix: it uses the same id at the broker as the previous server, so the broker ends the
+connection of that one. Few brokers report the reason (0x8E). So a server that has lost its connection connects under
+another id and asks whether a server answers. Only a hello with the question's nonce is an answer: another hello may be
+a late one of its own, or come from any publisher.
 """
 
 from __future__ import annotations
@@ -29,153 +30,160 @@ from netq.text import printable
 
 log = logging.getLogger("netq")
 
-_ANSWER = 0.5  # seconds within which another server would have said hello
-_HELLOS = 0.1  # seconds between two answers to who asks; each goes to all clients
-_STEADY = 1.0  # seconds that a connection has to last, for the next pause to be a short one again
+_ANSWER_TIME = 0.5  # seconds in which another server would answer
+_HELLO_INTERVAL = 0.1  # seconds between two hellos that answer questions; all clients receive each of them
+_STABLE_AFTER = 1.0  # seconds that a connection must last to reset the backoff
 
 
 class ServerTransport:
-    """A transport: welcomes clients, as long as the broker is there, and comes back when it comes back."""
+    """A transport: accepts clients while it is connected to the broker, and reconnects after a loss."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
         self.netloc = listener.options.netloc
         self._options = listener.options
         self._loop = loop
-        self._exchange = Multiplexer(listener, loop, self, is_server=True)
-        self._broker = self._exchange.broker
+        self._multiplexer = Multiplexer(listener, loop, self, is_server=True)
+        self._broker = self._multiplexer.broker
         self._instance = b""
-        self._asking = False
-        self._nonce = b""  # of the question that we have asked, while its answer is waited for
-        self._questions: list[bytes] = []  # nonces that the next hello is to repeat
+        self._checking_takeover = False
+        self._nonce = b""  # of our question, while it may be answered
+        self._questions: list[bytes] = []  # nonces that the next hello repeats
         self._last_hello = 0.0
         self._attempt = 0
         self._up_since = 0.0
-        self._log_dedup = LogDedup()  # of the broker
+        self._log_dedup = LogDedup()  # for the log lines about the broker
 
     # For the communicator.
 
     def open(self) -> None:
         """Connect to the broker."""
-        if self._exchange.closing:
+        if self._multiplexer.closing:
             return
         self._instance = secrets.token_bytes(packet.INSTANCE_SIZE)
-        if self._asking:
+        if self._checking_takeover:
             self._broker.open(new_id())
         else:
             gone = packet.hello(self._instance, here=False)
-            self._broker.open(server_id(self._options.mqtt.prefix), will=(self._exchange.topics.hello, gone))
+            self._broker.open(server_id(self._options.mqtt.prefix), will=(self._multiplexer.topics.hello, gone))
 
     def close(self) -> None:
-        """Welcome nobody any more; leave the broker when the links have said what they have to say."""
-        self._exchange.close()
+        """Accept no more clients; disconnect from the broker when the links have sent their last packets."""
+        self._multiplexer.close()
 
-    # For the exchange (netq/mqtt/multiplexer.py, Host).
+    # For the multiplexer: MultiplexerListener.
 
     def up(self) -> None:
-        """Listen."""
-        topics = self._exchange.topics
-        if self._asking:
-            self._broker.subscribe([topics.hello], self._ask)
+        """Subscribe: for clients, or to ask for another server."""
+        topics = self._multiplexer.topics
+        if self._checking_takeover:
+            self._broker.subscribe([topics.hello], self._ask_for_server)
         else:
-            self._exchange.listen([topics.link(LinkTopic("s", ANY, ANY))], self._listening)
+            self._multiplexer.subscribe([topics.link(LinkTopic("s", ANY, ANY))], self._on_subscribed)
 
     def down(self, error: Exception) -> None:
-        """Try again, unless another server has come in our place."""
+        """Reconnect after a pause. After a loss, first ask whether another server has taken over."""
         self._nonce = b""
-        self._complain(f"{printable(str(error))}; trying again until it answers")
+        self._warn(f"{printable(str(error))}; trying again until it answers")
         now = time.monotonic()
-        if self._up_since and now - self._up_since >= _STEADY:
+        if self._up_since and now - self._up_since >= _STABLE_AFTER:
             self._attempt = 0
-        self._asking = self._asking or self._up_since > 0.0
+        self._checking_takeover = self._checking_takeover or self._up_since > 0.0
         self._up_since = 0.0
         self._loop.at(now + backoff(self._attempt, self._options.connection), self.open)
         self._attempt += 1
 
     def hello(self, hello: packet.Hello) -> None:
-        """Wait until no server answers any more, if this is the answer to our question."""
+        """If this answers our question, another server has taken over: ask again later."""
         if not self._nonce or not hello.here or self._nonce not in hello.answers:
             return
         self._nonce = b""
         self._broker.drop()
         prefix = self._options.mqtt.prefix
-        self._complain(f"another server of {prefix!r} has taken over; this one waits until that is gone")
+        self._warn(f"another server of {prefix!r} has taken over; this one waits until that is gone")
         self._loop.at(time.monotonic() + self._options.connection.retry_max, self.open)
 
-    def came(self, way: LinkTopic, payload: bytes | bytearray) -> None:
-        """Give a packet to its link, or to a new one."""
-        if way.link == GONE:
-            return self._gone(way.client)
-        if way.link == WHO:
-            return self._asked(packet.read_question(payload))
-        came = packet.decode(payload, FROM_CLIENT)
-        if came.kind is Kind.OPEN:
-            return self._knock(way, came)
-        return self._exchange.packet_came(way, came)
+    def packet_received(self, link_topic: LinkTopic, payload: bytes | bytearray) -> None:
+        """Pass a packet to its link, or make a link."""
+        if link_topic.link == GONE:
+            return self._on_client_gone(link_topic.client)
+        if link_topic.link == WHO:
+            return self._on_question(packet.read_question(payload))
+        incoming = packet.decode(payload, FROM_CLIENT)
+        if incoming.kind is Kind.OPEN:
+            return self._on_open(link_topic, incoming)
+        return self._multiplexer.dispatch(link_topic, incoming)
 
     # The rest.
 
-    def _listening(self) -> None:
+    def _on_subscribed(self) -> None:
         self._up_since = time.monotonic()
-        level = logging.WARNING if self._log_dedup.forget(self._exchange.where) else logging.INFO
-        log.log(level, "%s: connected to the broker, serving %r", self._exchange.where, self._options.mqtt.prefix)
-        self._say_hello()
+        level = logging.WARNING if self._log_dedup.forget(self._multiplexer.broker_address) else logging.INFO
+        log.log(
+            level,
+            "%s: connected to the broker, serving %r",
+            self._multiplexer.broker_address,
+            self._options.mqtt.prefix,
+        )
+        self._publish_hello()
 
-    def _complain(self, trouble: str) -> None:
-        if self._log_dedup.is_new(self._exchange.where, trouble):
-            log.warning("%s: %s", self._exchange.where, trouble)
+    def _warn(self, problem: str) -> None:
+        if self._log_dedup.is_new(self._multiplexer.broker_address, problem):
+            log.warning("%s: %s", self._multiplexer.broker_address, problem)
 
-    def _say_hello(self) -> None:
+    def _publish_hello(self) -> None:
         questions, self._questions = self._questions, []
-        if not self._asking and not self._exchange.closing:
+        if not self._checking_takeover and not self._multiplexer.closing:
             self._last_hello = time.monotonic()
             hello = packet.hello(self._instance, here=True) + b"".join(questions)
-            self._broker.publish(self._exchange.topics.hello, hello)
+            self._broker.publish(self._multiplexer.topics.hello, hello)
 
-    def _asked(self, nonce: bytes) -> None:
-        """Say hello to who asks, soon: whoever can ask could have all clients told as often as it likes."""
-        if not self._asking and len(self._questions) < packet.QUESTIONS:
+    def _on_question(self, nonce: bytes) -> None:
+        """Answer a question by hello, rate-limited: each hello reaches all clients."""
+        if not self._checking_takeover and len(self._questions) < packet.QUESTIONS:
             self._questions.append(nonce)
             if len(self._questions) == 1:
-                self._loop.at(self._last_hello + _HELLOS, self._say_hello)
+                self._loop.at(self._last_hello + _HELLO_INTERVAL, self._publish_hello)
 
-    # After a loss: has another come?
+    # After a loss: asking whether another server has taken over.
 
-    def _ask(self, granted: bool) -> None:
-        topic = self._exchange.topics.link(LinkTopic("s", new_id(), WHO))
+    def _ask_for_server(self, granted: bool) -> None:
+        topic = self._multiplexer.topics.link(LinkTopic("s", new_id(), WHO))
         self._nonce = secrets.token_bytes(packet.NONCE_SIZE)
         self._broker.publish(topic, self._nonce)
-        self._loop.at(time.monotonic() + _ANSWER, self._unanswered, self._nonce)
+        self._loop.at(time.monotonic() + _ANSWER_TIME, self._on_no_answer, self._nonce)
 
-    def _unanswered(self, nonce: bytes) -> None:
+    def _on_no_answer(self, nonce: bytes) -> None:
         if nonce == self._nonce:
             self._nonce = b""
-            self._asking = False
+            self._checking_takeover = False
             self._broker.drop()
             self.open()
 
     # Packets.
 
-    def _knock(self, way: LinkTopic, came: Packet) -> None:
-        if self._exchange.closing:
-            return self._exchange.refuse(way, "the server is closing")
+    def _on_open(self, link_topic: LinkTopic, incoming: Packet) -> None:
+        if self._multiplexer.closing:
+            return self._multiplexer.refuse(link_topic, "the server is closing")
         try:
-            opening = packet.read_opening(came)
+            opening = packet.read_opening(incoming)
         except ProtocolError as error:
-            return self._exchange.refuse(way, str(error))
-        known = self._exchange.ports.get(way)  # then our answer was lost, or crossed this
-        if known is None and not self._exchange.make_room(way.client):
-            return None  # it knocks again
-        port = known or self._exchange.new_port(way)
-        port.say(Kind.WELCOME, packet.opening(self._options.mqtt.packet_size, self._instance))
+            return self._multiplexer.refuse(link_topic, str(error))
+        known = self._multiplexer.channels.get(link_topic)  # our WELCOME was lost, or is on its way
+        if known is None and not self._multiplexer.admit(link_topic.client):
+            return None  # the client repeats OPEN
+        channel = known or self._multiplexer.new_channel(link_topic)
+        channel.publish(Kind.WELCOME, packet.opening(self._options.mqtt.packet_size, self._instance))
         if known is None:
-            port.window.arrived(came)
-            self._exchange.attach(port, f"{self._exchange.where}, client {way.client}", opening.size)
+            channel.window.receive(incoming)
+            self._multiplexer.attach(
+                channel, f"{self._multiplexer.broker_address}, client {link_topic.client}", opening.size
+            )
         return None
 
-    def _gone(self, client: str) -> None:
-        for way, port in list(self._exchange.ports.items()):
-            if way.client == client:
-                port.fail(ConnectionResetError("the broker has lost it"), tell=False)
+    def _on_client_gone(self, client: str) -> None:
+        for link_topic, channel in list(self._multiplexer.channels.items()):
+            if link_topic.client == client:
+                channel.fail(ConnectionResetError("the broker has lost it"), notify_peer=False)
 
 
 class Communicator(core.Communicator):

@@ -1,12 +1,12 @@
-"""The names of topics under one prefix, and back (docs/reference/mqtt.md). Pure.
+"""Formats and parses the topics under one prefix (docs/reference/mqtt.md). Pure.
 
-    {prefix}/hello                   a server has come, or is gone
+    {prefix}/hello                   a server is available, or has gone
     {prefix}/s/{client}/{link}       towards the server      {prefix}/s/{client}/gone    the client is gone
-    {prefix}/s/{client}/who          whoever is the server is to say hello
+    {prefix}/s/{client}/who          asks the server to publish hello
     {prefix}/c/{client}/{link}       towards the client      {prefix}/g/{group}          blocks for several clients
 
-`client` is a client's id at the broker, `link` and `group` are random: all of them 16 hexadecimal digits, so that no
-name of a user's gets into a topic but the prefix, which MqttOptions checks.
+`client` is a client's id at the broker; `link` and `group` are random. All are 16 hexadecimal digits, so the prefix,
+which MqttOptions checks, is the only text of a user in a topic.
 """
 
 from __future__ import annotations
@@ -16,60 +16,60 @@ import re
 import secrets
 from typing import NamedTuple
 
-GONE, WHO = "gone", "who"  # in the place of a link
-ANY = "+"  # in the place of an id, to subscribe to
+GONE, WHO = "gone", "who"  # instead of a link
+ANY = "+"  # instead of an id, in subscriptions
 _ID = "([0-9a-f]{16})"
 
 
 class LinkTopic(NamedTuple):
-    """One link, in one direction: to the server ("s") or to the client ("c")."""
+    """One direction of a link: to the server ("s") or to the client ("c")."""
 
     to: str
     client: str
     link: str
 
     @property
-    def back(self) -> LinkTopic:
-        """The other direction."""
+    def reverse(self) -> LinkTopic:
+        """The topic of the other direction."""
         return self._replace(to="c" if self.to == "s" else "s")
 
 
 class Topics:
-    """The names under `prefix`."""
+    """The topics under `prefix`."""
 
     def __init__(self, prefix: str) -> None:
         self.hello = f"{prefix}/hello"
         self._prefix = prefix
-        self._way = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
-        self._group = re.compile(f"{re.escape(prefix)}/g/{_ID}")
+        self._link_pattern = re.compile(f"{re.escape(prefix)}/(?:(s)/{_ID}/(?:{_ID}|({GONE}|{WHO}))|(c)/{_ID}/{_ID})")
+        self._group_pattern = re.compile(f"{re.escape(prefix)}/g/{_ID}")
 
-    def link(self, way: LinkTopic) -> str:
-        """The topic of one direction of a link; of several, if it has ANY."""
-        return "/".join((self._prefix, *way))
+    def link(self, link_topic: LinkTopic) -> str:
+        """Return the topic of one direction of a link; with ANY, a filter for several."""
+        return "/".join((self._prefix, *link_topic))
 
     def group(self, id: str) -> str:
-        """The topic of a group's blocks."""
+        """Return the topic of a group's blocks."""
         return f"{self._prefix}/g/{id}"
 
-    def way(self, topic: str) -> LinkTopic | None:
-        """Whose link a topic is; None if it is not of this form."""
-        found = self._way.fullmatch(topic)
+    def parse_link(self, topic: str) -> LinkTopic | None:
+        """Return the link of a topic; None if it is not the topic of a link."""
+        found = self._link_pattern.fullmatch(topic)
         return LinkTopic(*filter(None, found.groups())) if found else None
 
-    def group_of(self, topic: str) -> str | None:
-        """Whose blocks a topic brings; None if it is not of this form."""
-        found = self._group.fullmatch(topic)
+    def parse_group(self, topic: str) -> str | None:
+        """Return the group of a topic; None if it is not the topic of a group."""
+        found = self._group_pattern.fullmatch(topic)
         return found[1] if found else None
 
 
 def new_id() -> str:
-    """Return an id that nobody else has, nor can guess."""
+    """Return a unique id that cannot be guessed."""
     return secrets.token_hex(8)
 
 
 def server_id(prefix: str) -> str:
-    """Return the id at the broker of the server of a prefix: one for all that come, so that the last takes over.
+    """Return the id of a prefix's server at the broker. All its servers have the same id, so the newest takes over.
 
-    Of letters and digits only: brokers take no `/` in an id where access lists have patterns.
+    It has no `/`: brokers whose access lists have patterns refuse that in an id.
     """
     return "netq-server-" + hashlib.sha256(prefix.encode()).hexdigest()[:16]

@@ -1,7 +1,8 @@
-"""One link's counting: which packet is the next, how many may be on their way, what is to be acknowledged. Pure.
+"""Sequence numbers and flow control of one link: the next number, how many packets may be in flight, what to ack. Pure.
 
-QoS 0 may lose and repeat. Numbers show it, and there is no mending: the link is lost, the session goes on over
-another. Each side grants room for so many packets beyond those that it has used up; so the broker never holds more.
+QoS 0 may lose or duplicate packets. The numbers detect this, and nothing is retransmitted here: the link is lost, and
+the session resumes over another link. Each side grants credit for a number of packets beyond those that it has
+processed. This bounds what the broker queues for a link.
 """
 
 from __future__ import annotations
@@ -9,59 +10,59 @@ from __future__ import annotations
 from netq.errors import ProtocolError
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 
-MOST = 8  # packets of one link on their way in one direction; 2 MiB
-TOGETHER = 256  # of all links of a server; mosquitto drops what is beyond 1,000 without a word
+MAX_PACKETS = 8  # packets of one link in flight in one direction; 2 MiB
+TOTAL_PACKETS = 256  # packets in flight of all links of a server; mosquitto silently drops those beyond 1,000
 
 
 def share(links: int) -> int:
-    """Return the packets that each of so many links may have on its way."""
-    return max(1, min(MOST, TOGETHER // max(1, links)))
+    """Return how many packets each of `links` links may have in flight."""
+    return max(1, min(MAX_PACKETS, TOTAL_PACKETS // max(1, links)))
 
 
 class Window:
-    """Both directions of a link, seen from one end. `share` is what each is granted here, and may change."""
+    """Both directions of a link, at one end. `share` is the limit of packets in flight in each; it may change."""
 
     def __init__(self, share: int) -> None:
         self.share = share
         self.sent = 0  # numbered packets
-        self.acked = 0  # of these, used up by the peer
-        self._limit = 0  # the last that the peer has room for
-        self._arrived = 0
-        self._used = 0  # of those that arrived
-        self._told = 0  # `used`, as the peer knows it
-        self._granted = 0  # the last that we have granted
-        self._asked: int | None = None  # the packet whose acknowledgement the peer has asked for
+        self.acked = 0  # of these, processed by the peer
+        self._limit = 0  # the last number for which the peer has granted credit
+        self._received = 0
+        self._consumed = 0  # of the received packets, processed
+        self._reported = 0  # `_consumed` as of the last packet sent
+        self._granted = 0  # the last number for which we have granted credit
+        self._probed: int | None = None  # the last number before the peer's PROBE
 
     @property
     def open(self) -> bool:
-        """Whether one more may be sent."""
+        """Whether another numbered packet may be sent."""
         return self.sent < min(self._limit, self.acked + self.share)
 
     @property
     def ack_due(self) -> bool:
-        """Whether the peer should be told, if nothing else is to be sent: it has asked, or half of its room is used."""
-        return self._answers or 2 * (self._used - self._told) >= self.share
+        """Whether to send an ACK if there is no other packet: a probe is due, or half of the credit is consumed."""
+        return self._probe_reached or 2 * (self._consumed - self._reported) >= self.share
 
     @property
-    def _answers(self) -> bool:
-        """Whether what the peer has asked for is used up; it asks once, so an answer before that would not help it."""
-        return self._asked is not None and self._used >= self._asked
+    def _probe_reached(self) -> bool:
+        """Whether all packets before the peer's PROBE are processed. An earlier answer would be useless to it."""
+        return self._probed is not None and self._consumed >= self._probed
 
     def send(self) -> None:
         """Count a numbered packet."""
         self.sent += 1
 
     def stamp(self) -> tuple[int, int, int]:
-        """Return number, received and room for the header of a packet; they count as told."""
-        self._told = self._used
-        if self._answers:
-            self._asked = None
-        self._granted = max(self._granted, self._used + self.share)
-        return self.sent, self._used, self._granted - self._used
+        """Return number, received and room for the header of a packet, and record them as reported."""
+        self._reported = self._consumed
+        if self._probe_reached:
+            self._probed = None
+        self._granted = max(self._granted, self._consumed + self.share)
+        return self.sent, self._consumed, self._granted - self._consumed
 
-    def arrived(self, packet: Packet) -> None:
-        """Take a packet's header; raises ProtocolError if one before it is missing, or it comes again."""
-        expected = self._arrived + (packet.kind in NUMBERED)
+    def receive(self, packet: Packet) -> None:
+        """Check and record a packet's header. Raises ProtocolError after a gap or for a duplicate."""
+        expected = self._received + (packet.kind in NUMBERED)
         if packet.number != expected:
             raise ProtocolError(f"{packet.kind.name} with number {packet.number} came, expected {expected}")
         if packet.kind in NUMBERED and expected > self._granted:
@@ -70,12 +71,12 @@ class Window:
             raise ProtocolError(
                 f"the peer has received {packet.received} packets; {self.sent} were sent, {self.acked} acknowledged"
             )
-        self._arrived = expected
+        self._received = expected
         self.acked = packet.received
         self._limit = max(self._limit, packet.received + packet.room)
         if packet.kind is Kind.PROBE:
-            self._asked = packet.number
+            self._probed = packet.number
 
-    def used(self) -> None:
-        """Count a numbered packet that arrived as used up."""
-        self._used += 1
+    def consumed(self) -> None:
+        """Record that one received packet is processed."""
+        self._consumed += 1

@@ -1,9 +1,9 @@
-"""A server's groups, and the members of each put. Pure: `later` calls a function after a pause.
+"""A server's groups, and the members of each put. Pure: `call_later` calls a function after a pause.
 
-A put gets its members when its first block comes: the peers whose links send packets of full size, or soon will. A link
-that is slow, or comes later, gets the message by unicast. Puts with the same members share a group, which is kept for
-the next one. A member that stalls or is lost leaves the current puts. The others go on in a new group, because the
-broker would queue the blocks of the old one for it.
+The members of a put are chosen at its first block: the peers whose links send packets of full size, or are growing. A
+slow link, or one that connects later, gets the message by unicast. Puts with the same members share a group, which is
+kept for the next put. A member that stalls or is lost leaves the current puts. The others continue in a new group,
+because the broker would queue the blocks of the old group for that member.
 """
 
 from __future__ import annotations
@@ -15,84 +15,94 @@ from dataclasses import dataclass
 from netq.mqtt.multicast.group import TICKS, UNICAST, Block, Group, Member
 from netq.mqtt.packet import Kind
 
-LARGE = 1024 * 1024  # bytes of a message that is worth waiting for members whose packets grow
-KEPT = 4  # groups; a client is a member of 8 at most
-STALL = 1.0  # seconds without progress, after which members stall
-_PUTS = 64  # whose members are remembered; a put that is forgotten gets members again
+MIN_SIZE_TO_WAIT = 1024 * 1024  # bytes; smaller messages do not wait for members whose packets still grow
+MAX_GROUPS = 4  # groups kept; the protocol allows a client 8
+STALL_AFTER = 1.0  # seconds without progress after which members stall
+_MAX_PUTS = 64  # puts whose members are remembered; a forgotten put chooses members again
 
 
 @dataclass
 class _Put:
-    audience: tuple[uuid.UUID, ...]  # kept, so that its id is no other put's
-    members: frozenset[Member]  # those that go by a group; it takes two
+    audience: tuple[uuid.UUID, ...]  # keeps the object alive: its id is the key
+    members: frozenset[Member]  # the peers in the group; with fewer than two it is unicast
 
 
 class Groups:
-    """The groups of one server. `find` returns the links of peers; `silence`: seconds for which a link may wait, as
-    nothing else of it passes meanwhile.
+    """The groups of one server.
+
+    `find` returns the links of peers. `silence` is the longest time in seconds that a link may wait for its group,
+    because its other lanes wait meanwhile.
     """
 
     def __init__(
         self,
         find: Callable[[tuple[uuid.UUID, ...]], Iterable[Member]],
         publish: Callable[[str, bytes], None],
-        later: Callable[[float, Callable[[], None]], object],
-        silence: float = STALL,
+        call_later: Callable[[float, Callable[[], None]], object],
+        silence: float = STALL_AFTER,
     ) -> None:
         self._find = find
         self._publish = publish
-        self._later = later
-        self._pause = min(STALL, silence) / TICKS  # seconds between two ticks
+        self._call_later = call_later
+        self._tick_interval = min(STALL_AFTER, silence) / TICKS  # seconds between two ticks
         self._ticking = False
-        self._puts: dict[int, _Put] = {}  # by the id of the audience: one object for each put
-        self._groups: dict[frozenset[Member], Group] = {}  # the one used last at the end
+        self._puts: dict[int, _Put] = {}  # by the id of the audience object
+        self._groups: dict[frozenset[Member], Group] = {}  # the most recently used at the end
 
-    def place(self, member: Member, block: Block) -> bytes | None:
-        """Return a reference to the member's block, or UNICAST; None: it has to wait, and will be woken."""
-        put = self._puts.get(id(block.audience)) or self._begin(block)
+    def refer(self, member: Member, block: Block) -> bytes | None:
+        """Return a reference to the member's block, or UNICAST. None: the member must wait until `wake` is called."""
+        put = self._puts.get(id(block.audience)) or self._choose_members(block)
         if member not in put.members or len(put.members) < 2:
             return UNICAST
-        group = self._groups.pop(put.members, None) or self._gather(put.members)
+        group = self._groups.pop(put.members, None) or self._new_group(put.members)
         self._groups[put.members] = group
-        reference = group.place(member, block)
-        self._tick_later()
+        reference = group.refer(member, block)
+        self._schedule_tick()
         return reference
 
     def acked(self, member: Member, number: int) -> int:
-        """A member's packets up to this number are used up; return the bytes of the largest block among them."""
+        """Record that a member has processed its packets up to `number`; return the bytes of their largest block."""
         return max([group.acked(member, number) for group in self._groups.values()], default=0)
 
     def joined(self, member: Member, id: str) -> None:
-        """A client has subscribed."""
+        """Record that a client has subscribed to the group `id`."""
         for group in [group for group in self._groups.values() if group.id == id]:
             group.joined(member)
 
     def lost(self, member: Member) -> None:
-        """A link is gone, or stalls: the puts of the moment, and their groups, go on without it."""
+        """Remove a link that is lost or stalls from the current puts. Their groups are replaced."""
         for put in self._puts.values():
             put.members -= {member}
         for members in [members for members in self._groups if member in members]:
             self._dissolve(members)
 
-    def _begin(self, block: Block) -> _Put:
-        able = frozenset(member for member in self._find(block.audience) if member.pace.full or member.pace.growing)
-        if block.stream.nbytes < LARGE and not all(member.pace.full for member in able):
-            able = frozenset()
-        put = self._puts[id(block.audience)] = _Put(block.audience, able)
-        if len(self._puts) > _PUTS:
+    def _choose_members(self, block: Block) -> _Put:
+        members = frozenset(
+            member
+            for member in self._find(block.audience)
+            if member.congestion.at_max_size or member.congestion.growing
+        )
+        if block.stream.nbytes < MIN_SIZE_TO_WAIT and not all(member.congestion.at_max_size for member in members):
+            members = frozenset()
+        put = self._puts[id(block.audience)] = _Put(block.audience, members)
+        if len(self._puts) > _MAX_PUTS:
             del self._puts[next(iter(self._puts))]
         return put
 
-    def _gather(self, members: frozenset[Member]) -> Group:
-        if len(self._groups) >= KEPT:
-            self._give_up(next(iter(self._groups)))
+    def _new_group(self, members: frozenset[Member]) -> Group:
+        if len(self._groups) >= MAX_GROUPS:
+            self._evict(next(iter(self._groups)))
         group = Group(members, self._publish)
         for member in members:
-            member.command(Kind.JOIN, group.id)
+            member.send_control(Kind.JOIN, group.id)
         return group
 
-    def _give_up(self, members: frozenset[Member]) -> None:
-        """Make room. The puts that still have this group go on by unicast: groups that took turns would only join."""
+    def _evict(self, members: frozenset[Member]) -> None:
+        """Dissolve a group to make room for another. Its current puts continue by unicast.
+
+        If they took a new group instead, more than MAX_GROUPS concurrent puts would replace each other's groups in
+        turn, and send only JOIN and LEAVE.
+        """
         for put in self._puts.values():
             if put.members == members:
                 put.members = frozenset()
@@ -101,16 +111,16 @@ class Groups:
     def _dissolve(self, members: frozenset[Member]) -> None:
         group = self._groups.pop(members)
         for member in members:
-            member.command(Kind.LEAVE, group.id)
+            member.send_control(Kind.LEAVE, group.id)
         group.wake()
 
-    def _tick_later(self) -> None:
+    def _schedule_tick(self) -> None:
         if not self._ticking and any(group.waiting for group in self._groups.values()):
             self._ticking = True
-            self._later(self._pause, self._tick)
+            self._call_later(self._tick_interval, self._tick)
 
     def _tick(self) -> None:
         self._ticking = False
         for member in [member for group in self._groups.values() for member in group.tick()]:
             self.lost(member)
-        self._tick_later()
+        self._schedule_tick()

@@ -1,7 +1,7 @@
-"""A client's end: the groups that one link is a member of, and their blocks until they are referred to. Pure.
+"""The client's part of multicast: the groups of one link, and their blocks until a reference arrives. Pure.
 
-The blocks of a group come in the order of their numbers. If a later one than the one referred to has come, that one is
-lost: QoS 0 may lose, and then the link is to be lost too.
+The blocks of a group arrive in the order of their numbers. If a later block has arrived but the one of the reference
+has not, it is lost: QoS 0 does not guarantee delivery. The link is then lost too, and the session resumes.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from netq.errors import ProtocolError
 from netq.mqtt import packet
 from netq.mqtt.packet import Kind, Packet
 
-ROOM = 16  # blocks kept of a group; twice what a server publishes ahead
-_GROUPS = 8  # of one link
+MAX_BLOCKS = 16  # blocks kept of a group; twice the number that a server may have outstanding
+_GROUPS = 8  # groups of one link
 
 
 class ReorderBuffer:
@@ -24,16 +24,16 @@ class ReorderBuffer:
         self._last = 0
 
     def put(self, number: int, data: memoryview) -> None:
-        """Keep a block; ignore one that comes again, or late."""
+        """Keep a block. Ignore a duplicate or an old one."""
         if number <= self._last:
             return
         self._last = number
         self._blocks[number] = data
-        if len(self._blocks) > ROOM:
+        if len(self._blocks) > MAX_BLOCKS:
             del self._blocks[next(iter(self._blocks))]
 
     def take(self, number: int) -> memoryview | None:
-        """Return a block, or None if it has yet to come; forget those before it. Raises ProtocolError if it is lost."""
+        """Return a block, or None if it has not arrived; forget earlier ones. Raises ProtocolError if it is lost."""
         for passed in [known for known in self._blocks if known < number]:
             del self._blocks[passed]
         found = self._blocks.pop(number, None)
@@ -51,7 +51,7 @@ class Receiver:
         self._buffers: dict[str, ReorderBuffer] = {}
 
     def control(self, kind: Kind, group: str) -> None:
-        """Take JOIN or LEAVE; raises ProtocolError."""
+        """Process JOIN or LEAVE; raises ProtocolError."""
         if kind is Kind.JOIN:
             if len(self._buffers) >= _GROUPS or group in self._buffers:
                 raise ProtocolError(f"JOIN of {group}: one group too many")
@@ -66,15 +66,15 @@ class Receiver:
             self._buffers[group].put(*packet.read_block(payload))
         return group in self._buffers
 
-    def take(self, came: Packet) -> memoryview | None:
-        """Return the bytes that BLOCK stands for; None if the block has yet to come. Raises ProtocolError."""
-        group, number, before = packet.read_reference(came)
+    def take(self, incoming: Packet) -> memoryview | None:
+        """Return the bytes that a BLOCK packet refers to; None if the block has not arrived. Raises ProtocolError."""
+        group, number, before = packet.read_reference(incoming)
         if group not in self._buffers:
             raise ProtocolError(f"BLOCK of a group {group} that was not joined")
         block = self._buffers[group].take(number)
         return memoryview(b"".join([before, block])) if block is not None and before else block
 
     def close(self) -> None:
-        """The link is gone."""
+        """Leave all groups: the link has ended."""
         for group in list(self._buffers):
             self.control(Kind.LEAVE, group)

@@ -40,7 +40,7 @@ def assert_all_got(clients: list[Communicator], data: Array) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker, workers: int) -> None:
+def test_broadcast_to_eight_clients_enters_the_broker_once(new_broker: NewBroker, workers: int) -> None:
     broker = new_broker()
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server(workers=workers)
@@ -58,7 +58,7 @@ def test_a_model_for_eight_clients_enters_the_broker_once(new_broker: NewBroker,
 
 @pytest.mark.slow
 @pytest.mark.alone  # on a busy machine the links find smaller packets for themselves, each its own
-def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe(broker: Mosquitto) -> None:
+def test_many_clients_with_small_shares_need_no_probe_timer(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(MANY)]
@@ -81,7 +81,7 @@ def test_many_clients_have_small_shares_of_the_room_and_nobody_waits_for_a_probe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4])
-def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
+def test_client_that_stands_still_delays_the_others_briefly(
     new_broker: NewBroker, proxies: Proxies, count: int
 ) -> None:
     broker = new_broker()
@@ -110,7 +110,7 @@ def test_one_that_stands_still_neither_fills_the_broker_nor_keeps_the_others(
 
 
 @pytest.mark.slow
-def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker: Mosquitto, proxies: Proxies) -> None:
+def test_lost_member_resumes_and_the_others_continue(broker: Mosquitto, proxies: Proxies) -> None:
     proxy = proxies(broker.netloc)
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server()
@@ -125,7 +125,7 @@ def test_a_member_that_is_lost_in_the_middle_resumes_and_the_others_go_on(broker
 
 
 @pytest.mark.slow
-def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: LogRecorder) -> None:
+def test_lost_block_is_detected_and_sent_again(broker: Mosquitto, log: LogRecorder) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
     with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
@@ -142,7 +142,7 @@ def test_a_block_that_is_lost_is_missed_and_sent_again(broker: Mosquitto, log: L
     stranger.close()
 
 
-def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> None:
+def test_short_messages_and_single_peers_use_unicast(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
     with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
@@ -159,7 +159,7 @@ def test_short_messages_and_single_peers_have_no_group(broker: Mosquitto) -> Non
     stranger.close()
 
 
-def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto) -> None:
+def test_group_is_reused_for_the_same_clients(broker: Mosquitto) -> None:
     prefix = f"test/{new_id()}"
     stranger = Stranger(broker.netloc, prefix)
     with Communicators(at_broker(broker.netloc, prefix=prefix)) as communicators:
@@ -177,7 +177,7 @@ def test_a_group_is_kept_for_the_next_put_to_the_same_clients(broker: Mosquitto)
     stranger.close()
 
 
-def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquitto) -> None:
+def test_concurrent_broadcasts_on_lanes_arrive_complete(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(4)]
@@ -198,7 +198,7 @@ def test_puts_to_different_clients_on_different_lanes_come_whole(broker: Mosquit
             future.result(LIMIT)
 
 
-def test_a_broadcast_that_is_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:
+def test_broadcast_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(3)]

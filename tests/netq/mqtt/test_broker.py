@@ -30,9 +30,7 @@ MANY = 1000
 SIZE = 4096
 
 
-def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(
-    new_broker: NewBroker, log: LogRecorder
-) -> None:
+def test_late_broker_is_found_and_logged_once(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker()
     broker.kill()
     with Communicators(at_broker(broker.netloc)) as communicators:
@@ -47,7 +45,7 @@ def test_a_broker_that_comes_late_is_found_by_both_and_missed_once_in_the_log(
         assert len(log.having("connected to the broker")) == 1
 
 
-def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broker: Mosquitto, log: LogRecorder) -> None:
+def test_waiting_client_connects_at_the_hello_of_a_server(broker: Mosquitto, log: LogRecorder) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         client = communicators.client(broker.netloc, retry_min=20.0, retry_max=60.0)
         future = client.put("hello")
@@ -61,7 +59,7 @@ def test_a_client_that_waits_for_a_server_is_answered_as_soon_as_one_comes(broke
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
-def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_their_middle(
+def test_killed_broker_loses_and_duplicates_no_message(
     new_broker: NewBroker, log: LogRecorder, to_server: bool
 ) -> None:
     broker = new_broker()
@@ -85,7 +83,7 @@ def test_of_1000_messages_none_is_lost_or_doubled_when_the_broker_is_killed_in_t
             receiver.get(timeout=0.2)
 
 
-def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBroker, log: LogRecorder) -> None:
+def test_wrong_password_is_logged_once(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
     with Communicators(at_broker(broker.netloc, user="ada", password="wrong")) as communicators:
         communicators.abort(communicators.client(broker.netloc))
@@ -102,7 +100,7 @@ def test_a_wrong_password_is_said_once_and_the_right_one_works(new_broker: NewBr
         introduce(communicators.server(), communicators.client(broker.netloc))
 
 
-def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: LogRecorder) -> None:
+def test_long_user_name_is_truncated_in_the_error(new_broker: NewBroker, log: LogRecorder) -> None:
     broker = new_broker(user="ada", password="right")
     with Communicators(at_broker(broker.netloc, user="u" * 300, password="wrong")) as communicators:
         communicators.abort(communicators.client(broker.netloc))
@@ -111,7 +109,7 @@ def test_of_a_long_user_name_the_beginning_is_said(new_broker: NewBroker, log: L
         communicators.abort(client)
 
 
-def test_two_troubles_that_take_turns_are_said_once_each(log: LogRecorder) -> None:
+def test_alternating_errors_are_logged_once_each(log: LogRecorder) -> None:
     """One connection is closed, the next is reset."""
     fickle = socket.create_server(("127.0.0.1", 0))
     with fickle, Communicators(at_broker(NetworkLocation(*fickle.getsockname()))) as communicators:
@@ -144,7 +142,7 @@ def web() -> Iterator[NetworkLocation]:
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_web_server_that_waits_for_a_line_is_no_broker(
+def test_web_server_is_reported_as_no_broker(
     web: NetworkLocation, log: LogRecorder, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("netq.mqtt.server.secrets.token_bytes", lambda count: b"i" * count)  # no newline by chance
@@ -154,7 +152,7 @@ def test_a_web_server_that_waits_for_a_line_is_no_broker(
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_one_who_says_something_else_first_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
+def test_other_first_bytes_are_reported_as_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     with socket.create_server(("127.0.0.1", 0)) as talker:
         netloc = NetworkLocation(*talker.getsockname())
         with Communicators(at_broker(netloc)) as communicators:
@@ -165,7 +163,7 @@ def test_one_who_says_something_else_first_is_no_broker(log: LogRecorder, purpos
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_tcp_server_of_netq_is_no_broker(log: LogRecorder, purpose: Purpose) -> None:
+def test_netq_tcp_server_is_reported_as_no_broker(log: LogRecorder, purpose: Purpose) -> None:
     options = netq.CommunicatorOptions(netloc=NetworkLocation(port=0))
     with (
         netq.new(netq.Protocol.TCP, Purpose.SERVER, options) as other,
@@ -176,7 +174,7 @@ def test_a_tcp_server_of_netq_is_no_broker(log: LogRecorder, purpose: Purpose) -
         assert "no MQTT broker" in line or "is it a broker" in line
 
 
-def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: LogRecorder) -> None:
+def test_silent_broker_times_out_and_is_retried(log: LogRecorder) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         Communicators(at_broker(NetworkLocation(*silent.getsockname()))) as communicators,
@@ -187,7 +185,7 @@ def test_one_who_never_answers_is_given_up_in_time_and_tried_again(log: LogRecor
         log.wait("trying again until it answers")
 
 
-def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
+def test_loop_is_idle_during_an_unanswered_tls_handshake(
     files: certificates.Files, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     turns, ready = itertools.count(), Broker._ready
@@ -203,9 +201,7 @@ def test_the_loop_rests_while_a_tls_handshake_is_not_answered(
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_what_no_connect_can_be_made_of_does_not_end_the_loop(
-    broker: Mosquitto, log: LogRecorder, purpose: Purpose
-) -> None:
+def test_failed_connect_does_not_end_the_loop(broker: Mosquitto, log: LogRecorder, purpose: Purpose) -> None:
     mqtt = netq.MqttOptions(user="ada", password="secret")
     object.__setattr__(mqtt, "password", "secret\udc80")  # which the options refuse
     retry = netq.ConnectionOptions(retry_min=0.01, retry_max=0.1)
@@ -218,7 +214,7 @@ def test_what_no_connect_can_be_made_of_does_not_end_the_loop(
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_tls_at_one_end_only_is_said(
+def test_tls_at_one_end_only_is_logged(
     broker: Mosquitto, tls_broker: Mosquitto, files: certificates.Files, log: LogRecorder, purpose: Purpose
 ) -> None:
     with Communicators(at_broker(tls_broker.netloc)) as communicators:
@@ -230,7 +226,7 @@ def test_tls_at_one_end_only_is_said(
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_broker_that_cannot_prove_who_it_is_is_refused(
+def test_broker_with_untrusted_certificate_is_refused(
     tls_broker: Mosquitto, tmp_path: Path, log: LogRecorder, purpose: Purpose
 ) -> None:
     others = certificates.make(tmp_path / "others")
@@ -247,7 +243,7 @@ def opened(communicators: Communicators, purpose: Purpose, netloc: NetworkLocati
     )
 
 
-def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBroker) -> None:
+def test_packets_respect_the_reported_limit(new_broker: NewBroker) -> None:
     broker = new_broker(config="max_packet_size 5000")
     with Communicators(at_broker(broker.netloc)) as communicators:
         server, client = communicators.pair()
@@ -260,9 +256,7 @@ def test_a_broker_with_a_small_limit_gets_small_publications(new_broker: NewBrok
 
 
 @pytest.mark.parametrize("purpose", Purpose)
-def test_a_broker_that_takes_next_to_nothing_is_refused(
-    new_broker: NewBroker, log: LogRecorder, purpose: Purpose
-) -> None:
+def test_broker_with_too_small_a_limit_is_refused(new_broker: NewBroker, log: LogRecorder, purpose: Purpose) -> None:
     broker = new_broker(config="max_packet_size 600")
     with Communicators(at_broker(broker.netloc)) as communicators:
         opened(communicators, purpose, broker.netloc)
@@ -270,9 +264,7 @@ def test_a_broker_that_takes_next_to_nothing_is_refused(
 
 
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
-def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
-    new_broker: NewBroker, log: LogRecorder, to_server: bool
-) -> None:
+def test_unreported_limit_is_found_and_logged_once(new_broker: NewBroker, log: LogRecorder, to_server: bool) -> None:
     broker = new_broker(config="message_size_limit 50000")
     with Communicators(at_broker(broker.netloc)) as communicators:
         server, client = communicators.pair()
@@ -284,7 +276,7 @@ def test_a_limit_that_the_broker_does_not_tell_is_found_and_said_once(
         assert len(log.having("do not arrive, now smaller ones", logging.WARNING)) == 1
 
 
-def test_two_federations_on_one_broker_do_not_see_each_other(broker: Mosquitto) -> None:
+def test_prefixes_separate_communicators_on_one_broker(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as one, Communicators(at_broker(broker.netloc)) as two:
         pairs = [communicators.pair() for communicators in (one, two)]
         for number, (server, _) in enumerate(pairs):

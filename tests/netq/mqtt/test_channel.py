@@ -1,4 +1,4 @@
-"""A port that is played by hand: what it publishes, and when it asks again. Its timers are kept, and rung in order."""
+"""A channel with a fake loop, link and peer: the packets that it publishes, and its probe timer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from netq.io.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.channel import Channel, Segment
-from netq.mqtt.congestion import FIRST, CongestionControl
+from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.link import Link
 from netq.mqtt.multicast.group import Block
 from netq.mqtt.multicast.groups import Groups
@@ -20,26 +20,26 @@ from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.multiplexer import Multiplexer
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.topic import LinkTopic, new_id
-from netq.mqtt.window import MOST, Window
+from netq.mqtt.window import MAX_PACKETS, Window
 from netq.utils.stream import Stream
 
 HEARTBEAT = 10.0
 
 
-class Alarm:
-    """A timer, which cancels itself as a loop's does."""
+class FakeTimer:
+    """A timer with the interface of the loop's timers."""
 
-    def __init__(self, pause: float, ring: Callable[[], None]) -> None:
+    def __init__(self, pause: float, fire: Callable[[], None]) -> None:
         self.pause = pause
-        self.ring = ring
+        self.fire = fire
         self.cancelled = False
 
     def cancel(self) -> None:
         self.cancelled = True
 
 
-class Away:
-    """A link that keeps what it is fed."""
+class FakeLink:
+    """A link that records what it is fed."""
 
     def __init__(self) -> None:
         self.fed: list[bytes] = []
@@ -58,79 +58,79 @@ class Away:
         self.error = error
 
 
-class Desk:
-    """A port's loop and exchange, its link, and a window that plays its peer's."""
+class Harness:
+    """A channel's loop and multiplexer, its link, and a window that plays its peer's."""
 
     heartbeat = HEARTBEAT
 
-    def __init__(self, share: int = MOST) -> None:
+    def __init__(self, share: int = MAX_PACKETS) -> None:
         self.loop = cast(Loop, self)
         self.broker = cast(Broker, self)
-        self.alarms: list[Alarm] = []
-        self.said: list[Packet] = []
-        self.peer = Window(MOST)
-        self.link = Away()
-        self.port = Channel(
+        self.timers: list[FakeTimer] = []
+        self.published_packets: list[Packet] = []
+        self.peer = Window(MAX_PACKETS)
+        self.link = FakeLink()
+        self.channel = Channel(
             cast(Multiplexer, self), LinkTopic("c", new_id(), new_id()), "topic", share, CongestionControl(256 * 1024)
         )
-        self.port.link = cast(Link, self.link)
-        self.port.arrived(self.from_peer())
+        self.channel.link = cast(Link, self.link)
+        self.channel.receive(self.from_peer())
 
     def from_peer(self, kind: Kind = Kind.ACK) -> Packet:
         return packet.decode(packet.header(kind, *self.peer.stamp()))
 
     def acknowledge(self) -> None:
-        """Let the peer have and use up all that was sent."""
-        for said in self.said:
-            self.peer.arrived(said)
-            if said.kind in NUMBERED:
-                self.peer.used()
-        self.said.clear()
-        self.port.arrived(self.from_peer())
+        """Let the peer receive and process everything that was sent."""
+        for sent in self.published_packets:
+            self.peer.receive(sent)
+            if sent.kind in NUMBERED:
+                self.peer.consumed()
+        self.published_packets.clear()
+        self.channel.receive(self.from_peer())
 
     def send(self, count: int, size: int) -> None:
-        self.port.post([Segment([bytes(size)]) for _ in range(count)])
-        while self.port.turn():
+        self.channel.enqueue([Segment([bytes(size)]) for _ in range(count)])
+        while self.channel.take_turn():
             pass
 
     def probes(self) -> int:
-        return sum(said.kind is Kind.PROBE for said in self.said)
+        return sum(sent.kind is Kind.PROBE for sent in self.published_packets)
 
-    def ring(self) -> float:
-        """Let the next timer ring; return how long it ran."""
-        alarm = next(alarm for alarm in self.alarms if not alarm.cancelled)
-        self.alarms.remove(alarm)
-        alarm.ring()
-        return round(alarm.pause, 1)
+    def fire_timer(self) -> float:
+        """Fire the next timer; return its pause."""
+        timer = next(timer for timer in self.timers if not timer.cancelled)
+        self.timers.remove(timer)
+        timer.fire()
+        return round(timer.pause, 1)
 
-    # As a loop, a broker, and an exchange.
+    # As a loop, a broker, and an multiplexer.
 
-    def at(self, when: float, function: Callable[..., None], *args: object) -> Alarm:
-        self.alarms.append(Alarm(when - time.monotonic(), lambda: function(*args)))
-        return self.alarms[-1]
+    def at(self, when: float, function: Callable[..., None], *args: object) -> FakeTimer:
+        self.timers.append(FakeTimer(when - time.monotonic(), lambda: function(*args)))
+        return self.timers[-1]
 
     def publish(self, topic: str, payload: bytes) -> None:
-        self.said.append(packet.decode(payload))
+        self.published_packets.append(packet.decode(payload))
 
-    def wants(self, port: Channel) -> None:
+    def request_turn(self, channel: Channel) -> None:
         pass
 
-    def proved(self, size: int) -> None:
+    def record_arrival(self, size: int) -> None:
         pass
 
-    def ended(self, port: Channel) -> None:
+    def remove(self, channel: Channel) -> None:
         pass
 
 
-class Usher:
-    """Groups, of which one takes all blocks: it has been told what is acknowledged."""
+class FakeGroups:
+    """Groups that accept all blocks, and record acknowledgements and losses."""
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
         self.lost_by: list[Channel] = []
         self._last = 0
 
-    def place(self, member: Channel, block: Block) -> bytes:
+    def refer(self, member: Channel, block: Block) -> bytes:
         self._last += 1
         return packet.reference("0" * 16, self._last)
 
@@ -142,86 +142,88 @@ class Usher:
         self.lost_by.append(member)
 
 
-def test_a_reference_is_asked_about_until_it_is_passed_as_others_wait_for_it() -> None:
-    desk, usher = Desk(), Usher()
-    desk.port.groups = cast(Groups, usher)
-    stream = Stream([bytes(4 * MOST)])
-    desk.port.post([Segment([], Block(stream, start, (), [memoryview(bytes(1))])) for start in range(3)])
-    assert desk.port.turn()
-    first, desk.said = desk.said, []
-    assert [said.kind for said in first] == [Kind.BLOCK, Kind.PROBE]
-    while desk.port.turn():
+def test_references_are_probed_until_acknowledged() -> None:
+    harness, groups = Harness(), FakeGroups()
+    harness.channel.groups = cast(Groups, groups)
+    stream = Stream([bytes(4 * MAX_PACKETS)])
+    harness.channel.enqueue([Segment([], Block(stream, start, (), [memoryview(bytes(1))])) for start in range(3)])
+    assert harness.channel.take_turn()
+    first, harness.published_packets = harness.published_packets, []
+    assert [sent.kind for sent in first] == [Kind.BLOCK, Kind.PROBE]
+    while harness.channel.take_turn():
         pass
-    later, desk.said = desk.said, first
-    assert [said.kind for said in later] == [Kind.BLOCK, Kind.BLOCK], "one question at a time"
-    desk.acknowledge()
-    assert usher.acknowledged == [1]
-    assert desk.probes() == 1
-    desk.said = later + desk.said
-    desk.acknowledge()
-    assert usher.acknowledged == [1, 3]
-    assert desk.said == []
+    later, harness.published_packets = harness.published_packets, first
+    assert [sent.kind for sent in later] == [Kind.BLOCK, Kind.BLOCK], "one question at a time"
+    harness.acknowledge()
+    assert groups.acknowledged == [1]
+    assert harness.probes() == 1
+    harness.published_packets = later + harness.published_packets
+    harness.acknowledge()
+    assert groups.acknowledged == [1, 3]
+    assert harness.published_packets == []
 
 
-def test_how_long_a_block_of_a_group_takes_does_not_make_the_packets_of_a_link_smaller() -> None:
-    desk = Desk()
-    desk.port.groups = cast(Groups, Usher())
-    size = desk.port.pace.size
-    desk.port.post([Segment([], Block(Stream([bytes(size)]), 0, (), [memoryview(bytes(size))]))])
-    assert desk.port.turn()
+def test_group_blocks_do_not_shrink_packets() -> None:
+    harness = Harness()
+    harness.channel.groups = cast(Groups, FakeGroups())
+    size = harness.channel.congestion.size
+    harness.channel.enqueue([Segment([], Block(Stream([bytes(size)]), 0, (), [memoryview(bytes(size))]))])
+    assert harness.channel.take_turn()
     late = time.monotonic() + 10.0
-    assert desk.port.pace.acked(desk.port.window.sent, late) < size
-    assert desk.port.pace.size == size
+    assert harness.channel.congestion.acked(harness.channel.window.sent, late) < size
+    assert harness.channel.congestion.size == size
 
 
-def test_the_end_of_a_link_is_told_to_its_groups() -> None:
-    desk, usher = Desk(), Usher()
-    desk.port.groups = cast(Groups, usher)
-    desk.port.fail(TimeoutError("nothing heard"))
-    desk.port.fail(TimeoutError("nothing heard"))
-    assert usher.lost_by == [desk.port]
+def test_failed_channel_leaves_its_groups() -> None:
+    harness, groups = Harness(), FakeGroups()
+    harness.channel.groups = cast(Groups, groups)
+    harness.channel.fail(TimeoutError("nothing heard"))
+    harness.channel.fail(TimeoutError("nothing heard"))
+    assert groups.lost_by == [harness.channel]
 
 
-def test_a_link_that_acknowledges_nothing_for_seconds_is_no_member_of_the_next_group() -> None:
-    desk = Desk()
+def test_channel_without_acks_is_not_responsive() -> None:
+    harness = Harness()
     for _ in range(8):
-        desk.send(1, desk.port.pace.size)
-        desk.acknowledge()
-    assert desk.port.answering
-    desk.send(1, 10)
-    assert (desk.ring(), desk.port.answering) == (1.0, True), "it began with packets that were acknowledged"
-    assert (desk.ring(), desk.port.answering) == (1.0, True)
-    assert (desk.ring(), desk.port.answering) == (2.0, False)
-    desk.acknowledge()
-    assert desk.port.answering
+        harness.send(1, harness.channel.congestion.size)
+        harness.acknowledge()
+    assert harness.channel.responsive
+    harness.send(1, 10)
+    assert (harness.fire_timer(), harness.channel.responsive) == (1.0, True), (
+        "it began with packets that were acknowledged"
+    )
+    assert (harness.fire_timer(), harness.channel.responsive) == (1.0, True)
+    assert (harness.fire_timer(), harness.channel.responsive) == (2.0, False)
+    harness.acknowledge()
+    assert harness.channel.responsive
 
 
 @pytest.mark.parametrize("comes", [True, False])
-def test_what_arrives_behind_a_reference_waits_for_its_block_and_not_for_ever(comes: bool) -> None:
-    desk, group = Desk(), "0" * 16
-    desk.port.receiver = Receiver(lambda _: None, lambda _: None)
-    desk.port.receiver.control(Kind.JOIN, group)
-    desk.port.say(Kind.OPEN)  # it grants room
-    desk.said.clear()
+def test_packets_behind_a_reference_wait_for_its_block(comes: bool) -> None:
+    harness, group = Harness(), "0" * 16
+    harness.channel.receiver = Receiver(lambda _: None, lambda _: None)
+    harness.channel.receiver.control(Kind.JOIN, group)
+    harness.channel.publish(Kind.OPEN)  # it grants room
+    harness.published_packets.clear()
     for kind, body in ((Kind.BLOCK, packet.reference(group, 1) + b"a "), (Kind.DATA, b" more")):
-        desk.peer.send()
-        desk.port.arrived(packet.decode(packet.header(kind, *desk.peer.stamp()) + body))
-    assert desk.link.fed == []
+        harness.peer.send()
+        harness.channel.receive(packet.decode(packet.header(kind, *harness.peer.stamp()) + body))
+    assert harness.link.fed == []
     if comes:
-        desk.port.receiver.put(group, packet.block(1) + b"block")
-        desk.port.use()
-    assert desk.ring() == 2.0
-    assert desk.link.fed == ([b"a block", b" more"] if comes else [])
-    assert str(desk.link.error) == ("None" if comes else "a block of a group has not come")
-    assert [said.kind for said in desk.said] == ([] if comes else [Kind.RESET])
+        harness.channel.receiver.put(group, packet.block(1) + b"block")
+        harness.channel.process_held()
+    assert harness.fire_timer() == 2.0
+    assert harness.link.fed == ([b"a block", b" more"] if comes else [])
+    assert str(harness.link.error) == ("None" if comes else "a block of a group has not come")
+    assert [sent.kind for sent in harness.published_packets] == ([] if comes else [Kind.RESET])
 
 
-@pytest.mark.parametrize("share", [1, 2, MOST])
-def test_who_is_not_answered_asks_once_and_then_ever_more_seldom(share: int) -> None:
-    desk = Desk(share)
-    desk.send(share, FIRST)
-    assert desk.probes() == 1
-    assert [(desk.ring(), desk.probes()) for _ in range(6)] == [
+@pytest.mark.parametrize("share", [1, 2, MAX_PACKETS])
+def test_unanswered_probes_back_off(share: int) -> None:
+    harness = Harness(share)
+    harness.send(share, INITIAL_SIZE)
+    assert harness.probes() == 1
+    assert [(harness.fire_timer(), harness.probes()) for _ in range(6)] == [
         (1.0, 1),
         (2.0, 2),
         (4.0, 3),
@@ -231,39 +233,39 @@ def test_who_is_not_answered_asks_once_and_then_ever_more_seldom(share: int) -> 
     ]
 
 
-def test_what_was_not_asked_for_is_asked_for_after_a_second() -> None:
-    desk = Desk()
-    desk.send(1, 10)
-    desk.acknowledge()
-    desk.send(1, 10)
-    assert (desk.ring(), desk.probes()) == (1.0, 0), "it began with the first, of which has been told"
-    assert (desk.ring(), desk.probes()) == (1.0, 1)
+def test_probe_follows_after_a_second_without_progress() -> None:
+    harness = Harness()
+    harness.send(1, 10)
+    harness.acknowledge()
+    harness.send(1, 10)
+    assert (harness.fire_timer(), harness.probes()) == (1.0, 0), "it began with the first, of which has been told"
+    assert (harness.fire_timer(), harness.probes()) == (1.0, 1)
 
 
-def test_an_answer_makes_the_next_question_a_matter_of_a_second_again() -> None:
-    desk = Desk()
-    desk.send(2, FIRST)
+def test_progress_resets_the_probe_interval() -> None:
+    harness = Harness()
+    harness.send(2, INITIAL_SIZE)
     for _ in range(4):
-        desk.ring()
-    desk.acknowledge()
-    desk.send(1, 2 * FIRST)
-    assert desk.probes() == 1
-    assert [desk.ring(), desk.ring()] == [1.0, 2.0]
-    assert desk.probes() == 2
+        harness.fire_timer()
+    harness.acknowledge()
+    harness.send(1, 2 * INITIAL_SIZE)
+    assert harness.probes() == 1
+    assert [harness.fire_timer(), harness.fire_timer()] == [1.0, 2.0]
+    assert harness.probes() == 2
 
 
-def test_what_was_sent_after_a_question_is_asked_for_when_it_is_answered_and_the_way_is_shut() -> None:
-    """The peer has granted more than our share: it would not tell of it."""
-    desk = Desk(2)
-    desk.send(1, FIRST // 2)
-    question, desk.said = desk.said, []
-    assert [said.kind for said in question] == [Kind.DATA, Kind.PROBE]
-    desk.send(1, FIRST // 2)
-    later, desk.said = desk.said, []
-    assert [said.kind for said in later] == [Kind.DATA]
-    desk.port.window.share = 1
-    for said in question:
-        desk.peer.arrived(said)
-    desk.peer.used()
-    desk.port.arrived(desk.from_peer())
-    assert desk.probes() == 1
+def test_full_window_is_probed_again_after_an_answer() -> None:
+    """The peer has granted more than our share, so it would not acknowledge by itself."""
+    harness = Harness(2)
+    harness.send(1, INITIAL_SIZE // 2)
+    question, harness.published_packets = harness.published_packets, []
+    assert [sent.kind for sent in question] == [Kind.DATA, Kind.PROBE]
+    harness.send(1, INITIAL_SIZE // 2)
+    later, harness.published_packets = harness.published_packets, []
+    assert [sent.kind for sent in later] == [Kind.DATA]
+    harness.channel.window.share = 1
+    for sent in question:
+        harness.peer.receive(sent)
+    harness.peer.consumed()
+    harness.channel.receive(harness.from_peer())
+    assert harness.probes() == 1

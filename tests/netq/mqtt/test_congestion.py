@@ -1,4 +1,4 @@
-"""Packets shrink where they wait, grow where they do not, and a way that is merely long is not a slow one."""
+"""Congestion control: packets shrink with queueing delay, grow without it, and ignore a long round trip."""
 
 from __future__ import annotations
 
@@ -6,186 +6,188 @@ from collections import deque
 
 import pytest
 
-from netq.mqtt.congestion import _REMEMBERED, FIRST, LATE, LEAST, PERIOD, CongestionControl, InitialSizes
+from netq.mqtt.congestion import _MAX_CLIENTS, INITIAL_SIZE, MAX_WAIT, MIN_SIZE, PERIOD, CongestionControl, InitialSizes
 
 MOST = 256 * 1024
 PACKETS = 200
 
 
-def sent(pace: CongestionControl, number: int, size: int, now: float) -> bool:
+def sent(congestion: CongestionControl, number: int, size: int, now: float) -> bool:
     """Send a packet; return whether its acknowledgement was asked for."""
-    pace.sent(number, size)
-    return pace.asks(now, stopped=False)
+    congestion.sent(number, size)
+    return congestion.should_probe(now, stopped=False)
 
 
 def grown() -> CongestionControl:
-    """A pace at its best, at second 1, after packet 9."""
-    pace = CongestionControl(MOST)
+    """A congestion at its best, at second 1, after packet 9."""
+    congestion = CongestionControl(MOST)
     for number in range(1, 10):
-        sent(pace, number, pace.size, number / 10)
-        pace.acked(number, number / 10 + 0.01)
-    assert pace.full
-    return pace
+        sent(congestion, number, congestion.size, number / 10)
+        congestion.acked(number, number / 10 + 0.01)
+    assert congestion.at_max_size
+    return congestion
 
 
-def played(rate: float, delay: float, first: int = FIRST) -> tuple[CongestionControl, float, float]:
-    """Send as much as is allowed, 8 packets at most, over a way of `rate` bytes a second and `delay` seconds there and
-    back. Return the pace, how long the last packet was on its way, and the longest that one alone took.
+def played(rate: float, delay: float, first: int = INITIAL_SIZE) -> tuple[CongestionControl, float, float]:
+    """Send as much as is allowed, 8 packets at most, over a path of `rate` bytes a second and `delay` seconds there and
+    back. Return the congestion, how long the last packet was on its link_topic, and the longest that one alone took.
     """
-    pace, now, free, number, seconds, longest = CongestionControl(MOST, first), 0.0, 0.0, 0, 0.0, 0.0
+    congestion, now, free, number, seconds, longest = CongestionControl(MOST, first), 0.0, 0.0, 0, 0.0, 0.0
     flying: deque[tuple[float, int, float]] = deque()  # acknowledged when, number, sent when
     while number < PACKETS:
-        if pace.open and len(flying) < 8:
+        if congestion.open and len(flying) < 8:
             number += 1
-            size = pace.size if number > 1 else 100  # the first is a greeting
-            sent(pace, number, size, now)
+            size = congestion.size if number > 1 else 100  # the first is a greeting
+            sent(congestion, number, size, now)
             free = max(free, now) + size / rate
             longest = max(longest, size / rate)
             flying.append((free + delay, number, now))
         else:
             now, acked, left = flying.popleft()
-            pace.acked(acked, now)
+            congestion.acked(acked, now)
             seconds = now - left
-    return pace, seconds, longest
+    return congestion, seconds, longest
 
 
-def test_the_first_packets_are_small_and_each_that_is_answered_soon_doubles_them() -> None:
-    pace, sizes, now = CongestionControl(MOST), [], 0.0
-    while not pace.full:
-        sizes.append(pace.size)
-        assert sent(pace, len(sizes), pace.size, now)
-        assert not pace.open, "one at a time"
-        pace.acked(len(sizes), now + 0.001)
+def test_first_packets_are_small_and_double() -> None:
+    congestion, sizes, now = CongestionControl(MOST), [], 0.0
+    while not congestion.at_max_size:
+        sizes.append(congestion.size)
+        assert sent(congestion, len(sizes), congestion.size, now)
+        assert not congestion.open, "one at a time"
+        congestion.acked(len(sizes), now + 0.001)
         now += 0.001
-    assert sizes == [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST]
-    assert sent(pace, 9, pace.size, now + PERIOD)
-    assert pace.open
+    assert sizes == [INITIAL_SIZE, 2 * INITIAL_SIZE, 4 * INITIAL_SIZE, 8 * INITIAL_SIZE]
+    assert sent(congestion, 9, congestion.size, now + PERIOD)
+    assert congestion.open
 
 
-@pytest.mark.parametrize(("rate", "first"), [(2_000, FIRST), (6_000, FIRST), (500, LEAST), (50_000, FIRST)])
-def test_no_packet_of_a_slow_way_takes_as_long_as_silence_may_last(rate: int, first: int) -> None:
-    pace, _, longest = played(rate, 0.5, first)
-    assert longest <= max(first / rate, 4 * LATE) < 10.0, "seconds"
-    assert pace.size < 2 * FIRST
+@pytest.mark.parametrize(
+    ("rate", "first"), [(2_000, INITIAL_SIZE), (6_000, INITIAL_SIZE), (500, MIN_SIZE), (50_000, INITIAL_SIZE)]
+)
+def test_packets_on_a_slow_path_stay_below_the_timeout(rate: int, first: int) -> None:
+    congestion, _, longest = played(rate, 0.5, first)
+    assert longest <= max(first / rate, 4 * MAX_WAIT) < 10.0, "seconds"
+    assert congestion.size < 2 * INITIAL_SIZE
 
 
-def test_a_link_that_gets_nothing_through_has_the_next_begin_with_less() -> None:
-    starts, pace = InitialSizes(), CongestionControl(MOST)
-    sent(pace, 1, 100, 0.0)
-    pace.acked(1, 0.1)
-    starts.ended("a", pace)
-    assert starts.of("a") == FIRST, "it had nothing to get through"
-    sent(pace, 2, FIRST, 1.0)
-    starts.ended("a", pace)
-    assert starts.of("a") == FIRST // 4 == LEAST
-    assert starts.of("b") == FIRST
-    starts.ended("a", CongestionControl(MOST, LEAST))
-    assert starts.of("a") == LEAST, "it says nothing"
-    pace = CongestionControl(MOST, starts.of("a"))
-    sent(pace, 1, LEAST, 0.0)
-    starts.ended("a", pace)
-    assert starts.of("a") == LEAST
-    pace.acked(1, 9.0)
-    starts.ended("a", pace)
-    assert starts.of("a") == FIRST
+def test_link_without_acks_makes_the_next_start_smaller() -> None:
+    starts, congestion = InitialSizes(), CongestionControl(MOST)
+    sent(congestion, 1, 100, 0.0)
+    congestion.acked(1, 0.1)
+    starts.record("a", congestion)
+    assert starts.get("a") == INITIAL_SIZE, "it had nothing to get through"
+    sent(congestion, 2, INITIAL_SIZE, 1.0)
+    starts.record("a", congestion)
+    assert starts.get("a") == INITIAL_SIZE // 4 == MIN_SIZE
+    assert starts.get("b") == INITIAL_SIZE
+    starts.record("a", CongestionControl(MOST, MIN_SIZE))
+    assert starts.get("a") == MIN_SIZE, "it says nothing"
+    congestion = CongestionControl(MOST, starts.get("a"))
+    sent(congestion, 1, MIN_SIZE, 0.0)
+    starts.record("a", congestion)
+    assert starts.get("a") == MIN_SIZE
+    congestion.acked(1, 9.0)
+    starts.record("a", congestion)
+    assert starts.get("a") == INITIAL_SIZE
 
 
-def test_of_clients_whose_links_get_nothing_through_so_many_are_remembered() -> None:
+def test_initial_sizes_are_bounded() -> None:
     starts, stuck = InitialSizes(), CongestionControl(MOST)
-    sent(stuck, 1, FIRST, 0.0)
-    for number in range(_REMEMBERED + 1):
-        starts.ended(str(number), stuck)
-    assert [starts.of(str(number)) for number in (0, 1, _REMEMBERED)] == [FIRST, LEAST, LEAST]
+    sent(stuck, 1, INITIAL_SIZE, 0.0)
+    for number in range(_MAX_CLIENTS + 1):
+        starts.record(str(number), stuck)
+    assert [starts.get(str(number)) for number in (0, 1, _MAX_CLIENTS)] == [INITIAL_SIZE, MIN_SIZE, MIN_SIZE]
 
 
-def test_one_question_at_a_time_and_another_when_nothing_can_be_sent_before_its_answer() -> None:
-    pace = grown()
-    assert sent(pace, 10, MOST, 2.0)
-    assert not pace.asks(2.5, stopped=True)
-    assert not sent(pace, 11, MOST, 3.0)
-    pace.acked(10, 3.1)
-    assert not pace.asks(3.1, stopped=False)
-    assert pace.asks(3.1, stopped=True)
-    pace.acked(11, 3.2)
-    assert not pace.asks(9.0, stopped=True), "nothing is on its way"
+def test_one_probe_at_a_time_and_more_when_stopped() -> None:
+    congestion = grown()
+    assert sent(congestion, 10, MOST, 2.0)
+    assert not congestion.should_probe(2.5, stopped=True)
+    assert not sent(congestion, 11, MOST, 3.0)
+    congestion.acked(10, 3.1)
+    assert not congestion.should_probe(3.1, stopped=False)
+    assert congestion.should_probe(3.1, stopped=True)
+    congestion.acked(11, 3.2)
+    assert not congestion.should_probe(9.0, stopped=True), "nothing is on its way"
 
 
-def test_a_pace_grows_until_it_is_full_or_late() -> None:
-    pace = CongestionControl(MOST)
-    assert pace.growing
-    sent(pace, 1, FIRST, 1.0)
-    pace.acked(1, 3.0)
-    sent(pace, 2, FIRST, 3.1)
-    assert pace.growing
-    pace.acked(2, 7.0)
-    assert not pace.growing
-    assert not pace.full
+def test_size_grows_until_maximum_or_late() -> None:
+    congestion = CongestionControl(MOST)
+    assert congestion.growing
+    sent(congestion, 1, INITIAL_SIZE, 1.0)
+    congestion.acked(1, 3.0)
+    sent(congestion, 2, INITIAL_SIZE, 3.1)
+    assert congestion.growing
+    congestion.acked(2, 7.0)
+    assert not congestion.growing
+    assert not congestion.at_max_size
     assert not grown().growing
-    assert grown().full
+    assert grown().at_max_size
 
 
 @pytest.mark.parametrize("rate", [80_000, 125_000, 1_000_000])
-def test_packets_shrink_until_little_waits(rate: int) -> None:
-    pace, seconds, _ = played(rate, 0.05)
-    assert not pace.full
-    assert pace.size == LEAST or seconds < 2 * LATE
+def test_size_shrinks_until_the_queue_is_short(rate: int) -> None:
+    congestion, seconds, _ = played(rate, 0.05)
+    assert not congestion.at_max_size
+    assert congestion.size == MIN_SIZE or seconds < 2 * MAX_WAIT
 
 
 @pytest.mark.parametrize("delay", [0.001, 0.2, 3.0])
-def test_a_long_way_is_not_a_slow_one(delay: float) -> None:
-    assert played(1e9, delay)[0].full
+def test_long_round_trip_is_not_congestion(delay: float) -> None:
+    assert played(1e9, delay)[0].at_max_size
 
 
-def test_small_packets_say_nothing_of_the_rate_until_they_are_many() -> None:
-    pace = CongestionControl(MOST)
-    sent(pace, 1, 100, 0.0)
-    pace.acked(1, 0.01)
-    assert not sent(pace, 2, 100, 1.0)
-    assert not sent(pace, 3, FIRST // 3, 1.0)
-    assert sent(pace, 4, FIRST // 3, 1.0)
-    assert pace.open
-    assert not sent(pace, 5, FIRST // 3 + 1, 1.0)
-    assert not pace.open
-    pace.acked(4, 1.1)
-    assert pace.open, "some of it has arrived"
+def test_few_small_packets_are_not_measured() -> None:
+    congestion = CongestionControl(MOST)
+    sent(congestion, 1, 100, 0.0)
+    congestion.acked(1, 0.01)
+    assert not sent(congestion, 2, 100, 1.0)
+    assert not sent(congestion, 3, INITIAL_SIZE // 3, 1.0)
+    assert sent(congestion, 4, INITIAL_SIZE // 3, 1.0)
+    assert congestion.open
+    assert not sent(congestion, 5, INITIAL_SIZE // 3 + 1, 1.0)
+    assert not congestion.open
+    congestion.acked(4, 1.1)
+    assert congestion.open, "some of it has arrived"
 
 
-def test_packets_grow_again_when_nothing_waits_any_more() -> None:
-    pace, _, _ = played(50_000, 0.01)
-    pace.acked(PACKETS, 1000.0)
-    small = pace.size
+def test_size_grows_again_without_queueing() -> None:
+    congestion, _, _ = played(50_000, 0.01)
+    congestion.acked(PACKETS, 1000.0)
+    small = congestion.size
     for number in range(2000, 2010):
-        assert sent(pace, number, pace.size, number)
-        pace.acked(number, number + LATE / 4)
-    assert small < pace.size
-    assert pace.full
+        assert sent(congestion, number, congestion.size, number)
+        congestion.acked(number, number + MAX_WAIT / 4)
+    assert small < congestion.size
+    assert congestion.at_max_size
 
 
-def test_a_way_that_has_become_longer_is_not_slow_for_ever() -> None:
-    pace, _, _ = played(1e9, 0.001)
+def test_longer_round_trip_is_learned() -> None:
+    congestion, _, _ = played(1e9, 0.001)
     now = 1000.0
     for number in range(1000, 1100):
-        if sent(pace, number, pace.size, now):
-            pace.acked(number, now + 2.0)
+        if sent(congestion, number, congestion.size, now):
+            congestion.acked(number, now + 2.0)
         now += 2.1
-    assert pace.full
+    assert congestion.at_max_size
 
 
 def test_one_measurement_at_a_time() -> None:
-    pace = grown()
-    assert sent(pace, 11, MOST, 2.0)
-    pace.acked(11, 2.1)
-    assert not sent(pace, 12, MOST, 2.1)
-    assert sent(pace, 13, MOST, 2.1 + PERIOD)
-    assert not sent(pace, 14, MOST, 3.0)
-    pace.acked(12, 3.0)
-    assert not sent(pace, 15, MOST, 3.0)
+    congestion = grown()
+    assert sent(congestion, 11, MOST, 2.0)
+    congestion.acked(11, 2.1)
+    assert not sent(congestion, 12, MOST, 2.1)
+    assert sent(congestion, 13, MOST, 2.1 + PERIOD)
+    assert not sent(congestion, 14, MOST, 3.0)
+    congestion.acked(12, 3.0)
+    assert not sent(congestion, 15, MOST, 3.0)
 
 
-def test_where_silence_is_noticed_soon_packets_are_to_wait_less() -> None:
-    pace = CongestionControl(MOST, late=0.2)
-    sent(pace, 1, 100, 0.0)
-    pace.acked(1, 0.01)
-    sent(pace, 2, FIRST, 1.0)
-    pace.acked(2, 1.3)
-    assert pace.size < FIRST
+def test_max_wait_bounds_the_queueing_delay() -> None:
+    congestion = CongestionControl(MOST, max_wait=0.2)
+    sent(congestion, 1, 100, 0.0)
+    congestion.acked(1, 0.01)
+    sent(congestion, 2, INITIAL_SIZE, 1.0)
+    congestion.acked(2, 1.3)
+    assert congestion.size < INITIAL_SIZE

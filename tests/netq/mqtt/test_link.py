@@ -14,7 +14,7 @@ from tests.servers.mosquitto import Mosquitto
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_packets_hold_all_bytes_in_order_and_none_too_many(size: int) -> None:
+def test_packets_keep_order_and_size_limit(size: int) -> None:
     chance = random.Random(size)
     buffers = [chance.randbytes(chance.randint(0, 3 * size)) for _ in range(20)]
     packets = _packets(list(buffers), size)
@@ -24,7 +24,7 @@ def test_packets_hold_all_bytes_in_order_and_none_too_many(size: int) -> None:
     assert _packets([], size) == []
 
 
-def test_short_and_long_messages_for_some_and_for_all_at_once_lose_no_link(broker: Mosquitto, log: LogRecorder) -> None:
+def test_mixed_unicast_and_broadcast_lose_no_link(broker: Mosquitto, log: LogRecorder) -> None:
     """A part for several ends where the others' end, so it may come on top of what is in a packet already."""
     with Communicators(at_broker(broker.netloc, packet_size=4096)) as communicators:
         server = communicators.server()

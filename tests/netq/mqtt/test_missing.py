@@ -17,7 +17,7 @@ for purpose in netq.Purpose:
 """
 
 
-def test_the_error_says_what_to_install(tmp_path: Path) -> None:
+def test_missing_paho_is_named(tmp_path: Path) -> None:
     (tmp_path / "paho.py").write_text("raise ImportError('not here')")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)

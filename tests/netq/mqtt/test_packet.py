@@ -25,55 +25,55 @@ BODIES = {
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_a_packet_comes_back_as_it_was(kind: Kind) -> None:
+def test_packet_round_trip(kind: Kind) -> None:
     came = packet.decode(packet.header(kind, 2**63, 7, 65535) + BODIES[kind])
     assert (came.kind, came.number, came.received, came.room) == (kind, 2**63, 7, 65535)
     assert came.body == BODIES[kind]
 
 
-def test_the_header_is_as_the_page_says() -> None:
+def test_header_matches_the_documentation() -> None:
     assert packet.header(Kind.DATA, 1, 2, 3).hex() == "03" + "0000000000000001" + "0000000000000002" + "0003"
     assert packet.opening(262144).hex() == "6e657471" + "01" + "00040000"
 
 
 @pytest.mark.parametrize("size", range(packet.HEADER_SIZE))
-def test_a_header_that_is_cut_short_is_refused(size: int) -> None:
+def test_truncated_header_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         packet.decode(packet.header(Kind.DATA, 1, 1, 1)[:size])
 
 
 @pytest.mark.parametrize("kind", set(range(256)) - set(Kind))
-def test_an_unknown_kind_is_refused(kind: int) -> None:
+def test_unknown_kind_is_refused(kind: int) -> None:
     with pytest.raises(ProtocolError, match=f"unknown kind {kind}"):
         packet.decode(bytes([kind]) + bytes(100))
 
 
 @pytest.mark.parametrize("kind", [Kind.ACK, Kind.PROBE, Kind.CLOSE])
-def test_what_has_no_body_is_refused_with_one(kind: Kind) -> None:
+def test_kind_without_a_body_is_refused_with_one(kind: Kind) -> None:
     with pytest.raises(ProtocolError, match="with 1 bytes"):
         packet.decode(packet.header(kind, 0, 0, 0) + b"x")
 
 
 @pytest.mark.parametrize("kind", [Kind.OPEN, Kind.WELCOME])
-def test_an_opening_of_any_other_length_is_refused(kind: Kind) -> None:
+def test_opening_of_wrong_length_is_refused(kind: Kind) -> None:
     assert packet.read_opening(decoded(kind, BODIES[kind])).size in (262144, 1024)
     for body in [BODIES[kind][:size] for size in range(len(BODIES[kind]))] + [BODIES[kind] + b"x"]:
         with pytest.raises(ProtocolError):
             packet.read_opening(decoded(kind, body))
 
 
-def test_another_version_is_named_with_ours() -> None:
+def test_version_error_names_both_versions() -> None:
     with pytest.raises(ProtocolError, match=r"version 7 .* version 1"):
         packet.read_opening(decoded(Kind.OPEN, b"netq\x07 and whatever it has"))
 
 
-def test_an_opening_that_is_not_the_first_is_refused() -> None:
+def test_opening_after_other_packets_is_refused() -> None:
     late = packet.decode(packet.header(Kind.OPEN, 1, 0, 8) + BODIES[Kind.OPEN])
     with pytest.raises(ProtocolError, match="it is the first"):
         packet.read_opening(late)
 
 
-def test_groups_blocks_and_hellos_come_back() -> None:
+def test_group_block_and_hello_round_trip() -> None:
     group, number, before = packet.read_reference(decoded(Kind.BLOCK, BODIES[Kind.BLOCK]))
     assert (group, number, bytes(before)) == ("0123456789abcdef", 2**40, b"before it")
     assert packet.read_group(decoded(Kind.JOIN, bytes(range(8)))) == "0001020304050607"
@@ -87,18 +87,18 @@ def test_groups_blocks_and_hellos_come_back() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 9, 16])
-def test_questions_of_another_size_are_refused(size: int) -> None:
+def test_question_of_wrong_size_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         packet.read_question(bytes(size))
 
 
 @pytest.mark.parametrize("size", [1 + 8 * (packet.QUESTIONS + 2), 10, 16])
-def test_hellos_with_too_many_answers_or_half_of_one_are_refused(size: int) -> None:
+def test_hello_with_wrong_answers_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         packet.read_hello(bytes(size))
 
 
-def test_a_reason_is_one_printable_line_whoever_gave_it() -> None:
+def test_reason_is_one_printable_line() -> None:
     said = packet.header(Kind.RESET, 0, 0, 0) + b"bye\n12:00 CRITICAL root \x1b[2J\xff" + b"x" * 1000
     reason = packet.read_reason(packet.decode(said))
     assert reason.isprintable()
@@ -108,7 +108,7 @@ def test_a_reason_is_one_printable_line_whoever_gave_it() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 7, 9])
-def test_groups_and_hellos_of_another_size_are_refused(size: int) -> None:
+def test_group_and_hello_of_wrong_size_are_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         packet.read_group(decoded(Kind.LEAVE, bytes(size)))
     with pytest.raises(ProtocolError):
@@ -116,19 +116,23 @@ def test_groups_and_hellos_of_another_size_are_refused(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(9))
-def test_an_empty_block_is_refused(size: int) -> None:
+def test_empty_block_is_refused(size: int) -> None:
     with pytest.raises(ProtocolError):
         packet.read_block(bytes(size))
 
 
 @pytest.mark.parametrize("prefix", ["netq", "site/1/netq", "ä b"])
-def test_a_topic_says_whose_link_it_is(prefix: str) -> None:
+def test_topics_round_trip(prefix: str) -> None:
     topics = Topics(prefix)
-    for way in (LinkTopic("s", new_id(), new_id()), LinkTopic("c", new_id(), new_id()), LinkTopic("s", new_id(), GONE)):
-        assert topics.way(topics.link(way)) == way
-    assert topics.way(topics.link(LinkTopic("s", new_id(), WHO))) is not None
+    for link_topic in (
+        LinkTopic("s", new_id(), new_id()),
+        LinkTopic("c", new_id(), new_id()),
+        LinkTopic("s", new_id(), GONE),
+    ):
+        assert topics.parse_link(topics.link(link_topic)) == link_topic
+    assert topics.parse_link(topics.link(LinkTopic("s", new_id(), WHO))) is not None
     group = new_id()
-    assert topics.group_of(topics.group(group)) == group
+    assert topics.parse_group(topics.group(group)) == group
     assert topics.link(LinkTopic("s", ANY, ANY)) == f"{prefix}/s/+/+"
     assert topics.link(LinkTopic("c", "c1", ANY)) == f"{prefix}/c/c1/+"
 
@@ -151,12 +155,12 @@ def test_a_topic_says_whose_link_it_is(prefix: str) -> None:
         "netq/g/0123456789abcdef",
     ],
 )
-def test_a_foreign_topic_is_nobodys(topic: str) -> None:
-    assert Topics("netq").way(topic) is None
-    assert Topics("netq").group_of(topic) == ("0123456789abcdef" if topic.startswith("netq/g/") else None)
+def test_other_topics_are_not_parsed(topic: str) -> None:
+    assert Topics("netq").parse_link(topic) is None
+    assert Topics("netq").parse_group(topic) == ("0123456789abcdef" if topic.startswith("netq/g/") else None)
 
 
-def test_the_id_of_a_server_is_one_for_its_prefix() -> None:
+def test_server_id_depends_on_the_prefix_only() -> None:
     assert server_id("a/b+c#") == server_id("a/b+c#") != server_id("a/b")
     assert server_id("a/b+c#").replace("-", "").isalnum()
 

@@ -1,4 +1,4 @@
-"""What paho takes for its socket: the error that ends it is told, and is never called paho's."""
+"""The socket that paho uses: buffering, and the errors of the real socket."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from netq.security import certificates
 from netq.security.tls import client_side
 
 
-def test_a_peer_that_is_gone_while_tls_has_something_to_say_is_the_error_that_is_told(
+def test_hang_up_during_the_tls_handshake_raises_oserror(
     files: certificates.Files,
 ) -> None:
     near, far = socket.socketpair()
     with near:
-        channel = PahoSocket(wrap(near, client_side(SecurityOptions(certificate=files.authority), "127.0.0.1")))
+        sock = PahoSocket(wrap(near, client_side(SecurityOptions(certificate=files.authority), "127.0.0.1")))
         far.close()
         with pytest.raises(OSError):
-            channel.push()  # the beginning of the handshake
+            sock.push()  # the beginning of the handshake
 
 
-def test_of_what_is_not_mqtt_no_byte_is_shown_that_did_not_come() -> None:
+def test_error_shows_only_received_bytes() -> None:
     near, far = socket.socketpair()
     with near, far:
         far.send(b"\xe0\x02\x8e\x00")
@@ -33,40 +33,40 @@ def test_of_what_is_not_mqtt_no_byte_is_shown_that_did_not_come() -> None:
             PahoSocket(wrap(near, None)).fill()
 
 
-def test_what_is_written_leaves_as_far_as_the_socket_goes_and_the_rest_later() -> None:
+def test_partial_writes_are_continued_by_push() -> None:
     near, far = socket.socketpair()
     with near, far:
         near.setblocking(False)
-        channel, data = PahoSocket(wrap(near, None)), bytes(range(256)) * 8192
-        assert channel.send(data) == len(data)
-        channel.close()  # as paho does behind its last words
+        sock, data = PahoSocket(wrap(near, None)), bytes(range(256)) * 8192
+        assert sock.send(data) == len(data)
+        sock.close()  # as paho does behind its last words
         got = bytearray()
-        while not channel.idle:
-            channel.push()
+        while not sock.idle:
+            sock.push()
             got += far.recv(len(data))
         while len(got) < len(data):
             got += far.recv(len(data))
         assert got == data
 
 
-def test_what_has_come_is_read_in_pieces_and_received_again_when_it_is_used_up() -> None:
+def test_fill_receives_after_all_is_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far, _ = server.accept()
     with near, far:
         near.setblocking(False)
-        channel = PahoSocket(wrap(near, None))
+        sock = PahoSocket(wrap(near, None))
         with pytest.raises(BlockingIOError):
-            channel.fill()
+            sock.fill()
         with pytest.raises(BlockingIOError):
-            channel.recv(1)
+            sock.recv(1)
         for data in (b"\x20\x03\0", b"\0\0"):
             far.send(data)
             select.select([near], [], [], 10)
-            channel.fill()
-            assert channel.more
-            channel.fill()
-            assert channel.recv(1) + channel.recv(100) == data
+            sock.fill()
+            assert sock.more
+            sock.fill()
+            assert sock.recv(1) + sock.recv(100) == data
         far.close()
         with pytest.raises(ConnectionResetError, match="it hung up"):
-            channel.fill()
+            sock.fill()

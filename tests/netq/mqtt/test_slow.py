@@ -20,7 +20,7 @@ NARROW = 10_000  # bytes a second: a packet of 256 KiB takes 26 s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
-def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first(
+def test_one_mbit_per_second_loses_no_link(
     broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)
@@ -42,7 +42,7 @@ def test_at_one_mbit_a_second_no_link_is_lost_and_the_other_lane_is_served_first
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to_server", [True, False], ids=["to_server", "to_client"])
-def test_at_ten_kilobytes_a_second_a_message_arrives_over_one_link(
+def test_ten_kilobytes_per_second_lose_no_link(
     broker: Mosquitto, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, to_server: bool
 ) -> None:
     proxy = proxies(broker.netloc)

@@ -12,7 +12,7 @@ from netq.core import Communicator
 from netq.mqtt import packet
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
-from netq.mqtt.window import MOST
+from netq.mqtt.window import MAX_PACKETS
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
@@ -54,7 +54,7 @@ def echoed(server: Communicator, client: Communicator) -> None:
     assert client.get(timeout=LIMIT).data == "and back"
 
 
-def test_retained_garbage_disturbs_nobody(communicators: Communicators, stranger: Stranger) -> None:
+def test_retained_messages_are_ignored(communicators: Communicators, stranger: Stranger) -> None:
     topics = ["hello", f"s/{new_id()}/{new_id()}", f"s/{new_id()}/gone", f"g/{new_id()}", "nothing/of/ours"]
     for topic in topics:
         stranger.say(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
@@ -64,7 +64,7 @@ def test_retained_garbage_disturbs_nobody(communicators: Communicators, stranger
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
-def test_what_makes_no_sense_is_ignored_and_said_once(
+def test_invalid_publications_are_ignored_and_logged_once(
     communicators: Communicators, stranger: Stranger, log: LogRecorder, qos: int
 ) -> None:
     server, client = communicators.pair()
@@ -77,9 +77,7 @@ def test_what_makes_no_sense_is_ignored_and_said_once(
     assert server.statistics()[client.id].connected
 
 
-def test_who_only_knocks_has_one_link_and_no_share_of_the_room(
-    communicators: Communicators, stranger: Stranger
-) -> None:
+def test_ungreeted_client_has_one_link_and_no_share(communicators: Communicators, stranger: Stranger) -> None:
     server, client = communicators.pair()
     me, last = new_id(), new_id()
     for link in [*[new_id() for _ in range(100)], last]:
@@ -88,7 +86,7 @@ def test_who_only_knocks_has_one_link_and_no_share_of_the_room(
     server.put("x", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "x"
     _, told = stranger.wait(Kind.DATA, "c", stranger.count(Kind.DATA, "c"))
-    assert packet.decode(told).room == MOST  # as if nobody else was there
+    assert packet.decode(told).room == MAX_PACKETS  # as if nobody else was there
     before = stranger.count(Kind.RESET, "c")
     for number, link in enumerate([new_id(), last]):
         stranger.say(f"s/{me}/{link}", packet.header(Kind.PROBE, 0, 0, 0))
@@ -99,7 +97,7 @@ def test_who_only_knocks_has_one_link_and_no_share_of_the_room(
 
 
 @pytest.mark.slow
-def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_of_the_log(
+def test_many_ungreeted_ids_do_not_block_others(
     communicators: Communicators, stranger: Stranger, log: LogRecorder
 ) -> None:
     server = communicators.server(handshake_timeout=1.0)
@@ -114,9 +112,7 @@ def test_those_who_only_knock_under_many_names_keep_nobody_out_and_are_one_line_
     assert len(log.having("the connection was closed", logging.WARNING)) == 1
 
 
-def test_an_open_of_another_version_is_told_both(
-    communicators: Communicators, stranger: Stranger, log: LogRecorder
-) -> None:
+def test_reset_names_both_versions(communicators: Communicators, stranger: Stranger, log: LogRecorder) -> None:
     communicators.server()
     log.wait("connected to the broker")
     stranger.say(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
@@ -125,12 +121,12 @@ def test_an_open_of_another_version_is_told_both(
     assert b"version 1" in answer
 
 
-def test_a_reset_is_not_answered_by_a_reset(communicators: Communicators, stranger: Stranger) -> None:
+def test_reset_is_not_answered(communicators: Communicators, stranger: Stranger) -> None:
     server, client = communicators.pair()
     ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
-    for way in ways:
-        stranger.say(way, packet.header(Kind.RESET, 0, 0, 0), 1)
-        stranger.say(way, packet.header(Kind.CLOSE, 0, 0, 0), 1)
+    for link_topic in ways:
+        stranger.say(link_topic, packet.header(Kind.RESET, 0, 0, 0), 1)
+        stranger.say(link_topic, packet.header(Kind.CLOSE, 0, 0, 0), 1)
     stranger.say(ways[0], packet.header(Kind.DATA, 5, 0, 0) + b"lost", 1)
     stranger.wait(Kind.RESET, "c")
     echoed(server, client)
@@ -138,7 +134,7 @@ def test_a_reset_is_not_answered_by_a_reset(communicators: Communicators, strang
 
 
 @pytest.mark.parametrize("to", ["s", "c"])
-def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
+def test_gap_ends_the_link_but_not_the_session(
     communicators: Communicators, stranger: Stranger, log: LogRecorder, to: str
 ) -> None:
     server, client = communicators.pair()
@@ -155,9 +151,7 @@ def test_a_gap_in_the_numbers_loses_the_link_and_nothing_of_the_session(
     assert log.having("with number 1000 came, expected")
 
 
-def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(
-    communicators: Communicators, stranger: Stranger
-) -> None:
+def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicators, stranger: Stranger) -> None:
     server, client = communicators.pair()
     topic, first = stranger.wait(Kind.DATA, "s")
     stranger.say(topic, first, 2)
@@ -167,9 +161,7 @@ def test_a_packet_that_comes_twice_loses_the_link_and_is_not_delivered_twice(
         server.get(timeout=0.1)
 
 
-def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(
-    communicators: Communicators, stranger: Stranger
-) -> None:
+def test_loss_of_the_last_packet_is_detected_by_a_probe(communicators: Communicators, stranger: Stranger) -> None:
     """The server is told of packets that the client never sent: a probe says so, as it would of one that was lost."""
     server, client = communicators.pair()
     topic, _ = stranger.wait(Kind.DATA, "s")
@@ -179,11 +171,11 @@ def test_the_packet_that_is_the_last_and_lost_is_missed_within_seconds(
 
 
 @pytest.mark.parametrize("prefix_", ["", "a+b", "a#", "a\0b", "$SYS", "/a"])
-def test_a_prefix_that_no_topic_may_begin_with_is_refused(prefix_: str) -> None:
+def test_invalid_prefix_is_refused(prefix_: str) -> None:
     with pytest.raises(ValueError, match=r"MqttOptions\.prefix"):
         MqttOptions(prefix=prefix_)
 
 
-def test_a_prefix_of_several_words_is_one_name(broker: Mosquitto) -> None:
+def test_prefix_may_have_several_levels(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc, prefix=f"site 1/Fräse/{new_id()}")) as communicators:
         echoed(*communicators.pair())

@@ -23,7 +23,7 @@ from tests.servers.mosquitto import Mosquitto
 CONNACK, SUBACK, REPLACED = b"\x20\x03\0\0\0", b"\x90\x04%b\0\0", b"\xe0\x02\x8e\0"
 
 
-def test_the_newer_server_has_the_clients_until_it_is_gone(broker: Mosquitto, log: LogRecorder) -> None:
+def test_newer_server_serves_the_clients_until_it_ends(broker: Mosquitto, log: LogRecorder) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         first = communicators.server()
         clients = [communicators.client(first.netloc) for _ in range(3)]
@@ -53,7 +53,7 @@ def stranger(broker: Mosquitto) -> Iterator[Stranger]:
     stranger.close()
 
 
-def test_a_hello_that_answers_no_question_does_not_end_a_server(
+def test_hello_without_our_nonce_does_not_end_a_server(
     broker: Mosquitto, stranger: Stranger, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder
 ) -> None:
     proxy = proxies(broker.netloc)
@@ -71,7 +71,7 @@ def test_a_hello_that_answers_no_question_does_not_end_a_server(
         assert not log.having("has taken over")
 
 
-def test_questions_are_answered_by_few_hellos_that_repeat_them(broker: Mosquitto, stranger: Stranger) -> None:
+def test_few_hellos_answer_many_questions(broker: Mosquitto, stranger: Stranger) -> None:
     with Communicators(at_broker(broker.netloc, prefix=stranger.prefix)) as communicators:
         introduce(*communicators.pair())
         stranger.wait_topic("hello")
@@ -91,7 +91,7 @@ def talker() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0))
 
 
-def test_a_server_that_was_replaced_asks_like_one_that_lost_its_connection(talker: socket.socket) -> None:
+def test_replaced_server_asks_for_another_server(talker: socket.socket) -> None:
     """MQTT 5 has a reason code for it, which few brokers send; whoever it was may be gone already."""
     netloc = NetworkLocation(*talker.getsockname())
     prefix = f"test/{new_id()}"
@@ -110,9 +110,7 @@ def test_a_server_that_was_replaced_asks_like_one_that_lost_its_connection(talke
 
 
 @pytest.mark.parametrize("purpose", ["server", "client"])
-def test_a_broker_that_does_not_answer_a_subscription_is_tried_again(
-    talker: socket.socket, log: LogRecorder, purpose: str
-) -> None:
+def test_unanswered_subscription_is_retried(talker: socket.socket, log: LogRecorder, purpose: str) -> None:
     netloc = NetworkLocation(*talker.getsockname())
     with talker, Communicators(at_broker(netloc)) as communicators:
         getattr(communicators, purpose)(netloc, handshake_timeout=0.2)

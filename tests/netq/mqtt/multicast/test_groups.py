@@ -1,4 +1,4 @@
-"""Groups, by plain calls: members are lists of what they were told, and a tick is a call."""
+"""Groups with fake members, which record their commands, and ticks as plain calls."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ from collections.abc import Callable
 import pytest
 
 from netq.mqtt import packet
-from netq.mqtt.congestion import FIRST, CongestionControl
+from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.multicast.group import TICKS, UNICAST, WINDOW, Block
-from netq.mqtt.multicast.groups import _PUTS, KEPT, LARGE, STALL, Groups
+from netq.mqtt.multicast.groups import _MAX_PUTS, MAX_GROUPS, MIN_SIZE_TO_WAIT, STALL_AFTER, Groups
 from netq.mqtt.packet import Kind
 from netq.mqtt.window import Window
 from netq.utils.stream import Stream
 
 SIZE = 100
 MOST = 256 * 1024
-FULL, SLOW = CongestionControl(FIRST), CongestionControl(MOST)
+FULL, SLOW = CongestionControl(INITIAL_SIZE), CongestionControl(MOST)
 SLOW.growing = False
 
 
 class Listener:
-    """A member that keeps what it was told."""
+    """A member that records its commands."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4()
         self.window = Window(8)
-        self.told: list[tuple[Kind, str]] = []
+        self.commands: list[tuple[Kind, str]] = []
         self.woken = 0
-        self.pace = FULL
+        self.congestion = FULL
 
-    def command(self, kind: Kind, group: str) -> None:
-        self.told.append((kind, group))
+    def send_control(self, kind: Kind, group: str) -> None:
+        self.commands.append((kind, group))
 
     def wake(self) -> None:
         self.woken += 1
 
     @property
     def kinds(self) -> list[Kind]:
-        return [kind for kind, _ in self.told]
+        return [kind for kind, _ in self.commands]
 
 
 class Put:
@@ -51,22 +51,22 @@ class Put:
         self.stream = stream or Stream([bytes(100 * SIZE)])
         self.audience = tuple(member.id for member in members)
 
-    def place(self, member: Listener, number: int) -> int | None:
+    def refer(self, member: Listener, number: int) -> int | None:
         """Return the number that a block goes by: 0 is UNICAST, None that it waits."""
         block = Block(self.stream, number * SIZE, self.audience, [memoryview(b"block")])
-        reference = self.hall.groups.place(member, block)
+        reference = self.hall.groups.refer(member, block)
         if not reference:
             return None if reference is None else 0
         member.window.send()
         group, found, _ = packet.read_reference(
             packet.decode(packet.header(Kind.BLOCK, member.window.sent, 0, 0) + reference)
         )
-        assert (Kind.JOIN, group) in member.told
+        assert (Kind.JOIN, group) in member.commands
         return found
 
     def start(self) -> None:
         """Let the first come with a block, and all join."""
-        assert self.place(self.members[0], 0) is None
+        assert self.refer(self.members[0], 0) is None
         self.hall.join(self.members)
 
 
@@ -90,7 +90,7 @@ class Hall:
 
     def join(self, members: list[Listener]) -> None:
         for member in members:
-            kind, group = member.told[-1]
+            kind, group = member.commands[-1]
             assert kind is Kind.JOIN
             self.groups.joined(member, group)
 
@@ -113,205 +113,205 @@ def one_ahead() -> Hall:
     hall = Hall(2)
     hall.put.start()
     for number in range(WINDOW):
-        hall.put.place(hall.members[0], number)
+        hall.put.refer(hall.members[0], number)
     return hall
 
 
-def test_a_block_is_published_once_and_referred_to_by_all() -> None:
+def test_block_is_published_once() -> None:
     hall = Hall(3)
     hall.put.start()
     assert hall.members[0].woken == 1
-    assert [hall.put.place(member, 0) for member in hall.members] == [1, 1, 1]
+    assert [hall.put.refer(member, 0) for member in hall.members] == [1, 1, 1]
     hall.acknowledge(*hall.members)
-    assert hall.put.place(hall.members[2], 1) == 2
-    group = hall.members[0].told[0][1]
+    assert hall.put.refer(hall.members[2], 1) == 2
+    group = hall.members[0].commands[0][1]
     assert hall.published == [(group, packet.block(number) + b"block") for number in (1, 2)]
 
 
-def test_an_acknowledgement_tells_the_largest_block_that_it_covers() -> None:
+def test_ack_returns_the_largest_covered_block() -> None:
     hall = Hall(2)
     hall.put.start()
     one, other = hall.members
     for number in range(2):
-        hall.put.place(one, number)
+        hall.put.refer(one, number)
     assert hall.groups.acked(one, 0) == 0
     assert hall.groups.acked(one, 2) == len(hall.published[0][1])
     assert hall.groups.acked(one, 2) == 0
     assert hall.groups.acked(other, 5) == 0, "no packet of it refers to a block"
 
 
-def test_no_member_is_ahead_of_the_slowest_by_more_than_the_window() -> None:
+def test_members_stay_within_the_window() -> None:
     hall = Hall(2)
     hall.put.start()
     fast, slow = hall.members
-    assert [hall.put.place(fast, number) for number in range(WINDOW)] == list(range(1, WINDOW + 1))
-    assert hall.put.place(fast, WINDOW) is None
+    assert [hall.put.refer(fast, number) for number in range(WINDOW)] == list(range(1, WINDOW + 1))
+    assert hall.put.refer(fast, WINDOW) is None
     hall.acknowledge(fast)
-    assert hall.put.place(fast, WINDOW) is None
-    assert hall.put.place(slow, 0) == 1
+    assert hall.put.refer(fast, WINDOW) is None
+    assert hall.put.refer(slow, 0) == 1
     woken = fast.woken
     hall.acknowledge(slow)
     assert fast.woken == woken + 1
-    assert hall.put.place(fast, WINDOW) == WINDOW + 1
-    assert hall.put.place(fast, WINDOW + 1) is None
+    assert hall.put.refer(fast, WINDOW) == WINDOW + 1
+    assert hall.put.refer(fast, WINDOW + 1) is None
 
 
 @pytest.mark.parametrize("comes", [True, False], ids=["silent", "absent"])
-def test_a_member_that_stalls_goes_unicast_and_the_others_share_another_group(comes: bool) -> None:
+def test_stalled_member_continues_by_unicast(comes: bool) -> None:
     hall = Hall(3)
     hall.put.start()
     slow, *others = hall.members
     if comes:
-        hall.put.place(slow, 0)
+        hall.put.refer(slow, 0)
     for number in range(WINDOW):
         for member in others:
-            hall.put.place(member, number)
+            hall.put.refer(member, number)
     hall.acknowledge(*others)
-    assert hall.put.place(others[0], WINDOW) is None
+    assert hall.put.refer(others[0], WINDOW) is None
     hall.tick(TICKS)
     assert all(member.kinds == [Kind.JOIN] for member in hall.members)
     hall.tick()
     assert all(member.kinds == [Kind.JOIN, Kind.LEAVE] for member in hall.members)
-    assert hall.put.place(slow, 1) == 0
-    assert hall.put.place(others[0], WINDOW) is None
+    assert hall.put.refer(slow, 1) == 0
+    assert hall.put.refer(others[0], WINDOW) is None
     hall.join(others)
-    assert [hall.put.place(member, WINDOW) for member in others] == [1, 1]
+    assert [hall.put.refer(member, WINDOW) for member in others] == [1, 1]
     assert slow.kinds == [Kind.JOIN, Kind.LEAVE]
-    assert hall.new_put().place(slow, 0) is None, "it may try again with the next message"
+    assert hall.new_put().refer(slow, 0) is None, "it may try again with the next message"
     assert slow.kinds[-1] is Kind.JOIN
 
 
-def test_progress_of_one_member_is_enough_as_a_busy_machine_delays_all() -> None:
+def test_progress_of_one_member_prevents_stalls() -> None:
     hall = Hall(4)
     hall.put.start()
     for number in range(WINDOW):
         for member in hall.members:
-            hall.put.place(member, number)
-    assert hall.put.place(hall.members[0], WINDOW) is None
+            hall.put.refer(member, number)
+    assert hall.put.refer(hall.members[0], WINDOW) is None
     for member in hall.members[:3]:
         hall.tick(TICKS)
         hall.acknowledge(member)
     hall.tick(TICKS)
     assert all(member.kinds == [Kind.JOIN] for member in hall.members)
     hall.tick()
-    assert hall.put.place(hall.members[3], WINDOW) == 0
-    assert hall.put.place(hall.members[2], WINDOW) is None
+    assert hall.put.refer(hall.members[3], WINDOW) == 0
+    assert hall.put.refer(hall.members[2], WINDOW) is None
 
 
-def test_no_member_stalls_while_no_other_waits() -> None:
+def test_no_stall_while_no_member_waits() -> None:
     hall = Hall(3)
     hall.put.start()
     for member in hall.members[:2]:
-        hall.put.place(member, 0)
+        hall.put.refer(member, 0)
     hall.acknowledge(hall.members[0])
     hall.tick()
     assert hall.timers == [], "there is nothing to watch"
     hall.stall()
-    assert hall.put.place(hall.members[2], 0) == 1
+    assert hall.put.refer(hall.members[2], 0) == 1
     assert all(member.kinds == [Kind.JOIN] for member in hall.members)
 
 
-def test_a_pause_between_two_messages_is_no_lack_of_progress() -> None:
+def test_pause_between_messages_is_no_stall() -> None:
     hall = one_ahead()
     one, other = hall.members
-    hall.put.place(one, WINDOW)
+    hall.put.refer(one, WINDOW)
     hall.tick(TICKS)
-    assert hall.put.place(other, 0) == 1
+    assert hall.put.refer(other, 0) == 1
     hall.acknowledge(other)
-    hall.put.place(one, WINDOW)
-    hall.put.place(one, WINDOW + 1)
+    hall.put.refer(one, WINDOW)
+    hall.put.refer(one, WINDOW + 1)
     hall.tick(TICKS)
     assert other.kinds == [Kind.JOIN]
 
 
-@pytest.mark.parametrize(("silence", "pause"), [(10.0, STALL / TICKS), (0.4, 0.4 / TICKS)])
-def test_a_link_waits_no_longer_than_silence_is_borne(silence: float, pause: float) -> None:
+@pytest.mark.parametrize(("silence", "pause"), [(10.0, STALL_AFTER / TICKS), (0.4, 0.4 / TICKS)])
+def test_tick_interval_follows_the_silence_limit(silence: float, pause: float) -> None:
     hall = Hall(3, silence)
-    hall.put.place(hall.members[0], 0)
+    hall.put.refer(hall.members[0], 0)
     assert [timer for timer, _ in hall.timers] == [pause]
-    hall.put.place(hall.members[1], 0)
+    hall.put.refer(hall.members[1], 0)
     assert len(hall.timers) == 1
 
 
-def test_members_that_do_not_join_in_time_go_unicast() -> None:
+def test_late_joiners_continue_by_unicast() -> None:
     hall = Hall(3)
-    assert hall.put.place(hall.members[0], 0) is None
-    group = hall.members[0].told[0][1]
+    assert hall.put.refer(hall.members[0], 0) is None
+    group = hall.members[0].commands[0][1]
     for member in hall.members[:2]:
         hall.tick(TICKS)  # as long as others join, it may yet
         hall.groups.joined(member, group)
     hall.stall()
-    assert hall.put.place(hall.members[2], 0) == 0
-    assert hall.put.place(hall.members[0], 0) is None
+    assert hall.put.refer(hall.members[2], 0) == 0
+    assert hall.put.refer(hall.members[0], 0) is None
     hall.join(hall.members[:2])
-    assert [hall.put.place(member, 0) for member in hall.members] == [1, 1, 0]
+    assert [hall.put.refer(member, 0) for member in hall.members] == [1, 1, 0]
 
 
-def test_when_no_member_may_join_all_go_unicast() -> None:
+def test_all_continue_by_unicast_if_none_joins() -> None:
     hall = Hall(3)
-    assert [hall.put.place(member, 0) for member in hall.members] == [None] * 3
+    assert [hall.put.refer(member, 0) for member in hall.members] == [None] * 3
     hall.stall()
     assert all(member.woken == 1 for member in hall.members)
-    assert [hall.put.place(member, 0) for member in hall.members] == [0] * 3
+    assert [hall.put.refer(member, 0) for member in hall.members] == [0] * 3
 
 
-def test_a_lost_link_ends_the_group_and_the_others_have_another() -> None:
+def test_lost_link_replaces_the_group() -> None:
     hall = Hall(3)
     hall.put.start()
     lost = hall.members.pop()
     hall.groups.lost(lost)
     assert [member.kinds for member in hall.members] == [[Kind.JOIN, Kind.LEAVE]] * 2
-    assert hall.put.place(hall.members[0], 0) is None
+    assert hall.put.refer(hall.members[0], 0) is None
     hall.join(hall.members)
-    assert [hall.put.place(member, 0) for member in hall.members] == [1, 1]
+    assert [hall.put.refer(member, 0) for member in hall.members] == [1, 1]
 
 
-def test_the_next_link_of_a_client_gets_the_rest_by_unicast() -> None:
+def test_next_link_of_a_client_continues_by_unicast() -> None:
     hall = Hall(3)
     hall.put.start()
     lost = hall.members[2]
     hall.members[2] = back = Listener()
     back.id = lost.id
     hall.groups.lost(lost)
-    assert hall.put.place(back, 1) == 0
-    assert back.told == []
-    assert hall.new_put().place(back, 0) is None
+    assert hall.put.refer(back, 1) == 0
+    assert back.commands == []
+    assert hall.new_put().refer(back, 0) is None
 
 
-def test_when_one_member_is_left_it_goes_unicast() -> None:
+def test_last_member_continues_by_unicast() -> None:
     hall = Hall(2)
     hall.put.start()
     hall.groups.lost(hall.members[1])
-    assert hall.put.place(hall.members[0], 0) == 0
+    assert hall.put.refer(hall.members[0], 0) == 0
 
 
-def test_lanes_in_another_order_do_not_refer_back() -> None:
+def test_references_never_go_back() -> None:
     hall = Hall(2)
     hall.put.start()
     one, two = hall.members
     other = hall.new_put()
-    assert hall.put.place(one, 0) == 1
-    assert other.place(one, 0) == 2
-    assert other.place(two, 0) == 2
-    assert hall.put.place(two, 0) == 0
+    assert hall.put.refer(one, 0) == 1
+    assert other.refer(one, 0) == 2
+    assert other.refer(two, 0) == 2
+    assert hall.put.refer(two, 0) == 0
     hall.acknowledge(two)
-    assert hall.put.place(two, 0) == 0, "nor after it has passed the later one"
+    assert hall.put.refer(two, 0) == 0, "nor after it has passed the later one"
 
 
-def test_a_reference_passes_the_blocks_before_it() -> None:
+def test_reference_covers_earlier_blocks() -> None:
     hall = one_ahead()
     one, two = hall.members
     hall.acknowledge(one)
-    assert hall.put.place(one, WINDOW) is None
-    assert hall.put.place(two, 5) == 6
+    assert hall.put.refer(one, WINDOW) is None
+    assert hall.put.refer(two, 5) == 6
     hall.acknowledge(two)
-    assert [hall.put.place(one, WINDOW + more) for more in range(7)] == [9, 10, 11, 12, 13, 14, None]
+    assert [hall.put.refer(one, WINDOW + more) for more in range(7)] == [9, 10, 11, 12, 13, 14, None]
 
 
-def test_one_alone_has_no_group() -> None:
+def test_single_member_has_no_group() -> None:
     hall = Hall(1)
-    assert hall.put.place(hall.members[0], 0) == 0
-    assert hall.members[0].told == []
+    assert hall.put.refer(hall.members[0], 0) == 0
+    assert hall.members[0].commands == []
 
 
 def pairs(hall: Hall) -> list[Put]:
@@ -319,93 +319,93 @@ def pairs(hall: Hall) -> list[Put]:
     return [Put(hall, [hall.members[0], other]) for other in hall.members[1:]]
 
 
-def test_the_groups_used_last_are_kept() -> None:
-    hall = Hall(KEPT + 2)
+def test_recently_used_groups_are_kept() -> None:
+    hall = Hall(MAX_GROUPS + 2)
     for put in pairs(hall):
         put.start()
     assert hall.members[1].kinds == [Kind.JOIN, Kind.LEAVE]
     assert all(member.kinds == [Kind.JOIN] for member in hall.members[2:])
-    Put(hall, hall.members[:3:2]).place(hall.members[0], 0)
+    Put(hall, hall.members[:3:2]).refer(hall.members[0], 0)
     assert hall.members[2].kinds == [Kind.JOIN], "the next put to the same clients has the same group"
 
 
-def test_a_message_whose_group_gave_way_goes_unicast_to_its_end() -> None:
-    hall = Hall(KEPT + 2)
+def test_message_of_an_evicted_group_continues_by_unicast() -> None:
+    hall = Hall(MAX_GROUPS + 2)
     first, *others = pairs(hall)
     for put in (first, *others):
         put.start()
-    assert [first.place(member, 1) for member in first.members] == [0, 0]
+    assert [first.refer(member, 1) for member in first.members] == [0, 0]
     assert all(put.members[1].kinds == [Kind.JOIN] for put in others)
-    assert Put(hall, first.members).place(hall.members[0], 0) is None
+    assert Put(hall, first.members).refer(hall.members[0], 0) is None
 
 
-def test_links_that_grow_are_waited_for_and_slow_ones_are_not() -> None:
+def test_growing_links_join_and_slow_ones_do_not() -> None:
     hall = Hall(4)
     fast, other, new, slow = hall.members
-    new.pace, slow.pace = CongestionControl(MOST), SLOW
-    put = hall.new_put(Stream([bytes(LARGE)]))
-    assert put.place(fast, 2) is None
-    assert slow.told == []
+    new.congestion, slow.congestion = CongestionControl(MOST), SLOW
+    put = hall.new_put(Stream([bytes(MIN_SIZE_TO_WAIT)]))
+    assert put.refer(fast, 2) is None
+    assert slow.commands == []
     hall.join([fast, other, new])
-    assert put.place(fast, 2) is None
-    assert put.place(slow, 2) == 0
-    assert put.place(new, 2) == 1
+    assert put.refer(fast, 2) is None
+    assert put.refer(slow, 2) == 0
+    assert put.refer(new, 2) == 1
     assert fast.woken == 1
-    assert put.place(fast, 2) == 1
+    assert put.refer(fast, 2) == 1
 
 
-def test_a_link_that_does_not_grow_in_time_goes_unicast() -> None:
+def test_link_that_does_not_grow_continues_by_unicast() -> None:
     hall = Hall(3)
     *others, new = hall.members
-    new.pace = CongestionControl(MOST)
-    put = hall.new_put(Stream([bytes(LARGE)]))
-    assert put.place(others[0], 2) is None
+    new.congestion = CongestionControl(MOST)
+    put = hall.new_put(Stream([bytes(MIN_SIZE_TO_WAIT)]))
+    assert put.refer(others[0], 2) is None
     hall.join(hall.members)
     hall.stall()
-    assert put.place(others[0], 2) is None
+    assert put.refer(others[0], 2) is None
     assert [member.kinds[-1] for member in hall.members] == [Kind.JOIN, Kind.JOIN, Kind.LEAVE]
 
 
-def test_a_message_too_small_to_grow_with_goes_unicast_rather_than_wait() -> None:
+def test_small_message_does_not_wait_for_growing_links() -> None:
     hall = Hall(2)
     fast, new = hall.members
-    new.pace = CongestionControl(MOST)
-    assert hall.put.place(fast, 0) == 0
+    new.congestion = CongestionControl(MOST)
+    assert hall.put.refer(fast, 0) == 0
 
 
-def test_a_member_that_began_later_catches_up_by_unicast() -> None:
+def test_late_member_catches_up_by_unicast() -> None:
     hall = Hall(2)
     hall.put.start()
     first, second = hall.members
-    assert [hall.put.place(first, number) for number in (3, 4)] == [1, 2]
-    assert [hall.put.place(second, number) for number in (1, 2)] == [0, 0]
-    assert hall.put.place(second, 3) == 1
+    assert [hall.put.refer(first, number) for number in (3, 4)] == [1, 2]
+    assert [hall.put.refer(second, number) for number in (1, 2)] == [0, 0]
+    assert hall.put.refer(second, 3) == 1
 
 
-def test_a_stream_that_the_user_keeps_is_a_new_message_each_time() -> None:
+def test_reused_stream_is_a_new_message() -> None:
     hall = Hall(3)
     slow, *others = hall.members
-    slow.pace = SLOW
-    assert hall.put.place(others[0], 0) is None
+    slow.congestion = SLOW
+    assert hall.put.refer(others[0], 0) is None
     hall.join(others)
-    assert [hall.put.place(member, 0) for member in others] == [1, 1]
-    slow.pace = FULL
-    assert hall.put.place(slow, 1) == 0, "the message has its members"
+    assert [hall.put.refer(member, 0) for member in others] == [1, 1]
+    slow.congestion = FULL
+    assert hall.put.refer(slow, 1) == 0, "the message has its members"
     again = hall.new_put(hall.put.stream)
-    assert again.place(slow, 0) is None
-    assert [member.told[-1] for member in others] == [slow.told[0]] * 2
+    assert again.refer(slow, 0) is None
+    assert [member.commands[-1] for member in others] == [slow.commands[0]] * 2
 
 
-def test_so_many_messages_are_remembered() -> None:
+def test_remembered_puts_are_bounded() -> None:
     hall = Hall(2)
     hall.put.start()
-    puts = [hall.new_put() for _ in range(10 * _PUTS)]
+    puts = [hall.new_put() for _ in range(10 * _MAX_PUTS)]
     for put in puts:
-        put.place(hall.members[0], 0)
+        put.refer(hall.members[0], 0)
         hall.groups.lost(hall.members[0])
-    assert len(hall.groups._puts) == _PUTS
-    assert hall.put.place(hall.members[0], 0) is None, "a message that was forgotten begins again"
+    assert len(hall.groups._puts) == _MAX_PUTS
+    assert hall.put.refer(hall.members[0], 0) is None, "a message that was forgotten begins again"
 
 
-def test_unicast_is_no_reference() -> None:
+def test_unicast_differs_from_references() -> None:
     assert packet.reference("0" * 16, 0) != UNICAST

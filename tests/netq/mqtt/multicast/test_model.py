@@ -11,12 +11,12 @@ from typing import NamedTuple
 import pytest
 
 from netq.mqtt import packet
-from netq.mqtt.congestion import FIRST, CongestionControl
+from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
 from netq.mqtt.multicast.group import UNICAST, WINDOW, Block
 from netq.mqtt.multicast.groups import Groups
-from netq.mqtt.multicast.reorder import ROOM, Receiver
+from netq.mqtt.multicast.reorder import MAX_BLOCKS, Receiver
 from netq.mqtt.packet import Kind
-from netq.mqtt.window import MOST, Window
+from netq.mqtt.window import MAX_PACKETS, Window
 from netq.utils.stream import Stream
 
 SIZE = 100
@@ -36,12 +36,12 @@ class Put(NamedTuple):
 class Link:
     """Both ends of one link: the server's as a member, the client's with its receiver."""
 
-    pace = CongestionControl(FIRST)  # of full size
+    congestion = CongestionControl(INITIAL_SIZE)  # of full size
 
     def __init__(self, server: Server, id: uuid.UUID, todo: list[tuple[Put, int]]) -> None:
         self.server = server
         self.id = id
-        self.window = Window(MOST)
+        self.window = Window(MAX_PACKETS)
         self.todo = deque(todo)
         self.got: list[bytes] = []
         self.frozen = False
@@ -53,7 +53,7 @@ class Link:
         self._used = self._acked = 0
         self._waits = False
 
-    def command(self, kind: Kind, group: str) -> None:
+    def send_control(self, kind: Kind, group: str) -> None:
         self._commands.append((kind, bytes.fromhex(group)))
 
     def wake(self) -> None:
@@ -65,13 +65,13 @@ class Link:
 
     def turn(self) -> bool:
         """Send one packet, if there is one and room for it."""
-        if self.window.sent - self._acked >= MOST or (self._waits and not self._commands):
+        if self.window.sent - self._acked >= MAX_PACKETS or (self._waits and not self._commands):
             return False
         if self._commands:
             self._way.append(self._commands.popleft())
         elif self.todo:
             block = self.todo[0][0].block(self.todo[0][1])
-            reference = self.server.groups.place(self, block)
+            reference = self.server.groups.refer(self, block)
             self._waits = reference is None
             if reference is None:
                 return True
@@ -106,7 +106,7 @@ class Link:
         if self.frozen or not self.blocks:
             return False
         self._receiver.put(*self.blocks.popleft())
-        assert all(len(buffer._blocks) <= ROOM for buffer in self._receiver._buffers.values())
+        assert all(len(buffer._blocks) <= MAX_BLOCKS for buffer in self._receiver._buffers.values())
         return True
 
     def acknowledge(self) -> bool:
@@ -191,7 +191,7 @@ def run(server: Server, *, troubles: float) -> None:
 
 @pytest.mark.parametrize("troubles", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("seed", range(30))
-def test_all_get_all_in_order_whatever_happens(seed: int, troubles: float) -> None:
+def test_random_losses_and_stalls_lose_nothing(seed: int, troubles: float) -> None:
     chance = random.Random(seed)
     server = Server(chance.randint(2, 6), chance)
     run(server, troubles=troubles)
@@ -199,7 +199,7 @@ def test_all_get_all_in_order_whatever_happens(seed: int, troubles: float) -> No
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_one_message_is_published_once_when_all_keep_up(seed: int) -> None:
+def test_message_is_published_once_without_losses(seed: int) -> None:
     server = Server(2, random.Random(seed))
     put = Put(0, tuple(uuid.UUID(int=number) for number in range(5)))
     server.wanted = {id: [(put, number) for number in range(BLOCKS)] for id in put.audience}

@@ -1,4 +1,4 @@
-"""Blocks wait for the references to them, references for their blocks, and a block that is lost is noticed."""
+"""Blocks wait for their references and references for their blocks; a lost block is detected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from netq import ProtocolError
 from netq.mqtt import packet
-from netq.mqtt.multicast.reorder import ROOM, Receiver, ReorderBuffer
+from netq.mqtt.multicast.reorder import MAX_BLOCKS, Receiver, ReorderBuffer
 from netq.mqtt.packet import Kind, Packet
 
 GROUP = "0123456789abcdef"
@@ -28,7 +28,7 @@ def reference(number: int, before: bytes = b"", group: str = GROUP) -> Packet:
     return packet.decode(packet.header(Kind.BLOCK, 1, 0, 0) + packet.reference(group, number) + before)
 
 
-def test_blocks_are_kept_until_they_are_referred_to() -> None:
+def test_blocks_wait_for_their_reference() -> None:
     buffer = ReorderBuffer()
     assert buffer.take(1) is None
     buffer.put(1, memoryview(b"one"))
@@ -37,16 +37,16 @@ def test_blocks_are_kept_until_they_are_referred_to() -> None:
     assert bytes(buffer.take(2) or b"") == b"two"
 
 
-def test_a_block_is_lost_if_a_later_one_has_come() -> None:
+def test_later_block_shows_a_loss() -> None:
     buffer = ReorderBuffer()
     buffer.put(2, memoryview(b"two"))
     with pytest.raises(ProtocolError, match="block 1 of a group is lost, block 2 has come"):
         buffer.take(1)
 
 
-def test_a_buffer_keeps_so_many_blocks_and_none_twice() -> None:
+def test_buffer_is_bounded_and_ignores_duplicates() -> None:
     buffer = ReorderBuffer()
-    for number in range(1, ROOM + 2):
+    for number in range(1, MAX_BLOCKS + 2):
         buffer.put(number, memoryview(b"x"))
     buffer.put(3, memoryview(b"again"))
     with pytest.raises(ProtocolError):
@@ -56,7 +56,7 @@ def test_a_buffer_keeps_so_many_blocks_and_none_twice() -> None:
         buffer.take(2)
 
 
-def test_a_reference_stands_for_its_own_bytes_and_the_block() -> None:
+def test_reference_precedes_the_block_with_its_bytes() -> None:
     receiver = Topics().join()
     assert receiver.take(reference(1, b"a ")) is None, "the block has yet to come"
     for number in (1, 2):
@@ -65,7 +65,7 @@ def test_a_reference_stands_for_its_own_bytes_and_the_block() -> None:
     assert bytes(receiver.take(reference(2)) or b"") == b"block"
 
 
-def test_blocks_of_other_groups_are_not_kept() -> None:
+def test_blocks_of_other_groups_are_ignored() -> None:
     receiver = Topics().join()
     assert not receiver.put("f" * 16, packet.block(1) + b"block")
     assert not receiver.put("f" * 16, b"not even a block")
@@ -73,7 +73,7 @@ def test_blocks_of_other_groups_are_not_kept() -> None:
         receiver.put(GROUP, b"none")
 
 
-def test_a_reference_to_a_group_that_was_not_joined_is_refused() -> None:
+def test_reference_to_an_unknown_group_is_refused() -> None:
     topics = Topics()
     with pytest.raises(ProtocolError, match="that was not joined"):
         topics.receiver.take(reference(1))
@@ -83,7 +83,7 @@ def test_a_reference_to_a_group_that_was_not_joined_is_refused() -> None:
         topics.receiver.take(reference(1))
 
 
-def test_a_link_is_in_eight_groups_at_most_and_in_none_twice() -> None:
+def test_groups_of_a_link_are_bounded_and_distinct() -> None:
     topics = Topics()
     for number in range(8):
         topics.join(f"{number:016x}")
@@ -95,7 +95,7 @@ def test_a_link_is_in_eight_groups_at_most_and_in_none_twice() -> None:
     assert len(topics.now) == 7
 
 
-def test_the_end_of_a_link_is_the_end_of_its_subscriptions() -> None:
+def test_close_unsubscribes_from_all_groups() -> None:
     topics = Topics()
     topics.join()
     topics.join("f" * 16)
