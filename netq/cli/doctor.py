@@ -17,6 +17,7 @@ from pathlib import Path
 
 import netq
 from netq.protocol import codec
+from netq.text import format_netloc, parse_netloc
 from netq.version import DISTRIBUTION, version
 
 _LIBRARIES = {"mqtt": "paho.mqtt.client", "grpc": "grpc", "security": "cryptography"}  # by extra
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         answer = reach(netq.Protocol(options.protocol), connection, options.timeout)
     except (netq.NetqError, ImportError) as error:
         answer = str(error)
-    where = f"{options.server.host}:{options.server.port}"
+    where = format_netloc(*options.server)
     print(f"server    {where} {f'answers in {answer * 1000:.1f} ms' if isinstance(answer, float) else answer}")
     return 0 if isinstance(answer, float) else 1
 
@@ -105,7 +106,7 @@ def _facts() -> Iterator[tuple[str, str]]:
 
 
 def _address(text: str) -> netq.NetworkLocation:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected HOST:PORT, as in aggregator.local:51966")
-    return netq.NetworkLocation(host, int(port))
+    try:
+        return netq.NetworkLocation(*parse_netloc(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
