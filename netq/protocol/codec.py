@@ -121,6 +121,8 @@ def batch(sender: SenderFields, out: list[Any], small: int, limit: int, source: 
 
     See `Sender.batch`.
     """
+    # A thread may be interrupted anywhere here. `sent` is the truth: each message is appended to it with its number
+    # and position before it leaves `source`, and `Sender.repair` computes the attributes of the sender from it.
     number, position, size = sender.next, sender._position, 0
     sent, lane, most = sender.sent, sender.lane, sender.limit
     while source and size < limit:
@@ -166,6 +168,8 @@ def settle(sent: deque[Outgoing], number: int) -> tuple[int, int]:
 
 def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
     """Receive small messages and ACKs from `data[low:high]`; return where the rest begins. See `Session.take_small`."""
+    # All checks of the general path (Receiver.place, Sender.acked) are here too, as conditions to go on. A frame that
+    # fails one of them is left: the general path then handles it, or raises the error.
     peer, small = session.peer, session.small
     assert peer is not None
     while high - low >= HEADER_SIZE:

@@ -306,6 +306,7 @@ class Connection:
         return self._session.place(frame, self.source)
 
     def _place_rare(self, frame: Frame) -> memoryview:
+        # The order of the checks gives the most useful error: illegal in this state, then its lane, then its length.
         least, most = LENGTH[frame.kind]
         if not self._is_legal(frame.kind):
             raise ProtocolError(f"{frame.kind.name} in state {self.state.name}")

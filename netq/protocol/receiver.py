@@ -142,6 +142,7 @@ class Receiver:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} changes its size, or brings no bytes")
         if self.start >= self.limit or self.start + self.partial + frame.length > self.limit:
             raise ProtocolError(f"lane {self.lane}: message {frame.number} goes beyond the window")
+        # The first bytes of a message claim room for all of it, so that each message that has begun can be completed.
         begins, self._size = not self.parts, frame.value
         body = self._room(frame.length, source or self._memory)
         if begins:

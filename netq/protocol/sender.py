@@ -173,6 +173,8 @@ class Sender:
         """Raise ProtocolError for a cursor that the peer cannot have reached."""
         sent, first = self._furthest, self._first
         size = self.sent[cursor.held + 1 - first].size if first <= cursor.held + 1 < self.next else 0
+        # The cursor lies between the first byte that is not acknowledged and the first that was never sent. A message
+        # of which all bytes are held counts in `held`, so `partial` is less than its size.
         possible = first <= cursor.held + 1 and (cursor.held + 1, cursor.partial) <= sent
         if not possible or (cursor.partial and cursor.partial >= size):
             raise ProtocolError(

@@ -384,6 +384,8 @@ class Session:
         It is unknown whether those arrived. All others are queued again, in order.
         """
         self.drain()
+        # The old server may have delivered a message of which a byte was sent. To send it again could deliver it twice,
+        # so it fails instead, and the user decides.
         unsent = [message for sender in self.senders.values() for message in sender.unsent()]
         kept = set(unsent)
         lost = [message for message in self.abandon() if message not in kept and not message.withdrawn]

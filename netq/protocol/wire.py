@@ -233,6 +233,7 @@ class Reader:
             if self._high - self._low < HEADER_SIZE:
                 break
             frame = self._header()
+            # The begin of the body is in the scratch already and is copied; the rest is received where it belongs.
             body = self._place(frame)
             start = self._low + HEADER_SIZE
             stop = self._low = min(start + frame.length, self._high)
