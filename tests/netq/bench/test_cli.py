@@ -36,14 +36,14 @@ def test_messages_beyond_free_memory_are_refused(
     monkeypatch: pytest.MonkeyPatch, line: str, needed: str | None
 ) -> None:
     monkeypatch.setattr(command, "free_memory", lambda: GIB)
-    said = parse(shlex.split(line))
+    parsed = parse(shlex.split(line))
     if needed is None:
-        command._check_memory(said)
+        command._check_memory(parsed)
         return
-    option = "--max-size" if said.work == "iops" else "--size"
+    option = "--max-size" if parsed.work == "iops" else "--size"
     expected = f"{option}: messages of .* need {needed} of this machine's memory, of which 1.0GiB are free; choose a"
     with pytest.raises(command._NoMemory, match=f"{expected} smaller {option}$"):
-        command._check_memory(said)
+        command._check_memory(parsed)
 
 
 def test_unknown_free_memory_allows_every_size(monkeypatch: pytest.MonkeyPatch) -> None:

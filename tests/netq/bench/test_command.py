@@ -27,7 +27,7 @@ PURPOSES = ("server", "client", "both")
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "error"),
     [
         ("", "are required: server|iops|latency|throughput|load"),
         ("sprint", "invalid choice: 'sprint'"),
@@ -107,7 +107,7 @@ PURPOSES = ("server", "client", "both")
         ("latency --netloc here:0", "--netloc here:0: expected the port at which the server listens"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, says: str) -> None:
+def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], line: str, error: str) -> None:
     try:
         status: object = main(["bench", *shlex.split(line)])
     except SystemExit as end:
@@ -115,7 +115,7 @@ def test_bad_input_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], 
     out, errors = capsys.readouterr()
     assert (status, out, errors.count("\n")) == (2, "", 1)
     assert re.match(r"netq bench( \w+)?: error: ", errors)
-    assert says in errors
+    assert error in errors
 
 
 def test_netq_without_a_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:

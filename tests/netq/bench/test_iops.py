@@ -193,27 +193,27 @@ def test_no_put_merge_is_refused_by_shared_memory(capfd: pytest.CaptureFixture[s
 
 def test_spawned_server_gets_the_same_options() -> None:
     knobs = ["--workers", "3", "--transport-size", "2KiB", "--no-put-merge", "--max-size", "11"]
-    said = parse(["iops", "tcp", "both", "sync", *knobs])
+    parsed = parse(["iops", "tcp", "both", "sync", *knobs])
     netloc, files = netq.NetworkLocation("127.0.0.1", 5), spawn._Files()
-    server = parse(["server", *spawn._arguments(said, netloc, files, cores()[0])])
+    server = parse(["server", *spawn._arguments(parsed, netloc, files, cores()[0])])
     options = spawn.server_options(server)
-    assert options.connection == spawn.client_options(said, spawn.Server(netloc, None)).connection
+    assert options.connection == spawn.client_options(parsed, spawn.Server(netloc, None)).connection
     assert (options.connection.transport_size, options.connection.put_merge) == (2048, False)
     assert (options.workers, options.netloc, server.core, cli.largest(server)) == (3, netloc, cores()[0], 2**11)
 
 
 def test_defaults_are_those_of_netq() -> None:
-    said = parse(["iops", "tcp", "client", "sync"])
-    ours, netqs = spawn.client_options(said, spawn.Server(said.netloc, None)), netq.CommunicatorOptions()
+    parsed = parse(["iops", "tcp", "client", "sync"])
+    ours, netqs = spawn.client_options(parsed, spawn.Server(parsed.netloc, None)), netq.CommunicatorOptions()
     assert (ours.netloc, ours.workers) == (netqs.netloc, netqs.workers)
     for name in ("transport_size", "put_merge", "get_merge"):
         assert getattr(ours.connection, name) == getattr(netqs.connection, name)
 
 
 def test_each_communicator_has_a_new_id() -> None:
-    said = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
-    server = spawn.Server(said.netloc, None)
-    assert spawn.client_options(said, server).id != spawn.client_options(said, server).id
+    parsed = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
+    server = spawn.Server(parsed.netloc, None)
+    assert spawn.client_options(parsed, server).id != spawn.client_options(parsed, server).id
 
 
 @pytest.mark.parametrize("purpose", ["server", "client", "both"])

@@ -49,9 +49,9 @@ def test_page_has_every_option_with_its_default() -> None:
             page[work, name] = default
     ours = {}
     for work, option in options():
-        told = re.search(r"; default (.*)", option.help or "")
+        documented = re.search(r"; default (.*)", option.help or "")
         name = " ".join([", ".join(option.option_strings), *([str(option.metavar)] if option.metavar else [])])
-        ours[work, f"`{name}`"] = told[1] if told else ""
+        ours[work, f"`{name}`"] = documented[1] if documented else ""
     assert page == ours
 
 
@@ -76,8 +76,8 @@ def test_page_example_with_a_broker_works(start: Start, run: Run, broker: Mosqui
     server, client = [line for line in LINES if "broker.local:1883" in line]
     started = start(*_here(server, broker))
     assert started.stdout is not None
-    said = started.stdout.readline()
-    assert said.startswith("serving mqtt through the broker at {}:{};".format(*broker.netloc))
+    printed_line = started.stdout.readline()
+    assert printed_line.startswith("serving mqtt through the broker at {}:{};".format(*broker.netloc))
     assert run(*_here(client, broker), "--count", "20")["figures"]["messages"] == 20
 
 

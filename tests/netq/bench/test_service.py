@@ -54,7 +54,7 @@ def serving(clients: int | None = None) -> Iterator[netq.Communicator]:
             assert not thread.is_alive()
 
 
-def said(client: netq.Communicator) -> Any:
+def received(client: netq.Communicator) -> Any:
     return client.get(timeout=LIMIT).data
 
 
@@ -73,14 +73,14 @@ def test_client_is_served_while_another_is(
     run: Run, netloc: str, location: NetworkLocation, communicators: Communicators
 ) -> None:
     first = communicators.client(location)
-    assert said(first)[0] == "hello"
+    assert received(first)[0] == "hello"
     first.put(("echo", 64))
-    assert said(first) == ("ready",)
+    assert received(first) == ("ready",)
     assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
     first.put(b"abc")
-    assert said(first) == b"abc"
+    assert received(first) == b"abc"
     first.put(("end",))
-    assert said(first)[:3] == ("done", 1, 3)
+    assert received(first)[:3] == ("done", 1, 3)
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
@@ -190,9 +190,9 @@ def test_wrong_request_is_answered_then_client_ignored(
     netloc: str, location: NetworkLocation, communicators: Communicators, request_: object
 ) -> None:
     client = communicators.client(location)
-    assert said(client)[0] == "hello"
+    assert received(client)[0] == "hello"
     client.put(request_)
-    kind, why = said(client)
+    kind, why = received(client)
     assert kind == "refused"
     assert 0 < len(why) < 500
 
@@ -206,9 +206,9 @@ class Harm:
 
 def test_no_class_is_loaded(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
-    assert said(client)[0] == "hello"
+    assert received(client)[0] == "hello"
     client.put(Harm())
-    kind, why = said(client)
+    kind, why = received(client)
     assert kind == "refused"
     assert "allow" in why
     assert not Path("harm").exists()
@@ -216,20 +216,20 @@ def test_no_class_is_loaded(location: NetworkLocation, communicators: Communicat
 
 def test_wrong_payload_ends_a_transfer(location: NetworkLocation, communicators: Communicators) -> None:
     client = communicators.client(location)
-    assert said(client)[0] == "hello"
+    assert received(client)[0] == "hello"
     client.put(("transfer", "up", ((8, 2),), 0, 0.0))
-    assert said(client) == ("ready",)
+    assert received(client) == ("ready",)
     client.put(("go",))
     client.put({"a": 1})
-    assert said(client)[0] == "refused"
+    assert received(client)[0] == "refused"
 
 
 def test_clients_beyond_the_limit_are_refused(communicators: Communicators) -> None:
     with serving() as server:
         for _ in range(service.CLIENTS):
-            assert said(communicators.client(server.netloc))[0] == "hello"
+            assert received(communicators.client(server.netloc))[0] == "hello"
         last = communicators.client(server.netloc)
-        assert said(last) == ("refused", f"it serves {service.CLIENTS} clients already")
+        assert received(last) == ("refused", f"it serves {service.CLIENTS} clients already")
         for client in list(communicators._open):
             communicators.abort(client)
 
@@ -238,20 +238,20 @@ def test_server_of_two_ends_after_both_have_left(communicators: Communicators) -
     with serving(clients=2) as server:
         for _ in range(3):  # of whom none is served
             refused = communicators.client(server.netloc)
-            assert said(refused)[0] == "hello"
+            assert received(refused)[0] == "hello"
             refused.put("nonsense")
-            assert said(refused)[0] == "refused"
+            assert received(refused)[0] == "refused"
             leave(communicators, refused)
         first, second = communicators.client(server.netloc), communicators.client(server.netloc)
         for client in (first, second):
-            assert said(client)[0] == "hello"
+            assert received(client)[0] == "hello"
             client.put(("echo", 8))
-            assert said(client) == ("ready",)
+            assert received(client) == ("ready",)
             client.put(("end",))
-            assert said(client)[0] == "done"
+            assert received(client)[0] == "done"
         leave(communicators, first)
         third = communicators.client(server.netloc)
-        assert said(third) == ("refused", "it serves no more clients: its --clients is 2")
+        assert received(third) == ("refused", "it serves no more clients: its --clients is 2")
         leave(communicators, second)
         communicators.abort(third)
 
@@ -259,7 +259,7 @@ def test_server_of_two_ends_after_both_have_left(communicators: Communicators) -
 def test_server_log_names_the_refused_client(communicators: Communicators) -> None:
     with LogRecorder() as log, ExitStack() as stack:
         client = communicators.client(stack.enter_context(serving()).netloc)
-        assert said(client)[0] == "hello"
+        assert received(client)[0] == "hello"
         client.put(b"")
         line = log.wait("is not served any more")
         assert line.startswith("127.0.0.1:")
@@ -273,7 +273,7 @@ def test_restarted_server_is_detected() -> None:
         protocol.expect(lambda: hello, "done")
 
 
-@pytest.mark.parametrize("said", [(1, facts()), (), (NOW,), (NOW, []), (NOW, {"python": "3"})])
-def test_wrong_hello_is_refused(said: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("hello", [(1, facts()), (), (NOW,), (NOW, []), (NOW, {"python": "3"})])
+def test_wrong_hello_is_refused(hello: tuple[Any, ...]) -> None:
     with pytest.raises(protocol.BenchError):
-        protocol.read_hello(said)
+        protocol.read_hello(hello)
