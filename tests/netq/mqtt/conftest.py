@@ -1,4 +1,4 @@
-"""Communicators that meet at the session's broker, under a prefix of each test's own; and brokers to be killed."""
+"""Communicators at the broker of the test session, each test with its own prefix; and brokers to kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NewBroker = Callable[..., Mosquitto]
 
 @pytest.fixture
 def new_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NewBroker]:
-    """Start brokers that the test may kill."""
+    """Start brokers that a test may kill."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(Mosquitto(tmp_path_factory.mktemp("own"), **options))
 

@@ -1,4 +1,4 @@
-"""The access list of docs/how-to/mqtt.md: it grants each client what it needs, and no more."""
+"""The access list of docs/how-to/mqtt.md is sufficient for clients, and protects the server's topics."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PASSWORD = "secret"
 
 
 def access_list() -> str:
-    """The block of the page that begins with a user."""
+    """Return the block of the page that begins with a user."""
     return next(block for block in PAGE.blocks() if block.startswith("user "))
 
 
 def federation(new_broker: NewBroker, folder: Path, without: str = "-") -> Mosquitto:
-    """A broker with the page's users, who may do what the page says, but for the lines that have `without`."""
+    """Start a broker with the page's users and access list, except for the lines that contain `without`."""
     access = folder / "access"
     lines = [line for line in access_list().splitlines() if without not in line]
     access.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -45,7 +45,7 @@ def communicator(broker: Mosquitto, purpose: Purpose, user: str) -> netq.Communi
 
 
 def put_to_two_boards(broker: Mosquitto, times: int) -> None:
-    """Put a model to two boards, so many times, and let all three part."""
+    """Put a model to two clients, `times` times, and close all three."""
     model = np.ones(2**18)
     with (
         communicator(broker, Purpose.SERVER, "aggregator") as server,

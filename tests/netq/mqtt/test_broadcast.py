@@ -1,4 +1,4 @@
-"""What goes to several clients enters the broker once, and one that is slow or lost harms nobody else."""
+"""A message to several clients enters the broker once, and a slow or lost client does not harm the others."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_lost_block_is_detected_and_sent_again(broker: Mosquitto, log: LogRecord
         data = model(64 * MIB)
         future = server.put(data)
         _, joined = stranger.wait(Kind.JOINED, "s", len(clients))
-        stranger.say(f"g/{joined[packet.HEADER_SIZE :].hex()}", packet.block(10**6) + b"of nobody's")
+        stranger.publish(f"g/{joined[packet.HEADER_SIZE :].hex()}", packet.block(10**6) + b"of another")
         log.wait("of a group is lost")
         assert_all_got(clients, data)
         future.result(LIMIT)
@@ -216,7 +216,7 @@ def test_broadcast_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> No
 
 
 def assert_all_got_again(server: Communicator, clients: list[Communicator]) -> None:
-    """The links are in order: another broadcast comes too."""
+    """Assert that the links still work, by another broadcast."""
     future = server.put(bytes(range(256)) * 4096)
     assert [client.get(timeout=LIMIT).data for client in clients] == [bytes(range(256)) * 4096] * len(clients)
     future.result(LIMIT)

@@ -1,4 +1,4 @@
-"""The broker is not there, goes, comes back, or is none: netq waits, says so once, and loses nothing."""
+"""A broker that is missing, restarts, or is another server: netq waits, logs it once, and loses nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_waiting_client_connects_at_the_hello_of_a_server(broker: Mosquitto, log
     with Communicators(at_broker(broker.netloc)) as communicators:
         client = communicators.client(broker.netloc, retry_min=20.0, retry_max=60.0)
         future = client.put("hello")
-        other = communicators.client(broker.netloc)  # it came to the broker later, and knocks sooner
+        other = communicators.client(broker.netloc)  # it connected later, and sends OPEN sooner
         log.wait("no server of")
         communicators.abort(other)
         server = communicators.server()
@@ -110,7 +110,7 @@ def test_long_user_name_is_truncated_in_the_error(new_broker: NewBroker, log: Lo
 
 
 def test_alternating_errors_are_logged_once_each(log: LogRecorder) -> None:
-    """One connection is closed, the next is reset."""
+    """The broker closes one connection and resets the next."""
     fickle = socket.create_server(("127.0.0.1", 0))
     with fickle, Communicators(at_broker(NetworkLocation(*fickle.getsockname()))) as communicators:
         server = communicators.server(retry_max=0.01)
@@ -122,8 +122,8 @@ def test_alternating_errors_are_logged_once_each(log: LogRecorder) -> None:
                 else:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         communicators.abort(server)
-    told = log.having("trying again until it answers")
-    assert 2 <= len(told) == len(set(told)) < 5
+    lines = log.having("trying again until it answers")
+    assert 2 <= len(lines) == len(set(lines)) < 5
 
 
 class Quiet(http.server.BaseHTTPRequestHandler):

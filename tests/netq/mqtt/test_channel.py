@@ -59,7 +59,7 @@ class FakeLink:
 
 
 class Harness:
-    """A channel's loop and multiplexer, its link, and a window that plays its peer's."""
+    """A channel with a fake loop and multiplexer, a fake link, and the window of its peer."""
 
     heartbeat = HEARTBEAT
 
@@ -238,7 +238,9 @@ def test_probe_follows_after_a_second_without_progress() -> None:
     harness.send(1, 10)
     harness.acknowledge()
     harness.send(1, 10)
-    assert (harness.fire_timer(), harness.probes()) == (1.0, 0), "it began with the first, of which has been told"
+    assert (harness.fire_timer(), harness.probes()) == (1.0, 0), (
+        "the timer began with the first packet, which is acknowledged"
+    )
     assert (harness.fire_timer(), harness.probes()) == (1.0, 1)
 
 

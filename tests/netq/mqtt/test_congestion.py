@@ -13,13 +13,13 @@ PACKETS = 200
 
 
 def sent(congestion: CongestionControl, number: int, size: int, now: float) -> bool:
-    """Send a packet; return whether its acknowledgement was asked for."""
+    """Send a packet; return whether a probe is due."""
     congestion.sent(number, size)
     return congestion.should_probe(now, stopped=False)
 
 
 def grown() -> CongestionControl:
-    """A congestion at its best, at second 1, after packet 9."""
+    """A congestion control at its maximum size, at second 1, after packet 9."""
     congestion = CongestionControl(MOST)
     for number in range(1, 10):
         sent(congestion, number, congestion.size, number / 10)
@@ -29,8 +29,9 @@ def grown() -> CongestionControl:
 
 
 def played(rate: float, delay: float, first: int = INITIAL_SIZE) -> tuple[CongestionControl, float, float]:
-    """Send as much as is allowed, 8 packets at most, over a path of `rate` bytes a second and `delay` seconds there and
-    back. Return the congestion, how long the last packet was on its link_topic, and the longest that one alone took.
+    """Send as much as is allowed, 8 packets at most, over a path of `rate` bytes/s and a round trip of `delay` seconds.
+
+    Return the congestion control, the seconds of the last packet in flight, and the longest of a packet alone.
     """
     congestion, now, free, number, seconds, longest = CongestionControl(MOST, first), 0.0, 0.0, 0, 0.0, 0.0
     flying: deque[tuple[float, int, float]] = deque()  # acknowledged when, number, sent when
@@ -109,7 +110,7 @@ def test_one_probe_at_a_time_and_more_when_stopped() -> None:
     assert not congestion.should_probe(3.1, stopped=False)
     assert congestion.should_probe(3.1, stopped=True)
     congestion.acked(11, 3.2)
-    assert not congestion.should_probe(9.0, stopped=True), "nothing is on its way"
+    assert not congestion.should_probe(9.0, stopped=True), "nothing is in flight"
 
 
 def test_size_grows_until_maximum_or_late() -> None:

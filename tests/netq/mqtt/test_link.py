@@ -1,4 +1,4 @@
-"""No packet is larger than was agreed: a broker drops what is, without a word."""
+"""No packet is larger than was agreed: brokers silently drop larger ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_packets_keep_order_and_size_limit(size: int) -> None:
 
 
 def test_mixed_unicast_and_broadcast_lose_no_link(broker: Mosquitto, log: LogRecorder) -> None:
-    """A part for several ends where the others' end, so it may come on top of what is in a packet already."""
+    """A part for several peers ends at the same offset on all links, so it may exceed the rest of a packet."""
     with Communicators(at_broker(broker.netloc, packet_size=4096)) as communicators:
         server = communicators.server()
         clients = [communicators.client(server.netloc) for _ in range(3)]

@@ -62,7 +62,7 @@ def reset(multiplexer: Multiplexer, channel: Channel) -> None:
 
 
 def lose(multiplexer: Multiplexer, size: int, times: int = 1) -> None:
-    """Lose so many links, one after the other, each with such a packet on its link_topic."""
+    """Lose `times` links one after the other, each with a packet of `size` bytes in flight."""
     for _ in range(times):
         channel = new_channel(multiplexer)
         send(channel, size)

@@ -1,4 +1,4 @@
-"""Packets and topics: what is written is read, and nothing else is."""
+"""Packets and topics: round trips, and errors for anything invalid."""
 
 from __future__ import annotations
 

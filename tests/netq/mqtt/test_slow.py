@@ -1,4 +1,4 @@
-"""A slow way to the broker: heartbeats pass, and a message on another lane does not wait for all of a large one."""
+"""A slow path to the broker: heartbeats pass, and a large message does not block other lanes to its end."""
 
 from __future__ import annotations
 

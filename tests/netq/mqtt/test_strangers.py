@@ -1,4 +1,4 @@
-"""Who else publishes under the prefix: garbage is ignored, and what breaks a link breaks that link only."""
+"""Foreign publications under the prefix: invalid ones are ignored, and others end only the link of their topic."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def echoed(server: Communicator, client: Communicator) -> None:
 def test_retained_messages_are_ignored(communicators: Communicators, stranger: Stranger) -> None:
     topics = ["hello", f"s/{new_id()}/{new_id()}", f"s/{new_id()}/gone", f"g/{new_id()}", "nothing/of/ours"]
     for topic in topics:
-        stranger.say(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
+        stranger.publish(topic, packet.hello(b"8 bytes.", here=True), 1, retain=True)
     echoed(*communicators.pair())
     for topic in topics:
-        stranger.say(topic, b"", 1, retain=True)
+        stranger.publish(topic, b"", 1, retain=True)
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -71,7 +71,7 @@ def test_invalid_publications_are_ignored_and_logged_once(
     mine = [f"s/{new_id()}/{new_id()}", "hello", "s/1/2", f"s/{new_id()}/GONE", f"c/{new_id()}/{new_id()}"]
     for topic in mine:
         for payload in (*BAD, *OPENS, bytes(70_000)):
-            stranger.say(topic, payload, qos)
+            stranger.publish(topic, payload, qos)
     echoed(server, client)
     assert len(log.having("is ignored", logging.INFO)) <= 2  # one of them the server's, one the client's
     assert server.statistics()[client.id].connected
@@ -81,15 +81,15 @@ def test_ungreeted_client_has_one_link_and_no_share(communicators: Communicators
     server, client = communicators.pair()
     me, last = new_id(), new_id()
     for link in [*[new_id() for _ in range(100)], last]:
-        stranger.say(f"s/{me}/{link}", packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144))
+        stranger.publish(f"s/{me}/{link}", packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144))
     stranger.wait(Kind.WELCOME, "c", 102)
     server.put("x", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "x"
-    _, told = stranger.wait(Kind.DATA, "c", stranger.count(Kind.DATA, "c"))
-    assert packet.decode(told).room == MAX_PACKETS  # as if nobody else was there
+    _, payload = stranger.wait(Kind.DATA, "c", stranger.count(Kind.DATA, "c"))
+    assert packet.decode(payload).room == MAX_PACKETS  # a full share, as if it were alone
     before = stranger.count(Kind.RESET, "c")
     for number, link in enumerate([new_id(), last]):
-        stranger.say(f"s/{me}/{link}", packet.header(Kind.PROBE, 0, 0, 0))
+        stranger.publish(f"s/{me}/{link}", packet.header(Kind.PROBE, 0, 0, 0))
         if not number:
             stranger.wait(Kind.RESET, "c", before + 1)  # there is no such link
     stranger.wait(Kind.ACK, "c")  # the last one is there
@@ -103,9 +103,9 @@ def test_many_ungreeted_ids_do_not_block_others(
     server = communicators.server(handshake_timeout=1.0)
     client = communicators.client(server.netloc)
     echoed(server, client)
-    knock = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
+    open_packet = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
     for _ in range(500):
-        stranger.say(f"s/{new_id()}/{new_id()}", knock)
+        stranger.publish(f"s/{new_id()}/{new_id()}", open_packet)
     stranger.wait(Kind.WELCOME, "c", 501)
     echoed(server, client)
     log.wait("no greeting within", 500)
@@ -115,7 +115,7 @@ def test_many_ungreeted_ids_do_not_block_others(
 def test_reset_names_both_versions(communicators: Communicators, stranger: Stranger, log: LogRecorder) -> None:
     communicators.server()
     log.wait("connected to the broker")
-    stranger.say(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
+    stranger.publish(f"s/{new_id()}/{new_id()}", OPENS[3], 1)
     _, answer = stranger.wait(Kind.RESET, "c")
     assert b"version 9" in answer
     assert b"version 1" in answer
@@ -125,9 +125,9 @@ def test_reset_is_not_answered(communicators: Communicators, stranger: Stranger)
     server, client = communicators.pair()
     ways = [f"s/{new_id()}/{new_id()}" for _ in range(3)]
     for link_topic in ways:
-        stranger.say(link_topic, packet.header(Kind.RESET, 0, 0, 0), 1)
-        stranger.say(link_topic, packet.header(Kind.CLOSE, 0, 0, 0), 1)
-    stranger.say(ways[0], packet.header(Kind.DATA, 5, 0, 0) + b"lost", 1)
+        stranger.publish(link_topic, packet.header(Kind.RESET, 0, 0, 0), 1)
+        stranger.publish(link_topic, packet.header(Kind.CLOSE, 0, 0, 0), 1)
+    stranger.publish(ways[0], packet.header(Kind.DATA, 5, 0, 0) + b"lost", 1)
     stranger.wait(Kind.RESET, "c")
     echoed(server, client)
     assert stranger.count(Kind.RESET, "c") == 1
@@ -141,7 +141,7 @@ def test_gap_ends_the_link_but_not_the_session(
     server.put("down", client.id).result(LIMIT)
     assert client.get(timeout=LIMIT).data == "down"
     topic, _ = stranger.wait(Kind.DATA, to)
-    stranger.say(topic, packet.header(Kind.DATA, 1000, 0, 8) + b"?")
+    stranger.publish(topic, packet.header(Kind.DATA, 1000, 0, 8) + b"?")
     stranger.wait(Kind.OPEN, "s", 2)
     for number in range(100):
         client.put(number)
@@ -154,7 +154,7 @@ def test_gap_ends_the_link_but_not_the_session(
 def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicators, stranger: Stranger) -> None:
     server, client = communicators.pair()
     topic, first = stranger.wait(Kind.DATA, "s")
-    stranger.say(topic, first, 2)
+    stranger.publish(topic, first, 2)
     stranger.wait(Kind.OPEN, "s", 2)
     echoed(server, client)
     with pytest.raises(TimeoutError):
@@ -162,10 +162,10 @@ def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicat
 
 
 def test_loss_of_the_last_packet_is_detected_by_a_probe(communicators: Communicators, stranger: Stranger) -> None:
-    """The server is told of packets that the client never sent: a probe says so, as it would of one that was lost."""
+    """The server gets a PROBE for a packet that the client never sent, as after a loss."""
     server, client = communicators.pair()
     topic, _ = stranger.wait(Kind.DATA, "s")
-    stranger.say(topic, packet.header(Kind.PROBE, 50, 0, 8))
+    stranger.publish(topic, packet.header(Kind.PROBE, 50, 0, 8))
     stranger.wait(Kind.OPEN, "s", 2)
     echoed(server, client)
 

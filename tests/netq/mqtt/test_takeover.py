@@ -64,7 +64,7 @@ def test_hello_without_our_nonce_does_not_end_a_server(
         proxy.cut()
         nonce = stranger.wait_topic("/who")
         for answers in (b"", bytes(8)):
-            stranger.say("hello", packet.hello(b"12345678", here=True) + answers)
+            stranger.publish("hello", packet.hello(b"12345678", here=True) + answers)
         log.wait("connected to the broker, serving", 2)
         introduce(server, client)
         assert len(nonce) == packet.NONCE_SIZE
@@ -77,9 +77,9 @@ def test_few_hellos_answer_many_questions(broker: Mosquitto, stranger: Stranger)
         stranger.wait_topic("hello")
         start = time.monotonic()
         for number in range(300):
-            stranger.say(f"s/{new_id()}/who", number.to_bytes(8, "big"))
+            stranger.publish(f"s/{new_id()}/who", number.to_bytes(8, "big"))
         first = packet.read_hello(stranger.wait_topic("hello", 2))
-        stranger.say(f"s/{new_id()}/who", b"one more")
+        stranger.publish(f"s/{new_id()}/who", b"one more")
         second = packet.read_hello(stranger.wait_topic("hello", 3))
         assert first.answers[0] == bytes(8)
         assert second.answers
@@ -92,7 +92,7 @@ def talker() -> socket.socket:
 
 
 def test_replaced_server_asks_for_another_server(talker: socket.socket) -> None:
-    """MQTT 5 has a reason code for it, which few brokers send; whoever it was may be gone already."""
+    """MQTT 5 has a reason code for a takeover, which few brokers send. The other server may be gone already."""
     netloc = NetworkLocation(*talker.getsockname())
     prefix = f"test/{new_id()}"
     with talker, Communicators(at_broker(netloc, prefix=prefix)) as communicators:

@@ -1,4 +1,4 @@
-"""Server and clients in one model, under random delays, stalls and losses: all get all, in order, and none hangs."""
+"""A model of a server and its clients with random delays, stalls and losses: all messages arrive, in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Put(NamedTuple):
 
 
 class Link:
-    """Both ends of one link: the server's as a member, the client's with its receiver."""
+    """Both ends of one link: the member at the server, and the receiver at the client."""
 
     congestion = CongestionControl(INITIAL_SIZE)  # of full size
 
@@ -64,7 +64,7 @@ class Link:
         self.server.groups.joined(self, group)
 
     def turn(self) -> bool:
-        """Send one packet, if there is one and room for it."""
+        """Send one packet, if there is one and credit for it."""
         if self.window.sent - self._acked >= MAX_PACKETS or (self._waits and not self._commands):
             return False
         if self._commands:
@@ -85,7 +85,7 @@ class Link:
         return True
 
     def use(self) -> bool:
-        """Let the client use one packet."""
+        """Let the client process one packet."""
         if self.frozen or not self._way:
             return False
         kind, body = self._way[0]
@@ -102,7 +102,7 @@ class Link:
         return True
 
     def read(self) -> bool:
-        """Let the client take one block from the broker."""
+        """Let the client receive one block from the broker."""
         if self.frozen or not self.blocks:
             return False
         self._receiver.put(*self.blocks.popleft())
@@ -118,7 +118,7 @@ class Link:
 
 
 class Server:
-    """Groups, their broker, and links that come and go."""
+    """Groups, their broker, and links that are lost and replaced."""
 
     def __init__(self, clients: int, chance: random.Random) -> None:
         self.chance = chance
@@ -135,7 +135,7 @@ class Server:
         self.links = [Link(self, id, todo) for id, todo in self.wanted.items()]
 
     def step(self) -> bool:
-        """Do something; False if there is nothing to do but to wait."""
+        """Do one random action; return False if there is none."""
         actions = [action for link in self.links for action in (link.turn, link.use, link.read, link.acknowledge)]
         self.chance.shuffle(actions)
         return any(action() for action in actions)
@@ -147,14 +147,14 @@ class Server:
         return bool(timers)
 
     def lose(self, at: int) -> None:
-        """A link is lost; the client's next one goes on where it was."""
+        """Replace a link; the client's next one resumes."""
         old = self.links[at]
         self.links[at] = Link(self, old.id, self.wanted[old.id][len(old.got) :])
         self.links[at].got = old.got
         self.groups.lost(old)
 
     def _mixed(self, puts: list[Put]) -> list[tuple[Put, int]]:
-        """The blocks of some puts, in order, as lanes may take turns."""
+        """Return the blocks of some puts, interleaved as lanes may be."""
         rest = [deque((put, number) for number in range(BLOCKS)) for put in puts]
         mixed = []
         while rest := [lane for lane in rest if lane]:
@@ -174,12 +174,12 @@ def assert_all_got_all(server: Server) -> None:
         assert link.got == [f"{put.name}.{number}".encode() for put, number in server.wanted[link.id]]
 
 
-def run(server: Server, *, troubles: float) -> None:
+def run(server: Server, *, faults: float) -> None:
     for _ in range(100_000):
-        if server.chance.random() < troubles:
+        if server.chance.random() < faults:
             link = server.chance.choice(server.links)
             link.frozen = not link.frozen
-        if server.chance.random() < troubles / 4:
+        if server.chance.random() < faults / 4:
             server.lose(server.chance.randrange(len(server.links)))
         if not server.step() and not server.tick():
             if not any(link.frozen for link in server.links):
@@ -189,12 +189,12 @@ def run(server: Server, *, troubles: float) -> None:
     raise AssertionError("there is no end to it")
 
 
-@pytest.mark.parametrize("troubles", [0.0, 0.01, 0.1])
+@pytest.mark.parametrize("faults", [0.0, 0.01, 0.1])
 @pytest.mark.parametrize("seed", range(30))
-def test_random_losses_and_stalls_lose_nothing(seed: int, troubles: float) -> None:
+def test_random_losses_and_stalls_lose_nothing(seed: int, faults: float) -> None:
     chance = random.Random(seed)
     server = Server(chance.randint(2, 6), chance)
-    run(server, troubles=troubles)
+    run(server, faults=faults)
     assert_all_got_all(server)
 
 
@@ -204,6 +204,6 @@ def test_message_is_published_once_without_losses(seed: int) -> None:
     put = Put(0, tuple(uuid.UUID(int=number) for number in range(5)))
     server.wanted = {id: [(put, number) for number in range(BLOCKS)] for id in put.audience}
     server.links = [Link(server, id, todo) for id, todo in server.wanted.items()]
-    run(server, troubles=0.0)
+    run(server, faults=0.0)
     assert_all_got_all(server)
     assert (server.published, server.unicast) == (BLOCKS, 0)

@@ -13,7 +13,7 @@ GROUP = "0123456789abcdef"
 
 
 class Topics:
-    """What a receiver is subscribed to."""
+    """The subscriptions of a receiver."""
 
     def __init__(self) -> None:
         self.now: list[str] = []
