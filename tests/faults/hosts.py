@@ -164,7 +164,11 @@ def sweep() -> None:
     for path in NAMED.glob("netq-*-*"):
         pid = path.name.split("-")[1]
         if not Path(f"/proc/{pid}").exists():
-            run("ip", "netns", "delete", path.name)
+            try:
+                run("ip", "netns", "delete", path.name)
+            except RuntimeError:
+                if path.exists():  # else another process of the same run was faster
+                    raise
 
 
 def _prefix(pid: int) -> str:
