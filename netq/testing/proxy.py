@@ -121,7 +121,10 @@ class Proxy:
                 link = _Link(self, near)
                 task = tasks.create_task(link.carry(self.upstream))
                 self._links[task] = link
-                task.add_done_callback(self._links.pop)
+                task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._links.pop(task).close()
 
     async def _end(self, *, resets: bool) -> None:
         if tasks := self._hang_up(resets):
@@ -172,7 +175,10 @@ class Proxy:
 
 
 class _Link:
-    """Two sockets, and the bytes between them. One task carries it and closes both."""
+    """Two sockets, and the bytes between them. One task carries it; when that is done, the proxy closes both.
+
+    The task does not close them itself: one that is cancelled before it begins would leave them open.
+    """
 
     def __init__(self, proxy: Proxy, near: socket.socket) -> None:
         self._proxy = proxy
@@ -184,7 +190,7 @@ class _Link:
 
     async def carry(self, upstream: NetworkLocation) -> None:
         near, far = self._ends
-        with near, far, contextlib.suppress(OSError):  # upstream does not listen
+        with contextlib.suppress(OSError):  # upstream does not listen
             if self._proxy.refusing:
                 return
             await asyncio.get_running_loop().sock_connect(far, upstream)
@@ -199,6 +205,10 @@ class _Link:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             else:
                 _shut(end, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
 
     async def _way(self, source: socket.socket, target: socket.socket) -> None:
         pieces = _Pieces(_PIECES)

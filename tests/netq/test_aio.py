@@ -120,8 +120,12 @@ def arrive(*futures: Delivery) -> None:
 def hold(communicator: Communicator) -> threading.Event:
     """Have the communicator's own thread do nothing until the event is set."""
     held, release = threading.Event(), threading.Event()
-    communicator._core._endpoint.home.call(held.set)
-    communicator._core._endpoint.home.call(release.wait, LIMIT)
+
+    def block() -> None:
+        held.set()
+        release.wait(LIMIT)
+
+    communicator._core._endpoint.home.call(block)
     assert held.wait(LIMIT)
     return release
 
