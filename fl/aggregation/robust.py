@@ -1,7 +1,8 @@
-"""Kernels of the robust strategies: median, trimmed mean, Krum scores.
+"""Kernels of the robust strategies.
 
-They take an array of real numbers [updates, elements]: the same elements of all updates. Pure functions; called by
-fl/strategies/robust.py, block by block.
+A kernel takes an array of real numbers [updates, elements], the same elements of all updates, and returns [elements].
+`squared_norms` and `scores` are for strategies that select updates by their distances. Pure functions;
+fl/strategies/robust.py calls them block by block.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class UpdateStore:
         self._specs = specs_of(like)
         sizes = [spec.size * spec.accumulator.itemsize for spec in self._specs.values()]
         self._offsets = dict(zip(self._specs, itertools.accumulate([0, *sizes[:-1]]), strict=False))
-        self._update = sum(sizes)  # bytes
+        self._update_size = sum(sizes)  # bytes
         self._folder = tempfile.gettempdir() if folder is None else os.fspath(folder)
         self._scratch = Scratch()
         self._file: io.FileIO | None = None
@@ -67,11 +67,10 @@ class UpdateStore:
         """
         for name, source in sources(model, self._specs):
             check_finite(name, source, self._scratch)
-        descriptor, end = self._descriptor(), self._count * self._update
+        descriptor, end = self._descriptor(), self._count * self._update_size
         try:
-            for name, source in sources(
-                model, self._specs
-            ):  # a packed update decodes each tensor again: keeping all needs memory
+            # A packed update decodes each tensor a second time here: keeping all of them would need a model of memory.
+            for name, source in sources(model, self._specs):
                 self._write(descriptor, source, end + self._offsets[name])
         except OSError as error:
             os.ftruncate(descriptor, end)
@@ -122,15 +121,15 @@ class UpdateStore:
                 left, offset = left[written:], offset + written
 
     def _full(self, error: OSError) -> UpdateStoreError:
-        reason = f"folder {self._folder}: no room for an update of {self._update} bytes ({error.strerror})"
-        others = f"{self._count} others of this round are there, of {self._count * self._update} bytes"
+        reason = f"folder {self._folder}: no room for an update of {self._update_size} bytes ({error.strerror})"
+        others = f"{self._count} others of this round are there, of {self._count * self._update_size} bytes"
         return UpdateStoreError(error.errno, f"{reason}; {others}; make room, or name a folder that has it")
 
     def _read(self, name: str, start: int, stop: int, updates: Sequence[int]) -> NDArray[Any]:
         dtype = self._specs[name].accumulator
         matrix = np.empty((len(updates), stop - start), dtype)
         for row, update in zip(matrix, updates, strict=True):
-            offset = update * self._update + self._offsets[name] + start * dtype.itemsize
+            offset = update * self._update_size + self._offsets[name] + start * dtype.itemsize
             if os.preadv(self._descriptor(), [row], offset) != row.nbytes:
                 raise UpdateStoreError(
                     errno.EIO, f"folder {self._folder}: the file ends before byte {offset + row.nbytes}"

@@ -9,7 +9,7 @@ One thread calls a strategy, the server's:
     abandon                                 if the round does not count, or `finish` has failed
     state                                   after each round that counts, for the checkpoint
 
-A strategy never sees a connection. docs/reference/strategies.md shows how to write one.
+A strategy never sees a connection. docs/how-to/strategy.md shows how to write one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Strategy(abc.ABC):
     """
 
     buffer: int | None = None  # updates after which an asynchronous strategy makes a model; None: it works in rounds
-    least = 1  # number of updates below which `finish` raises TooFewUpdates
+    least = 1  # updates; with fewer, `finish` raises TooFewUpdates. A property if it depends on options
     deltas = False  # whether `fold` gets the differences from the model that the client was sent, instead of models
 
     def __init__(
@@ -67,8 +67,8 @@ class Strategy(abc.ABC):
             raise TypeError(f"{type(self).__name__} has no option {name!r}; {did_you_mean(name, known)}")
         self._fraction = within(f"{type(self).__name__}.fraction", fraction, 0, 1)
         self._oversample = within(f"{type(self).__name__}.oversample", oversample, 0, 1000, include_low=True)
-        right = isinstance(config, Mapping | None)
-        expect(right, f"{type(self).__name__}.config", config, "a dict of plain values by name")
+        valid = isinstance(config, Mapping | None)
+        expect(valid, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
         self.compression = Compression() if compression is None else as_compression(compression)
@@ -134,11 +134,11 @@ class Strategy(abc.ABC):
 def options_of(kind: type) -> list[str]:
     """Return the names of a strategy's options: those of its class, and of its parents if it has **options for them."""
     names: list[str] = []
-    for each in kind.__mro__:
-        if "__init__" in vars(each):
-            parameters = list(inspect.signature(vars(each)["__init__"]).parameters.values())[1:]
+    for parent in kind.__mro__:
+        if "__init__" in vars(parent):
+            parameters = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
             names += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-            if each is Strategy or not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            if parent is Strategy or not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
     return list(dict.fromkeys(names))
 
@@ -164,7 +164,7 @@ def as_discount(value: Discount | Mapping[str, Any] | str) -> Discount:
     return discount
 
 
-_DISCOUNT = '"polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'
+_DISCOUNT = '"polynomial(0.5)", "hinge(10, 4)", or a function, such as fl.polynomial(0.5)'  # for error messages
 
 
 def _make(value: object, name: Any, numbers: Iterable[str], options: Mapping[str, Any]) -> Discount:
@@ -191,7 +191,7 @@ def hinge(slope: float = 10.0, bound: int = 4) -> Discount:
 
 def within(name: str, value: float, low: float, high: float, *, include_low: bool = False) -> float:
     """Return an option's value; raises InvalidOption unless it is a finite number above `low` and at most `high`."""
-    right = is_number(value, low, high) and math.isfinite(value) and (include_low or value != low)
-    more = f"{low:g} or more" if include_low else f"more than {low:g}"
-    expect(right, name, value, more + (f", and {high:g} at most" if high < math.inf else ""))
+    valid = is_number(value, low, high) and math.isfinite(value) and (include_low or value != low)
+    expected = f"{low:g} or more" if include_low else f"more than {low:g}"
+    expect(valid, name, value, expected + (f", and {high:g} at most" if high < math.inf else ""))
     return value

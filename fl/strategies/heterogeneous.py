@@ -1,4 +1,4 @@
-"""Strategies for clients whose data or work differ: QFedAvg, FedNova, SCAFFOLD.
+"""Strategies for clients whose data or work differ.
 
 Each folds updates as they arrive into a mean with its own weights, and moves the model towards the mean by its own
 factor. This is the sum of each paper, rearranged. The memory is one model; SCAFFOLD needs three more for its variates.

@@ -1,8 +1,9 @@
-"""Byzantine-robust strategies: median, trimmed mean, Krum, Multi-Krum, Bulyan, geometric median.
+"""Byzantine-robust strategies: they limit the effect of faulty or hostile clients on the model.
 
-Each needs all updates of a round at once. They are kept on disk and read block by block
-(fl/aggregation/update_store.py), so the server's memory does not grow with the number of clients. All but
-GeometricMedian ignore num_examples, because a client may claim any number.
+Each needs all updates of a round at once. RobustStrategy stores them on disk and reads them block by block
+(fl/aggregation/update_store.py), so the server's memory does not grow with the number of clients. The calculations on a
+block are in fl/aggregation/robust.py. All but GeometricMedian ignore num_examples, because a client may claim any
+number.
 
 Each refuses the option `staleness`. The guarantees hold for updates that began at the same model; a late update began
 at an older one, so its distance from the others says nothing about its client.
@@ -38,7 +39,10 @@ Kernel = Callable[[NDArray[Any]], NDArray[Any]]  # real numbers [updates, elemen
 
 
 class RobustStrategy(Strategy):
-    """A strategy that needs all updates of a round at once. Subclasses write `finish`.
+    """A strategy that needs all updates of a round at once. Subclasses write `finish`, and `least` if it is not 1.
+
+    `finish` calls `_require_count`, then `_combine_and_reset` with a kernel of fl/aggregation/robust.py. Before this it
+    may read `self._updates`, an UpdateStore, block by block: for distances between updates, for example.
 
     folder: where the updates of a round are stored; see UpdateStore.
     """
@@ -62,12 +66,16 @@ class RobustStrategy(Strategy):
         self._updates.reset()
 
     def _require_count(self, count: int, why: str) -> None:
+        """Raise TooFewUpdates, and keep the updates, if there are fewer than `count`."""
         if len(self._updates) < count:
             came = f"{len(self._updates)} updates came; {type(self).__name__} needs {count} ({why})"
             raise TooFewUpdates(f"{came}; set min_clients to so many, or expect fewer liars")
 
-    def _combine(self, kernel: Kernel, updates: Sequence[int] | None = None) -> Model:
-        """Apply a kernel to all updates, or to some. Returns the model, and begins the next round."""
+    def _combine_and_reset(self, kernel: Kernel, updates: Sequence[int] | None = None) -> Model:
+        """Apply a kernel to all updates, or to some of them. Return the model, and reset for the next round.
+
+        updates: indices by order of arrival, which are also the order of the kernel's rows; None: all.
+        """
         for stack in self._updates.blocks(updates):
             reals(self._result[stack.name][stack.start : stack.stop])[:] = kernel(reals(stack.matrix))
         self.abandon()
@@ -87,7 +95,7 @@ class FedMedian(RobustStrategy):
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the median."""
         self._require_count(1, "for a median")
-        return self._combine(median)
+        return self._combine_and_reset(median)
 
 
 class FedTrimmedAvg(RobustStrategy):
@@ -95,8 +103,8 @@ class FedTrimmedAvg(RobustStrategy):
 
     beta: fraction of the updates that is dropped at each end, rounded down; 0 to 0.5. 0.5 leaves the median.
 
-    Against f byzantine clients it needs f / beta updates. It works with one update or more. Integers and bools are
-    trimmed too, then rounded.
+    Against f byzantine clients it needs f / beta updates, and 2f + 1. It works with one update or more. Integers and
+    bools are trimmed too, then rounded.
 
     Source: Yin et al., 2018, "Byzantine-robust distributed learning: towards optimal statistical rates", algorithm 1,
     option II.
@@ -111,7 +119,7 @@ class FedTrimmedAvg(RobustStrategy):
         self._require_count(1, "for a mean")
         count = len(self._updates)
         cut = int(self._beta * count + 1e-9)  # 0.29 * 100 is 28.999999999999996
-        return self._combine(functools.partial(trimmed_mean, cut=min(cut, (count - 1) // 2)))
+        return self._combine_and_reset(functools.partial(trimmed_mean, cut=min(cut, (count - 1) // 2)))
 
 
 class KrumSelection(RobustStrategy):
@@ -133,7 +141,7 @@ class KrumSelection(RobustStrategy):
         keep = len(self._updates) - self._byzantine if self._keep is None else self._keep
         self._require_count(keep + self._byzantine, f"{keep} to keep, and {self._byzantine} byzantine")
         best = np.argsort(scores(squared_distances(self._updates), self._byzantine), kind="stable")
-        return self._combine(mean, best[:keep].tolist())
+        return self._combine_and_reset(mean, best[:keep].tolist())
 
 
 class MultiKrum(KrumSelection):
@@ -191,11 +199,14 @@ class Bulyan(RobustStrategy):
         """Return the mean around the median of the selected updates."""
         self._require_count(self.least, f"4f + 3, with f = {self._byzantine} byzantine")
         count, distances = len(self._updates), squared_distances(self._updates)
-        left, chosen = list(range(count)), list[int]()
-        while len(chosen) < count - 2 * self._byzantine:
-            best = np.argmin(scores(distances[np.ix_(left, left)], self._byzantine))
-            chosen.append(left.pop(int(best)))
-        return self._combine(functools.partial(mean_around_median, keep=count - 4 * self._byzantine), chosen)
+        # A selected update is no neighbour of the others any more, so each step computes all scores again.
+        remaining, selected = list(range(count)), list[int]()
+        while len(selected) < count - 2 * self._byzantine:
+            best = np.argmin(scores(distances[np.ix_(remaining, remaining)], self._byzantine))
+            selected.append(remaining.pop(int(best)))
+        return self._combine_and_reset(
+            functools.partial(mean_around_median, keep=count - 4 * self._byzantine), selected
+        )
 
 
 class GeometricMedian(RobustStrategy):
@@ -230,12 +241,14 @@ class GeometricMedian(RobustStrategy):
     def finish(self, model: Model, *, number: int) -> Model:
         """Return the point after the last iteration."""
         self._require_count(1, "for a median")
+        # `point` is a kernel, not an array, which would need the memory of a model: each iteration computes the point
+        # again, block by block. Only the ratios of the weights count; the divisions keep them in the range of floats.
         weights, point = np.array(self._weights) / max(self._weights), median
         for _ in range(self._iterations):
             distances = np.maximum(self._distances(point), self._smoothing)
             shares = weights * (distances.min() / distances)
             point = functools.partial(np.matmul, shares / shares.sum())
-        return self._combine(point)
+        return self._combine_and_reset(point)
 
     def abandon(self) -> None:
         """Discard the updates and their weights."""
@@ -243,13 +256,16 @@ class GeometricMedian(RobustStrategy):
         self._weights.clear()
 
     def _distances(self, point: Kernel) -> NDArray[np.float64]:
-        """Return the distance of each update from the point that the kernel computes."""
+        """Return the distance of each update from the point that the kernel computes; equal ones if all overflow."""
         squares = np.zeros(len(self._updates))
-        with np.errstate(over="ignore"):  # an overflow is limited to the largest float below
+        with np.errstate(over="ignore"):
             for stack in self._updates.blocks(exact=False):
                 rows = reals(stack.matrix).astype(np.float64)
                 squares += squared_norms(rows - point(rows))
-        return np.minimum(np.sqrt(squares), np.finfo(np.float64).max)
+        # An infinite distance gives the update a weight of 0. A finite number in its place, even the largest float, is
+        # less than the true distance: the weight would be too large, and one client could move the model anywhere.
+        distances = np.sqrt(squares)
+        return distances if np.isfinite(distances).any() else np.ones_like(distances)
 
 
 def squared_distances(updates: UpdateStore) -> NDArray[np.float64]:

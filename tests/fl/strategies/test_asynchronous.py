@@ -1,4 +1,4 @@
-"""FedAsync and FedBuff without a server, each against the formula of its paper."""
+"""Asynchronous strategies without a server, each against the formula of its paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from fl.errors import InvalidUpdate
 from fl.messages import Update
 from fl.strategies.asynchronous import FedAsync, FedBuff
-from fl.strategies.base import hinge, polynomial
+from fl.strategies.base import polynomial
 from fl.tensors.model import copied, difference
 from tests.fl.federation import A
 
@@ -85,15 +85,6 @@ def test_fedbuff_adds_the_mean_change(rate: float) -> None:
     assert result["n"] == 10 + round((1 + 2 + 0.5 * 6) / 2.5)  # integers are averaged
     assert result["b"].tolist() == [True, True]
     assert strategy.buffer == 3
-
-
-def test_abandoned_buffer_leaves_no_trace() -> None:
-    strategy = FedBuff(size=2, staleness=hinge())
-    strategy.begin(START)
-    strategy.fold(START, Update(delta(99), 1), client=A)
-    strategy.abandon()
-    strategy.fold(START, Update(delta(2), 1), client=A)
-    assert strategy.finish(START, number=1)["w"].tolist() == [3, 0]
 
 
 def test_change_that_is_not_finite_is_refused() -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fl.errors import CheckpointError, InvalidUpdate
+from fl.config.strategy import STRATEGIES
+from fl.errors import CheckpointError
 from fl.messages import Update
 from fl.strategies.base import Strategy, polynomial
 from fl.strategies.fedavg import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedProx, FedYogi
@@ -85,24 +86,6 @@ def test_rounds_are_independent() -> None:
     assert_close(first, mean(updates[:2]), 1e-6)  # no working memory of the strategy
 
 
-def test_abandoned_round_leaves_no_trace() -> None:
-    strategy = begun(FedAvg(), model())
-    strategy.abandon()
-    strategy.fold(model(), update(1), client=A)
-    strategy.abandon()
-    assert_close(folded(strategy, model(), [update(2)]), update(2).model, 0)
-
-
-def test_refused_update_leaves_no_trace() -> None:
-    strategy, bad = begun(FedAvg(), model()), model(3)
-    bad["bias"][-1] = np.nan  # in one of the last tensors that are read
-    strategy.fold(model(), update(1), client=A)
-    with pytest.raises(InvalidUpdate, match="'bias' holds NaN"):
-        strategy.fold(model(), Update(bad, 10), client=A)
-    strategy.fold(model(), update(2), client=A)
-    assert_close(strategy.finish(model(), number=1), mean([update(1), update(2)]), 1e-6)
-
-
 def test_fold_keeps_no_reference_to_the_update() -> None:
     strategy, first = begun(FedAvg(), model()), update(1)
     strategy.fold(model(), first, client=A)
@@ -166,6 +149,11 @@ OPTIMIZERS: dict[str, tuple[Callable[[], FedAvg], Callable[..., Any]]] = {
 }
 
 
+def test_optimizers_have_every_variant_of_fedavg() -> None:
+    variants = {name for name, kind in STRATEGIES.items() if issubclass(kind, FedAvg)}
+    assert set(OPTIMIZERS) == variants - {"FedAvg", "FedProx"}  # their model is the mean
+
+
 @pytest.mark.parametrize(("make", "step"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_optimizer_matches_its_paper(make: Callable[[], FedAvg], step: Callable[..., Any]) -> None:
     current, expected, state = (
@@ -216,15 +204,6 @@ def test_state_without_an_optimizer_is_refused() -> None:
     with pytest.raises(KeyError, match="first"):
         begun(FedAdam(), model()).restore(state)
     begun(FedAvg(), model()).restore(begun(FedAvg(), model()).state())
-
-
-@pytest.mark.parametrize("make", [make for make, _ in OPTIMIZERS.values()], ids=OPTIMIZERS)
-def test_abandoned_round_is_not_in_the_state(make: Callable[[], FedAvg]) -> None:
-    one, other = begun(make(), model()), begun(make(), model())
-    one.fold(model(), update(9), client=A)
-    one.abandon()
-    results = [folded(strategy, model(), [update(1), update(2)]) for strategy in (one, other)]
-    assert_close(results[0], results[1], 0)
 
 
 def test_optimizer_takes_torch_tensors_of_half_precision() -> None:

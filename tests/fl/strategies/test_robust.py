@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import re
 import statistics
 import tracemalloc
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -26,8 +28,40 @@ from fl.strategies.base import polynomial
 from fl.strategies.robust import Bulyan, FedMedian, FedTrimmedAvg, GeometricMedian, Krum, MultiKrum, RobustStrategy
 from netq.errors import InvalidOption, NetqError
 from tests.fl.federation import A
+from tests.pages import Page
 
-ALL: list[Callable[..., RobustStrategy]] = [kind for kind in STRATEGIES.values() if issubclass(kind, RobustStrategy)]
+
+class Case(NamedTuple):
+    """What the tests that all robust strategies share have to know of one."""
+
+    options: dict[str, Any]  # with which it tolerates 3 byzantine clients of 15 or more
+    needs: list[tuple[dict[str, Any], int, str]]  # options, number of updates needed, reason in the error
+    in_range: bool = True  # whether each coordinate of the result stays in the range of the honest updates
+    rounding: float = 0.0  # relative error of the result if all updates are equal, in float64
+
+
+CASES: dict[type[RobustStrategy], Case] = {
+    FedMedian: Case({}, [({}, 1, "for a median")]),
+    FedTrimmedAvg: Case({"beta": 0.2}, [({}, 1, "for a mean")]),
+    Krum: Case(
+        {"byzantine": 3},
+        [({"byzantine": 0}, 3, "2f + 3, with f = 0 byzantine"), ({"byzantine": 1}, 5, "2f + 3, with f = 1 byzantine")],
+    ),
+    MultiKrum: Case(
+        {"byzantine": 3},
+        [
+            ({"byzantine": 2}, 7, "2f + 3, with f = 2 byzantine"),
+            ({"byzantine": 2, "keep": 4}, 7, "2f + 3, with f = 2 byzantine"),
+            ({"byzantine": 1, "keep": 8}, 9, "8 to keep, and 1 byzantine"),
+        ],
+    ),
+    Bulyan: Case({"byzantine": 3}, [({"byzantine": 1}, 7, "4f + 3, with f = 1 byzantine")]),
+    GeometricMedian: Case({}, [({}, 1, "for a median")], in_range=False, rounding=1e-15),
+}
+NEEDS = [(kind, *need) for kind, case in CASES.items() for need in case.needs]
+every_kind = pytest.mark.parametrize("kind", CASES)
+
+PAGE = Page("docs/reference/strategies.md").section("Byzantine-robust strategies")
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6, "float64": 1e-14, "complex64": 1e-6}
 
 Points = list[list[float]]  # coordinates of each update
@@ -105,6 +139,10 @@ def assert_combined(result: dict[str, Any], each: Sequence[Update], combine: Com
             expected = [value > 0.5 for value in expected]
         tolerance = TOLERANCE.get(str(like.dtype).removeprefix("torch."), 0.0)
         np.testing.assert_allclose(floats(result[name]), expected, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def test_cases_have_every_public_robust_strategy() -> None:
+    assert set(CASES) == {kind for kind in STRATEGIES.values() if issubclass(kind, RobustStrategy)}
 
 
 # Definitions of the papers
@@ -233,27 +271,60 @@ def honest(count: int) -> NDArray[np.float64]:
     return random.normal(size=40) + 0.1 * random.normal(size=(count, 40))
 
 
-@pytest.mark.parametrize("kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2)])
+def stated(kind: type[RobustStrategy], column: str, **values: Any) -> list[float]:
+    """Return the values of the expressions in a cell of the page; none for an expression with an option of None."""
+    head, *rows = PAGE.tables("strategy", "what it does")[0]
+    (row,) = [row for row in rows if row[0].startswith(f"`{kind.__name__}(")]
+    values = {name: each.default for name, each in inspect.signature(kind).parameters.items()} | values
+    expressions = [compile(each, kind.__name__, "eval") for each in re.findall(r"`(.+?)`", row[head.index(column)])]
+    return [eval(each, values) for each in expressions if all(values[name] is not None for name in each.co_names)]
+
+
+def tolerated(kind: type[RobustStrategy], n: int) -> int:
+    """Return how many byzantine clients of `n` the page says that the strategy of CASES tolerates."""
+    return math.floor(min(stated(kind, "faulty clients tolerated, of n", **CASES[kind].options, n=n)))
+
+
+@pytest.mark.parametrize(("kind", "options", "needed", "reason"), NEEDS)
+def test_page_states_the_least_updates(
+    kind: type[RobustStrategy], options: dict[str, Any], needed: int, reason: str
+) -> None:
+    assert max(stated(kind, "updates needed", **options)) == needed
+
+
+@every_kind
 @pytest.mark.parametrize("size", [-1e300, -1e30, -50.0, 3.0, 1e10, 1.7e308])
 @pytest.mark.parametrize("first", [True, False])
-def test_byzantine_updates_leave_coordinates_in_the_honest_range(
-    kind: Callable[[], RobustStrategy], size: float, first: bool
-) -> None:
-    truth, lies = honest(9), np.full((2, 40), size)
-    lies[1] /= 2
-    found = of(kind(), [*lies, *truth] if first else [*truth, *lies])
-    assert (truth.min(0) <= found).all()
-    assert (found <= truth.max(0)).all()
+def test_stated_number_of_byzantine_clients_is_tolerated(kind: type[RobustStrategy], size: float, first: bool) -> None:
+    count = tolerated(kind, 15)
+    truth = honest(15 - count)
+    lies = np.full((count, 40), size) / np.arange(1, count + 1)[:, np.newaxis]
+    found = of(kind(**CASES[kind].options), [*lies, *truth] if first else [*truth, *lies])
+    assert count >= 3
+    if CASES[kind].in_range:
+        slack = 1e-14 * np.abs(truth).max()
+        assert (truth.min(0) - slack <= found).all()
+        assert (found <= truth.max(0) + slack).all()
+    else:
+        share = count / 15  # bound: lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
+        spread = max(math.dist(point, truth.mean(0)) for point in truth)
+        assert math.dist(found, truth.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
 
 
-@pytest.mark.parametrize(
-    "kind", [FedMedian, lambda: FedTrimmedAvg(0.2), lambda: Krum(2), lambda: Bulyan(2), GeometricMedian]
-)
-def test_sign_flipping_clients_do_not_reverse_the_model(kind: Callable[[], RobustStrategy]) -> None:
-    truth = honest(9)
+@pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if "byzantine" not in case.options])
+def test_one_more_byzantine_client_than_stated_moves_the_model(kind: type[RobustStrategy]) -> None:
+    count = tolerated(kind, 15) + 1
+    truth = honest(15 - count)
+    lies = np.full((count, 40), 1e6) / np.arange(1, count + 1)[:, np.newaxis]
+    assert math.dist(of(kind(**CASES[kind].options), [*lies, *truth]), truth.mean(0)) > 1000
+
+
+@every_kind
+def test_sign_flipping_clients_do_not_reverse_the_model(kind: type[RobustStrategy]) -> None:
+    truth = honest(12)
     centre = truth.mean(0)
-    lies = -10 * truth[:2]
-    found = of(kind(), [*lies, *truth])
+    lies = -10 * truth[:3]
+    found = of(kind(**CASES[kind].options), [*lies, *truth])
     assert math.dist(np.mean([*lies, *truth], axis=0), centre) > 10  # FedAvg would move this far
     assert math.dist(found, centre) < 0.7  # about as far as one honest update
 
@@ -262,15 +333,6 @@ def test_multikrum_drops_as_many_as_byzantine() -> None:
     truth = honest(6)
     lies = [np.full(40, 1e200), -truth[0]]
     np.testing.assert_allclose(of(MultiKrum(2), [*lies, *truth]), truth.mean(0), rtol=1e-13)
-
-
-@pytest.mark.parametrize("size", [1e3, 1e30, -1e200])
-def test_geometric_median_moves_within_its_bound(size: float) -> None:
-    truth = honest(9)
-    found = of(GeometricMedian(), [*np.full((4, 40), size), *truth])
-    share = 4 / 13  # of byzantine updates; lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
-    spread = max(math.dist(point, truth.mean(0)) for point in truth)
-    assert math.dist(found, truth.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -320,6 +382,12 @@ def test_distances_stay_exact_far_from_origin_and_outlier(lie: float) -> None:
     assert of(Krum(1), each)[0] == each[by_krum(each, range(7), 1)[0]][0]
 
 
+def test_update_at_an_infinite_distance_does_not_count() -> None:
+    truth = 0.1 * np.random.default_rng(1).normal(size=(9, 10_000))
+    found = of(GeometricMedian(), [np.full(10_000, 1.7e308), *truth])
+    np.testing.assert_allclose(found, of(GeometricMedian(), truth), atol=1e-9)  # the starts differ, 8 iterations do not
+
+
 def test_distances_exceed_the_range_of_the_tensors_dtype() -> None:
     each = [[value * 1e30] for value in (9.0, 1.0, 2.0, 2.5, 4.0)]
     assert of(Krum(1), each, dtype="f4")[0] == np.float32(2e30)
@@ -335,36 +403,29 @@ def test_earlier_arrival_wins_between_equal_scores(order: tuple[int, ...]) -> No
     assert of(Krum(1), [[float(value)] for value in order])[0] == first
 
 
-def test_order_of_arrival_changes_rounding_only() -> None:
-    each = updates(15)
-    for kind in (
-        FedMedian,
-        FedTrimmedAvg,
-        Krum,
-        MultiKrum,
-        lambda: Bulyan(3),
-        GeometricMedian,
-    ):  # Bulyan(3): with 3 or 5 updates left, two have equal scores
-        one, other = [run(begun(kind(), model(0)), some, model(0)) for some in (each, each[::-1])]
-        for name in one:
-            np.testing.assert_allclose(floats(one[name]), floats(other[name]), rtol=1e-6, atol=1e-6)
+@every_kind
+def test_order_of_arrival_changes_rounding_only(kind: type[RobustStrategy]) -> None:
+    each = updates(15)  # Bulyan has no equal scores: they begin when 5 updates or fewer are left, and 6 are
+    one, other = [run(begun(kind(**CASES[kind].options), model(0)), some, model(0)) for some in (each, each[::-1])]
+    for name in one:
+        np.testing.assert_allclose(floats(one[name]), floats(other[name]), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every_kind
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
-def test_equal_updates_give_exactly_that_update(kind: Callable[..., RobustStrategy], dtype: str) -> None:
+def test_equal_updates_give_exactly_that_update(kind: type[RobustStrategy], dtype: str) -> None:
     values = torch.from_numpy(np.random.default_rng(1).normal(size=500) * 100).to(getattr(torch, dtype))
     each = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
     result = run(begun(kind(), {"w": values}), each, {"w": values})["w"]
-    if kind is GeometricMedian and dtype == "float64":
-        assert torch.allclose(result, values, rtol=1e-15)  # the weights do not sum to exactly 1
+    if CASES[kind].rounding and dtype == "float64":
+        assert torch.allclose(result, values, rtol=CASES[kind].rounding, atol=0)
     else:
         assert torch.equal(result, values)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@every_kind
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
-def test_result_of_finite_updates_is_finite(kind: Callable[..., RobustStrategy], dtype: str) -> None:
+def test_result_of_finite_updates_is_finite(kind: type[RobustStrategy], dtype: str) -> None:
     largest = float(np.finfo(dtype).max)
     for values in itertools.product([largest, -largest], repeat=3):
         found = of(kind(), [[value, 1.0] for value in (*values, *values, largest / 2)], dtype=dtype)
@@ -372,8 +433,8 @@ def test_result_of_finite_updates_is_finite(kind: Callable[..., RobustStrategy],
         assert np.abs(found).max() <= largest
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_block_size_changes_rounding_only(kind: Callable[..., RobustStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
+@every_kind
+def test_block_size_changes_rounding_only(kind: type[RobustStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(begun(kind(), model(0)), updates(8), model(0))
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 40)  # five elements
     parts = run(begun(kind(), model(0)), updates(8), model(0))
@@ -384,8 +445,8 @@ def test_block_size_changes_rounding_only(kind: Callable[..., RobustStrategy], m
 # Rounds
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_rounds_are_independent(kind: Callable[..., RobustStrategy]) -> None:
+@every_kind
+def test_rounds_are_independent(kind: type[RobustStrategy]) -> None:
     start, each = model(0), updates(14)
     strategy = begun(kind(), start)
     first = run(strategy, each[:7], start)
@@ -396,14 +457,14 @@ def test_rounds_are_independent(kind: Callable[..., RobustStrategy]) -> None:
     assert {name: floats(tensor) for name, tensor in first.items()} == kept  # no working memory of the strategy
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_staleness_is_refused_at_construction(kind: Callable[..., RobustStrategy]) -> None:
+@every_kind
+def test_staleness_is_refused_at_construction(kind: type[RobustStrategy]) -> None:
     with pytest.raises(InvalidOption, match=rf"^{kind.__name__}\.staleness: expected None; .* late update began at an"):
         kind(staleness=polynomial())
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_memory_does_not_grow_with_clients(kind: Callable[..., RobustStrategy]) -> None:
+@every_kind
+def test_memory_does_not_grow_with_clients(kind: type[RobustStrategy]) -> None:
     start = {"w": np.arange(500_000, dtype="f4")}
     strategy = begun(kind(), start)
     tracemalloc.start()
@@ -414,25 +475,18 @@ def test_memory_does_not_grow_with_clients(kind: Callable[..., RobustStrategy]) 
         tracemalloc.stop()
 
 
-TOO_FEW: dict[str, tuple[RobustStrategy, int, str]] = {
-    "median": (FedMedian(), 1, "FedMedian needs 1 "),
-    "trimmed": (FedTrimmedAvg(), 1, "FedTrimmedAvg needs 1 "),
-    "geometric": (GeometricMedian(), 1, "GeometricMedian needs 1 "),
-    "krum 0": (Krum(0), 3, r"Krum needs 3 \(2f \+ 3, with f = 0 byzantine\)"),
-    "krum 1": (Krum(1), 5, r"Krum needs 5 \(2f \+ 3, with f = 1 byzantine\)"),
-    "multikrum": (MultiKrum(2), 7, r"MultiKrum needs 7 \(2f"),
-    "multikrum that keeps": (MultiKrum(1, keep=8), 9, r"MultiKrum needs 9 \(8 to keep, and 1 byzantine\)"),
-    "bulyan": (Bulyan(1), 7, r"Bulyan needs 7 \(4f \+ 3, with f = 1 byzantine\)"),
-}
-
-
-@pytest.mark.parametrize(("strategy", "needed", "match"), TOO_FEW.values(), ids=TOO_FEW)
-def test_too_few_updates_raise_and_are_kept(strategy: RobustStrategy, needed: int, match: str) -> None:
+@pytest.mark.parametrize(("kind", "options", "needed", "reason"), NEEDS)
+def test_too_few_updates_raise_and_are_kept(
+    kind: type[RobustStrategy], options: dict[str, Any], needed: int, reason: str
+) -> None:
+    strategy = kind(**options)
+    assert strategy.least == needed
     start, each = model(0), updates(needed)
     begun(strategy, start)
     for update in each[:-1]:
         strategy.fold(start, update, client=A)
-    with pytest.raises(TooFewUpdates, match=f"{needed - 1} updates came; {match}") as caught:
+    said = re.escape(f"{needed - 1} updates came; {kind.__name__} needs {needed} ({reason})")
+    with pytest.raises(TooFewUpdates, match=said) as caught:
         strategy.finish(start, number=1)
     assert isinstance(caught.value, NetqError)
     assert not isinstance(caught.value, InvalidUpdate)  # no client is to blame
@@ -442,8 +496,8 @@ def test_too_few_updates_raise_and_are_kept(strategy: RobustStrategy, needed: in
 # Options
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_common_options_and_folder_are_accepted(kind: Callable[..., RobustStrategy], tmp_path: Path) -> None:
+@every_kind
+def test_common_options_and_folder_are_accepted(kind: type[RobustStrategy], tmp_path: Path) -> None:
     strategy = kind(fraction=0.5, config={"rate": 0.1}, folder=tmp_path)
     assert strategy.enough(10) == 5
     assert strategy.config(1) == {"rate": 0.1}
