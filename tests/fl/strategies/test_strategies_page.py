@@ -1,4 +1,4 @@
-"""docs/reference/strategies.md: its code does what the page says."""
+"""The reference of strategies and the how-to page: they are complete, and their code does what they say."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.fl.federation import A, B, C, Federation, filled, gives
 from tests.pages import Page
 
 PAGE = Page("docs/reference/strategies.md")
-PROX, SCAFFOLD, OWN = PAGE.blocks("python")
+PROX, SCAFFOLD = PAGE.blocks("python")
+HOW_TO = Page("docs/how-to/strategy.md")
+UNIFORM, BOUNDED = HOW_TO.blocks("python")
 
 
 def test_tables_show_each_strategy_with_its_own_options() -> None:
@@ -48,11 +50,29 @@ def test_options_of_compression_are_shown_with_their_defaults() -> None:
     assert [row[0] for row in rows] == [f"`{name}={default}`" for name, default in options(fl.Compression).items()]
 
 
-def test_interface_shows_each_public_member() -> None:
-    rows = PAGE.section("The interface of a strategy").rows("method", "contract")
-    shown = re.findall(r"`(\w+)", " ".join(row[0] for row in rows))
+def test_how_to_shows_each_public_member() -> None:
+    required, others = HOW_TO.rows("method", "called"), HOW_TO.rows("method, attribute", "purpose")
     members = {name for name in vars(fl.Strategy) if not name.startswith("_")}  # without the options `__init__` sets
-    assert set(shown) == members
+    assert shown(required) == fl.Strategy.__abstractmethods__
+    assert shown(others) == members - fl.Strategy.__abstractmethods__
+
+
+def shown(rows: list[list[str]]) -> set[str]:
+    return set(re.findall(r"`(\w+)", " ".join(row[0] for row in rows)))
+
+
+@pytest.mark.parametrize("code", [UNIFORM, BOUNDED])
+def test_how_to_has_the_signatures_of_the_code(code: str) -> None:
+    names: dict[str, Any] = {}
+    exec(code, names)
+    (kind,) = [each for each in names.values() if isinstance(each, type) and issubclass(each, fl.Strategy)]
+    for name in fl.Strategy.__abstractmethods__:
+        assert arguments(kind, name) == arguments(fl.Strategy, name)
+
+
+def arguments(kind: type, method: str) -> list[tuple[Any, ...]]:
+    found = inspect.signature(getattr(kind, method)).parameters.values()
+    return [(each.name, each.kind, each.default) for each in found]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -64,10 +84,10 @@ def test_fedprox_clients_get_mu_in_their_config() -> None:
     assert fl.FedProx(mu=0.3).config(1) == {"proximal_mu": 0.3}
 
 
-def test_example_refuses_a_distant_update() -> None:
+def test_how_to_example_refuses_a_distant_update() -> None:
     names: dict[str, Any] = {}
-    exec(OWN, names)
-    assert len(OWN.splitlines()) <= 36
+    exec(BOUNDED, names)
+    assert len(BOUNDED.splitlines()) <= 36
     with Federation(strategy=names["Bounded"](10.0, fraction=1.0)) as federation:
         federation.join(A, gives(2))
         federation.join(B, gives(4))
