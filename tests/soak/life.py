@@ -85,7 +85,8 @@ class Life:
             self._recorder.record(What.FAILED, key, note=str(error))
             if not isinstance(error, Closed):
                 self._recorder.error(f"{key} failed with {error!r}")
-        if not future.cancelled():  # a cancel runs in another thread, which must not block
+        # A cancel, and a put after the close, complete their future in a thread of the test, which must not block.
+        if not (future.cancelled() or self.closed):
             self.moving.wait(LIMIT)
 
     def _read(self) -> None:

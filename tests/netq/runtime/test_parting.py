@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import queue
+import socket
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -323,6 +324,12 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
 # Whose memory it is.
 
 
+def shrink(peer: Peer) -> None:
+    """Let the socket take less than a batch, so that the link keeps the rest of it. In the loop."""
+    assert isinstance(peer.link, Link)
+    peer.link._stream.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
 def stands_still(peer: Peer) -> bool:
     """Whether the link has taken something that the socket does not take. In the loop."""
     assert isinstance(peer.link, Link)
@@ -343,6 +350,7 @@ def test_failed_data_is_the_users_again_and_is_not_sent_changed(
     assert server.get(timeout=LIMIT).data == b"hello"
     proxy.hold()
     peer, futures = only(client), list[Delivery]()
+    peer.loop.ask(shrink, peer)
     while not peer.loop.ask(stands_still, peer):
         for _ in range(500):
             data = bytearray(b"A" * 4096)
@@ -372,6 +380,7 @@ def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
     introduce(server, client)
     proxy.hold()
     peer, data = only(client), bytearray(64 * MIB)
+    peer.loop.ask(shrink, peer)
     future = client.put(pickle.PickleBuffer(data))
     while not peer.loop.ask(stands_still, peer):
         pass
