@@ -245,7 +245,7 @@ class GeometricMedian(RobustStrategy):
         # again, block by block. Only the ratios of the weights count; the divisions keep them in the range of floats.
         weights, point = np.array(self._weights) / max(self._weights), median
         for _ in range(self._iterations):
-            distances = np.maximum(self._distances(point), self._smoothing)
+            distances = np.maximum(distances_from(point, self._updates), self._smoothing)
             shares = weights * (distances.min() / distances)
             point = functools.partial(np.matmul, shares / shares.sum())
         return self._combine_and_reset(point)
@@ -254,18 +254,6 @@ class GeometricMedian(RobustStrategy):
         """Discard the updates and their weights."""
         super().abandon()
         self._weights.clear()
-
-    def _distances(self, point: Kernel) -> NDArray[np.float64]:
-        """Return the distance of each update from the point that the kernel computes; equal ones if all overflow."""
-        squares = np.zeros(len(self._updates))
-        with np.errstate(over="ignore"):
-            for stack in self._updates.blocks(exact=False):
-                rows = reals(stack.matrix).astype(np.float64)
-                squares += squared_norms(rows - point(rows))
-        # An infinite distance gives the update a weight of 0. A finite number in its place, even the largest float, is
-        # less than the true distance: the weight would be too large, and one client could move the model anywhere.
-        distances = np.sqrt(squares)
-        return distances if np.isfinite(distances).any() else np.ones_like(distances)
 
 
 def squared_distances(updates: UpdateStore) -> NDArray[np.float64]:
@@ -283,3 +271,19 @@ def squared_distances(updates: UpdateStore) -> NDArray[np.float64]:
             for at in range(count - 1):
                 squares[at, at + 1 :] += squared_norms(rows[at + 1 :] - rows[at])
     return squares + squares.T
+
+
+def distances_from(point: Kernel, updates: UpdateStore) -> NDArray[np.float64]:
+    """Return the distance of each update from the point that the kernel computes, without integers and bools.
+
+    A distance may be infinite. Give such an update a weight of 0: a finite number in its place, even the largest float,
+    is less than the true distance, and with the weight of that one client could move the model anywhere. If all are
+    infinite, none is nearer than another, and the distances are 1.
+    """
+    squares = np.zeros(len(updates))
+    with np.errstate(over="ignore"):
+        for stack in updates.blocks(exact=False):
+            rows = reals(stack.matrix).astype(np.float64)
+            squares += squared_norms(rows - point(rows))
+    distances = np.sqrt(squares)
+    return distances if np.isfinite(distances).any() else np.ones_like(distances)
