@@ -1,8 +1,9 @@
 """Kernels of the robust strategies.
 
 A kernel takes an array of real numbers [updates, elements], the same elements of all updates, and returns [elements].
-`squared_norms` and `scores` are for strategies that select updates by their distances. Pure functions;
-fl/strategies/robust.py calls them block by block.
+Finite rows have a finite result. The difference or sum of two finite rows may overflow: see `mean`. `squared_norms` and
+`scores` are for strategies that compare updates by their distances. Pure functions; fl/strategies/robust.py calls them
+block by block.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def reals(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def mean(rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the mean. The mean of equal updates is exactly that update, and no sum overflows."""
+    """Return the mean of finite rows. The mean of equal updates is exactly that update, and no sum overflows."""
     value: NDArray[Any]
     try:
         with np.errstate(over="raise"):

@@ -38,9 +38,9 @@ def make_store(tmp_path: Path) -> Iterator[Callable[[Any], UpdateStore]]:
         each.reset()
 
 
-def whole(make_store: UpdateStore, name: str) -> NDArray[Any]:
+def whole(store: UpdateStore, name: str) -> NDArray[Any]:
     """Return one tensor of all updates, joined from its blocks."""
-    return np.concatenate([stack.matrix for stack in make_store.blocks() if stack.name == name], axis=1)
+    return np.concatenate([stack.matrix for stack in store.blocks() if stack.name == name], axis=1)
 
 
 def numbers(seed: int, size: int = 70_000) -> NDArray[Any]:
@@ -62,14 +62,14 @@ def test_updates_come_back_in_the_precision_of_the_computation(
     make_store: Callable[[Any], UpdateStore], dtype: str, wide: str
 ) -> None:
     updates = [torch.from_numpy(numbers(seed)).to(getattr(torch, dtype)).reshape(700, 100) for seed in range(3)]
-    kept = make_store({"w": updates[0]})
+    store = make_store({"w": updates[0]})
     for each in updates:
-        kept.add({"w": each})
+        store.add({"w": each})
     expected = torch.stack(updates).reshape(3, -1).to(torch.complex128 if wide[0] == "c" else torch.float64).numpy()
-    found = whole(kept, "w")
+    found = whole(store, "w")
     assert found.dtype == np.dtype(wide)
     assert np.array_equal(found, expected)
-    assert len(kept) == 3
+    assert len(store) == 3
 
 
 def test_memory_layout_does_not_matter(make_store: Callable[[Any], UpdateStore]) -> None:
@@ -82,45 +82,45 @@ def test_memory_layout_does_not_matter(make_store: Callable[[Any], UpdateStore])
         torch.from_numpy(values).t().contiguous().t(),
         torch.from_numpy(values).requires_grad_(),
     ]
-    kept = make_store({"w": values})
+    store = make_store({"w": values})
     for each in layouts:
-        kept.add({"w": each})
-    assert all(np.array_equal(row, values.ravel()) for row in whole(kept, "w"))
+        store.add({"w": each})
+    assert all(np.array_equal(row, values.ravel()) for row in whole(store, "w"))
 
 
 def test_scalars_and_empty_tensors_come_back(make_store: Callable[[Any], UpdateStore]) -> None:
     like: dict[str, Any] = {"nothing": np.zeros((0, 3), "f4"), "one": np.array(7.0), "n": np.array(3)}
-    kept = make_store(like)
-    kept.add(like)
-    kept.add({**like, "one": like["one"] + 1})  # numpy arithmetic turns 0-d arrays into scalars
-    found = {stack.name: stack for stack in kept.blocks()}
+    store = make_store(like)
+    store.add(like)
+    store.add({**like, "one": like["one"] + 1})  # numpy arithmetic turns 0-d arrays into scalars
+    found = {stack.name: stack for stack in store.blocks()}
     assert found.keys() == {"one", "n"}
     assert found["one"].matrix.tolist() == [[7.0], [8.0]]
     assert (found["one"].size, found["one"].start, found["one"].stop) == (1, 0, 1)
 
 
 def test_empty_model_has_no_blocks(make_store: Callable[[Any], UpdateStore]) -> None:
-    kept = make_store({})
-    kept.add({})
-    assert (len(kept), list(kept.blocks())) == (1, [])
+    store = make_store({})
+    store.add({})
+    assert (len(store), list(store.blocks())) == (1, [])
 
 
 def test_store_keeps_no_reference_to_updates_or_blocks(make_store: Callable[[Any], UpdateStore]) -> None:
     update: dict[str, Any] = {"w": np.ones(3), "t": torch.ones(3)}
-    kept = make_store(update)
-    kept.add(update)
+    store = make_store(update)
+    store.add(update)
     update["w"][...] = update["t"][...] = 7
-    for stack in kept.blocks():
+    for stack in store.blocks():
         stack.matrix[...] = 9
-    assert whole(kept, "w").tolist() == whole(kept, "t").tolist() == [[1, 1, 1]]
+    assert whole(store, "w").tolist() == whole(store, "t").tolist() == [[1, 1, 1]]
 
 
 def test_rows_have_the_requested_order(make_store: Callable[[Any], UpdateStore]) -> None:
-    kept = make_store({"w": np.zeros(2), "n": np.array(0)})
+    store = make_store({"w": np.zeros(2), "n": np.array(0)})
     for value in range(5):
-        kept.add({"w": np.full(2, value, "f8"), "n": np.array(value)})
-    assert [stack.matrix[:, 0].tolist() for stack in kept.blocks([3, 0])] == [[3, 0], [3, 0]]
-    assert [stack.name for stack in kept.blocks([1], exact=False)] == ["w"]
+        store.add({"w": np.full(2, value, "f8"), "n": np.array(value)})
+    assert [stack.matrix[:, 0].tolist() for stack in store.blocks([3, 0])] == [[3, 0], [3, 0]]
+    assert [stack.name for stack in store.blocks([1], exact=False)] == ["w"]
 
 
 @pytest.mark.parametrize("updates", [1, 3, 50, 600])
@@ -129,11 +129,11 @@ def test_blocks_are_bounded_and_cover_each_tensor_once(
 ) -> None:
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 500)
     like = {"a": np.arange(1201, dtype="f4"), "b": np.arange(3.0), "c": np.arange(500)}
-    kept = make_store(like)
+    store = make_store(like)
     for _ in range(updates):
-        kept.add(like)
+        store.add(like)
     reached = dict.fromkeys(like, 0)
-    for name, size, start, stop, matrix in kept.blocks():
+    for name, size, start, stop, matrix in store.blocks():
         assert matrix.size <= max(500, updates)  # one element of each update at least
         assert (start, size, matrix.shape) == (reached[name], like[name].size, (updates, stop - start))
         assert np.array_equal(matrix[-1], like[name][start:stop])
@@ -143,12 +143,12 @@ def test_blocks_are_bounded_and_cover_each_tensor_once(
 
 def test_memory_does_not_grow_with_updates(make_store: Callable[[Any], UpdateStore]) -> None:
     update = {"w": np.ones((1000, 1000), "f4")}
-    kept = make_store(update)
+    store = make_store(update)
     tracemalloc.start()
     try:
         for _ in range(20):
-            kept.add(update)
-        assert sum(stack.matrix.size for stack in kept.blocks()) == 20_000_000
+            store.add(update)
+        assert sum(stack.matrix.size for stack in store.blocks()) == 20_000_000
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
@@ -170,17 +170,17 @@ def test_file_has_no_name_and_one_descriptor_until_reset(
     make_store: Callable[[Any], UpdateStore], tmp_path: Path
 ) -> None:
     update = {name: np.ones(10_000) for name in "abcde"}
-    kept = make_store(update)
+    store = make_store(update)
     for _ in range(10):
-        kept.add(update)
+        store.add(update)
     assert list(tmp_path.iterdir()) == []  # so kill -9 leaves nothing
     (opened,) = [os.stat(DESCRIPTORS / each) for each in unnamed(tmp_path)]
     assert (opened.st_size, opened.st_nlink) == (10 * 5 * 80_000, 0)
-    kept.reset()
+    store.reset()
     assert unnamed(tmp_path) == []
-    assert len(kept) == 0
-    kept.add(update)
-    assert whole(kept, "e").shape == (1, 10_000)
+    assert len(store) == 0
+    store.add(update)
+    assert whole(store, "e").shape == (1, 10_000)
 
 
 @contextmanager
@@ -198,29 +198,29 @@ def disk_of(size: int) -> Iterator[None]:
 def test_update_on_a_full_disk_raises_and_does_not_count(
     make_store: Callable[[Any], UpdateStore], tmp_path: Path, fitting: int
 ) -> None:
-    kept = make_store({"w": np.zeros(125_000)})
+    store = make_store({"w": np.zeros(125_000)})
     with disk_of(fitting * 1_000_000 + 600_000):
         for value in range(fitting):
-            kept.add({"w": np.full(125_000, value, "f8")})
+            store.add({"w": np.full(125_000, value, "f8")})
         with pytest.raises(UpdateStoreError) as caught:
-            kept.add({"w": np.full(125_000, 99.0)})
+            store.add({"w": np.full(125_000, 99.0)})
     assert caught.value.errno == errno.EFBIG
     assert isinstance(caught.value, (NetqError, OSError))
     for said in (f"folder {tmp_path}: ", "1000000 bytes", f"{fitting} others", f"of {fitting * 1_000_000} bytes"):
         assert said in str(caught.value)
-    assert len(kept) == fitting
+    assert len(store) == fitting
     assert [os.stat(DESCRIPTORS / each).st_size for each in unnamed(tmp_path)] == [fitting * 1_000_000]
-    kept.add({"w": np.full(125_000, 3.0)})  # there is room again
-    assert whole(kept, "w")[:, 0].tolist() == [*range(fitting), 3.0]
+    store.add({"w": np.full(125_000, 3.0)})  # there is room again
+    assert whole(store, "w")[:, 0].tolist() == [*range(fitting), 3.0]
 
 
 def test_truncated_file_raises(make_store: Callable[[Any], UpdateStore], tmp_path: Path) -> None:
-    kept = make_store({"w": np.zeros(1000)})
-    kept.add({"w": np.zeros(1000)})
+    store = make_store({"w": np.zeros(1000)})
+    store.add({"w": np.zeros(1000)})
     (descriptor,) = unnamed(tmp_path)
     os.truncate(DESCRIPTORS / descriptor, 7999)
     with pytest.raises(UpdateStoreError, match=r"folder .*: the file ends before byte 8000"):
-        list(kept.blocks())
+        list(store.blocks())
 
 
 @pytest.mark.parametrize("folder", ["missing", "a file"])
@@ -233,10 +233,10 @@ def test_unusable_folder_is_refused_at_construction(tmp_path: Path, folder: str)
 
 
 def test_default_folder_is_that_of_temporary_files() -> None:
-    kept = UpdateStore({"w": np.zeros(3)})
-    kept.add({"w": np.ones(3)})
-    assert whole(kept, "w").tolist() == [[1, 1, 1]]
-    kept.reset()
+    store = UpdateStore({"w": np.zeros(3)})
+    store.add({"w": np.ones(3)})
+    assert whole(store, "w").tolist() == [[1, 1, 1]]
+    store.reset()
 
 
 # Refusals
@@ -257,12 +257,12 @@ def test_unfitting_model_is_refused_and_changes_nothing(
     make_store: Callable[[Any], UpdateStore], bad: Any, match: str
 ) -> None:
     good = {"a": np.ones(3), "z": np.ones(3)}
-    kept = make_store(good)
-    kept.add(good)
+    store = make_store(good)
+    store.add(good)
     with pytest.raises(InvalidUpdate, match=match):
-        kept.add(bad)
-    assert len(kept) == 1
-    assert whole(kept, "a").tolist() == whole(kept, "z").tolist() == [[1, 1, 1]]
+        store.add(bad)
+    assert len(store) == 1
+    assert whole(store, "a").tolist() == whole(store, "z").tolist() == [[1, 1, 1]]
 
 
 def test_models_of_unusable_dtypes_are_refused() -> None:

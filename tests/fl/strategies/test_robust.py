@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
     options: dict[str, Any]  # with which it tolerates 3 byzantine clients of 15 or more
     needs: list[tuple[dict[str, Any], int, str]]  # options, number of updates needed, reason in the error
-    in_range: bool = True  # whether each coordinate of the result stays in the range of the honest updates
+    in_range: bool = True  # whether each coordinate stays in the range of the honest updates; else the error is bounded
     rounding: float = 0.0  # relative error of the result if all updates are equal, in float64
 
 
@@ -84,14 +84,14 @@ def model(seed: int) -> dict[str, Any]:
     }
 
 
-def updates(count: int) -> list[Update]:
+def random_updates(count: int) -> list[Update]:
     return [Update(model(seed), 1 + seed * 37 % 11) for seed in range(1, count + 1)]
 
 
-def run(strategy: RobustStrategy, each: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
+def run(strategy: RobustStrategy, updates: Sequence[Update], start: dict[str, Any]) -> dict[str, Any]:
     """Run one round of a strategy that has begun."""
     try:
-        for update in each:
+        for update in updates:
             strategy.fold(start, update, client=A)
         return dict(strategy.finish(start, number=1))
     except BaseException:
@@ -106,8 +106,8 @@ def begun(strategy: RobustStrategy, start: dict[str, Any]) -> RobustStrategy:
 
 def of(strategy: RobustStrategy, points: Any, examples: int = 1, dtype: str = "f8") -> NDArray[Any]:
     """Return the result of a strategy for these vectors."""
-    each = [Update({"w": np.array(point, dtype)}, examples) for point in points]
-    found: NDArray[Any] = run(begun(strategy, each[0].model), each, each[0].model)["w"]
+    updates = [Update({"w": np.array(point, dtype)}, examples) for point in points]
+    found: NDArray[Any] = run(begun(strategy, updates[0].model), updates, updates[0].model)["w"]
     return found
 
 
@@ -121,17 +121,17 @@ def floats(tensor: Any) -> list[float]:
     ]
 
 
-def points(each: Sequence[Update]) -> Points:
+def points(updates: Sequence[Update]) -> Points:
     """Return the elements that count in distances: those of all tensors but integers and bools."""
     names = [name for name in model(0) if name not in ("steps", "mask")]
-    return [[value for name in names for value in floats(update.model[name])] for update in each]
+    return [[value for name in names for value in floats(update.model[name])] for update in updates]
 
 
-def assert_combined(result: dict[str, Any], each: Sequence[Update], combine: Combine) -> None:
+def assert_combined(result: dict[str, Any], updates: Sequence[Update], combine: Combine) -> None:
     """Assert that each coordinate is the result of `combine`, rounded to its dtype."""
     for name, like in model(0).items():
         assert (type(result[name]), result[name].dtype, result[name].shape) == (type(like), like.dtype, like.shape)
-        columns = zip(*[floats(update.model[name]) for update in each], strict=True)
+        columns = zip(*[floats(update.model[name]) for update in updates], strict=True)
         expected = [combine(list(column)) for column in columns]
         if name == "steps":
             expected = [round(value) for value in expected]
@@ -171,7 +171,7 @@ def by_krum(points: Points, left: Sequence[int], byzantine: int) -> list[int]:
     return sorted(left, key=score)
 
 
-def by_krum_again_and_again(points: Points, byzantine: int) -> list[int]:
+def by_repeated_krum(points: Points, byzantine: int) -> list[int]:
     left = list(range(len(points)))
     return [left.pop(left.index(by_krum(points, left, byzantine)[0])) for _ in range(len(points) - 2 * byzantine)]
 
@@ -192,16 +192,16 @@ def weighted(weights: Sequence[float], column: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 6, 11])
 def test_fedmedian_is_the_median_of_each_coordinate(count: int) -> None:
-    each = updates(count)
-    assert_combined(run(begun(FedMedian(), model(0)), each, model(0)), each, statistics.median)
+    updates = random_updates(count)
+    assert_combined(run(begun(FedMedian(), model(0)), updates, model(0)), updates, statistics.median)
 
 
 @pytest.mark.parametrize("beta", ["0", "0.1", "0.2", "0.29", "0.3", "0.49"])
 @pytest.mark.parametrize("count", [1, 2, 10, 11])
 def test_fedtrimmedavg_is_the_mean_of_each_trimmed_coordinate(count: int, beta: str) -> None:
-    each = updates(count)
-    result = run(begun(FedTrimmedAvg(float(beta)), model(0)), each, model(0))
-    assert_combined(result, each, lambda column: trimmed(column, Fraction(beta)))
+    updates = random_updates(count)
+    result = run(begun(FedTrimmedAvg(float(beta)), model(0)), updates, model(0))
+    assert_combined(result, updates, lambda column: trimmed(column, Fraction(beta)))
 
 
 def test_trimmed_count_is_not_lowered_by_rounding_of_beta() -> None:
@@ -212,53 +212,53 @@ def test_trimmed_count_is_not_lowered_by_rounding_of_beta() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_beta_of_one_half_is_the_median(count: int) -> None:
-    each = updates(count)
-    assert_combined(run(begun(FedTrimmedAvg(0.5), model(0)), each, model(0)), each, statistics.median)
+    updates = random_updates(count)
+    assert_combined(run(begun(FedTrimmedAvg(0.5), model(0)), updates, model(0)), updates, statistics.median)
 
 
 @pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (5, 1), (8, 1), (9, 3)])
 def test_krum_is_the_update_with_the_lowest_score(count: int, byzantine: int) -> None:
-    each = updates(count)
-    best = by_krum(points(each), range(count), byzantine)[0]
-    assert_combined(run(begun(Krum(byzantine), model(0)), each, model(0)), [each[best]], lambda column: column[0])
+    updates = random_updates(count)
+    best = by_krum(points(updates), range(count), byzantine)[0]
+    assert_combined(run(begun(Krum(byzantine), model(0)), updates, model(0)), [updates[best]], lambda column: column[0])
 
 
 @pytest.mark.parametrize(("count", "byzantine", "keep"), [(3, 0, None), (8, 2, None), (8, 2, 3), (9, 3, 6), (9, 3, 1)])
 def test_multikrum_is_the_mean_of_the_lowest_scores(count: int, byzantine: int, keep: int | None) -> None:
-    each = updates(count)
-    best = by_krum(points(each), range(count), byzantine)[: keep or count - byzantine]
-    result = run(begun(MultiKrum(byzantine, keep), model(0)), each, model(0))
-    assert_combined(result, [each[at] for at in best], statistics.fmean)
+    updates = random_updates(count)
+    best = by_krum(points(updates), range(count), byzantine)[: keep or count - byzantine]
+    result = run(begun(MultiKrum(byzantine, keep), model(0)), updates, model(0))
+    assert_combined(result, [updates[at] for at in best], statistics.fmean)
 
 
 @pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (4, 0), (7, 1), (8, 1), (11, 2), (13, 2)])
 def test_bulyan_is_the_mean_around_the_median_of_krums_choice(count: int, byzantine: int) -> None:
-    each = updates(count)
-    chosen = [each[at] for at in by_krum_again_and_again(points(each), byzantine)]
-    result = run(begun(Bulyan(byzantine), model(0)), each, model(0))
+    updates = random_updates(count)
+    chosen = [updates[at] for at in by_repeated_krum(points(updates), byzantine)]
+    result = run(begun(Bulyan(byzantine), model(0)), updates, model(0))
     assert_combined(result, chosen, lambda column: around_median(column, count - 4 * byzantine))
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 @pytest.mark.parametrize(("iterations", "smoothing"), [(1, 1e-6), (3, 1e-6), (8, 20.0)])
 def test_geometric_median_matches_smoothed_weiszfeld(count: int, iterations: int, smoothing: float) -> None:
-    each = updates(count)
-    weights = by_weiszfeld(points(each), [update.num_examples for update in each], iterations, smoothing)
-    result = run(begun(GeometricMedian(iterations, smoothing), model(0)), each, model(0))
-    assert_combined(result, each, lambda column: weighted(weights, column))
+    updates = random_updates(count)
+    weights = by_weiszfeld(points(updates), [update.num_examples for update in updates], iterations, smoothing)
+    result = run(begun(GeometricMedian(iterations, smoothing), model(0)), updates, model(0))
+    assert_combined(result, updates, lambda column: weighted(weights, column))
 
 
 def test_geometric_median_minimises_the_sum_of_distances() -> None:
     random = np.random.default_rng(3)
-    each = random.normal(size=(9, 5)) * np.arange(1, 10)[:, np.newaxis]
-    found = of(GeometricMedian(iterations=200), each)
-    pulls = [(point - found) / math.dist(point, found) for point in each]
+    points = random.normal(size=(9, 5)) * np.arange(1, 10)[:, np.newaxis]
+    found = of(GeometricMedian(iterations=200), points)
+    pulls = [(point - found) / math.dist(point, found) for point in points]
     assert np.abs(np.sum(pulls, axis=0)).max() < 1e-9
 
 
 def test_geometric_median_of_a_majority_weight_is_that_update() -> None:
-    each = [Update({"w": np.array([float(n), -n])}, 20 if n == 4 else 2) for n in range(5)]
-    result = run(begun(GeometricMedian(iterations=50), each[0].model), each, each[0].model)
+    updates = [Update({"w": np.array([float(n), -n])}, 20 if n == 4 else 2) for n in range(5)]
+    result = run(begun(GeometricMedian(iterations=50), updates[0].model), updates, updates[0].model)
     np.testing.assert_allclose(result["w"], [4, -4], atol=1e-5)
 
 
@@ -297,49 +297,49 @@ def test_page_states_the_least_updates(
 @pytest.mark.parametrize("first", [True, False])
 def test_stated_number_of_byzantine_clients_is_tolerated(kind: type[RobustStrategy], size: float, first: bool) -> None:
     count = tolerated(kind, 15)
-    truth = honest(15 - count)
-    lies = np.full((count, 40), size) / np.arange(1, count + 1)[:, np.newaxis]
-    found = of(kind(**CASES[kind].options), [*lies, *truth] if first else [*truth, *lies])
+    good = honest(15 - count)
+    faulty = np.full((count, 40), size) / np.arange(1, count + 1)[:, np.newaxis]
+    found = of(kind(**CASES[kind].options), [*faulty, *good] if first else [*good, *faulty])
     assert count >= 3
     if CASES[kind].in_range:
-        slack = 1e-14 * np.abs(truth).max()
-        assert (truth.min(0) - slack <= found).all()
-        assert (found <= truth.max(0) + slack).all()
+        slack = 1e-14 * np.abs(good).max()
+        assert (good.min(0) - slack <= found).all()
+        assert (found <= good.max(0) + slack).all()
     else:
         share = count / 15  # bound: lemma 2 of Lopuhaä and Rousseeuw, 1991, as Pillutla et al. have it
-        spread = max(math.dist(point, truth.mean(0)) for point in truth)
-        assert math.dist(found, truth.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
+        spread = max(math.dist(point, good.mean(0)) for point in good)
+        assert math.dist(found, good.mean(0)) <= 2 * (1 - share) / (1 - 2 * share) * spread
 
 
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if "byzantine" not in case.options])
 def test_one_more_byzantine_client_than_stated_moves_the_model(kind: type[RobustStrategy]) -> None:
     count = tolerated(kind, 15) + 1
-    truth = honest(15 - count)
-    lies = np.full((count, 40), 1e6) / np.arange(1, count + 1)[:, np.newaxis]
-    assert math.dist(of(kind(**CASES[kind].options), [*lies, *truth]), truth.mean(0)) > 1000
+    good = honest(15 - count)
+    faulty = np.full((count, 40), 1e6) / np.arange(1, count + 1)[:, np.newaxis]
+    assert math.dist(of(kind(**CASES[kind].options), [*faulty, *good]), good.mean(0)) > 1000
 
 
 @every_kind
 def test_sign_flipping_clients_do_not_reverse_the_model(kind: type[RobustStrategy]) -> None:
-    truth = honest(12)
-    centre = truth.mean(0)
-    lies = -10 * truth[:3]
-    found = of(kind(**CASES[kind].options), [*lies, *truth])
-    assert math.dist(np.mean([*lies, *truth], axis=0), centre) > 10  # FedAvg would move this far
+    good = honest(12)
+    centre = good.mean(0)
+    faulty = -10 * good[:3]
+    found = of(kind(**CASES[kind].options), [*faulty, *good])
+    assert math.dist(np.mean([*faulty, *good], axis=0), centre) > 10  # FedAvg would move this far
     assert math.dist(found, centre) < 0.7  # about as far as one honest update
 
 
 def test_multikrum_drops_as_many_as_byzantine() -> None:
-    truth = honest(6)
-    lies = [np.full(40, 1e200), -truth[0]]
-    np.testing.assert_allclose(of(MultiKrum(2), [*lies, *truth]), truth.mean(0), rtol=1e-13)
+    good = honest(6)
+    faulty = [np.full(40, 1e200), -good[0]]
+    np.testing.assert_allclose(of(MultiKrum(2), [*faulty, *good]), good.mean(0), rtol=1e-13)
 
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 COLUMN = st.integers(1, 4).flatmap(
-    lambda liars: st.tuples(
-        st.lists(FINITE, min_size=liars, max_size=liars),
-        st.lists(st.floats(-1e100, 1e100), min_size=3 * liars + 3, max_size=3 * liars + 5),
+    lambda count: st.tuples(
+        st.lists(FINITE, min_size=count, max_size=count),
+        st.lists(st.floats(-1e100, 1e100), min_size=3 * count + 3, max_size=3 * count + 5),
         st.randoms(use_true_random=False),
     )
 )
@@ -347,50 +347,50 @@ COLUMN = st.integers(1, 4).flatmap(
 
 @given(COLUMN)
 def test_medians_and_bulyan_stay_in_the_honest_range(column: tuple[Any, Any, Any]) -> None:
-    lies, truth, random = column
-    values = [[value] for value in lies + truth]
+    faulty, good, random = column
+    values = [[value] for value in faulty + good]
     random.shuffle(values)
-    low, high = min(truth), max(truth)
+    low, high = min(good), max(good)
     slack = 1e-15 * max(abs(low), abs(high))
     assert low <= of(FedMedian(), values)[0] <= high
-    assert low - slack <= of(FedTrimmedAvg(len(lies) / len(values)), values)[0] <= high + slack
+    assert low - slack <= of(FedTrimmedAvg(len(faulty) / len(values)), values)[0] <= high + slack
     width = high - low + slack
-    assert low - width <= of(Bulyan(len(lies)), values)[0] <= high + width
+    assert low - width <= of(Bulyan(len(faulty)), values)[0] <= high + width
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=5, max_size=9), st.integers(0, 1))
 def test_krum_matches_exact_arithmetic(values: list[float], byzantine: int) -> None:
-    each = [[value, 0.5] for value in values]
-    scores = [scored(each, at, byzantine) for at in range(len(each))]
-    found = of(Krum(byzantine), each, dtype="f4")
+    points = [[value, 0.5] for value in values]
+    scores = [scored(points, at, byzantine) for at in range(len(points))]
+    found = of(Krum(byzantine), points, dtype="f4")
     at = min(index for index, value in enumerate(values) if value == found[0])
     assert scores[at] <= min(scores) * (1 + Fraction(1, 10**12))
 
 
-def scored(each: Points, at: int, byzantine: int) -> Fraction:
-    squares = sorted((Fraction(each[at][0]) - Fraction(other[0])) ** 2 for other in each[:at] + each[at + 1 :])
-    return Fraction(sum(squares[: len(each) - byzantine - 2]))
+def scored(points: Points, at: int, byzantine: int) -> Fraction:
+    squares = sorted((Fraction(points[at][0]) - Fraction(other[0])) ** 2 for other in points[:at] + points[at + 1 :])
+    return Fraction(sum(squares[: len(points) - byzantine - 2]))
 
 
 # Numerical extremes and ties
 
 
-@pytest.mark.parametrize("lie", [1e15, 1e200])
-def test_distances_stay_exact_far_from_origin_and_outlier(lie: float) -> None:
+@pytest.mark.parametrize("outlier", [1e15, 1e200])
+def test_distances_stay_exact_far_from_origin_and_outlier(outlier: float) -> None:
     near = [1e8 + step * 1e-6 for step in (0, 5, 7, 8.5, 11, 30)]
-    each = [[lie], *[[value] for value in near]]
-    assert of(Krum(1), each)[0] == each[by_krum(each, range(7), 1)[0]][0]
+    points = [[outlier], *[[value] for value in near]]
+    assert of(Krum(1), points)[0] == points[by_krum(points, range(7), 1)[0]][0]
 
 
 def test_update_at_an_infinite_distance_does_not_count() -> None:
-    truth = 0.1 * np.random.default_rng(1).normal(size=(9, 10_000))
-    found = of(GeometricMedian(), [np.full(10_000, 1.7e308), *truth])
-    np.testing.assert_allclose(found, of(GeometricMedian(), truth), atol=1e-9)  # the starts differ, 8 iterations do not
+    good = 0.1 * np.random.default_rng(1).normal(size=(9, 10_000))
+    found = of(GeometricMedian(), [np.full(10_000, 1.7e308), *good])
+    np.testing.assert_allclose(found, of(GeometricMedian(), good), atol=1e-9)  # the starts differ, 8 iterations do not
 
 
 def test_distances_exceed_the_range_of_the_tensors_dtype() -> None:
-    each = [[value * 1e30] for value in (9.0, 1.0, 2.0, 2.5, 4.0)]
-    assert of(Krum(1), each, dtype="f4")[0] == np.float32(2e30)
+    points = [[value * 1e30] for value in (9.0, 1.0, 2.0, 2.5, 4.0)]
+    assert of(Krum(1), points, dtype="f4")[0] == np.float32(2e30)
 
 
 def test_smallest_smoothing_works() -> None:
@@ -405,8 +405,12 @@ def test_earlier_arrival_wins_between_equal_scores(order: tuple[int, ...]) -> No
 
 @every_kind
 def test_order_of_arrival_changes_rounding_only(kind: type[RobustStrategy]) -> None:
-    each = updates(15)  # Bulyan has no equal scores: they begin when 5 updates or fewer are left, and 6 are
-    one, other = [run(begun(kind(**CASES[kind].options), model(0)), some, model(0)) for some in (each, each[::-1])]
+    # With 15 updates the last step of Bulyan scores 7, each by two neighbours. With one neighbour each, the two updates
+    # that are nearest to each other would have equal scores, and the earlier arrival would win.
+    updates = random_updates(15)
+    one, other = [
+        run(begun(kind(**CASES[kind].options), model(0)), some, model(0)) for some in (updates, updates[::-1])
+    ]
     for name in one:
         np.testing.assert_allclose(floats(one[name]), floats(other[name]), rtol=1e-6, atol=1e-6)
 
@@ -415,8 +419,8 @@ def test_order_of_arrival_changes_rounding_only(kind: type[RobustStrategy]) -> N
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
 def test_equal_updates_give_exactly_that_update(kind: type[RobustStrategy], dtype: str) -> None:
     values = torch.from_numpy(np.random.default_rng(1).normal(size=500) * 100).to(getattr(torch, dtype))
-    each = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
-    result = run(begun(kind(), {"w": values}), each, {"w": values})["w"]
+    updates = [Update({"w": values.clone()}, 1 + n) for n in range(7)]
+    result = run(begun(kind(), {"w": values}), updates, {"w": values})["w"]
     if CASES[kind].rounding and dtype == "float64":
         assert torch.allclose(result, values, rtol=CASES[kind].rounding, atol=0)
     else:
@@ -435,9 +439,9 @@ def test_result_of_finite_updates_is_finite(kind: type[RobustStrategy], dtype: s
 
 @every_kind
 def test_block_size_changes_rounding_only(kind: type[RobustStrategy], monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = run(begun(kind(), model(0)), updates(8), model(0))
+    whole = run(begun(kind(), model(0)), random_updates(8), model(0))
     monkeypatch.setattr(fl.aggregation.update_store, "CELLS", 40)  # five elements
-    parts = run(begun(kind(), model(0)), updates(8), model(0))
+    parts = run(begun(kind(), model(0)), random_updates(8), model(0))
     for name in whole:
         np.testing.assert_allclose(floats(parts[name]), floats(whole[name]), rtol=1e-6, atol=1e-6)
 
@@ -447,12 +451,12 @@ def test_block_size_changes_rounding_only(kind: type[RobustStrategy], monkeypatc
 
 @every_kind
 def test_rounds_are_independent(kind: type[RobustStrategy]) -> None:
-    start, each = model(0), updates(14)
+    start, updates = model(0), random_updates(14)
     strategy = begun(kind(), start)
-    first = run(strategy, each[:7], start)
+    first = run(strategy, updates[:7], start)
     kept = {name: floats(tensor) for name, tensor in first.items()}
-    second = run(strategy, each[7:], first)
-    alone = run(begun(kind(), start), each[7:], first)
+    second = run(strategy, updates[7:], first)
+    alone = run(begun(kind(), start), updates[7:], first)
     assert {name: floats(tensor) for name, tensor in second.items()} == {n: floats(t) for n, t in alone.items()}
     assert {name: floats(tensor) for name, tensor in first.items()} == kept  # no working memory of the strategy
 
@@ -481,16 +485,16 @@ def test_too_few_updates_raise_and_are_kept(
 ) -> None:
     strategy = kind(**options)
     assert strategy.least == needed
-    start, each = model(0), updates(needed)
+    start, updates = model(0), random_updates(needed)
     begun(strategy, start)
-    for update in each[:-1]:
+    for update in updates[:-1]:
         strategy.fold(start, update, client=A)
     said = re.escape(f"{needed - 1} updates came; {kind.__name__} needs {needed} ({reason})")
     with pytest.raises(TooFewUpdates, match=said) as caught:
         strategy.finish(start, number=1)
     assert isinstance(caught.value, NetqError)
     assert not isinstance(caught.value, InvalidUpdate)  # no client is to blame
-    assert run(strategy, each[-1:], start).keys() == start.keys()
+    assert run(strategy, updates[-1:], start).keys() == start.keys()
 
 
 # Options
