@@ -104,7 +104,7 @@ class Adaptive:
         first, second = self._first.of(block), self._second.of(block)
         first *= self._beta_1
         first += (1 - self._beta_1) * change
-        np.multiply(change, np.conj(change), out=change)
+        np.multiply(change, np.conj(change), out=change)  # the square of the absolute value, also of complex numbers
         self._moment(second, change)
         np.divide(first, np.sqrt(second) + self._adaptivity, out=block.value)
         block.value *= self._rate
