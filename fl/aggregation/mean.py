@@ -78,7 +78,7 @@ class Accumulator:
         Integers are rounded to the nearest; a bool is True if its value is above 0.5.
         """
         values = [self[name] for name in self.specs]
-        self._values.clear()  # the result keeps this memory where the dtypes are equal; the next round takes other memory
+        self._values.clear()  # the result keeps this memory where its dtype is the same; the next round takes other
         pairs = zip(values, self.specs.items(), strict=True)
         return {name: restore(value, spec, self.scratch) for value, (name, spec) in pairs}
 
