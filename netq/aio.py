@@ -254,6 +254,7 @@ class Communicator:
         Like netq.Communicator.close. If it is cancelled, it ends everything at once, as `close(timeout=0)` does, and
         then raises. After the event loop that this was made in is closed, another one may close it.
         """
+        # The core's thread has to poll again: the thread that closes waits for it, and does not run the event loop.
         if not self._loop.is_closed():
             self._check_loop("close")
             self._stop_polling()
@@ -283,6 +284,8 @@ class Communicator:
 
     def _wake(self, woken: _ImmediateFuture) -> None:
         """Let a `get` continue, after those that were woken before. In any thread."""
+        # All go through one queue, whichever way they are woken. If each were scheduled by its own thread, a `get` that
+        # came later could be continued before an earlier one, which has an earlier message.
         self._woken.append(woken)
         if threading.get_ident() != self._thread or self._loop.is_closed():
             _soon(self._loop, self._wake_all)
@@ -291,6 +294,8 @@ class Communicator:
 
     def _wake_all(self) -> None:
         """Continue the tasks, in a callback of the event loop."""
+        # Each is removed after it has begun. An exception in between leaves it here, and it begins once more, which is
+        # harmless (`begin`); in the other order its task would sleep for ever.
         try:
             for _ in range(len(self._woken)):  # not those that they wake in turn
                 self._woken[0].begin()
@@ -307,6 +312,8 @@ class Communicator:
 
     def _ready(self) -> None:
         """Receive what has come, and continue the waiting tasks now, not in the event loop's next iteration."""
+        # This is a reader's callback, so no task runs, and a task may be continued in it. The next iteration would cost
+        # another look at all descriptors for each message.
         self._polling = True
         try:
             goes_on = self._baton.poll_ready(self._poller)

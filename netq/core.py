@@ -87,6 +87,8 @@ class Communicator:
             _check_lane(lane)
         if self._baton.forked:
             self._check_not_forked("put")
+        # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
+        # moment. A message for a session that ends meanwhile fails with Closed when the outbox is drained.
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
@@ -135,6 +137,8 @@ class Communicator:
 
     def _poll(self, wait_lock: threading.Lock, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
         """Poll for the next message, until it is there or another thread has to poll."""
+        # Without a wake-up: a thread that polls receives into the inbox itself, and looks there after each poll. When
+        # there are waiters the loop's thread polls for all of them, and this thread stands behind them.
         baton, inbox = self._baton, self.inbox
         item = inbox.take_now(peers) if inbox.any_closed else None
         while item is None and not inbox.waiters and baton.poll(wait_lock, deadline):
@@ -143,6 +147,8 @@ class Communicator:
         return item
 
     def _wait_as_waiter(self, peers: tuple[uuid.UUID, ...], deadline: float) -> Item | None:
+        # The message is taken within the predicate of the wait. So a wait that ends by its timeout or by an exception
+        # has a reservation at most, and `leaving` gives that back.
         inbox = self.inbox
         found: list[Item] = []
         waiter = Waiter(peers, _wake_none)

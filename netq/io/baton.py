@@ -160,6 +160,9 @@ class Baton:
 
     def wake(self) -> None:
         """Make the loop's thread look for work."""
+        # The caller has added its work before, and reads the phase without the baton. The loop's thread sets its phase
+        # first, and then looks for work once more before it sleeps (Loop._rest). So either it finds the work, or this
+        # sees that it is about to sleep. In the phase WORKING it needs no wake-up, which would cost a system call.
         phase = self.phase
         if phase is _PARKED:
             _release(self._park_lock)
@@ -179,12 +182,17 @@ class Baton:
 
     def try_run(self, worker: Worker, function: Callable[[], object]) -> bool:
         """Run `function()`, which works on the state of `worker`, in this thread; return False if that cannot be."""
+        # While the loop's thread works, waiting for the baton could take a whole turn, and `put` must not wait. A
+        # thread that owns the lock here is in a signal handler, on top of its own half-done change: the lock is
+        # reentrant, and would let the handler into that change.
         if self.phase is _WORKING or not self._shared or _is_owned(self.lock):
             return False
         try:
             with self.lock:
                 if self.working_on is not None or self.over:
                     return False
+                # Not cleared in a `finally`: after an exception it has to stay, because it is what makes the loop's
+                # thread repair this worker, and keeps all users' threads away until then.
                 self.working_on = worker
                 function()
                 self.working_on = None
@@ -192,11 +200,13 @@ class Baton:
             self._interrupted(error)
             raise
         if self._waiters:
-            self._serve()
+            self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
         return True
 
     def flush_later(self, worker: Worker) -> None:
         """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""
+        # As in `wake`: this adds the worker, then reads `needs_wake`. The loop's thread sets `needs_wake`, then
+        # computes its timeout from `unflushed`. Otherwise it could park for a second with this output unsent.
         self.user_seen = now = time.monotonic()
         self.unflushed.setdefault(worker, now)
         if self.needs_wake:
@@ -208,6 +218,8 @@ class Baton:
 
     def flush_soon(self, worker: Worker) -> None:
         """Have `worker.flush` called by the loop's thread, soon."""
+        # This time is in the past for `flush_waiting` and for the loop's timeout. It also tells a user's thread that
+        # polls to leave this worker to the loop's thread (`_flush_inline`).
         self.unflushed[worker] = -math.inf
         if self.over:
             self._run_late()
@@ -266,6 +278,8 @@ class Baton:
             with self.lock:
                 self.wanted = False
                 if not self._may_lead(wait_lock):
+                    # This thread goes on waiting, with its wait lock held. If it remained the leader it would seem to
+                    # poll (`user_polls`), and the loop's thread would leave the sockets to it.
                     if self._leader is wait_lock:
                         self._leader = None
                     return False
@@ -273,12 +287,20 @@ class Baton:
                     self._leader = wait_lock
                     return True  # what came before this thread led does not wake the selector: the caller looks again
                 self.user_polled = True
+                # A thread that begins to wait puts nothing more for now. So output that waited for more is sent here:
+                # above all the ACK of what this user has just taken.
                 if self.unflushed:
                     self._flush_inline()
+                # Set with the baton, after `over` was tested. The loop's thread sets `over`, takes the baton once, and
+                # then waits for this flag before it closes the selector. So no thread polls a closed descriptor, whose
+                # number may belong to another file by then.
                 self.in_select = True
             ring = self._spin() if poller.rings else None
             found = poller.select(seconds) if ring is None else []
             self.in_select = False
+            # Between `select` and here other threads may have worked, also on the sockets that were found. `_run_quick`
+            # therefore tests whether a watch is still active; a socket that was emptied meanwhile costs one needless
+            # `recv`.
             if found or ring is not None:
                 self.wanted = True
                 with self.lock:
@@ -294,6 +316,9 @@ class Baton:
 
     def stop_polling(self) -> None:
         """Let others poll, as this thread goes on with other work."""
+        # The waiters do not poll, so the loop's thread has to. Without waiters a park of a millisecond may run out:
+        # this user probably comes back before. A long one is ended, or for a second no thread would look at the
+        # sockets.
         if self._waiters:
             self.resume()
         elif self.parked_long:
@@ -311,6 +336,9 @@ class Baton:
 
         `subscribe(wake)` arranges that `wake` is called when `predicate` should be tested again.
         """
+        # A lock that is held from the beginning, and not an Event: `wake` only releases it, which never waits and
+        # cannot be interrupted. An Event has a lock of its own, and a signal handler that interrupts its holder and
+        # sets the same Event would wait for itself.
         wakeup = threading.Lock()
         wakeup.acquire()
         wait_lock = self.wait_lock(name)
@@ -353,6 +381,9 @@ class Baton:
 
     def _may_lead(self, wait_lock: threading.Lock | EventLoopPoller) -> bool:
         """Return whether the thread of this lock may poll. If not, note whether users' waits are short."""
+        # A thread that comes while the loop's thread polls becomes a waiter, and costs a change of threads for each
+        # message. If a waiter was served within the last millisecond, messages come quickly: then `run_deferred` parks
+        # the loop's thread after it has served the next one, and that user's next wait polls.
         if self.phase is _POLLING or self.resumed or self.working_on is not None or not self._shared or self.over:
             self._waits_are_short = time.monotonic() - self._served < TICK
             return False
@@ -377,6 +408,8 @@ class Baton:
                     return ring
             if time.perf_counter() >= until:
                 break
+        # From here on this thread sleeps in `select`, so each peer has to send a wake-up when it writes. A ring that
+        # refuses to sleep has got data since the last look: that one is received now, as no wake-up comes for it.
         with self.lock:
             return next((ring for ring in self.poller.rings if ring.awake and not ring.sleep()), None)
 
@@ -385,6 +418,8 @@ class Baton:
         self.user_seen = time.monotonic()
         if self.over:
             return
+        # If one of these steps is not for a user's thread, the loop's thread does all that is left: its selector
+        # reports those sockets again. This thread stops leading, or it would find the same socket ready without end.
         all_done = self.working_on is None and (ring is None or ring.receive())
         for key, mask in found if all_done else ():
             watch = key.data
@@ -405,6 +440,10 @@ class Baton:
 
     def choose_phase(self) -> None:
         """Decide whether to poll or to leave that to the users. With the baton."""
+        # Parked: a user polls, or one was active in the last millisecond and may poll again. Polling in that gap would
+        # let the loop's thread receive the next message, with a change of threads, and keep the user from polling.
+        # Parked for long: the user has been in one `select` since the last look, and nothing waits to be sent; to look
+        # each millisecond would only cost processor time.
         user_polls = self.user_polls
         parked = self._shared and not self.resumed and (user_polls or time.monotonic() - self.user_seen < TICK)
         self.parked_long = parked and user_polls and not (self.user_polled or self.unflushed)
@@ -442,7 +481,7 @@ class Baton:
     def abandon(self) -> None:
         """Close our copies of what is watched, in a child process, and send nothing: it is all the parent's."""
         self.forked = True
-        self.lock = threading.RLock()  # another thread of the parent may have held it
+        self.lock = threading.RLock()  # another thread of the parent may have held it, and would never release it here
         self.poller.close()
 
 
@@ -461,6 +500,7 @@ def _raise(error: Exception) -> NoReturn:
 
 
 def _release(lock: threading.Lock) -> None:
+    # Two threads may wake one: the second finds the lock released between its test and its `release`.
     if lock.locked():
         with suppress(RuntimeError):  # another thread was faster
             lock.release()

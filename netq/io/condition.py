@@ -34,6 +34,9 @@ class Condition:
         if predicate():
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
+        # The predicate is tested again after the append. What came true between the first test and the append found no
+        # waiter to notify; what comes true later puts an item into the queue, which `get` finds at once. SimpleQueue is
+        # the one queue of the standard library whose `put` a signal handler may call on top of any of its methods.
         waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._waiters.append(waiter)
         try:

@@ -79,6 +79,8 @@ class Connector:
         return None
 
     def _answered(self, sock: socket.socket, others: list[Address]) -> None:
+        # A socket becomes writable when the attempt is over, in either way; SO_ERROR says in which. The timer for this
+        # address has kept an address that drops all packets from holding up the others for minutes.
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
             return self._refused(others, OSError(number, os.strerror(number)))
@@ -149,6 +151,8 @@ def look_up_in_thread(
         else:
             found(addresses)
 
+    # The system's lookup cannot be cancelled, and may wait for a dead name server for half a minute. A daemon thread
+    # does not keep the process from ending meanwhile; an answer that comes too late is ignored (`_try`, `_refused`).
     try:
         threading.Thread(target=look, name="netq-resolve", daemon=True).start()
     except RuntimeError as error:  # the system has no thread left, or the interpreter is ending

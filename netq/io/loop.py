@@ -105,6 +105,8 @@ class Loop:
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits for the loop."""
+        # First the append, then the look at `over`. At its end the loop's thread sets `over`, and then runs what is in
+        # the queue. So one of the two threads runs this call; a lost one could be an `ask` that waits for ever.
         self._calls.append((function, args))
         if self.baton.over:
             self._run_late()
@@ -121,7 +123,7 @@ class Loop:
         condition = Condition()
         self.call(_answer, answer, condition, function, *args)
         condition.wait(lambda: bool(answer))
-        return answer[0]()
+        return answer[0]()  # the result, or the error, raised in the thread that has asked
 
     # For the holder of the baton.
 
@@ -164,6 +166,9 @@ class Loop:
         except BaseException as error:
             self._crashed(error)
         finally:
+            # In this order. After `over` no user's thread begins to poll, and each new call runs in its caller's
+            # thread; `_run_late` runs those from before. The descriptors are closed when no thread polls them any more.
+            # Only then the threads that wait for the end are woken.
             baton.over = True
             self._run_late()
             baton.thread = None  # another thread may get this identity
@@ -181,6 +186,8 @@ class Loop:
         with baton.lock:
             parked, baton.phase = baton.phase is Phase.PARKED, Phase.WORKING
             worked = bool(found or self._calls)
+            # Before anything else: an exception in a user's thread has left this worker in the middle of a step, and
+            # the sockets, timers and calls of this turn may use it.
             if baton.working_on is not None:
                 worker, baton.working_on = baton.working_on, None
                 worker.repair()
@@ -189,13 +196,19 @@ class Loop:
                     key.data.ready(mask)
             now = time.monotonic()
             worked |= self._timers.run(now)
+            # Only the calls that are there when a pass begins. A busy link calls itself again for its next turn;
+            # without the bound it would keep the loop from the sockets of all others.
             for _ in range(_PASSES):
                 for _ in range(len(self._calls)):
                     function, args = self._calls.popleft()
                     function(*args)
+            # A thread that was parked leaves fresh output to the users, whose next `put` or wait sends it with more. A
+            # thread that polled has no user to rely on, and sends all.
             if baton.unflushed:
                 baton.flush_waiting(time.monotonic() - TICK if parked else math.inf)
             baton.choose_phase()
+            # No user looks into the rings now, and no descriptor announces their bytes while they are awake. So each
+            # one is put to sleep, or read on in the next turn if bytes came meanwhile.
             for ring in () if baton.user_polls else self._poller.rings:
                 if ring.awake and not ring.sleep():
                     ring.go_on()
@@ -214,6 +227,9 @@ class Loop:
 
     def _rest(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for work: in the selector, or parked. Return the sockets that are ready."""
+        # The phase is set already, so each thread that adds work from now on wakes this one (Baton.wake). What was
+        # added before is found by `_is_busy` and `_timeout`. A parked thread goes on parking while users poll, as these
+        # do its work. It ends the wait for a wake-up, a timer, an old output, and for users who have stopped polling.
         baton = self.baton
         if baton.phase is Phase.POLLING:
             return self._poller.select(0.0 if self._is_busy else self._timeout())
@@ -226,6 +242,8 @@ class Loop:
             if woken or baton.parked_long or not baton.user_polled or (timeout is not None and timeout < TICK):
                 break
             baton.user_polled = False  # users have polled in this millisecond, and may go on
+        # Only an asyncio event loop can lead and yet not look at the sockets for long, since a task of its own may
+        # compute. After a tenth of a second without a sign of it this thread does one turn in its place.
         late = baton.parked_long and longest == _BUSY and not woken  # the event loop may be busy with other work
         baton.parked_long = False
         return [] if baton.user_polls and not late else self._poller.select(0)

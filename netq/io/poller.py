@@ -94,13 +94,15 @@ class Poller:
 
     def wake(self) -> None:
         """End the present sleep of the loop's thread in `select`. Only the first call for each sleep sends a byte."""
+        # A thousand calls in one sleep need one byte: each further one is a system call for nothing, and may fill the
+        # socket. Two threads that come at once may both send; that is harmless, as one `recv` takes many bytes.
         if self._woken != (sleep := self._sleep):
             self.interrupt()
             self._woken = sleep  # not earlier: a signal handler may run in between, and call this for the same sleep
 
     def interrupt(self) -> None:
         """End a `select`, whichever thread is in it."""
-        with suppress(OSError):  # the pipe is full, so the thread is being woken; or the loop has ended
+        with suppress(OSError):  # the socket is full, so the thread is being woken; or the loop has ended
             self._waker.send(b"\0")
 
     def close(self) -> None:
@@ -115,7 +117,9 @@ class Poller:
             self._wakee.recv(4096)
 
     def _drain_quickly(self) -> bool:
-        if self._loop_polls():  # the byte is for the loop's thread, which would go on sleeping without it
+        # A user's thread that was in `select` when the loop's thread began to poll may see a byte for that thread. If
+        # it took the byte, the loop's thread would sleep on, and no other byte is sent for that sleep.
+        if self._loop_polls():
             return False
         self._drain(READ)
         return True

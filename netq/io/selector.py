@@ -21,10 +21,13 @@ class _Epoll(selectors.EpollSelector if hasattr(selectors, "EpollSelector") else
         """Wait for `timeout` seconds at most (None: without limit); return what is ready."""
         if timeout is not None:  # whole milliseconds, rounded up: a timer must be due when `select` returns
             timeout = math.ceil(timeout * 1e3) * 1e-3 if timeout > 0 else 0
+        # This runs without the baton, while other threads add and remove files. epoll allows that, and takes a new file
+        # into a wait that has begun. `get`, because a file that was removed meanwhile may still be reported.
         keys = self._fd_to_key
         found: Ready = []
         for fd, event in self._selector.poll(timeout, len(keys) or 1):
             if (key := keys.get(fd)) is not None:
+                # As in the standard library: an error or a hang-up counts as both, so that `recv` or `send` reports it.
                 mask = (WRITE if event & ~select.EPOLLIN else 0) | (READ if event & ~select.EPOLLOUT else 0)
                 found.append((key, mask & key.events))
         return found

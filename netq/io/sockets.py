@@ -61,12 +61,17 @@ class PlainSocket:
         """Receive into the caller's buffer, until a piece is not full."""
         if self._error is not None:
             raise self._error
+        # A read that does not fill its buffer has emptied the socket. Then `more` is False, which saves the call that
+        # would only say so (EAGAIN), for each small message. The end of the stream counts as more: the caller reads
+        # again after these bytes, and gets the 0 that reports it.
         if len(buffer) < PIECE:
             count = self.sock.recv_into(buffer)
             self.more = count == len(buffer) or not count
             return count
         self.more = False
         count = got = self.sock.recv_into(buffer[:PIECE])
+        # These pieces have been received, and the system does not repeat an error that it has reported. So an error in
+        # the middle is kept, and the bytes before it are returned first: they may be the peer's last frames.
         try:
             while got == PIECE and count < len(buffer):
                 got = self.sock.recv_into(buffer[count : count + PIECE])
@@ -146,6 +151,8 @@ class TlsSocket:
 
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Encrypt as much as the socket will soon take."""
+        # Nothing is encrypted while older ciphertext waits. Bytes in a TLS record cannot be taken back or overtaken, so
+        # a full socket would otherwise collect records here, ahead of each more urgent message.
         try:
             taken = self._tls.write(buffers) if self.push() else 0
         except EOFError as error:  # the peer has closed behind its last bytes: it reads no more
@@ -155,6 +162,7 @@ class TlsSocket:
 
     def push(self) -> bool:
         """Send what is encrypted, and the handshake."""
+        # A socket that took a part must get the rest of the very same bytes: the layer cannot make a record twice.
         while self._ciphertext or (ciphertext := self._tls.to_send()):
             self._ciphertext = self._ciphertext or memoryview(ciphertext)
             try:

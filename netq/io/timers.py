@@ -45,6 +45,8 @@ class Timers:
     def add(self, when: float, function: Callable[..., object], args: tuple[Any, ...]) -> Timer:
         """Call `function(*args)` at the time `when`; never if that is infinite."""
         timer = Timer(function, args)
+        # A cancelled timer stays in the heap until its time: to take it out of the middle would cost a search. A timer
+        # that is far away and always cancelled, as a timeout is, would fill the heap, so it is swept as it doubles.
         if when < math.inf:
             heapq.heappush(self._heap, (when, next(self._sequence), timer))
         if len(self._heap) >= self._sweep_at:

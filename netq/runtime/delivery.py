@@ -89,7 +89,9 @@ class Delivery(Outgoing, Future[None]):
                 if self._made is not None and self._ending:
                     self._end_for_library(self._ending)
             return all(cancelled)
-        if self.guard.lock._is_owned():  # a signal handler: the interrupted code may be sending it
+        # A signal handler on top of the baton's holder: the interrupted code may be sending this very message, and has
+        # perhaps packed its header. The lock is reentrant and would not keep the handler out.
+        if self.guard.lock._is_owned():
             return self.cancelled()
         self.guard.wanted = True
         with self.guard.lock:
@@ -186,6 +188,11 @@ class Delivery(Outgoing, Future[None]):
 
     def _end(self, state: str) -> None:
         """Be done, and call the callbacks. Harmless afterwards: an interrupted thread may have begun it."""
+        # Most deliveries have no condition: then to be done is one store. Otherwise a thread in concurrent.futures.wait
+        # may hold the condition, for long if it was descheduled. The holder of the baton must not wait for it, so the
+        # loop's thread changes the state afterwards, without the baton; `_ending` keeps a second outcome away until
+        # then. A callback is deferred before it is removed: after an exception in between it is called twice, not
+        # never.
         if self._made is None:
             if self._state is PENDING:
                 self._state = state
@@ -219,6 +226,8 @@ class Delivery(Outgoing, Future[None]):
             pass
 
     def _wait(self, timeout: float | None) -> bool:
+        # First by polling, as in `get`: the ACK is then handled in this thread. If another thread polls already, or
+        # this may not, by a callback, which costs a change of threads.
         guard, deadline = self.guard, math.inf if timeout is None else time.monotonic() + timeout
         wait_lock = guard.wait_lock("result")
         try:

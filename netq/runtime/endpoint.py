@@ -89,6 +89,8 @@ class Endpoint:
 
     def close(self, timeout: float | None) -> int:
         """Let each peer finish within `timeout`, then end everything. Return the number of undelivered messages."""
+        # The transport stays open until the peers have ended: one that has lost its link may come back for what it has
+        # still to get. The loops end last; a second is what their links take at most to send their last bytes.
         self.home.ask(self.begin_to_close, timeout)
         if not self._end_condition.wait(lambda: self.all_ended, timeout):
             for loop in self.loops:
@@ -274,6 +276,15 @@ class Endpoint:
     def _admit(self, link: Link, greeting: Greeting) -> None:
         if link not in self._handshaking:
             return None  # lost meanwhile
+        # Who is this client? The id says which session it claims, and the token proves that it is the process that had
+        # it (docs/explanation/design.md, "An id is claimed, a token proves it"):
+        #
+        #     same             it resumes its session
+        #     proven only      it is that process, and has begun anew with another server meanwhile
+        #     neither          another process: admitted unless the session has a link
+        #
+        # While we close, a client that has begun anew is refused. Its old session is ended here, or the close would
+        # wait for a client that will never resume it.
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
@@ -301,6 +312,8 @@ class Endpoint:
             return f"the id {greeting.id} is the server's own; give each communicator its own options"
         if self.closing and not same:
             return "the server is closing"
+        # The old link may be half-open: its process was restarted, and the network has lost the end of it. Only a PING
+        # can find that out soon. If the link is dead it is gone when the client, which retries, comes next.
         if rival is not None and rival.link is not None:
             rival.loop.call(rival.probe)
             return (
@@ -343,6 +356,8 @@ class Endpoint:
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
         key = peer.id if self.is_server else None
         self.undelivered += undelivered if self.closing else 0
+        # A newer session may have this id already: `_admit` replaces the peer, and ends the earlier one afterwards.
+        # That end must not remove the newer one, nor report `fin` for it.
         if self.peers.get(key) is not peer:
             return
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
@@ -367,6 +382,8 @@ class Endpoint:
 
     def _crashed(self, error: BaseException) -> None:
         """End everything after a loop has ended by a bug, so that no thread waits for it."""
+        # The loop that has failed may be `home`. What is called and deferred there runs all the same, when that loop
+        # sets `over` (Loop._run). The other loops go on until the user closes.
         log.critical("netq: internal error; the communicator is closed", exc_info=error)
         closed = Closed(self.options.id, f"internal error: {error!r}")
         closed.__cause__ = error

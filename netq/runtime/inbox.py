@@ -90,6 +90,8 @@ class Inbox:
     def release(self, hold: object) -> None:
         """End a `hold`."""
         self._holds.discard(hold)
+        # Waiters may have missed their Closed meanwhile: with a held message in `arrived` it was not known yet whether
+        # that message was for them (`_closed_error`).
         with self.lock:
             self._serve(self._sort())
             if self._unreported and not self._holds:
@@ -115,6 +117,7 @@ class Inbox:
 
     def finish(self, peer: uuid.UUID, error: Closed) -> None:
         """Expect no more messages of a peer: waiters for it alone get `error` after its last message."""
+        # What has arrived is reserved first: Closed comes after the last message.
         with self.lock:
             self._serve(self._sort())
             self._peers.discard(peer.int)
@@ -149,6 +152,8 @@ class Inbox:
                 self._sort()
                 item = self._take_next(tuple([peer.int for peer in peers]), ahead)
             elif arrived:  # one peer and one reader: the message needs no queue
+                # `consume` notes that this number is taken, then the message is removed. After an exception in between
+                # it is still here, and the next `consume` finds its number taken: it is given to the user once.
                 first = arrived[0]
                 self.consuming = first[2]
                 fresh = first[2].consume(first[3], first[4])
@@ -160,6 +165,8 @@ class Inbox:
                     item = self._take_next((), ahead)
             if item is None and (error := self._closed_error(tuple([peer.int for peer in peers]))) is not None:
                 raise Closed(error.peer, error.why) from error.__cause__
+        # Without the inbox's lock: this calls the loop, which takes the baton if it has ended. `consuming` is cleared
+        # last, so that `interrupted` tells the peer of the room if an exception comes in between.
         if item is not None and item[2].release_due:
             item[2].request_release()
         self.consuming = None
@@ -167,6 +174,7 @@ class Inbox:
 
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter in its turn, which may be now."""
+        # First the waiters that came before this one. Then this one takes its turn, or stands behind them.
         with self.lock:
             self._serve(self._sort())
             peer = self._next_peer(waiter.keys) if self.queues else None
@@ -230,6 +238,9 @@ class Inbox:
 
     def _sort(self) -> set[int]:
         """Move what has arrived into the queues; return the peers that it came from."""
+        # In both loops an entry is removed after it was handled. An exception in between leaves it in place, and the
+        # next thread handles it again: `_cancel` is harmless for a waiter that has left, and a message that is in the
+        # queue twice is given to the user once (`_take`).
         arrived, queues = self.arrived, self.queues
         peers: set[int] = set()
         while self.leaving:
@@ -249,6 +260,9 @@ class Inbox:
         return peers
 
     def _cancel(self, waiter: Waiter) -> None:
+        # The reservation has cost the peer its turn, and nothing was taken. So the peer is the next again: its message
+        # would otherwise wait for a turn of all others, each time that a wait is broken off. Each number is below all
+        # before it, so the peer whose message came back last is the first.
         self._remove(waiter)
         peer = waiter.reserved
         if peer is not None:
@@ -259,6 +273,7 @@ class Inbox:
             self._serve({peer})
 
     def _take_next(self, keys: tuple[int, ...], ahead: bool) -> Item | None:
+        # A thread that calls `get` now comes behind the waiters. One that has polled was there before they came.
         if self.waiters and not ahead:
             self._serve(self.queues)
         item = None
@@ -314,6 +329,8 @@ class Inbox:
 
     def _serve(self, peers: Iterable[int]) -> bool:
         """Reserve the messages of these peers for the waiters, in the order in which those came."""
+        # Only the peers of which something has come: with a thousand waiters, each for a client of its own, a message
+        # looks at two of their lines, that of its peer and that of the waiters for all.
         served = False
         ready = {peer for peer in peers if self._has(peer)} if self.waiters else set()
         while ready and (waiter := self._longest_waiting(ready)) is not None:
@@ -347,6 +364,7 @@ class Inbox:
 
     def _fail_waiters(self, *places: int) -> None:
         """Give Closed to the waiters at these keys for which nothing can come."""
+        # A copy, in which each waiter is once: `_remove` changes the lines, and a waiter for two peers is in both.
         lines = [self.waiters[place] for place in places if place in self.waiters]
         for waiter in dict.fromkeys([waiter for line in lines for waiter in line.values()]):
             waiter.error = self._closed_error(waiter.keys)

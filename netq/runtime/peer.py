@@ -112,6 +112,8 @@ class Peer:
         unacknowledged messages waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other
         is sent here and now, if the baton is free.
         """
+        # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
+        # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
@@ -136,6 +138,8 @@ class Peer:
 
     def _exchange(self) -> None:
         """Send what waits. After a large batch, also receive: a thread that only puts takes its ACKs itself."""
+        # Otherwise the loop's thread would have to take the ACKs, which means a change of threads for each batch. And
+        # what comes with the ACKs may be a message for the thread that polls, so that one is woken.
         link = self.link
         if link is None or not link.inline:  # lost meanwhile
             self.baton.flush_soon(self)
@@ -158,6 +162,10 @@ class Peer:
 
     def repair(self) -> None:
         """Replace the link, because a signal handler interrupted a user's thread that sent or received on it."""
+        # It is unknown how many bytes the interrupted thread has sent or received, so this link cannot be used any
+        # more. The session recomputes what it can, and the peer's INI on the next link says the rest. Input is
+        # discarded first: `detach` would count a message in it as begun, and the interrupted step may have taken that
+        # already.
         self.session.repair()
         if (link := self.link) is not None:
             link.connection.discard_input()
@@ -198,6 +206,8 @@ class Peer:
 
     def attach(self, link: Link) -> None:
         """Use this link. An older one is closed, and the peer gets the reason."""
+        # The newer one wins. The older one is often half-open, as after a change of networks, and would look alive
+        # until its heartbeat is over.
         if self.link is not None:
             self._drop(self.link, Code.SUPERSEDED, "a newer link has taken the session over")
         self.link = link
@@ -242,6 +252,7 @@ class Peer:
 
     def detach(self, link: Link, error: Exception) -> None:
         """Drop the link, and start the timers of a session without a link."""
+        # An older link that was replaced may fail later than its successor began, and changes nothing then.
         link.connection.detach()
         if self.link is link:
             self.link = None
@@ -257,6 +268,9 @@ class Peer:
         """End the session; undelivered messages fail."""
         if self.over:
             return
+        # `over` is first, since what follows may lead here again. The link copies what it holds before any future
+        # fails: from then on its user may change the data, and the link may still send a part of it. The messages fail
+        # last, when the endpoint knows of the end.
         self.over = True
         self._link_lost_at = time.monotonic()
         if self.link is not None:
@@ -269,7 +283,7 @@ class Peer:
         if link is not None and not self.session.closing:
             self._listener.detached(self, error)
         self._listener.ended(self, error, len(lost) + self._undelivered)
-        for message in lost:  # last: a callback may put again, and finds the session ended
+        for message in lost:  # a callback may put again, and finds the session ended
             own = Closed(error.peer, error.why)  # one for each: raising an error adds a traceback to it
             own.__cause__ = error.__cause__
             message.fail(own)
@@ -360,6 +374,8 @@ class Peer:
 
     def _start_expiry(self) -> None:
         """Start the timer that ends a session without a link."""
+        # Three cases. A session in use waits `session_timeout` for its peer. One that is closing at either side waits
+        # only `linger`, and only if something is still to be delivered or the client may put more; else it ends now.
         if self._expiry is not None:
             self._expiry.cancel()
         seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
