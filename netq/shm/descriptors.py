@@ -66,6 +66,8 @@ class Descriptors:
 
     def _await(self, number: int) -> None:
         """Read packets until the segment is known: its SEGMENT is in the socket before a record names it."""
+        # The ring and the socket have no common order, so a GRANT may be read before its SEGMENT. A WAKE that is taken
+        # here on the way is not lost: this is a turn of the link, which reads the ring until it is empty.
         for _ in range(_MAX_PACKETS):
             if number in self._table or not self._read_packet():
                 break

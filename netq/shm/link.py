@@ -80,6 +80,8 @@ class Link:
 
     def receive(self) -> bool:
         """Receive small messages and ACKs in a user's thread; return False if the loop's thread has to continue."""
+        # As in netq/tcp/link.py: `working_on` is set while the link is in the middle of a step, and what waits for the
+        # loop's thread comes first. The ring is awake while this thread looks into it, so the peer sends no WAKE.
         baton, peer = self._baton, self.peer
         if (
             peer is None
@@ -116,6 +118,7 @@ class Link:
 
     def sleep(self) -> bool:
         """Have the peer send WAKE when it writes; return False if there are bytes already."""
+        # Not while a turn is scheduled: it looks into the ring anyway, and a WAKE would cost both sides a system call.
         if not self._ended and not self._scheduled:
             self.awake = not self._reader.sleep()
         return not self.awake
@@ -147,6 +150,8 @@ class Link:
 
     def _start(self, loop: Loop) -> None:
         """Begin in a loop. Bytes may have arrived before, so look into the ring."""
+        # The old loop may still have a call of `_run_scheduled`, which does nothing there any more. So the events that
+        # it was for are dropped, and one turn here does the work of both.
         if not self._ended:
             self._scheduled = 0
             loop.watch(self._control.sock, READ, self._ready, self.woken)
@@ -283,6 +288,7 @@ class Link:
             self._schedule(WRITE)
         self._wake_peer_if_asleep()
         self.inline = self._sender.empty
+        # The ring was full. If the peer has made room since, no wake-up will come for that room: go on by ourselves.
         if self._sender.blocked and not self._writer.sleep():
             self._schedule(WRITE)
         if self._closing and self._sender.empty:
@@ -294,6 +300,8 @@ class Link:
 
     def _on_release(self, number: int) -> None:
         """Report a freed segment to the peer. Called in any thread: that in which the last view was freed."""
+        # The user's thread frees it with the last array, perhaps within the garbage collector and on top of any code.
+        # So this only adds a call to the loop's queue.
         self._loop.call(self._queue_release, number)
 
     def _queue_release(self, number: int) -> None:

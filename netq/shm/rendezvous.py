@@ -191,6 +191,8 @@ def _listen_at_path(netloc: NetworkLocation) -> ListeningSocket:
         raise OSError(errno.ENAMETOOLONG, f"the path of its folder is too long, which may have {most} bytes")
     sock = _new_socket()
     try:
+        # bind creates the file, but connections are refused until listen; at the path itself, a second server could see
+        # that state and take this one for dead. link fails if the path exists, so two servers cannot both have it.
         sock.bind(own)
         try:
             os.chmod(own, 0o600)

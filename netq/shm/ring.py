@@ -60,6 +60,8 @@ class Writer:
 
     def free(self) -> int:
         """Return how many bytes can be written now. Raises RingError."""
+        # The memory is the peer's as well, and a hostile or broken peer may write anything there. The number is read
+        # once, checked against our own copies, and used from the copy: a second read could return another number.
         tail = self._words[_TAIL]
         if not self._tail <= tail <= self._head:
             raise RingError(f"the reader says {tail}, expected {self._tail} to {self._head}")
@@ -149,7 +151,7 @@ class Reader:
 
     def available(self) -> int:
         """Return how many bytes can be read now. Raises RingError."""
-        head = self._words[_HEAD]
+        head = self._words[_HEAD]  # read once: see Writer.free
         if not self._head <= head <= self._tail + self.size:
             raise RingError(f"the writer says {head}, expected {self._head} to {self._tail + self.size}")
         if head != self._head:
@@ -200,6 +202,8 @@ class Reader:
             return False
         self._advanced = False
         self._fence()  # our number comes before its flag
+        # `wanted` is a position of the stream, so it also numbers the sleep: two sleeps with the same position want the
+        # same room, and one wake-up serves both.
         wanted = self._words[_WANTED]
         if not wanted or wanted == self._woken or self._tail < wanted:
             return False
@@ -208,6 +212,8 @@ class Reader:
 
     def sleep(self) -> bool:
         """Ask to be woken when bytes arrive; return False if there are bytes already."""
+        # Each sleep has a number of its own. With a mere flag the writer could not tell a sleep from the one for which
+        # it has sent a wake-up that is not received yet, and would send another one for each write.
         self._sleeps += 1
         self._words[_ASLEEP] = self._sleeps
         self._fence()  # our flag comes before its number

@@ -92,6 +92,8 @@ class Segments:
 
     def renew(self) -> None:
         """Use the present segments for no new message: after a fork, the child sees the same memory."""
+        # Mappings of a memfd are shared with the child. A message that came into such a segment later would appear in
+        # arrays of the child, too. Called before the fork, in the thread that forks, for each link of this process.
         if self._connection is not None and self._table:
             self.memory.retire()
             self.memory = self._connection.source = Memory(self.pool.keep, mapping=self._map)
@@ -128,6 +130,7 @@ class Segments:
 
     def block_freed(self, number: int) -> None:
         """Forget a block that was unmapped, and report it if the peer has its descriptor."""
+        # Without the report the peer would keep its descriptor, and with it the memory, until the link ends.
         segment = self._table.pop(number)
         is_sent = segment.fd is None
         segment.close()
@@ -136,6 +139,8 @@ class Segments:
 
     def _send_descriptor(self, number: int, segment: _Segment) -> bool:
         """Send the descriptor once, and close it: the mapping has its own. Return whether the peer has it."""
+        # The socket never blocks: if it is full, the message comes through the ring. It is sent before the GRANT that
+        # names it, so the peer finds it in its socket when it reads the GRANT (Descriptors._await).
         if segment.fd is not None:
             try:
                 self._control.send(SEGMENT, NUMBER.pack(number), segment.fd)

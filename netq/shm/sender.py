@@ -71,6 +71,8 @@ class Sender:
 
     def queue(self, record: Record) -> None:
         """Send a record before any more of the stream; raises ProtocolError if the peer leaves too many unread."""
+        # Answers to what a peer sends. A peer that announces without reading would make this queue grow without a
+        # bound.
         if len(self._records) >= _MAX_RECORDS:
             raise ProtocolError(f"the peer has left {_MAX_RECORDS} records unread")
         self._records.append(record)
@@ -93,6 +95,8 @@ class Sender:
         more = size >= self._batch // 2
         if more:
             self._batch = max(_MIN_BATCH, min(size // len(buffers) * _BUFFERS, MAX_BATCH))
+        # One copy and one publication. If the ring has no room for all of it in one piece, the bytes become a run: they
+        # are out of the session, so they are sent next, whatever comes.
         if size < MIN_DIRECT and self._writer.put(b"".join((records.data(size), *buffers))):
             return not more
         self._runs.extend(
@@ -115,6 +119,7 @@ class Sender:
 
     def granted(self, grant: Record) -> None:
         """Begin the direct transfer that the peer grants; raises ProtocolError if none is due, or the size is wrong."""
+        # The size is what the peer says. More than was announced would leave a grant without bytes that belong to it.
         if not self._announced or self._grant is not None or not 0 < grant.size <= self._runs[0].size:
             raise ProtocolError(f"the peer grants {grant.size} bytes that were not announced")
         fd = self._descriptors.find(grant.segment, grant.offset, grant.size)
@@ -168,6 +173,9 @@ class Sender:
         return True
 
     def _write_direct(self, grant: Record) -> bool:
+        # WROTE is queued after each piece, not at the end: the receiver processes what is there, and a long transfer
+        # does not look like silence. The record goes through the ring after the write, so the bytes are there before
+        # it.
         run = self._runs[0]
         piece, _ = _split(run.buffers[:_VECTOR], min(grant.size, _PIECE))
         size = 0 if self._writes_too_slow else self._timed_write(piece, grant.offset)

@@ -85,6 +85,10 @@ class Link:
         A user's thread does only what is short and cannot block: frames that fit into the connection's small buffer. It
         leaves the rest of a large message, errors and the end of the connection to the loop's thread.
         """
+        # Bytes that wait for the loop's thread (`_scheduled`, `_unparsed`) come before all that this thread could read.
+        # `working_on` is set from the first read on and cleared only at the normal end: an exception of a signal
+        # handler in between leaves bytes that are out of the socket and in no session, and the loop's thread replaces
+        # the link.
         connection, baton, stream, peer = self.connection, self._baton, self._stream, self.peer
         if peer is None or self._closing or self._ended or self._scheduled or self._unparsed:
             return False
@@ -103,6 +107,8 @@ class Link:
                 done = connection.received_small(n, time.monotonic())
                 if not (done and stream.more):
                     break
+            # No selector reports what is already in the connection's buffer, or in a TLS layer. The loop's thread has
+            # to be told of it; what is still in the socket it finds itself.
             if n and (not done or (stream.more and stream.hides)):
                 self._unparsed = True
                 self._schedule(READ)
@@ -110,6 +116,7 @@ class Link:
             pass
         except (OSError, SecurityError) as error:
             fail(self._loop, self._lose, error)
+        # Not sent here: the user has just got a message, and its answer, which often follows, carries the ACK.
         session = connection.session
         if session is not None and (session.owed or session.ready):
             baton.flush_later(peer)
@@ -128,6 +135,9 @@ class Link:
         A link is reset instead if the peer did not answer. Otherwise the system would go on sending for minutes, and an
         INI that arrives so late looks like a newer link than the one that is in use by then.
         """
+        # The socket is not closed before the peer has closed its side, or a second is over. Closing a socket with
+        # unread bytes sends a reset, and the peer's system then discards what its process has not read: our last frame,
+        # with the reason for the end. So `_discard` reads on meanwhile.
         if self._closing or self._ended:
             return
         self._closing = True
@@ -140,6 +150,8 @@ class Link:
 
     def move(self, loop: Loop) -> None:
         """Continue in another loop."""
+        # The new loop watches the socket only in its own thread, after what was called there before. A call that is
+        # still queued in the old loop finds that the link has left (`_run_scheduled`), so it is queued again.
         self._loop.forget(self._stream.sock)
         self._loop, self._baton, events = loop, loop.baton, self._interest
         loop.call(loop.watch, self._stream.sock, events, self._ready, self.receive)
@@ -161,6 +173,8 @@ class Link:
                 self._ready(READ)
 
     def _ready(self, mask: int) -> None:
+        # With READ scheduled, this link has had its turn of receiving and continues behind the other links. The
+        # selector reports it all the same, and reading now would give it two turns for each one of theirs.
         if mask & READ & ~self._scheduled:
             self._guarded(self._discard if self._closing else self._receive)
         if self._ended:
@@ -251,6 +265,8 @@ class Link:
 
     def _bound_queue(self) -> None:
         """Let one batch wait in the socket, no more: what waits there delays everything behind it."""
+        # The batch's size changes a little with each measurement. The system is only told of changes by a factor of
+        # two.
         limit = self._batch.size
         if not limit // 2 < self._queue_limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._queue_limit = limit
@@ -313,6 +329,8 @@ class Link:
             self._stream.sock.close()
 
     def _watch(self, events: int) -> None:
+        # A full socket is the loop's business alone: it watches for WRITE, and `flush` does nothing until then. Users'
+        # threads would find it full with each `put`.
         if events != self._interest:
             self._interest = events
             self.inline = not events & WRITE

@@ -35,6 +35,9 @@ class SendBatch:
 
     def full(self, now: float) -> None:
         """Begin or end a measurement: the socket takes no more for now."""
+        # Between two times that the queue is full it holds the same, so what it took has left for the network. If it
+        # ran empty in between, that time would count as slowness of the link: therefore `drained` stops the
+        # measurement.
         if self.full_since is None:
             self.full_since, self._sent = now, 0
         seconds = now - self.full_since
