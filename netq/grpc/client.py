@@ -72,7 +72,9 @@ class ClientTransport:
                     return
         except Exception as unknown:  # every attempt must end in a link or in `lost`, whatever grpc raises
             error = unknown.with_traceback(None)  # the traceback would keep this frame alive
-        if self._attempt is asyncio.current_task():  # no link was made: report the error
+        # An attempt ends in a link, or in one call of `lost`: without either, no timer would begin the next one. A link
+        # that was made reports its own end. After `close` the attempt is None, and nothing is reported.
+        if self._attempt is asyncio.current_task():
             self._attempt = None
             self._loop.call(self._failed, error)
 

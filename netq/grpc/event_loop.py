@@ -79,6 +79,8 @@ def acquire() -> EventLoop:
 
 def release(event_loop: EventLoop) -> None:
     """Stop using the event loop; the last user ends it."""
+    # It is forgotten under the lock, so a transport that opens meanwhile gets a new one. It is stopped without the
+    # lock, because that waits for the thread, and all other transports would wait too.
     with _state.lock:
         event_loop.users -= 1
         if event_loop.users:

@@ -35,6 +35,8 @@ class EventLoopHandle:
 
     async def make_link(self, address: str) -> Link | None:
         """Return a link for a new stream; None if the transport is closed. Called in the event loop."""
+        # A link belongs to the netq loop, which therefore makes it. While this waits the stream may end: `_set_result`
+        # then ends the link, which has no task that would report the end to it.
         made: asyncio.Future[Link | None] = self.event_loop.loop.create_future()
         self._loop.call(self._attach, made, address)
         return await made
@@ -49,6 +51,7 @@ class EventLoopHandle:
         if self.closed:
             self.event_loop.call(_set_result, made, None)
             return
+        # The stream is started first: its queues keep what comes in either direction until both sides are ready.
         link = Link(self._listener, self._loop, self.event_loop, self._listener.connect(), address)
         self.event_loop.call(_set_result, made, link)
         self._listener.attach(link)

@@ -26,6 +26,7 @@ class PacketQueue:
         """Return whether more than `limit` bytes are unprocessed. If so, `processed` wakes the producer."""
         if self._put - self._processed <= limit:
             return False
+        # Once more after the flag: the consumer may have made room before it could see the flag, and wakes no one then.
         self._producer_waits = True
         return self._put - self._processed > limit
 
@@ -39,6 +40,7 @@ class PacketQueue:
 
     def take(self) -> bytes | None:
         """Return the next packet. None if there is none; then the next `put` wakes the consumer."""
+        # Once more after the flag: a packet that was appended before the producer could see the flag brings no wake-up.
         if not self._packets:
             self._consumer_waits = True
             if not self._packets:

@@ -54,6 +54,8 @@ class Stream:
 
     async def carry(self, functions: StreamFunctions) -> None:
         """Move packets until both directions have ended, or the link has closed the stream."""
+        # The reader decides when the stream is over, as only it sees why. END is put once in any case, also when this
+        # task is cancelled: it is what tells the link of the end, behind the last packet that has come.
         writing = asyncio.create_task(self._write(functions))
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT if self._closing else None) as self._timeout:
@@ -85,6 +87,8 @@ class Stream:
 
     async def _write(self, functions: StreamFunctions) -> None:
         with contextlib.suppress(*_BROKEN):  # _read reports the reason
+            # `processed` comes after the write, so at most one packet is being written and one waits. The rest stays in
+            # the session, where a later message can still overtake it, and a cancelled one can still be taken back.
             while packet := await self._next():
                 start = self._event_loop.loop.time()
                 await functions.write(packet)
@@ -99,6 +103,9 @@ class Stream:
         return packet
 
     async def _change(self) -> None:
+        # No wake-up is lost between the caller's look at its queue and this `clear`: `set` runs as a call of the event
+        # loop, and no such call runs before the next `await`. Both tasks use one event, and each looks at its own queue
+        # again; a task that is not waiting now looks there before it waits.
         self._changed.clear()
         await self._changed.wait()
 

@@ -103,6 +103,8 @@ class Broker:
 
     def drop(self) -> None:
         """Close the connection at once; `down` is not called."""
+        # The events of the old connection go with it: they would report packets on links that have ended, or fail the
+        # next connection for an error of this one.
         client, self._client = self._client, None
         self.connected = False
         self._events.clear()
@@ -214,6 +216,9 @@ class Broker:
 
     def _ready(self, mask: int) -> None:
         client = self._client
+        # paho reads one packet from memory in each `loop_read`, and no selector knows of what is left there. So it is
+        # called until the memory is empty, or again in the next turn. An event may have closed this connection, or
+        # begun another one; the old one is not read on then.
         if mask & READ and client is not None:
             for _ in range(_READS_PER_TURN):
                 self._call_guarded(client.paho_socket.fill)

@@ -122,6 +122,8 @@ class Channel:
 
     def receive(self, incoming: Packet) -> None:
         """Process a packet from the peer. Raises ProtocolError if one is missing or invalid."""
+        # The header counts at once, as it acknowledges our packets and grants credit. The body may have to wait for its
+        # block; then the later ones wait behind it, because they continue the same stream of bytes.
         acked = self.window.acked
         self.window.receive(incoming)
         if self.window.acked > acked:
@@ -176,6 +178,8 @@ class Channel:
         """Return the next packet to send; None if there is none, or it must wait for its group."""
         if self._controls:
             return self._controls.popleft()
+        # The first segment stays in the queue until its block may be referred to. The others wait behind it: they
+        # follow in the same stream of bytes.
         if not self._segments:
             return None
         segment = self._segments[0]
@@ -215,6 +219,9 @@ class Channel:
             )
 
     def _check_progress(self, acked: int) -> None:
+        # QoS 0 may lose the last packet in silence: with none behind it, there is no gap for the peer to find. The
+        # answer to a PROBE shows what has arrived. PROBE is repeated, as it may be lost too, ever more slowly: a peer
+        # that is only slow must not get many.
         self._progress_timer = None
         if self.closed or self.window.acked == self.window.sent:
             return

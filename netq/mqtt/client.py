@@ -74,6 +74,9 @@ class ClientTransport:
 
     def hello(self, hello: packet.Hello) -> None:
         """Repeat OPEN at once, or end the link if its server has gone."""
+        # A server that has just come cannot have had our OPEN, so that is repeated now and not after the pause. And a
+        # link is useless if another server has the prefix, or the broker says that ours has gone: its will has the
+        # instance of that server, and a late will of an earlier one changes nothing.
         if hello.here and self._opening is not None:
             self._attempt = 0
             self._send_open()

@@ -105,10 +105,15 @@ class CongestionControl:
 
     def _adapt(self, seconds: float, count: int) -> None:
         """Adapt the size: `count` bytes were acknowledged after `seconds`."""
+        # What counts is the time beyond the shortest round trip: a satellite link is slow to answer, and large packets
+        # do it no harm. `fast` has a second condition, because the shortest round trip of a slow link contains the time
+        # that its packets take, and so hides it: the doubled packet must not take too long at the rate just measured.
         waiting = seconds - self._min_round_trip
         fast = waiting < self._max_wait / 2 and 2 * self.size * seconds <= _MAX_PACKET_TIME * self._max_wait * count
         self._measured = True
         self._late_at_minimum = self._late_at_minimum + 1 if waiting > self._max_wait and self.size == MIN_SIZE else 0
+        # Packets cannot be smaller, and the answers stay late: the shortest round trip is of a path that is not in use
+        # any more, as after a change of networks. Without a new one, every later measurement would count as late.
         if self._late_at_minimum == _PATH_CHANGED:
             self._min_round_trip = seconds
         elif waiting > self._max_wait:

@@ -51,6 +51,8 @@ class Link:
 
     def flush(self) -> None:
         """Take the next bytes to send from the connection, and no more: later puts may be more urgent."""
+        # What is queued here can be neither overtaken nor cancelled. One packet is enough where `published` is called
+        # at once; from another loop it takes a round of both loops, in which the broker's connection would be idle.
         limit = _QUEUE if self._loop is self._first_loop else _REMOTE_QUEUE
         while self._queued < limit and not self._closed and self._take_segments():
             pass
@@ -92,6 +94,8 @@ class Link:
 
     def feed(self, data: memoryview) -> None:
         """Process bytes of the session."""
+        # `consumed` is called only after the session has taken the bytes: it is the credit for further packets. A link
+        # whose loop is behind then slows its own sender, and not the broker's connection, which all links share.
         if not self._closed and (events := self.connection.feed(data, time.monotonic())):
             self._listener.deliver(self, events)
         self._run_in(self._first_loop, self._channel.consumed)

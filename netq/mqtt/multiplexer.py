@@ -251,6 +251,9 @@ class Multiplexer:
 
     def _suspect_size_limit(self, channel: Channel) -> None:
         """Count a loss that a size limit of the broker would explain: brokers drop larger packets silently."""
+        # The session would resume with a packet of the same size, and lose each link in the same way for ever. Three
+        # losses in a row with no packet of that size between them are enough to try smaller ones: a wrong guess costs
+        # some speed, until the next connection to the broker.
         lost = channel.congestion.largest_in_flight
         if lost <= _MIN_SIZE or channel.created < self._last_suspicion:
             return  # links that are lost together have another cause, and count once
@@ -290,6 +293,9 @@ class Multiplexer:
                     channel.window.share = self._share
 
     def _give_turns(self) -> None:
+        # One packet for each channel in turn, and only while the socket has taken all before it. What paho has queued
+        # is behind every later packet: with more there, a short message of one link would wait for the large ones of
+        # all others. `Broker._write` schedules the next turns when the socket has room.
         self._turns_scheduled = False
         while self._waiting and self.broker.ready:
             channel = next(iter(self._waiting))

@@ -82,6 +82,8 @@ class ServerTransport:
 
     def down(self, error: Exception) -> None:
         """Reconnect after a pause. After a loss, first ask whether another server has taken over."""
+        # `_up_since` shows that this server has served the prefix: only then another one may have taken over. A server
+        # that has never been connected does not ask, and takes the prefix over.
         self._nonce = b""
         self._warn(f"{printable(str(error))}; trying again until it answers")
         now = time.monotonic()
@@ -168,6 +170,8 @@ class ServerTransport:
             opening = packet.read_opening(incoming)
         except ProtocolError as error:
             return self._multiplexer.refuse(link_topic, str(error))
+        # A client repeats OPEN until it gets WELCOME. So a known link is answered again, and not made again: it may
+        # carry packets already, whose numbers would start anew.
         known = self._multiplexer.channels.get(link_topic)  # our WELCOME was lost, or is on its way
         if known is None and not self._multiplexer.admit(link_topic.client):
             return None  # the client repeats OPEN

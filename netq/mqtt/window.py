@@ -54,6 +54,7 @@ class Window:
 
     def stamp(self) -> tuple[int, int, int]:
         """Return number, received and room for the header of a packet, and record them as reported."""
+        # Credit is never taken back, even if `share` has shrunk: the peer may have used it already.
         self._reported = self._consumed
         if self._probe_reached:
             self._probed = None
@@ -62,6 +63,9 @@ class Window:
 
     def receive(self, packet: Packet) -> None:
         """Check and record a packet's header. Raises ProtocolError after a gap or for a duplicate."""
+        # A gap means that the broker has dropped a packet, a duplicate that it has sent one twice. Both are an error of
+        # the link and not repaired here: the next link resumes at the byte that the session has. Kinds without a number
+        # of their own repeat the last one, so that even a lost last packet is found.
         expected = self._received + (packet.kind in NUMBERED)
         if packet.number != expected:
             raise ProtocolError(f"{packet.kind.name} with number {packet.number} came, expected {expected}")

@@ -86,6 +86,9 @@ class Group:
         if self._joining or self._growing:
             self.waiting.add(member)
             return None
+        # A block is published once, by the first member that reaches it. There are three exceptions: the other members
+        # are past it; WINDOW blocks are outstanding, as many as a client must keep; or this member has referred to a
+        # later block already, and its client has dropped the earlier ones by then.
         put = [other for other in self._outstanding if other.put is block.audience]
         found = next((other for other in put if other.start == block.start), None)
         if found is None:
@@ -102,6 +105,8 @@ class Group:
 
     def acked(self, member: Member, number: int) -> int:
         """Record that a member has processed its packets up to `number`; return the bytes of their largest block."""
+        # Clients process blocks in the order of their numbers, and drop those before the one that is referred to. So
+        # the last block that is covered covers all before it, also those that this member has got by unicast.
         covered = [block for block in self._outstanding if 0 < block.missing.get(member, 0) <= number]
         if not covered:
             return 0

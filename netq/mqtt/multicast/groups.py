@@ -51,6 +51,8 @@ class Groups:
 
     def refer(self, member: Member, block: Block) -> bytes | None:
         """Return a reference to the member's block, or UNICAST. None: the member must wait until `wake` is called."""
+        # The members of a put are chosen once, at its first block, so that all of them count on the same publications.
+        # `audience` is one object for each put: two puts to the same peers are told apart by its identity.
         put = self._puts.get(id(block.audience)) or self._choose_members(block)
         if member not in put.members or len(put.members) < 2:
             return UNICAST
