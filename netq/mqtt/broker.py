@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from netq.errors import SecurityError
 from netq.io.connect import Connector
@@ -35,14 +35,27 @@ except ImportError as error:
     why = f"Protocol.MQTT needs paho-mqtt ({error}): pip install 'paho-mqtt>=2.1,<3'"
     raise ImportError(why, name="paho") from error
 
-if TYPE_CHECKING:
-    from netq.mqtt.multiplexer import Multiplexer
-
 _READS_PER_TURN = 32  # packets read before other descriptors of the loop get their turn
 _FAILURE = 0x80  # reason codes from here on are errors (MQTT 5, 2.4)
 _BAD_LOGIN = (0x86, 0x87)
 _MAX_USER_CHARS = 64  # characters of a user name in an error
 _PUBLICATION_OVERHEAD = 1024  # bytes that the topic, netq's header and MQTT's header may add to a packet
+
+
+class BrokerListener(Protocol):
+    """What the broker calls: the multiplexer (netq/mqtt/multiplexer.py)."""
+
+    def up(self, size: int) -> None:
+        """Handle the connection to a broker that accepts publications of `size` bytes."""
+
+    def down(self, error: Exception) -> None:
+        """Handle the loss of the connection, or a failed attempt."""
+
+    def received(self, topic: str, payload: bytes | bytearray) -> None:
+        """Handle a publication."""
+
+    def schedule_turns(self) -> None:
+        """Publish more, soon: the socket has accepted everything."""
 
 
 class _Client(paho.Client):
@@ -57,7 +70,7 @@ class _Client(paho.Client):
 class Broker:
     """The broker at options.netloc."""
 
-    def __init__(self, loop: Loop, options: CommunicatorOptions, multiplexer: Multiplexer) -> None:
+    def __init__(self, loop: Loop, options: CommunicatorOptions, listener: BrokerListener) -> None:
         _keep_freed_memory()
         if options.security is not None and options.security.key is not None:
             raise SecurityError(
@@ -66,7 +79,7 @@ class Broker:
             )
         self._loop = loop
         self._options = options
-        self._multiplexer = multiplexer
+        self._listener = listener
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
         self._connector = Connector(loop, options.netloc, self._timeout, self._on_connected, self.fail)
@@ -117,7 +130,7 @@ class Broker:
         """Close the connection at once and call `down`, unless `close` was called before."""
         self.drop()
         if not self._closing:
-            self._multiplexer.down(error)
+            self._listener.down(error)
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Publish with QoS 0, now or as soon as the socket accepts it. Do nothing if not connected."""
@@ -200,7 +213,7 @@ class Broker:
         if message.retain:
             return  # netq retains nothing: a retained message has another origin
         with contextlib.suppress(UnicodeDecodeError):
-            self._events.append(partial(self._multiplexer.received, message.topic, message.payload))
+            self._events.append(partial(self._listener.received, message.topic, message.payload))
 
     def _on_subscribe(self, _: object, data: object, id: int, reasons: list[ReasonCode], properties: object) -> None:
         self._deadline = math.inf
@@ -212,7 +225,7 @@ class Broker:
     def _accepted(self, size: int) -> None:
         self.connected = True
         self._deadline = time.monotonic() + self._timeout  # for the first SUBACK
-        self._multiplexer.up(size)
+        self._listener.up(size)
 
     def _ready(self, mask: int) -> None:
         client = self._client
@@ -242,7 +255,7 @@ class Broker:
         if self._events:
             self._loop.call(self._run_events)  # not now: the caller may be in the middle of publishing
         if self.ready:
-            self._multiplexer.schedule_turns()
+            self._listener.schedule_turns()
 
     def _run_events(self) -> None:
         while self._events:

@@ -7,13 +7,17 @@ another loop. The multiplexer (netq/mqtt/multiplexer.py) owns it, and gives it t
 from __future__ import annotations
 
 import time
+import uuid
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 from netq.buffers import Buffer
 from netq.errors import ProtocolError
+from netq.io.loop import Loop
 from netq.io.timers import Timer
 from netq.mqtt import packet
+from netq.mqtt.broker import Broker
 from netq.mqtt.congestion import CongestionControl
 from netq.mqtt.multicast.group import UNICAST, Block
 from netq.mqtt.multicast.groups import Groups
@@ -21,10 +25,7 @@ from netq.mqtt.multicast.reorder import Receiver
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.topic import LinkTopic
 from netq.mqtt.window import Window
-
-if TYPE_CHECKING:
-    from netq.mqtt.link import Link
-    from netq.mqtt.multiplexer import Multiplexer
+from netq.protocol.connection import Connection
 
 _PROBE_AFTER = 1.0  # seconds without an acknowledgement before a PROBE; doubled for each further one
 _CLOSE_TIMEOUT = 1.0  # seconds in which queued packets may be sent after `close`
@@ -49,6 +50,44 @@ class Segment(NamedTuple):
         return Segment([b"".join(self.buffers)], own)
 
 
+class ChannelLink(Protocol):
+    """The other end of a channel: netq/mqtt/link.py. `feed`, `published` and `lost` run by `call`, in its loop."""
+
+    connection: Connection
+
+    def call(self, function: Callable[..., None], *args: object) -> None:
+        """Run a function in the loop of the link."""
+
+    def feed(self, data: memoryview) -> None:
+        """Process bytes of the session."""
+
+    def published(self) -> None:
+        """Take the next segment."""
+
+    def lost(self, error: Exception) -> None:
+        """Report the loss of the link."""
+
+    def broadcast_peer(self, size: int) -> uuid.UUID | None:
+        """Return the peer, if it accepts blocks of this size."""
+
+
+class ChannelOwner(Protocol):
+    """What a channel uses of the multiplexer (netq/mqtt/multiplexer.py)."""
+
+    loop: Loop
+    broker: Broker
+    heartbeat: float
+
+    def request_turn(self, channel: Channel) -> None:
+        """Call `take_turn` of the channel, soon."""
+
+    def record_arrival(self, size: int) -> None:
+        """Record that a packet of `size` bytes has arrived."""
+
+    def remove(self, channel: Channel) -> None:
+        """Remove a channel that has ended."""
+
+
 class Channel:
     """Packets to and from one peer. A server's has `groups`, a client's has a `receiver` (netq/mqtt/multicast)."""
 
@@ -56,15 +95,15 @@ class Channel:
     receiver: Receiver | None = None
 
     def __init__(
-        self, multiplexer: Multiplexer, link_topic: LinkTopic, topic: str, share: int, congestion: CongestionControl
+        self, owner: ChannelOwner, link_topic: LinkTopic, topic: str, share: int, congestion: CongestionControl
     ) -> None:
         self.link_topic = link_topic  # of the incoming direction
         self.window = Window(share)
         self.congestion = congestion
         self.created = time.monotonic()
         self.closed = False
-        self.link: Link | None = None  # None at a client until WELCOME
-        self._multiplexer = multiplexer
+        self.link: ChannelLink | None = None  # None at a client until WELCOME
+        self._owner = owner
         self._send_topic = topic
         self._controls: deque[tuple[Kind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
@@ -89,7 +128,7 @@ class Channel:
     def enqueue(self, segments: list[Segment]) -> None:
         """Queue segments for sending."""
         self._segments += segments
-        self._multiplexer.request_turn(self)
+        self._owner.request_turn(self)
 
     def keep(self) -> None:
         """Replace the queued segments by copies."""
@@ -99,13 +138,13 @@ class Channel:
         """Record that the link has processed a packet."""
         self.window.consumed()
         if self.window.ack_due:
-            self._multiplexer.request_turn(self)
+            self._owner.request_turn(self)
 
     def close(self) -> None:
         """Send the queued segments, then CLOSE."""
         self._closing = True
-        self._multiplexer.loop.at(time.monotonic() + _CLOSE_TIMEOUT, self._send_close)
-        self._multiplexer.request_turn(self)
+        self._owner.loop.at(time.monotonic() + _CLOSE_TIMEOUT, self._send_close)
+        self._owner.request_turn(self)
 
     # For the multiplexer.
 
@@ -133,7 +172,7 @@ class Channel:
             self.process_held()
         elif incoming.kind is Kind.CLOSE:
             self.fail(ConnectionResetError("the peer hung up"), notify_peer=False)
-        self._multiplexer.request_turn(self)
+        self._owner.request_turn(self)
 
     def process_held(self) -> None:
         """Process held packets until one waits for its block. Raises ProtocolError if a block is lost."""
@@ -154,7 +193,7 @@ class Channel:
     def publish(self, kind: Kind, *body: Buffer) -> int:
         """Publish a packet now, copying its body once. Return the bytes of the body."""
         payload = b"".join([packet.header(kind, *self.window.stamp()), *body])
-        self._multiplexer.broker.publish(self._send_topic, payload)
+        self._owner.broker.publish(self._send_topic, payload)
         return len(payload) - packet.HEADER_SIZE
 
     # For the groups (netq/mqtt/multicast/group.py).
@@ -162,11 +201,11 @@ class Channel:
     def send_control(self, kind: Kind, group: str) -> None:
         """Send JOIN, JOINED or LEAVE."""
         self._controls.append((kind, [bytes.fromhex(group)]))
-        self._multiplexer.request_turn(self)
+        self._owner.request_turn(self)
 
     def wake(self) -> None:
         """Try to send again."""
-        self._multiplexer.request_turn(self)
+        self._owner.request_turn(self)
 
     # Sending.
 
@@ -214,7 +253,7 @@ class Channel:
     def _watch_progress(self) -> None:
         """Start the timer that sends a PROBE without progress: the last packet, a PROBE or its answer may be lost."""
         if self._progress_timer is None:
-            self._progress_timer = self._multiplexer.loop.at(
+            self._progress_timer = self._owner.loop.at(
                 time.monotonic() + self._probe_pause, self._check_progress, self.window.acked
             )
 
@@ -228,7 +267,7 @@ class Channel:
         if self.window.acked == acked:
             if self.congestion.should_probe(time.monotonic(), stopped=True) or self._probe_pause > _PROBE_AFTER:
                 self.publish(Kind.PROBE)
-            self._probe_pause = min(2 * self._probe_pause, max(2 * _PROBE_AFTER, self._multiplexer.heartbeat))
+            self._probe_pause = min(2 * self._probe_pause, max(2 * _PROBE_AFTER, self._owner.heartbeat))
         self._watch_progress()
 
     def _send_close(self) -> None:
@@ -243,7 +282,7 @@ class Channel:
         if incoming.kind in (Kind.DATA, Kind.BLOCK):
             data = self.receiver.take(incoming) if self.receiver and incoming.kind is Kind.BLOCK else incoming.body
             if data is None:
-                self._multiplexer.loop.at(time.monotonic() + _BLOCK_TIMEOUT, self._on_block_timeout, incoming.number)
+                self._owner.loop.at(time.monotonic() + _BLOCK_TIMEOUT, self._on_block_timeout, incoming.number)
                 return False
             assert self.link is not None
             self.link.call(self.link.feed, data)
@@ -261,13 +300,13 @@ class Channel:
             self.fail(ProtocolError("a block of a group has not come"))
 
     def _on_progress(self) -> None:
-        self._multiplexer.record_arrival(self.congestion.acked(self.window.acked, time.monotonic()))
+        self._owner.record_arrival(self.congestion.acked(self.window.acked, time.monotonic()))
         if self._progress_timer is not None and self._probe_pause > _PROBE_AFTER:
             self._progress_timer.cancel()
             self._progress_timer, self._probe_pause = None, _PROBE_AFTER
             self._watch_progress()
         if self.groups is not None:
-            self._multiplexer.record_arrival(self.groups.acked(self, self.window.acked))
+            self._owner.record_arrival(self.groups.acked(self, self.window.acked))
         if self.has_open_reference or not self._can_send:  # no pending probe covers the packets sent since the last one
             self._probe_if_due()
 
@@ -277,7 +316,7 @@ class Channel:
         self.closed = True
         self._segments.clear()
         self._held.clear()
-        self._multiplexer.remove(self)
+        self._owner.remove(self)
         if self.receiver is not None:
             self.receiver.close()
         if self.groups is not None:

@@ -11,13 +11,11 @@ import pytest
 from netq.io.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
-from netq.mqtt.channel import Channel, Segment
+from netq.mqtt.channel import Channel, ChannelLink, ChannelOwner, Segment
 from netq.mqtt.congestion import INITIAL_SIZE, CongestionControl
-from netq.mqtt.link import Link
 from netq.mqtt.multicast.group import Block
 from netq.mqtt.multicast.groups import Groups
 from netq.mqtt.multicast.reorder import Receiver
-from netq.mqtt.multiplexer import Multiplexer
 from netq.mqtt.packet import NUMBERED, Kind, Packet
 from netq.mqtt.topic import LinkTopic, new_id
 from netq.mqtt.window import MAX_PACKETS, Window
@@ -71,9 +69,9 @@ class Harness:
         self.peer = Window(MAX_PACKETS)
         self.link = FakeLink()
         self.channel = Channel(
-            cast(Multiplexer, self), LinkTopic("c", new_id(), new_id()), "topic", share, CongestionControl(256 * 1024)
+            cast(ChannelOwner, self), LinkTopic("c", new_id(), new_id()), "topic", share, CongestionControl(256 * 1024)
         )
-        self.channel.link = cast(Link, self.link)
+        self.channel.link = cast(ChannelLink, self.link)
         self.channel.receive(self.from_peer())
 
     def from_peer(self, kind: Kind = Kind.ACK) -> Packet:
