@@ -123,7 +123,7 @@ class Baton:
         # thread, so a thread that takes its wait lock for another wait clears this first.
         self._leader: threading.Lock | EventLoopPoller | None = None
         self._wait_locks = threading.local()
-        self._waits_are_short = False  # waits of users have lately ended within TICK: users should poll
+        self.waits_are_short = False  # waits of users have lately ended within TICK: users should poll
         self._served = -math.inf  # when a waiter was served last
         self._park_lock = threading.Lock()  # the loop's thread waits for it when it is parked
         self._park_lock.acquire()
@@ -143,7 +143,7 @@ class Baton:
     @property
     def reply_expected(self) -> bool:
         """Whether a user is likely to put an answer soon, which can carry what is to be sent now."""
-        return self._waits_are_short and bool(self._waiters)
+        return self.waits_are_short and bool(self._waiters)
 
     @property
     def user_polls(self) -> bool:
@@ -385,7 +385,7 @@ class Baton:
         # message. If a waiter was served within the last millisecond, messages come quickly: then `run_deferred` parks
         # the loop's thread after it has served the next one, and that user's next wait polls.
         if self.phase is _POLLING or self.resumed or self.working_on is not None or not self._shared or self.over:
-            self._waits_are_short = time.monotonic() - self._served < TICK
+            self.waits_are_short = time.monotonic() - self._served < TICK
             return False
         leader = self._leader
         return leader is wait_lock or leader is None or not leader.locked()
@@ -472,7 +472,7 @@ class Baton:
             function(*args)
         if self._serve():
             self._served = time.monotonic()
-            if self._waits_are_short:
+            if self.waits_are_short:
                 self.user_seen = self._served
                 with self.lock:
                     self.choose_phase()

@@ -101,6 +101,11 @@ class Loop:
         """Whether this is the loop's thread, or one that holds the baton at this moment."""
         return self.is_own or self.baton.is_held
 
+    @property
+    def queued(self) -> int:
+        """How many calls wait for the loop's thread."""
+        return len(self._calls)
+
     # For any thread.
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
@@ -162,7 +167,7 @@ class Loop:
             with baton.lock:
                 baton.choose_phase()
             while not self._is_over():
-                self._turn()
+                self.turn()
         except BaseException as error:
             self._crashed(error)
         finally:
@@ -180,7 +185,8 @@ class Loop:
             self._ended = True
             self._end_condition.notify()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """Wait for work, and do one round of it. Called by the loop's thread; by a test, if that was not started."""
         baton = self.baton
         found = self._rest()
         with baton.lock:

@@ -10,15 +10,33 @@ from typing import Self
 _LIMIT = 60.0  # seconds
 
 
-class LogRecorder(logging.Handler):
+class LogHandler(logging.Handler):
+    """Handles the lines of netq's logger, from its level on, within a with statement."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self._logger = logging.getLogger("netq")
+        self._level_before = self._logger.level
+
+    def __enter__(self) -> Self:
+        self._logger.addHandler(self)
+        self._logger.setLevel(self.level)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._logger.setLevel(self._level_before)
+        self._logger.removeHandler(self)
+
+
+class LogRecorder(LogHandler):
     """Records the lines of netq's logger within a with statement."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
         self._lines: list[tuple[int, str]] = []
         self._changed = threading.Condition()
-        self._logger = logging.getLogger("netq")
-        self._level = self._logger.level
 
     def emit(self, record: logging.LogRecord) -> None:
         """Record a line."""
@@ -37,14 +55,3 @@ class LogRecorder(logging.Handler):
             found = self._changed.wait_for(lambda: len(self.having(text)) >= count, _LIMIT)
             assert found, f"{text!r} is not {count} times in the log: {self._lines}"
             return self.having(text)[count - 1]
-
-    def __enter__(self) -> Self:
-        self._logger.addHandler(self)
-        self._logger.setLevel(logging.DEBUG)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._logger.setLevel(self._level)
-        self._logger.removeHandler(self)

@@ -14,15 +14,15 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
+from netq.testing.log import LogHandler
 from tests.soak.history import Event, Key, What
 
 # Lines of netq's log about a violation of the protocol or a bug in a loop. Between two netq peers there are none.
 _BUG = re.compile(r"lane \d+:|in state [A-Z]+|goes on with|internal error|event function failed|FIN with code")
 
 
-class Recorder(logging.Handler):
+class Recorder(LogHandler):
     """Records messages, and netq's log within a with statement."""
 
     def __init__(self, path: Path) -> None:
@@ -33,8 +33,6 @@ class Recorder(logging.Handler):
         self._begin = time.monotonic()
         self._changed = threading.Condition()
         self._file = path.open("w", encoding="utf-8")
-        self._logger = logging.getLogger("netq")
-        self._level = self._logger.level
 
     @property
     def time(self) -> float:
@@ -74,16 +72,10 @@ class Recorder(logging.Handler):
         with self._changed:
             return self._changed.wait_for(lambda: not self._open(), timeout)
 
-    def __enter__(self) -> Self:
-        self._logger.addHandler(self)
-        self._logger.setLevel(logging.INFO)
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._logger.setLevel(self._level)
-        self._logger.removeHandler(self)
+        super().__exit__(kind, error, traceback)
         self._file.close()
 
     def _open(self) -> int:

@@ -29,7 +29,7 @@ OF_USERS = [
     "runtime.inbox",
     "runtime.peer",
 ]
-OF_THE_LOOP = {"Loop._run", "Loop._turn"}  # no signal handler runs there
+OF_THE_LOOP = {"Loop._run", "Loop.turn"}  # no signal handler runs there
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:

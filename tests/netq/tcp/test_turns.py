@@ -127,7 +127,7 @@ class Flood:
         self.stream = Counting(self.far)
         self.link = Link(self.server, self.loops[0], self.stream, self.server.connect(), "a flood")
         assert select.select([self.far], [], [], LIMIT)[0]
-        self.loops[0]._turn()
+        self.loops[0].turn()
         assert self.link.connection.open
         self.sock.setblocking(False)
         self._rest = b""
@@ -166,7 +166,7 @@ def talk() -> Iterator[Flood]:
     server = ReplyingServer()
     talk = Flood(server, server.loop)
     server.link, talk.link.peer = talk.link, server
-    server.loop.baton._waits_are_short = True
+    server.loop.baton.waits_are_short = True
     talk.stream.sent.clear()
     yield talk
     talk.close()
@@ -176,8 +176,8 @@ def test_busy_link_has_one_call_in_the_queue(flood: Flood) -> None:
     queued = []
     for _ in range(30):
         flood.refill()
-        flood.loops[0]._turn()
-        queued.append(len(flood.loops[0]._calls))
+        flood.loops[0].turn()
+        queued.append(flood.loops[0].queued)
     assert queued.count(1) > 10, "the link was not busy"
     assert max(queued) == 1
     assert not flood.server.why
@@ -189,7 +189,7 @@ def test_one_turn_reads_little_of_many_small_frames(flood: Flood) -> None:
     for _ in range(30):
         flood.refill()
         before = flood.stream.count
-        flood.loops[0]._turn()
+        flood.loops[0].turn()
         taken.append(flood.stream.count - before)
     assert 0 < max(taken) < 160 * 1024, taken
     assert not flood.server.why
@@ -198,14 +198,14 @@ def test_one_turn_reads_little_of_many_small_frames(flood: Flood) -> None:
 def test_busy_link_that_moves_continues_in_the_new_loop_only(flood: Flood) -> None:
     old, new = flood.loops
     flood.refill()
-    old._turn()
-    assert old._calls
+    old.turn()
+    assert old.queued
     flood.link.move(new)
     flood.refill()
     before = flood.stream.count
-    old._turn()
+    old.turn()
     assert flood.stream.count == before, "the old loop still reads"
-    new._turn()
+    new.turn()
     assert flood.stream.count > before
     assert not flood.server.why
 
@@ -240,8 +240,8 @@ def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reply_carries_the_ack(talk: Flood) -> None:
     for number in range(1, 4):
         send_message(talk, number)
-        talk.loops[0]._turn()
-        talk.loops[0]._turn()
+        talk.loops[0].turn()
+        talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the turn after the message's"
     assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK, Kind.MSG]] * 3
     assert not talk.server.why
@@ -256,7 +256,7 @@ def test_ack_leaves_at_once_without_a_waiter(talk: Flood, calls: bool) -> None:
         send_message(talk, number)
         if calls:
             talk.loops[0].call(len, ())
-        talk.loops[0]._turn()
+        talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the message's turn"
     assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
     assert not talk.server.why
@@ -268,9 +268,9 @@ def test_ack_leaves_after_one_turn_without_a_reply(talk: Flood) -> None:
     talk.server.answers = False
     for number in range(1, 4):
         send_message(talk, number)
-        talk.loops[0]._turn()
+        talk.loops[0].turn()
         assert len(talk.stream.sent) == number - 1, "a reply may come"
-        talk.loops[0]._turn()
+        talk.loops[0].turn()
         assert len(talk.stream.sent) == number, "sent in the next turn"
     assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]] * 3
     assert not talk.server.why
@@ -289,11 +289,11 @@ def test_delayed_ack_leaves_after_a_long_turn(talk: Flood) -> None:
             pass
 
     loop.call(take_long)
-    loop._turn()
+    loop.turn()
     begin = time.monotonic()
     loop.at(begin + 1.0, len, ())  # ends the wait if the test fails
     if not talk.stream.sent:  # not in the long turn
-        loop._turn()
+        loop.turn()
     assert time.monotonic() - begin < 0.5
     assert [kinds(sent) for sent in talk.stream.sent] == [[Kind.ACK]]
 
@@ -309,7 +309,7 @@ def test_message_put_while_the_socket_is_full_leaves_later(talk: Flood) -> None:
     session.put(Outgoing(Stream([b"other"])))
     link.flush()
     talk.stream.room = 2**62
-    talk.loops[0]._turn()
+    talk.loops[0].turn()
     assert kinds(b"".join(talk.stream.sent)) == [Kind.MSG] * 2
 
 
@@ -317,6 +317,6 @@ def test_answers_leave_under_a_flood_of_frames_and_calls(flood: Flood) -> None:
     for _ in range(30):
         flood.refill()
         flood.loops[0].call(len, ())
-        flood.loops[0]._turn()
+        flood.loops[0].turn()
     assert len(flood.stream.sent) > 10, "answers to PINGs"
     assert not flood.server.why
