@@ -148,8 +148,8 @@ class Session:
                     return False
             self.drain()
             limit -= sender.batch(out, self._small_out, limit)
-            if not sender.waiting and sender.number >= sender.next:
-                return False
+            if len(self.senders) == 1 and not sender.waiting and sender.number >= sender.next:
+                return False  # `drain` may have added a lane
         self.drain()
         grid = min(limit, self._options.transport_size)
         small = min(grid, SMALL)

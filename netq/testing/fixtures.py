@@ -19,7 +19,8 @@ Make = Callable[[Purpose, CommunicatorOptions], Communicator]
 
 _CONNECTION = {field.name for field in dataclasses.fields(ConnectionOptions)}
 _HERE = NetworkLocation("127.0.0.1", 0)
-_SOON = {"retry_min": 0.01, "retry_max": 0.1}
+# Reconnects are fast. Heartbeats are slower than LIMIT: they must not hide that a wake-up was lost.
+_DEFAULTS = {"retry_min": 0.01, "retry_max": 0.1, "heartbeat": 2 * LIMIT}
 
 
 class Communicators:
@@ -82,6 +83,6 @@ def introduce(server: Communicator, *clients: Communicator) -> None:
 
 
 def _options(netloc: NetworkLocation, given: dict[str, Any]) -> CommunicatorOptions:
-    connection = _SOON | {name: value for name, value in given.items() if name in _CONNECTION}
+    connection = _DEFAULTS | {name: value for name, value in given.items() if name in _CONNECTION}
     others = {name: value for name, value in given.items() if name not in _CONNECTION}
     return CommunicatorOptions(netloc=netloc, connection=ConnectionOptions(**connection), **others)

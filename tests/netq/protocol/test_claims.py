@@ -167,6 +167,7 @@ def test_unconfirmed_link_is_probed_before_it_is_replaced(
         with Raw(server.netloc, greeting) as late:
             assert "older than the session's last" in late.ends()
         silent.send(Frame(Kind.ACK, number=1, value=2**18))
+    communicators.abort(server)  # else it would wait for a goodbye
 
 
 def test_unconfirmed_session_begins_again_after_link_loss(communicators: Communicators, log: LogRecorder) -> None:

@@ -390,6 +390,16 @@ def test_two_lanes_of_small_messages_take_turns() -> None:
     assert [(frame.lane, frame.number) for frame in sent(one)] == [(9, 2), (4, 3), (9, 3), (9, 4)]
 
 
+@pytest.mark.parametrize("size", [10, 300])
+def test_first_message_of_another_lane_is_sent_at_once(size: int) -> None:
+    one = session()
+    put(one, 10, lane=1)
+    assert [(frame.lane, frame.number) for frame in sent(one)] == [(1, 1)]
+    one.outbox.append(message := Noted(one, size, 2))
+    assert {frame.lane for frame in sent(one)} == {2}
+    assert message.left
+
+
 def test_small_and_large_lanes_take_turns() -> None:
     one = session()
     put(one, 300, lane=1)

@@ -567,6 +567,7 @@ def test_large_announcement_is_granted_in_parts(communicators: Communicators, in
     intruder.send_records(data(message_header(0, size - 1, 1, size)) + Record(Kind.ANNOUNCE, size=size - 1).pack())
     answer = intruder.next_record()
     assert (answer.kind, answer.size) == (Kind.GRANT, MAX_BATCH)
+    communicators.abort(server)  # else it would wait for a goodbye
 
 
 def server_grants(intruder: Intruder) -> bool:
