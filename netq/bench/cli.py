@@ -1,7 +1,9 @@
 """The command line of `netq bench`: its options, and what depends on several of them.
 
 A mistake is one line on stderr and status 2. netq checks the values of its own options, and its errors are shown as
-they are. Each option's help ends with its default, as in docs/reference/bench.md.
+they are. An option that has no effect where it is given is a mistake too. To see that it was given, the parser sets
+None as its default, and `_fill` sets the documented one. Each option's help ends with its default, as in
+docs/reference/bench.md.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ PASSWORD = "NETQ_BENCH_PASSWORD"  # environment variable: other users of the mac
 PREFIX = "netq-bench"  # not an application's prefix, which a bench server would take over
 
 _EXPONENT = 40  # of 2: the largest message
+_TIMEOUT = 10  # seconds: default of --timeout
+_STEPS = {"min_size": 0, "step_expo": 1.0, "seed": 0}  # defaults of the options that need --step-size
 _PROTOCOLS = [protocol.value for protocol in Protocol]
 _EPILOG = """\
 Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput and load start a server here.
@@ -56,8 +60,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(arguments)
     try:
-        _complete(options)
+        _settle(options)
         _check(options)
+        _fill(options)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -97,44 +102,71 @@ def copies(options: argparse.Namespace) -> int:
     return int(options.clients * (here + (in_server if options.purpose == "both" else 0)))
 
 
-def _complete(options: argparse.Namespace) -> None:
-    """Set what follows from several options. What has no effect becomes None."""
+def _settle(options: argparse.Namespace) -> None:
+    """Set `protocol`, `purpose` and `netloc`, on which the checks depend."""
     options.protocol = Protocol(options.protocol)
     if options.work in ("latency", "throughput", "load"):
         options.purpose = "both" if options.spawn or options.netloc is None else "client"
     elif options.netloc is None and options.purpose != "both" and options.protocol is not Protocol.MQTT:
         options.netloc = NetworkLocation()
-    if options.protocol is Protocol.MQTT:
-        options.password = options.password or (None if options.user is None else os.environ.get(PASSWORD))
-        if options.purpose == "both" and options.prefix == PREFIX:
-            options.prefix = f"{PREFIX}/{os.urandom(8).hex()}"  # several runs at one broker do not meet
+
+
+def _fill(options: argparse.Namespace) -> None:
+    """Set defaults, and what follows from several options. What has no effect becomes None."""
+    mqtt = options.protocol is Protocol.MQTT
+    if mqtt and options.user is not None:
+        options.password = options.password or os.environ.get(PASSWORD)
+    if options.prefix is None:  # several runs at one broker, each with its own server, do not meet
+        options.prefix = f"{PREFIX}/{os.urandom(8).hex()}" if mqtt and options.purpose == "both" else PREFIX
+    if options.work != "server" and options.timeout is None:
+        options.timeout = _TIMEOUT
     options.plan = None
     if options.work == "load" and options.rate is not None:
         options.limit = None
     if options.work == "throughput":
         options.plan = plan.Plan(((options.size, options.count),))
     if options.work == "iops":
-        _complete_iops(options)
+        _fill_iops(options)
 
 
-def _complete_iops(options: argparse.Namespace) -> None:
+def _fill_iops(options: argparse.Namespace) -> None:
     options.put_merge, options.get_merge = options.put_merge is not False, options.get_merge is not False
     options.reps = options.reps or (1 if options.step_size else 4000)
     if options.step_size:
+        for name, default in _STEPS.items():
+            if getattr(options, name) is None:
+                setattr(options, name, default)
         sizes = options.min_size, options.max_size, options.step_size, options.step_expo
         options.plan = plan.powers(*sizes, options.reps, options.seed)
     else:
-        options.min_size = options.step_size = options.step_expo = options.seed = None
+        options.step_size = None
         options.plan = plan.Plan(((2**options.max_size, options.reps),))
 
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ValueError for options that contradict each other and that netq cannot see: it checks the others itself."""
-    mqtt, shm = options.protocol is Protocol.MQTT, options.protocol is Protocol.SHM
+    mqtt = options.protocol is Protocol.MQTT
     if mqtt and options.netloc is None:
         raise ValueError("mqtt needs --netloc, the broker's")
-    if not mqtt and (options.user or options.password or options.prefix != PREFIX):
+    if not mqtt and (options.user or options.password or options.prefix is not None):
         raise ValueError("--user, --password and --prefix are for mqtt")
+    _check_tls(options)
+    if options.purpose != "both" and getattr(options, "no_pin", False):
+        see = "both" if options.work == "iops" else "--spawn"
+        raise ValueError(f"--no-pin is for a server that is started here: see {see}")
+    if options.work == "iops":
+        _check_iops(options)
+    if options.netloc is not None:
+        _check_netloc(options)
+    if options.work == "server" and options.core is not None and not may_use(options.core):
+        raise ValueError(f"--core {options.core}: expected a core of this machine that this process may use")
+    if options.work == "load" and options.rate is not None and options.rate * options.seconds > plan.MOST_MESSAGES:
+        count = options.rate * options.seconds
+        raise ValueError(f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most")
+
+
+def _check_tls(options: argparse.Namespace) -> None:
+    mqtt, shm = options.protocol is Protocol.MQTT, options.protocol is Protocol.SHM
     own_certificate = getattr(options, "key", None) or getattr(options, "certificate", None)
     secure = getattr(options, "secure", False)
     if options.protocol in _NO_TLS and (own_certificate or secure or (shm and options.tls)):
@@ -146,13 +178,19 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.purpose == "both" and not mqtt and (options.tls or own_certificate):
         raise ValueError("a server that is started here makes its own certificate: give --secure alone")
-    if options.netloc is not None:
-        _check_netloc(options)
-    if options.work == "server" and options.core is not None and not may_use(options.core):
-        raise ValueError(f"--core {options.core}: expected a core of this machine that this process may use")
-    if options.work == "load" and options.rate is not None and options.rate * options.seconds > plan.MOST_MESSAGES:
-        count = options.rate * options.seconds
-        raise ValueError(f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most")
+    if options.purpose == "server" and not mqtt and options.tls:
+        raise ValueError("--tls is a client's: a server has --key and --certificate")
+    if options.purpose == "client" and own_certificate:
+        raise ValueError("--key and --certificate are a server's: a client has --tls CA.pem")
+
+
+def _check_iops(options: argparse.Namespace) -> None:
+    if options.purpose == "server" and options.timeout is not None:
+        raise ValueError("--timeout is for client and both: a server waits for its clients")
+    for name in _STEPS:
+        if not options.step_size and getattr(options, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option} needs --step-size, of 1 at least: without it all messages have --max-size")
 
 
 def _check_netloc(options: argparse.Namespace) -> None:
@@ -184,9 +222,10 @@ def _iops(parser: Parser) -> None:
     exponent: Any = {"type": _whole(0, _EXPONENT), "metavar": "EXP"}
     _add(parser, "--max-size", "the largest messages: 2^EXP bytes", "21", **exponent)
     _add(parser, "--step-size", "the next smaller ones, and so on; 0: only the largest", "0", **exponent)
-    _add(parser, "--min-size", "with --step-size: not below these", "0", **exponent)
-    _add(parser, "--step-expo", "with --step-size: (2^max / 2^i)^X of 2^i bytes", "1", type=_number(0, 4), metavar="X")
-    _add(parser, "--seed", "with --step-size: of the order in which sizes come", "0", type=int, metavar="N")
+    _add(parser, "--min-size", "with --step-size: not below these; default 0", **exponent)
+    counts = "with --step-size: (2^max / 2^i)^X of 2^i bytes; default 1"
+    _add(parser, "--step-expo", counts, type=_number(0, 4), metavar="X")
+    _add(parser, "--seed", "with --step-size: of the order in which sizes come; default 0", type=int, metavar="N")
     _add(parser, "--reps", "so often; default 4000, with --step-size 1", type=_whole(1), metavar="N")
     number: Any = {"type": _whole(1, CLIENTS), "metavar": "N"}
     _add(parser, "--clients", "so many at once; of a server: to serve, then end", "1", **number)
@@ -241,7 +280,7 @@ def _client(parser: Parser) -> None:
 
 
 def _search(parser: Parser) -> None:
-    _add(parser, "--timeout", "seconds to find the server", "10", type=_number(0.1, 3600), metavar="S")
+    _add(parser, "--timeout", f"seconds to find the server; default {_TIMEOUT}", type=_number(0.1, 3600), metavar="S")
     _flag(parser, "--no-pin", "do not keep client and own server on a core each")
 
 
@@ -268,7 +307,7 @@ def _own_certificate(parser: Parser) -> None:
 
 
 def _broker(parser: Parser) -> None:
-    _add(parser, "--prefix", "mqtt: of the topics", PREFIX, metavar="TEXT")
+    _add(parser, "--prefix", f"mqtt: of the topics; default {PREFIX}", metavar="TEXT")
     _add(parser, "--user", "mqtt: by which the broker knows us", metavar="NAME")
     _add(parser, "--password", f"mqtt, with --user; rather in the environment, {PASSWORD}", metavar="TEXT")
     _flag(parser, "--json", "print one JSON object")

@@ -56,15 +56,14 @@ class _Files(NamedTuple):
 def server_options(options: argparse.Namespace) -> netq.CommunicatorOptions:
     """Return the options of a server's communicator."""
     security = None
-    if options.key or options.certificate or options.tls:  # netq refuses what a server cannot use
+    if options.key or options.certificate or options.tls:  # --tls: of the broker
         security = netq.SecurityOptions(options.key, options.certificate or options.tls)
     return _communicator_options(options, options.netloc, security)
 
 
 def client_options(options: argparse.Namespace, server: Server) -> netq.CommunicatorOptions:
     """Return the options of a client's communicator, with a new id."""
-    key = getattr(options, "key", None) if options.purpose == "client" else None  # netq refuses it
-    security = netq.SecurityOptions(key, server.tls) if server.tls or key else None
+    security = netq.SecurityOptions(certificate=server.tls) if server.tls else None
     return _communicator_options(options, server.netloc, security)
 
 

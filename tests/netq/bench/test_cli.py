@@ -76,10 +76,11 @@ def test_failed_allocation_is_one_line_and_status_2(
     )
 
 
-def test_options_without_effect_become_none() -> None:
+def test_defaults_depend_on_other_options() -> None:
     single = parse(["iops", "tcp", "both", "sync"])
     assert [single.min_size, single.step_size, single.step_expo, single.seed] == [None] * 4
     assert (single.max_size, single.reps, single.plan.pairs) == (21, 4000, ((2**21, 4000),))
-    assert parse(["iops", "tcp", "both", "sync", "--step-size", "1"]).reps == 1
+    steps = parse(["iops", "tcp", "both", "sync", "--step-size", "1"])
+    assert (steps.reps, steps.min_size, steps.step_expo, steps.seed) == (1, 0, 1, 0)
     assert parse(["load", "--rate", "5"]).limit is None
     assert parse(["load"]).limit == 5

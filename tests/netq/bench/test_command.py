@@ -49,8 +49,22 @@ PURPOSES = ("server", "client", "both")
         ),
         ("iops tcp client sync --put-merge=no", "argument --put-merge/--no-put-merge: ignored explicit argument 'no'"),
         ("iops shm client sync --no-put-merge", "error: ConnectionOptions.put_merge: False; shared memory joins"),
-        ("iops tcp server sync --tls ca.pem", "SecurityOptions.key: None; a server needs its private key"),
-        ("iops tcp client sync --key k --certificate c", "SecurityOptions.key: k; a client has no key of its own yet"),
+        ("iops tcp server sync --tls ca.pem", "--tls is a client's: a server has --key and --certificate"),
+        *[
+            (f"iops tcp client sync {option} x", "--key and --certificate are a server's: a client has --tls CA.pem")
+            for option in TLS[1:]
+        ],
+        *[
+            (f"iops tcp {purpose} sync --no-pin", "--no-pin is for a server that is started here: see both")
+            for purpose in PURPOSES[:2]
+        ],
+        ("latency --netloc here:1 --no-pin", "--no-pin is for a server that is started here: see --spawn"),
+        ("iops tcp server sync --timeout 10", "--timeout is for client and both: a server waits for its clients"),
+        *[
+            (f"iops tcp both sync {option} 0", f"{option} needs --step-size, of 1 at least")
+            for option in ("--min-size", "--step-expo", "--seed")
+        ],
+        ("iops tcp both sync --step-size 0 --seed 1", "--seed needs --step-size, of 1 at least"),
         ("iops tcp client sync --netloc here:0", "--netloc here:0: expected the port at which the server listens"),
         ("iops tcp both sync --tls ca.pem", "makes its own certificate: give --secure alone"),
         ("iops shm both sync --user me", "--user, --password and --prefix are for mqtt"),
@@ -85,7 +99,8 @@ PURPOSES = ("server", "client", "both")
         ("throughput --direction left", "invalid choice: 'left'"),
         ("server --core 9999", "--core 9999: expected a core of this machine that this process may use"),
         ("server --core -1", "'-1'; expected a whole number from 0 to "),
-        ("server --tls ca.pem", "SecurityOptions.key: None; a server needs its private key"),
+        ("server --tls ca.pem", "--tls is a client's: a server has --key and --certificate"),
+        ("server --tls ca.pem --key k --certificate c", "--tls is a client's: a server has --key and --certificate"),
         ("server --key /no/key --certificate /no/such", "/no/such"),
         ("server --protocol mqtt --netloc here:1 --key k --certificate c", "TLS is the broker's"),
         (
@@ -95,7 +110,10 @@ PURPOSES = ("server", "client", "both")
         ("latency --cou 5", "unrecognized arguments: --cou 5"),
         ("load --rate 5 --limit 3", "argument --limit: not allowed with argument --rate"),
         ("latency --password x", "--user, --password and --prefix are for mqtt"),
-        ("latency --prefix other", "--user, --password and --prefix are for mqtt"),
+        *[
+            (f"latency --prefix {prefix}", "--user, --password and --prefix are for mqtt")
+            for prefix in ("other", "netq-bench")
+        ],
         ("latency --protocol mqtt --netloc here:1 --password x", "error: MqttOptions.user: None; expected a user"),
         ("latency --protocol mqtt --netloc here:1 --prefix a#", "error: MqttOptions.prefix: 'a#'; expected 1 to 128"),
         ("latency --protocol mqtt --netloc here:1 --prefix ''", "error: MqttOptions.prefix: ''; expected 1 to 128"),
