@@ -9,6 +9,13 @@ fl.Client(train).run(options)          # train(model, config) -> fl.Update(model
 
 from __future__ import annotations
 
+import sys
+
+from netq.cli import launch
+
+if sys.argv[:1] == ["-m"]:  # so it is until `python -m fl` has imported the package
+    launch.check_extra("fl")
+
 from fl import data
 from fl.aggregation.mean import WeightedMean
 from fl.callbacks.base import Callback, ClientState

@@ -51,9 +51,10 @@ def test_netq_runs_without_extras(environment: Path) -> None:
 
 @pytest.mark.parametrize(("command", "extra"), [("fl", "serve"), ("edge", "fl")])
 def test_missing_extra_is_named_in_one_line(environment: Path, command: str, extra: str) -> None:
-    done = run(environment, command)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"{command}: No module named 'numpy': pip install 'netq-fl[{extra}]'\n"
+    for line in ([command], ["python", "-m", command]):
+        done = run(environment, *line)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == f"{command}: No module named 'numpy': pip install 'netq-fl[{extra}]'\n"
 
 
 def test_readme_server_and_client_talk(environment: Path) -> None:

@@ -1,34 +1,48 @@
-"""The console scripts `fl` and `edge`: report in one sentence that an extra is not installed.
+"""The commands `fl` and `edge`: report in one sentence that an extra is not installed.
 
-The packages fl and edge cannot do that themselves: their import fails before any code of the command runs.
+The packages need numpy, so without it their import fails before any code of the command runs. The console scripts begin
+here instead. `python -m fl` imports the package first, whose __init__ therefore calls `check_extra` before its imports.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from types import ModuleType
 
 from netq.version import DISTRIBUTION
+
+_EXTRAS = {"fl": "serve", "edge": "fl"}  # what a command needs of pyproject.toml
 
 
 def fl() -> int:
     """Run the command `fl`; return the exit status."""
-    return _launch("fl", "serve")
+    return _launch("fl")
 
 
 def edge() -> int:
     """Run the command `edge`; return the exit status."""
-    return _launch("edge", "fl")
+    return _launch("edge")
 
 
-def _launch(package: str, extra: str) -> int:
+def check_extra(package: str) -> None:
+    """Exit with status 2 if numpy is missing."""
+    _load(package, "numpy")
+
+
+def _launch(package: str) -> int:
     sys.path.insert(0, "")  # find the user's modules in the current folder, as `python -m` does
+    main: Callable[[], int] = _load(package, f"{package}.__main__").main
+    return main()
+
+
+def _load(package: str, module: str) -> ModuleType:
+    """Import a module. If a library is missing, print the extra that brings it, and exit with status 2."""
     try:
-        command = importlib.import_module(f"{package}.__main__")
+        return importlib.import_module(module)
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("netq", "fl", "edge"):
             raise  # a defect of ours, not a missing extra
-        print(f"{package}: {error}: pip install '{DISTRIBUTION}[{extra}]'", file=sys.stderr)
-        return 2
-    status: int = command.main()
-    return status
+        print(f"{package}: {error}: pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'", file=sys.stderr)
+        sys.exit(2)

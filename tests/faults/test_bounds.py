@@ -1,6 +1,6 @@
 """A slow reader delays its own sender only, and a large message its own lane only.
 
-Case 18 of docs/explanation/reliability.md, and lanes on loopback.
+The cases "a slow reader" and "a 64-byte message on lane 1" of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

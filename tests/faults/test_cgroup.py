@@ -1,7 +1,7 @@
 """A server in a memory cgroup, to which ten clients send more than that at once.
 
-Case 25 of docs/explanation/reliability.md, with TCP and TLS; tests/netq/shm has its own case. Makes a memory cgroup
-below the present one, which needs root.
+The case "ten messages of 64 MiB at once" of docs/explanation/reliability.md, with TCP and TLS; tests/netq/shm has its
+own case. Makes a memory cgroup below the present one, which needs root.
 """
 
 from __future__ import annotations

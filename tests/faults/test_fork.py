@@ -1,6 +1,7 @@
 """A process that forks, and one that ends with open communicators: what its peer sees, and the state of the copy.
 
-Cases 26 and 28 of docs/explanation/reliability.md.
+The cases "the end of the program with unsent data" and "SIGTERM" of docs/explanation/reliability.md, and a fork, after
+which the parent continues.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """SIGKILL of a client while it sends, and of a server while it receives.
 
-Cases 8 and 9 of docs/explanation/reliability.md.
+The case "`kill -9` of a client in mid-send" of docs/explanation/reliability.md; and clients that find the
+successor of a killed server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Faults between the ends of a link: latency, single bytes, cuts, resets, a slow close, and a black hole.
 
-Case 16 of docs/explanation/reliability.md, and two related ones: half-open links, and a cut near the end of 1 GiB.
+The cases "latency 200 ± 100 ms; byte by byte; …", "half-open" and "1 GiB, cut at 90 %" of
+docs/explanation/reliability.md.
 Shared memory has no network between its ends, so it has none of these faults.
 """
 

@@ -1,6 +1,6 @@
 """Faults of time: a process is stopped for a while, or its wall clock jumps.
 
-Cases 19 and 20 of docs/explanation/reliability.md.
+The cases "a client stopped for 30 s" and "wall clock a day forward, then back" of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations
