@@ -1,0 +1,41 @@
+"""The commands `fl` and `edge` without a library that they need: one line names the extra, no traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = [
+    ("fl", "numpy", 2, "fl: No module named 'numpy': pip install 'netq-fl[serve]'\n"),
+    ("edge", "numpy", 2, "edge: No module named 'numpy': pip install 'netq-fl[fl]'\n"),
+    ("fl", "typer", 1, "fl: the command line needs typer: pip install 'netq-fl[serve]'\n"),
+]
+
+
+def run_without(library: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a module of this name in front of the library, which raises what a missing one would."""
+    (folder / f"{library}.py").write_text(
+        f"raise ModuleNotFoundError(\"No module named '{library}'\", name='{library}')"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(("command", "library", "status", "line"), CASES)
+def test_script_and_module_name_the_missing_extra(
+    tmp_path: Path, command: str, library: str, status: int, line: str
+) -> None:
+    script = f"import sys; from netq.cli import launch; sys.exit(launch.{command}())"
+    for arguments in (["-c", script], ["-m", command, "--version"]):
+        done = run_without(library, tmp_path, *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (status, "", line)
+
+
+@pytest.mark.parametrize("package", ["fl", "edge"])
+def test_import_without_numpy_raises_import_error(tmp_path: Path, package: str) -> None:
+    script = f"try:\n    import {package}\nexcept ImportError as error:\n    print(error.name)"
+    assert run_without("numpy", tmp_path, "-c", script).stdout == "numpy\n"
