@@ -1,7 +1,7 @@
-"""python -m benchmarks [QUESTION ...]: netq compared with its peers, a table a question.
+"""python -m benchmarks [QUESTION ...]: compare netq with its peers, in one table for each question.
 
-A run of all questions with all peers writes docs/reference/benchmarks.md and its plots; every run writes all raw
-figures to out/benchmarks.json. benchmarks/questions.py has the questions, measure.py the measurement.
+A run of all questions with all peers writes docs/reference/benchmarks.md and its plots. Every run writes all raw
+figures to out/benchmarks.json. benchmarks/questions.py defines the questions; measure.py measures.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq compared with its peers")
     parser.add_argument(
-        "question", nargs="*", help="see --list; without any: all, and writes docs/reference/benchmarks.md"
+        "question", nargs="*", help="see --list; default: all questions, and docs/reference/benchmarks.md is written"
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")
-    parser.add_argument("--only-peers", metavar="PEER", nargs="+", default=[], help="and netq, if it is among them")
-    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--only-peers", metavar="PEER", nargs="+", default=[], help="measure these peers only")
+    parser.add_argument("--list", action="store_true", help="list the questions and their peers")
     args = parser.parse_args(arguments)
     for what, names, known in (
         ("question", args.question, [question.name for question in QUESTIONS]),

@@ -26,7 +26,7 @@ class Wire(Protocol):
 
 async def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         await wire.send(data)
     await wire.receive(len(ACK))
@@ -38,12 +38,12 @@ async def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 async def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm):
-        came = await wire.receive(task.size)
+        received = await wire.receive(task.size)
         if number == 0:
-            check_same(task.size, came)
-        del came
+            check_same(task.size, received)
+        del received
     await wire.send(ACK)
     meter.begin()
     nbytes = 0
@@ -56,7 +56,7 @@ async def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 async def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         await wire.send(data)
         check_same(task.size, await wire.receive(task.size))
@@ -70,7 +70,7 @@ async def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 async def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm + task.count):
         if number == task.warm:
             meter.begin()
@@ -80,7 +80,7 @@ async def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 async def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
     data, reply, clock, times = message(task.kind, task.size), task.reply or task.size, time.perf_counter_ns, []
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         await wire.send(data)
         check_same(reply, await wire.receive(reply))
@@ -96,7 +96,7 @@ async def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 async def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.reply or task.size)
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm + task.count):
         if number == task.warm:
             meter.begin()
@@ -107,7 +107,7 @@ async def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 async def load_client(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     meter.begin()
     rates = search()
     sustained: bool | None = None
@@ -124,10 +124,10 @@ async def load_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 async def load_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     meter.begin()
-    while len(came := await wire.receive(task.size)) > len(ACK):
-        await wire.send(came)
+    while len(received := await wire.receive(task.size)) > len(ACK):
+        await wire.send(received)
     meter.end()
 
 
@@ -142,28 +142,28 @@ async def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
 async def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
     """Each side sends in a task of its own: `send` may wait until the other side reads."""
     sizes = task.mixture()
-    made = {size: message(task.kind, size) for size in set(sizes)}
-    meter.rest()
-    await _greet(wire, first)
+    messages = {size: message(task.kind, size) for size in set(sizes)}
+    meter.baseline()
+    await _synchronize(wire, first)
     meter.begin()
     nbytes = 0
-    sender = asyncio.create_task(_send_all(wire, made, sizes if first or task.together else []))
+    sender = asyncio.create_task(_send_all(wire, messages, sizes if first or task.together else []))
     for size in sizes:
         nbytes += len(await wire.receive(size))
     await sender
     if not first and not task.together:
-        await _send_all(wire, made, sizes)
-    await _greet(wire, first)
+        await _send_all(wire, messages, sizes)
+    await _synchronize(wire, first)
     meter.end()
     check(len(sizes), nbytes, len(sizes), sum(sizes))
 
 
-async def _send_all(wire: Wire, made: dict[int, Any], sizes: list[int]) -> None:
+async def _send_all(wire: Wire, messages: dict[int, Any], sizes: list[int]) -> None:
     for size in sizes:
-        await wire.send(made[size])
+        await wire.send(messages[size])
 
 
-async def _greet(wire: Wire, first: bool) -> None:
+async def _synchronize(wire: Wire, first: bool) -> None:
     if first:
         await wire.send(ACK)
     await wire.receive(len(ACK))
@@ -175,17 +175,17 @@ async def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float
     count = max(int(rate * task.seconds), 1)
     begin = time.perf_counter() + 0.001
     sender = asyncio.create_task(_pace(wire, data, rate, count, begin))
-    late = []
+    delays = []
     for number in range(count):
         await wire.receive(task.size)
-        late.append(time.perf_counter() - begin - number / rate)
+        delays.append(time.perf_counter() - begin - number / rate)
     await sender
-    return late
+    return delays
 
 
 async def _pace(wire: Wire, data: Any, rate: float, count: int, begin: float) -> None:
     for number in range(count):
-        early = begin + number / rate - time.perf_counter()
-        if early > 0:
-            await asyncio.sleep(early)
+        pause = begin + number / rate - time.perf_counter()
+        if pause > 0:
+            await asyncio.sleep(pause)
         await wire.send(data)

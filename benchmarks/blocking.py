@@ -1,8 +1,8 @@
 """The tasks, for peers whose calls block: what the client does and what the server does.
 
 Called by benchmarks/side.py, in the process's main thread. A Wire is the connection that a peer of
-benchmarks/peers returns. The order is the same for all peers: the client makes its message, calls `rest`, warms up,
-calls `begin`, sends the messages that count, and calls `end`.
+benchmarks/peers returns. The order is the same for all peers: the client makes its message, calls `baseline`, sends the
+warm-up, calls `begin`, sends the messages that are measured, and calls `end`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Wire(Protocol):
 
 def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         wire.send(data)
     wire.receive(len(ACK))
@@ -43,12 +43,12 @@ def one_way_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm):
-        came = wire.receive(task.size)
+        received = wire.receive(task.size)
         if number == 0:
-            check_same(task.size, came)
-        del came
+            check_same(task.size, received)
+        del received
     wire.send(ACK)
     meter.begin()
     nbytes = 0
@@ -61,7 +61,7 @@ def one_way_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         wire.send(data)
         check_same(task.size, wire.receive(task.size))
@@ -75,7 +75,7 @@ def echo_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm + task.count):
         if number == task.warm:
             meter.begin()
@@ -85,7 +85,7 @@ def echo_server(wire: Wire, task: Task, meter: Meter) -> None:
 
 def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
     data, reply, clock, times = message(task.kind, task.size), task.reply or task.size, time.perf_counter_ns, []
-    meter.rest()
+    meter.baseline()
     for _ in range(task.warm):
         wire.send(data)
         check_same(reply, wire.receive(reply))
@@ -101,7 +101,7 @@ def round_trip_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
     data = message(task.kind, task.reply or task.size)
-    meter.rest()
+    meter.baseline()
     for number in range(task.warm + task.count):
         if number == task.warm:
             meter.begin()
@@ -113,7 +113,7 @@ def round_trip_server(wire: Wire, task: Task, meter: Meter) -> None:
 def load_client(wire: Wire, task: Task, meter: Meter) -> None:
     """Find the highest rate whose p99.9 is within the limit. Each rate is tried twice: the machine may be busy."""
     data = message(task.kind, task.size)
-    meter.rest()
+    meter.baseline()
     meter.begin()
     rates = search()
     sustained: bool | None = None
@@ -128,35 +128,36 @@ def load_client(wire: Wire, task: Task, meter: Meter) -> None:
 
 
 def load_server(wire: Wire, task: Task, meter: Meter) -> None:
-    meter.rest()
+    meter.baseline()
     meter.begin()
-    while len(came := wire.receive(task.size)) > len(ACK):
-        wire.send(came)
+    while len(received := wire.receive(task.size)) > len(ACK):
+        wire.send(received)
     meter.end()
 
 
 def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:
     """Send at a rate, whether echoes arrive or not; return the seconds from when each message was *due* to its echo.
 
-    So a stall is counted for all that should have been sent meanwhile ("coordinated omission").
+    A stall therefore delays every message that was due in it. A loop that waits for each echo would count the stall
+    once ("coordinated omission").
     """
     count = max(int(rate * task.seconds), 1)
     begin = time.perf_counter() + 0.001
     sender = threading.Thread(target=_pace, args=(wire, data, rate, count, begin))
     sender.start()
-    late = []
+    delays = []
     for number in range(count):
         wire.receive(task.size)
-        late.append(time.perf_counter() - begin - number / rate)
+        delays.append(time.perf_counter() - begin - number / rate)
     sender.join()
-    return late
+    return delays
 
 
 def _pace(wire: Wire, data: Any, rate: float, count: int, begin: float) -> None:
     for number in range(count):
-        early = begin + number / rate - time.perf_counter()
-        if early > 0:
-            time.sleep(early)
+        pause = begin + number / rate - time.perf_counter()
+        if pause > 0:
+            time.sleep(pause)
         wire.send(data)
 
 
@@ -171,25 +172,25 @@ def exchange_server(wire: Wire, task: Task, meter: Meter) -> None:
 def _exchange(wire: Wire, task: Task, meter: Meter, *, first: bool) -> None:
     """Each side sends everything; `send` must not wait. Ends when both sides have received everything."""
     sizes = task.mixture()
-    made = {size: message(task.kind, size) for size in set(sizes)}
-    meter.rest()
-    _greet(wire, first)
+    messages = {size: message(task.kind, size) for size in set(sizes)}
+    meter.baseline()
+    _synchronize(wire, first)
     meter.begin()
     nbytes = 0
     if first or task.together:
         for size in sizes:
-            wire.send(made[size])
+            wire.send(messages[size])
     for size in sizes:
         nbytes += len(wire.receive(size))
     if not first and not task.together:
         for size in sizes:
-            wire.send(made[size])
-    _greet(wire, first)
+            wire.send(messages[size])
+    _synchronize(wire, first)
     meter.end()
     check(len(sizes), nbytes, len(sizes), sum(sizes))
 
 
-def _greet(wire: Wire, first: bool) -> None:
+def _synchronize(wire: Wire, first: bool) -> None:
     if first:
         wire.send(ACK)
     wire.receive(len(ACK))

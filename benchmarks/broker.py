@@ -1,7 +1,7 @@
 """A mosquitto broker for the peers that need one: one for the whole run. Owns its process.
 
-Its defaults, but for where it listens and that it keeps nothing. It is not pinned: with two cores the system moves it
-between the two sides, and its processor time is in no figure.
+It runs with its default settings, except for its address and that it keeps nothing on disk. It is not pinned: with two
+cores the system moves it between the two sides. No figure includes its processor time.
 """
 
 from __future__ import annotations

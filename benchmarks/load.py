@@ -1,4 +1,4 @@
-"""The search for the highest rate that an open loop sustains. Pure: it yields rates and is sent results."""
+"""The search for the highest rate that an open loop sustains. Pure: a generator of rates."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 from collections.abc import Generator, Sequence
 
 START = 2000.0  # messages a second
-TOP = 2e6
+TOP = 2e6  # messages a second: no higher rate is tried
 STEPS = 4  # bisections: the answer is within 2**(1/16), 4.4 %, of the first rate that failed
 
 
 def search(start: float = START, steps: int = STEPS) -> Generator[float, bool, float]:
-    """Yield rates to try, be sent whether each was sustained, and return the highest that was (0: none).
+    """Yield the rates to try; take whether each was sustained; return the highest sustained rate, 0 if there is none.
 
-    Doubles until one fails, then bisects the last octave geometrically.
+    Doubles the rate until one fails, then bisects the last octave geometrically.
     """
     low, high = 0.0, start
     while high <= TOP and (yield high):
@@ -30,5 +30,5 @@ def search(start: float = START, steps: int = STEPS) -> Generator[float, bool, f
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile: the least value that at least this share of the values does not exceed."""
+    """Return the nearest-rank percentile: the smallest value that is not exceeded by at least this share of values."""
     return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]

@@ -1,7 +1,7 @@
 """One measurement: two new processes, pinned to two cores, and the figures that they print.
 
 Called by benchmarks/__main__.py and the tests. Owns the processes (benchmarks/side.py) while they run, and what they
-share: a folder with certificates, and a broker. Judges nothing.
+share: a folder with certificates, and a broker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SHARED = Path("/dev/shm")
 
 
 class Failed(Exception):
-    """A process ended without figures."""
+    """A process ended and printed no figures."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sample:
 
     @property
     def seconds(self) -> float:
-        """The seconds from the first send to the last receipt. One way, the two are in two processes with one clock."""
+        """The seconds from the first send to the last receipt. One way, two processes measure them by one clock."""
         last = self.server if self.task.work == "one_way" else self.client
         return float(last["ended"] - self.client["began"])
 
@@ -76,21 +76,21 @@ def stage() -> Iterator[Stage]:
 
 def measure(peer: Peer, task: Task, stage: Stage) -> Sample:
     """Run the task in two new processes. Raises Failed, with the last line of their output."""
-    told = {"module": peer.module, "task": dataclasses.asdict(task), "place": stage.place(peer).to_dict()}
+    assignment = {"module": peer.module, "task": dataclasses.asdict(task), "place": stage.place(peer).to_dict()}
     with ExitStack() as stack:
-        server = _start(stack, peer, "server", told)
+        server = _start(stack, peer, "server", assignment)
         _within_limit(stack, server)
-        _until_ready(server)
-        client = _start(stack, peer, "client", told)
+        _wait_until_ready(server)
+        client = _start(stack, peer, "client", assignment)
         _within_limit(stack, client)
-        watch = threading.Thread(target=_end_together, args=(server, client))
+        watch = threading.Thread(target=_kill_client_of_failed_server, args=(server, client))
         watch.start()
         out, errors = client.communicate()
         if client.returncode:
             server.kill()
         server_out, server_errors = server.communicate()
         watch.join()
-        if server.returncode > 0:  # the cause; the client's failure is its consequence
+        if server.returncode > 0:  # report this error: the client failed because of it
             _figures(server, server_out, server_errors)
         return Sample(task, _figures(client, out, errors), _figures(server, server_out, server_errors))
 
@@ -102,13 +102,13 @@ def _within_limit(stack: ExitStack, process: subprocess.Popen[str]) -> None:
     timer.start()
 
 
-def _end_together(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> None:
-    """Kill both: a client whose server has failed would wait for it."""
+def _kill_client_of_failed_server(server: subprocess.Popen[str], client: subprocess.Popen[str]) -> None:
+    """Wait for the server; if it fails, kill the client, which would wait for it."""
     if server.wait():
         client.kill()
 
 
-def _start(stack: ExitStack, peer: Peer, side: str, told: dict[str, Any]) -> subprocess.Popen[str]:
+def _start(stack: ExitStack, peer: Peer, side: str, assignment: dict[str, Any]) -> subprocess.Popen[str]:
     command = [peer.python(), "-m", "benchmarks.side", side]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     environment |= dict(peer.environment)
@@ -117,12 +117,12 @@ def _start(stack: ExitStack, peer: Peer, side: str, told: dict[str, Any]) -> sub
     stack.enter_context(process)
     stack.callback(process.kill)
     assert process.stdin is not None
-    process.stdin.write(json.dumps(told) + "\n")
+    process.stdin.write(json.dumps(assignment) + "\n")
     process.stdin.flush()
     return process
 
 
-def _until_ready(server: subprocess.Popen[str]) -> None:
+def _wait_until_ready(server: subprocess.Popen[str]) -> None:
     assert server.stdout is not None
     for line in server.stdout:
         if line.strip() == "ready":
@@ -133,8 +133,8 @@ def _until_ready(server: subprocess.Popen[str]) -> None:
 def _figures(process: subprocess.Popen[str], out: str, errors: str) -> dict[str, Any]:
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
-        said = [line for line in errors.splitlines() if line.strip()]
+        lines_of_error = [line for line in errors.splitlines() if line.strip()]
         how = "killed: not done in time" if process.returncode == -9 else f"exit {process.returncode}"
-        raise Failed(f"{how}: {said[-1].strip() if said else 'nothing said'}")
+        raise Failed(f"{how}: {lines_of_error[-1].strip() if lines_of_error else 'no output'}")
     found: dict[str, Any] = json.loads(lines[-1])
     return found

@@ -19,17 +19,17 @@ def pin(core: int) -> None:
 
 
 class Meter:
-    """Measures this process with all its threads: memory from `rest` on, time and CPU from `begin` to `end`."""
+    """Measures this process with all its threads: memory from `baseline` on, time and CPU from `begin` to `end`."""
 
     def __init__(self) -> None:
         self.times: list[int] = []  # nanoseconds, for tasks that time each message
         self.rate = 0.0  # messages a second, for the task "load"
-        self._before = self._began = self._ended = self._cpu = 0.0
+        self._resident = self._began = self._ended = self._cpu = 0.0
 
-    def rest(self) -> None:
-        """Measure memory from now on: the message to send is allocated, and nothing has been received."""
+    def baseline(self) -> None:
+        """Measure memory from now on. The message to send is allocated; nothing has been received."""
         _CLEAR.write_text("5")  # reset the peak to what is resident now
-        self._before = status("VmHWM")
+        self._resident = status("VmHWM")
 
     def begin(self) -> None:
         self._cpu = _cpu()
@@ -46,7 +46,7 @@ class Meter:
             "began": self._began,
             "ended": self._ended,
             "cpu": self._cpu,
-            "extra": peak - self._before,
+            "extra": peak - self._resident,
             "resident": peak,
             "times": self.times,
             "rate": self.rate,

@@ -18,21 +18,21 @@ TOP = """\
 # Benchmarks
 
 Written by `make bench` (`{command}`), which writes it again: do not edit. Each row is the
-median of {rounds} round(s), and in brackets the least and the most of them; in each round the peers took turns
-(A B A B …), so that what else the machine did hit all alike. **Only ratios within one table count.** Rows that netq
-loses stay.
+median of {rounds} round(s), with the smallest and the largest value in brackets. In each round the peers run in turn
+(A B A B …), so that other work of the machine affects all of them alike. **Only ratios within one table count.** Rows
+that netq loses stay.
 
-Each side is a process of its own, started anew for each figure: the client on core 0, the server on core 1. One way,
-the clock runs from the first send, after warm-up, to the last receipt at the other side, which counts messages and
-bytes. What has come is in memory, as a numpy array or a filled buffer, and is not read once more. Raw sockets fill one
-buffer over and over, and know what comes; peers in event loops send the length of each message before it. "raw sliced"
-sends 1 MiB and reads 128 KiB at once, which suits the processor's caches. It, "uvloop reno" and netq's TCP ask for reno
-between two ends on one machine, where nothing is congested; all others have the system's congestion control, which is
-{congestion} here (BBR paces by timers, which cost). The bytes of echoes and exchanges are those of both directions. CPU
-is user and system time of both processes. Extra memory is the peak above what was resident before anything was sent, of
-the worse side. The first message of the warm-up is compared byte for byte. Every peer is used as its own documents
-advise, at its best; its module in `benchmarks/peers` says where they do. The reasons for missed goals
-are in [performance.md](../explanation/performance.md).
+Each side is a process of its own, started for each figure: the client on core 0, the server on core 1. One way, the
+clock runs from the first send after the warm-up to the last receipt on the other side, which counts messages and bytes.
+A received message is in memory, as a numpy array or a filled buffer, and is not read again. Raw sockets fill one buffer
+repeatedly, and know the sizes of messages; peers in event loops send the length before each message. "raw sliced" sends
+1 MiB and reads 128 KiB at a time, which suits the processor's caches. "raw sliced", "uvloop reno" and netq's TCP select
+reno between two ends on one machine, where no network is congested. All others have the congestion control of the
+system: {congestion} here (BBR paces by timers, which cost time). The bytes of echoes and exchanges are those of both
+directions. CPU is the user and system time of both processes. Extra memory is the peak above the resident memory before
+the first send, of the side with more. The first message of the warm-up is compared byte for byte. Each peer is used in
+the fastest way that its own documents recommend; its module in `benchmarks/peers` links to them. The reasons for missed
+goals are in [performance.md](../explanation/performance.md).
 
 Machine: {machine}. Peers: {peers}.
 

@@ -1,6 +1,6 @@
-"""A plot for each question: a bar for each peer, the median of its first figure, the spread over rounds. Writes SVG.
+"""Draws a plot for each question as SVG: for each peer a bar with the median of the first figure, and its spread.
 
-The same figures give the same bytes: no date, no random ids, text as text.
+Equal figures give equal bytes: the file has no date and no random ids, and its text is text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from matplotlib import pyplot  # after the backend is chosen
 from benchmarks.questions import Question
 from benchmarks.table import FIGURES, Samples, median, values
 
-OURS, THEIRS = "#1f77b4", "#b0b0b0"
+NETQ, OTHERS = "#1f77b4", "#b0b0b0"  # colours of bars
 
 
 def draw(question: Question, samples: Samples, folder: Path) -> None:
@@ -31,7 +31,7 @@ def draw(question: Question, samples: Samples, folder: Path) -> None:
     ]
     with matplotlib.rc_context({"svg.hashsalt": "netq", "svg.fonttype": "none", "font.size": 9}):
         canvas, axes = pyplot.subplots(figsize=(6.4, 0.7 + 0.28 * len(names)), layout="constrained")
-        axes.barh(names, medians, xerr=spread, color=[OURS if "netq" in name else THEIRS for name in names], capsize=2)
+        axes.barh(names, medians, xerr=spread, color=[NETQ if "netq" in name else OTHERS for name in names], capsize=2)
         better = "more" if FIGURES[figure].more_is_better else "less"
         axes.set_xlabel(f"{FIGURES[figure].title} ({better} is better)")
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
 """The questions as data: task, sizes, peers and goals. Read by __main__.py, table.py and page.py.
 
-A goal is a ratio of netq's median to the best of others in the same run, or a bound where there are no others. The
-plot shows the first figure of a question.
+A goal bounds the ratio of netq's median to that of the best other peer in the same run; without other peers it bounds
+the median itself. The plot shows the first figure of a question.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MIB = 1024**2
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound for `figure` of `subject`: a factor of the best of `others`; without others, a value."""
+    """A bound for `figure` of `subject`: a multiple of the best of `others`, or a value if there are no others."""
 
     figure: str
     subject: str

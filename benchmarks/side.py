@@ -1,7 +1,7 @@
 """python -m benchmarks.side client|server: one of the two processes of a measurement.
 
 Started by benchmarks/measure.py, which writes peer, task and address to stdin. The server prints "ready" when a client
-may connect; both print their figures as the last line. Owns nothing but the one connection.
+may connect; both print their figures as the last line. Owns only the connection.
 """
 
 from __future__ import annotations

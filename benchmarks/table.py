@@ -76,7 +76,7 @@ def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
 
 
 def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
-    """Return the question's table and goals as lines of Markdown, aligned so that they read well as plain text."""
+    """Return the question's table and goals as lines of Markdown, aligned for readers of the plain text."""
     head = ["", *(FIGURES[name].title for name in question.figures)]
     head.insert(2, f"× {question.subject}")
     rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]

@@ -1,7 +1,7 @@
 """A measurement as plain data: the task, its messages, and where its two processes connect.
 
-Made by benchmarks/questions.py and measure.py, sent to the two processes as JSON, read by the works (blocking.py,
-awaiting.py) and by the peers. Needs nothing but the standard library and numpy: another Python may run it.
+Made by benchmarks/questions.py and measure.py, sent to the two processes as JSON, read by blocking.py, awaiting.py and
+the peers. Imports only the standard library and numpy, because another version of Python may run it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Task:
     work:   one_way, echo, round_trip, load or exchange: a pair of functions in blocking.py, most also in awaiting.py.
     kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
     size:   bytes of a message; of the largest one, in an exchange.
-    count:  messages that count, after `warm` that do not; in an exchange, of the largest size.
+    count:  measured messages, after `warm` messages that are not measured; in an exchange, those of the largest size.
     reply:  bytes of the answer in a round trip; 0: `size`.
     seconds, limit: of a load: how long each rate is tried, and the p99.9 (in seconds) that it must not exceed.
     smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other.
@@ -48,8 +48,8 @@ class Task:
     def mixture(self) -> list[int]:
         """Return the sizes of an exchange, shuffled, the same on both sides.
 
-        As net-queue's own benchmark has it: powers of two from `smallest` to `size` in steps of 2**step, of each
-        round((size / it) ** expo); with step 0, `count` messages of `size`.
+        The mixture of net-queue's own benchmark: powers of two from `smallest` to `size`, in steps of 2**step;
+        round((size / power) ** expo) messages of each. With step 0: `count` messages of `size`.
         """
         if not self.step:
             return [self.size] * self.count
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the two processes connect, and what they send: everything that a peer needs to know."""
+    """The address and files of the two processes, and what they send: all arguments of a peer."""
 
     host: str
     port: int
@@ -104,14 +104,14 @@ def _pieces(size: int) -> Iterator[tuple[int, bytes]]:
         yield start, numbers.randbytes(min(PIECE, size - start))
 
 
-def check(came: int, nbytes: int, count: int, expected: int) -> None:
+def check(received: int, nbytes: int, count: int, expected: int) -> None:
     """Raise if messages are missing."""
-    if (came, nbytes) != (count, expected):
-        raise RuntimeError(f"{came} messages of {nbytes} bytes came; expected {count} of {expected}")
+    if (received, nbytes) != (count, expected):
+        raise RuntimeError(f"{received} messages of {nbytes} bytes were received; expected {count} of {expected}")
 
 
-def check_same(size: int, came: Any) -> None:
+def check_same(size: int, received: Any) -> None:
     """Raise if the first message differs from the one sent. Uses little memory, because the peak is measured."""
-    view = memoryview(came)
+    view = memoryview(received)
     if len(view) != size or any(bytes(view[start : start + PIECE]) != piece for start, piece in _pieces(size)):
         raise RuntimeError("the first message is not what was sent")

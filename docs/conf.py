@@ -104,7 +104,7 @@ ITEM = re.compile(r"(\w[\w, ()>-]*): +(\S.*)")  # such as `queue_size:  messages
 
 
 def _block(lines: list[str]) -> list[str]:
-    if len(lines) > 1 and all(line[0] == " " or ITEM.fullmatch(line) for line in lines):
+    if len(lines) > 1 and lines[0][0] != " " and all(line[0] == " " or ITEM.fullmatch(line) for line in lines):
         return [ITEM.sub(r"- ``\1``: \2", line) if line[0] != " " else f"  {line.strip()}" for line in lines]
     if any(line.startswith("    ") or re.search("[│├└─►]", line) for line in lines):
         return ["::", "", *(f"    {line}" for line in lines)]

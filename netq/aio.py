@@ -205,7 +205,7 @@ class Communicator:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
         Raises TimeoutError, Closed and Unreadable as netq.Communicator.get does. If it is cancelled, at any moment, it
-        has taken no message. Yields to the event loop at least once, so a flood of messages starves no task.
+        has taken no message. Yields to the event loop at least once, so a flood of messages does not stop other tasks.
         """
         self._check_loop("get")
         if peers or timeout is not None or self._baton.forked:

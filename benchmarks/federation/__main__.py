@@ -1,4 +1,4 @@
-"""python -m benchmarks.federation: rounds of fl and Flower in turn, a server with more clients, and its kernels.
+"""python -m benchmarks.federation: measure rounds of fl and Flower, a server with more clients, and kernels.
 
 Writes docs/reference/benchmarks-federation.md.
 """
@@ -27,11 +27,11 @@ Written by `make bench-federation` (`python -m benchmarks.federation --repeat {r
 edit.
 
 A model of {mb} MB, ten float32 arrays; {clients} clients that add 1 to it and send it back; FedAvg, train only, over
-loopback. Each row is run anew {repeat} time(s), in turn, all its processes on the same two cores. Seconds are the
-median of all rounds but the first of each run, in brackets the fastest and the slowest. Memory is the greatest sum of
-what all processes of a row have in memory at one moment (PSS: what they share counts once), looked at every 0.2 s.
-Flower's deployment pays for a process a message, for storage and for hashing, which a SuperLink that serves many runs
-at once wants, and fl does not have.
+loopback. Each row is run {repeat} time(s), in turn, with all its processes on the same two cores. Seconds are the
+median of all rounds except the first of each run, with the fastest and the slowest in brackets. Memory is the peak of
+the sum over all processes of a row (PSS: shared memory counts once), measured every 0.2 s. Flower's deployment spends
+time on a process for each message, on storage and on hashing. A SuperLink needs them to serve many runs at once; fl
+does not have them.
 
 Machine: {machine}. flwr {flwr}, ray {ray}, Python {python}.
 
@@ -45,8 +45,8 @@ SIZES_PART = """\
 
 ## The server's memory
 
-fl over TCP, clients in a process each; the most that the server's process has had in memory, its interpreter and numpy
-with it, in models. The goal is three models and 100 MB. The last model is larger than a message of protobuf can be.
+fl over TCP, with a process for each client: the peak memory of the server's process, with its interpreter and numpy, in
+MB and in models. The goal is three models and 100 MB. The last model is larger than the limit of a protobuf message.
 
 | | s/round | server, MB | models |
 |---|---|---|---|
@@ -56,10 +56,11 @@ KERNELS = """\
 
 ## Folding
 
-Bytes of a model of {mb} MB in float32 (of half that in the others) by second, in one pinned thread; and that by
-numpy's copy of as many: the median of {turns} turns, in each of which all took theirs. A fold reads update and mean,
-checks that the update is finite, and writes the mean; a round of one also makes the next model. The check of float32 is
-a product of numpy's BLAS, which has threads of its own, and they are not pinned. The goal is 0.5 for float32.
+The rate is the bytes of a model of {mb} MB in float32 (half of that in the other dtypes) a second, in one pinned
+thread. The ratio compares it with numpy's copy of as many bytes. Both are medians of {turns} turns; in each turn all
+kernels run once. A fold reads update and mean, checks that the update is finite, and writes the mean; a round of one
+also makes the next model. The check of float32 is a product of numpy's BLAS, whose own threads are not pinned. The goal
+is 0.5 for float32.
 
 | | GB/s | × a copy |
 |---|---|---|
@@ -68,7 +69,7 @@ a product of numpy's BLAS, which has threads of its own, and they are not pinned
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the command line says."""
+    """Run the rows that the command line names; print the page, and write it after a run of all rows."""
     parser = argparse.ArgumentParser("python -m benchmarks.federation", description="rounds, compared with Flower's")
     parser.add_argument("--repeat", type=int, default=2, help="runs of each row (default: 2)")
     parser.add_argument(
@@ -78,7 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [row for row in (*ROWS, *SIZES) if row.name in args.only]
     found: dict[str, list[dict[str, Any]]] = {row.name: [] for row in rows}
     for turn in range(args.repeat):
-        for row in rows if turn == 0 else [row for row in rows if row in ROWS]:  # its memory does not vary
+        for row in (
+            rows if turn == 0 else [row for row in rows if row in ROWS]
+        ):  # the memory of SIZES does not vary: one run
             figures = _measure(row)
             print(f"{row.name}: {figures}", file=sys.stderr, flush=True)
             if figures is not None:
@@ -123,10 +126,10 @@ def _table(found: Mapping[str, list[dict[str, Any]]]) -> list[str]:
         if name not in seconds:
             lines.append(f"| {name} | it failed here | | | |")
             continue
-        middle, ours = statistics.median(seconds[name]), statistics.median(seconds[first])
+        middle, base = statistics.median(seconds[name]), statistics.median(seconds[first])
         spread = f"{min(seconds[name]):.2f} to {max(seconds[name]):.2f}"
         lines.append(
-            f"| {name} | {middle:.2f} ({spread}) | {middle / ours:.1f} | {memory[name]:.0f} "
+            f"| {name} | {middle:.2f} ({spread}) | {middle / base:.1f} | {memory[name]:.0f} "
             f"| {memory[name] / memory[first]:.1f} |"
         )
     return lines

@@ -1,4 +1,4 @@
-"""The Flower apps of the rows that Flower runs, and of those that fl.flower runs: stock FedAvg, train only."""
+"""The Flower apps of the rows that Flower or fl.flower runs: Flower's FedAvg, train only."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def _train(message: Message, context: Context) -> Message:
 
 
 class TimedFedAvg(FedAvg):
-    """FedAvg that notes when its rounds end."""
+    """FedAvg that records when its rounds end."""
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Aggregate as ever."""
+        """Aggregate, and record the time."""
         result = super().aggregate_train(server_round, replies)
         clock.round_ends()
         return result
 
 
 def kernel() -> Strategy:
-    """Return fl.flower.strategy, which notes it too."""
+    """Return fl.flower.strategy, changed to record when its rounds end."""
     import fl.flower
     from fl.flower.kernel_strategy import KernelFedAvg
 
@@ -59,4 +59,4 @@ def _main(grid: Grid, context: Context) -> None:
     strategy = kernel() if os.environ.get("FEDERATION_KERNEL") else TimedFedAvg(**options)
     start = ArrayRecord({name: Array(array) for name, array in work.model().items()})
     result = strategy.start(grid, start, num_rounds=work.ROUNDS, timeout=600)
-    work.say(clock.tell(float(result.arrays["layer0"].numpy()[0])))
+    work.report(clock.figures(float(result.arrays["layer0"].numpy()[0])))

@@ -10,7 +10,7 @@ from benchmarks.federation import apps, work
 
 
 def main() -> None:
-    """Be the server or a node."""
+    """Run the server or a node."""
     side, port = sys.argv[1], int(sys.argv[2])
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", port))
     if side == "server":

@@ -1,7 +1,7 @@
-"""How fast the server folds and finishes: bytes of an update by second, compared with numpy's copy of as many.
+"""The speed at which the server folds and finishes: bytes of an update a second, compared with a copy by numpy.
 
-Called by benchmarks/federation/__main__.py, with nothing else at work. One thread, pinned, and those of numpy's
-BLAS; in each turn all take theirs.
+Called by benchmarks/federation/__main__.py, while no other process of it runs. Uses one pinned thread, and the threads
+of numpy's BLAS. The kernels run in turn, so that other work of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ CLIENT = uuid.UUID(int=1)
 
 
 class Speed(NamedTuple):
-    """Of one kernel: medians of all turns."""
+    """The speed of one kernel: medians of all turns."""
 
-    rate: float  # bytes of one model by second
-    ratio: float  # of that to the copy's, in the same turn
+    rate: float  # bytes of one model a second
+    ratio: float  # of that rate to the rate of the copy in the same turn
 
 
 def measure() -> dict[str, Speed]:
-    """Return the speed of each kernel, the copy's first."""
+    """Return the speed of each kernel, first that of the copy."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(cores)})
     try:
@@ -43,7 +43,7 @@ def measure() -> dict[str, Speed]:
 
 
 def _kernels() -> dict[str, tuple[int, Callable[[], object]]]:
-    """Return what is to be timed, each with the bytes of its model."""
+    """Return the functions to time, each with the bytes of its model."""
     model, update, target = (work.model() for _ in range(3))
     work.train(update)
 
@@ -93,7 +93,7 @@ def _speeds(kernels: Mapping[str, tuple[int, Callable[[], object]]]) -> dict[str
     first = next(iter(rates.values()))
     return {
         name: Speed(
-            statistics.median(of[1:]),  # the first turn finds nothing warm
+            statistics.median(of[1:]),  # the first turn is the warm-up
             statistics.median(own / copied for own, copied in zip(of[1:], first[1:], strict=True)),
         )
         for name, of in rates.items()

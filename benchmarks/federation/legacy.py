@@ -1,4 +1,4 @@
-"""Flower's gRPC of before the SuperLink, which is deprecated: python -m benchmarks.federation.legacy SIDE PORT."""
+"""Flower's deprecated gRPC server and client, without a SuperLink: python -m benchmarks.federation.legacy SIDE PORT."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ clock = work.Clock()
 
 
 class TimedFedAvg(FedAvg):
-    """FedAvg that notes when its rounds end."""
+    """FedAvg that records when its rounds end."""
 
     last: Any = None
 
     def aggregate_fit(self, server_round: int, results: Any, failures: Any) -> Any:
-        """Aggregate as ever."""
+        """Aggregate, and record the time."""
         result = super().aggregate_fit(server_round, results, failures)
         clock.round_ends()
         self.last = result[0]
@@ -39,7 +39,7 @@ class Client(flwr.client.NumPyClient):
 
 
 def main() -> None:
-    """Be the server or a client."""
+    """Run the server or a client."""
     side, address = sys.argv[1], f"127.0.0.1:{sys.argv[2]}"
     if side == "client":
         flwr.client.start_client(
@@ -56,7 +56,7 @@ def main() -> None:
     config = flwr.server.ServerConfig(num_rounds=work.ROUNDS)
     flwr.server.start_server(server_address=address, config=config, strategy=strategy, grpc_max_message_length=MESSAGE)
     first = flwr.common.parameters_to_ndarrays(strategy.last)[0]
-    work.say(clock.tell(float(np.asarray(first)[0])))
+    work.report(clock.figures(float(np.asarray(first)[0])))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The processes of a row, wherever they come from: started, watched for their memory, and ended.
+"""Starts the processes of a row, measures their memory, and ends them.
 
-All of them bear a mark in their environment, which their children inherit; so whatever Flower or Ray starts is found,
-counted and ended too. Linux only.
+Their environment has a mark, which child processes inherit. By the mark, the processes that Flower and Ray start are
+found, measured and ended too. Linux only.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 BINARIES = Path(sys.executable).parent
 LIMIT = 600.0  # seconds for a row
-_EVERY = 0.2  # seconds between looks at the memory
+_EVERY = 0.2  # seconds between two measurements of memory
 _TAIL = 3000  # characters of a log that an error shows
 
 
 class Failed(Exception):
-    """A row has come to no figures; the text is the end of its log."""
+    """A row has no figures; the text is the end of its log."""
 
 
 class Processes:
-    """Those of one row. A context manager."""
+    """The processes of one row. A context manager."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fed", dir="/tmp"))  # Ray's sockets want a short path
+        self.folder = Path(tempfile.mkdtemp(prefix="fed", dir="/tmp"))  # the paths of Ray's sockets must be short
         self._mark = secrets.token_hex(16)
         self._result = self.folder / "result.json"
         self._environment = {
@@ -54,9 +54,9 @@ class Processes:
         self._log = (self.folder / "log").open("ab")
         self._started: list[subprocess.Popen[bytes]] = []
         self._ended = threading.Event()
-        self._peak = 0  # bytes of all together
-        self._watch = threading.Thread(target=self._look)
-        self._watch.start()
+        self._peak = 0  # bytes of all processes together
+        self._watcher = threading.Thread(target=self._watch_memory)
+        self._watcher.start()
 
     def python(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a module of this repository."""
@@ -82,7 +82,7 @@ class Processes:
             time.sleep(0.1)
 
     def wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of the one that says the figures. Raises Failed, also if another has failed before it."""
+        """Wait for the process that reports the figures. Raises Failed, also if another process fails before."""
         deadline = time.monotonic() + LIMIT
         while process.poll() is None:
             if any(each.poll() not in (None, 0) for each in self._started) or time.monotonic() > deadline:
@@ -90,11 +90,11 @@ class Processes:
             time.sleep(0.1)
 
     def figures(self) -> dict[str, Any]:
-        """Return what was said, and the peak of memory. Raises Failed."""
+        """Return the reported figures and the peak of memory. Raises Failed."""
         if not self._result.exists():
             raise Failed(self._tail())
-        said: dict[str, Any] = json.loads(self._result.read_text())
-        return {**said, "peak": self._peak}
+        figures: dict[str, Any] = json.loads(self._result.read_text())
+        return {**figures, "peak": self._peak}
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +103,7 @@ class Processes:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._watch.join()
+        self._watcher.join()
         for number in (signal.SIGINT, signal.SIGKILL):
             for process in self._marked():
                 try:
@@ -118,7 +118,7 @@ class Processes:
         self._log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _look(self) -> None:
+    def _watch_memory(self) -> None:
         while not self._ended.wait(_EVERY):
             self._peak = max(self._peak, sum(map(_memory, self._marked())))
 
@@ -141,7 +141,7 @@ def _runs(process: int) -> bool:
 
 
 def _memory(process: int) -> int:
-    """Its share of what it has in memory (PSS), in bytes: what processes share counts once."""
+    """Return its proportional share of memory (PSS), in bytes: shared memory counts once in a sum of processes."""
     try:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""The rows: which processes each has, and what starts them. Each is used as its own documents say."""
+"""The rows of the page: the processes of each, and how they are started, as their own documents recommend."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Row:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _ours(processes: Processes, folder: Path | None = None, clients: int = work.CLIENTS) -> None:
+def _fl(processes: Processes, folder: Path | None = None, clients: int = work.CLIENTS) -> None:
     port, more = str(free_port()), () if folder is None else (str(folder),)
-    server = processes.python("benchmarks.federation.ours", "server", port, *more)
+    server = processes.python("benchmarks.federation.fl_rounds", "server", port, *more)
     for _ in range(clients):
-        processes.python("benchmarks.federation.ours", "client", port, *more)
+        processes.python("benchmarks.federation.fl_rounds", "client", port, *more)
     processes.wait(server)
 
 
@@ -61,7 +61,7 @@ def _tls(processes: Processes) -> None:
     from netq.security import certificates
 
     certificates.make(processes.folder)
-    _ours(processes, processes.folder)
+    _fl(processes, processes.folder)
 
 
 def _grid(processes: Processes) -> None:
@@ -109,7 +109,7 @@ def _project(processes: Processes) -> int:
 
 
 def write_app(folder: Path, port: int, client: str, server: str, config: str = "") -> None:
-    """Write what `flwr run . mine` wants: an app of two modules, and in FLWR_HOME, `home`, where its SuperLink is.
+    """Write the files for `flwr run . mine`: an app of two modules, and in FLWR_HOME, `home`, the SuperLink's address.
 
     `config`: lines of the app's run config.
     """
@@ -125,11 +125,11 @@ def write_app(folder: Path, port: int, client: str, server: str, config: str = "
 
 def _of_size(clients: int, megabytes: int) -> Row:
     size = {"FEDERATION_CLIENTS": str(clients), "FEDERATION_MB": str(megabytes)}
-    return Row(f"{clients} clients, {megabytes} MB", functools.partial(_ours, clients=clients), size)
+    return Row(f"{clients} clients, {megabytes} MB", functools.partial(_fl, clients=clients), size)
 
 
 ROWS = (
-    Row("fl, TCP", _ours),
+    Row("fl, TCP", _fl),
     Row("fl, TLS", _tls),
     Row("Flower's FedAvg over fl.flower", _grid),
     Row("fl.flower.strategy over fl.flower", _grid, {"FEDERATION_KERNEL": "1"}),
@@ -138,8 +138,8 @@ ROWS = (
     Row("flwr, deployment", _deployment),
 )
 
-# fl over TCP, where the server's own memory is looked at. Two clients with a model beyond 2 GB, which is more than a
-# message of protobuf holds.
+# fl over TCP, for the memory of the server's process. The last row has a model above 2 GB, the limit of a message of
+# protobuf.
 SIZES = (
     *(_of_size(clients, work.MODEL_MB) for clients in (2, 8, 32)),
     _of_size(2, 22 * work.MODEL_MB),

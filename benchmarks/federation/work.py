@@ -1,6 +1,6 @@
-"""The work that all rows do: a model of ten float32 arrays, clients that add 1 to it, and how long each round took.
+"""The work that all rows do: a model of ten float32 arrays, clients that add 1 to it, and the seconds of each round.
 
-Imported in the processes of every row; the names of Flower are imported where they are needed.
+Imported in the processes of every row, so it imports nothing of Flower.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ def train(arrays: Model) -> None:
 
 
 class Clock:
-    """When rounds end. The first round is not told: it begins before all is warm."""
+    """Records when rounds end. The first round is the warm-up: its seconds are left out."""
 
     def __init__(self) -> None:
         self._ends = [time.perf_counter()]
 
     def round_ends(self) -> None:
-        """Note it."""
+        """Record the time."""
         self._ends.append(time.perf_counter())
 
-    def tell(self, value: float) -> dict[str, Any]:
-        """Return the seconds of each round, and what became of the model: as many as there were rounds."""
+    def figures(self, value: float) -> dict[str, Any]:
+        """Return the seconds of each round, and a value of the model, which must be the number of rounds."""
         seconds = [after - before for before, after in zip(self._ends[1:], self._ends[2:], strict=False)]
         return {"seconds": seconds, "value": value}
 
 
 def peak() -> int:
-    """Return the most bytes that this process has had in memory, its interpreter with them."""
+    """Return the peak memory of this process in bytes, with its interpreter."""
     with open("/proc/self/status", encoding="ascii") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
 
-def say(facts: dict[str, Any]) -> None:
-    """Print figures for the process that measures; or write them where FEDERATION_RESULT says."""
-    text = json.dumps(facts)
+def report(figures: dict[str, Any]) -> None:
+    """Print the figures, and write them to the file that FEDERATION_RESULT names, for the process that measures."""
+    text = json.dumps(figures)
     if path := os.environ.get("FEDERATION_RESULT"):
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

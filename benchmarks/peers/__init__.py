@@ -1,7 +1,7 @@
-"""The peers that are compared: a module each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
+"""The compared peers: one module for each, with `listen`, `connect` and a Wire (blocking.py, awaiting.py).
 
-PEERS has them by name. Each peer is used in the fastest way that its own documents advise; its module links to them.
-Modules are imported in the measured processes only, so a peer that is not installed is a row that says so.
+PEERS lists them by name. Each peer is used in the fastest way that its own documents recommend; its module links to
+them. Only the measured processes import the modules, so a peer that is not installed gets a row with the reason.
 """
 
 from __future__ import annotations

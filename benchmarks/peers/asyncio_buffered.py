@@ -1,7 +1,7 @@
-"""asyncio's BufferedProtocol: the loop reads into memory of ours, which is used again. See asyncio_protocols.py.
+"""asyncio's BufferedProtocol: the event loop reads into our buffer, which is reused. See asyncio_protocols.py.
 
 https://docs.python.org/3/library/asyncio-protocol.html#buffered-streaming-protocols: "can be used to reduce the number
-of copies"; also under uvloop. The variant "reno" is without the pacing of BBR, as raw.py's "sliced" is.
+of copies". uvloop_.py runs it too. The variant "reno" uses reno instead of BBR, which paces, as "sliced" does (raw.py).
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from benchmarks.peers.asyncio_protocols import Ends, connect_with, listen_with
+from benchmarks.peers.asyncio_protocols import FramedProtocol, connect_with, listen_with
 from benchmarks.task import Place
 
 run = asyncio.run
 
 
-async def listen(place: Place, ready: Callable[[], None]) -> Ends:
+async def listen(place: Place, ready: Callable[[], None]) -> FramedProtocol:
     return await listen_with(Wire, place, ready)
 
 
-async def connect(place: Place) -> Ends:
+async def connect(place: Place) -> FramedProtocol:
     return await connect_with(Wire, place)
 
 
-class Wire(Ends, asyncio.BufferedProtocol):
+class Wire(FramedProtocol, asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._frames.room()
+        return self._frames.free_space()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._frames.came(nbytes)
-        self.arrived()
+        self._frames.received(nbytes)
+        self.serve_reader()

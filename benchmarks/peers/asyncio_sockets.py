@@ -1,7 +1,7 @@
 """asyncio's loop.sock_sendall and loop.sock_recv_into: coroutines over a bare socket, without transports.
 
-https://docs.python.org/3/library/asyncio-eventloop.html#working-with-socket-objects-directly, which warns that
-transports are more convenient; for large messages it is the fastest that asyncio has.
+https://docs.python.org/3/library/asyncio-eventloop.html#working-with-socket-objects-directly, which notes
+that transports are more convenient. For large messages these calls are the fastest of asyncio.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Wire:
             await self._loop.sock_sendall(self._sock, piece)
 
     async def receive(self, size: int) -> memoryview:
-        while (came := self._frames.take()) is None:
-            self._frames.came(await self._loop.sock_recv_into(self._sock, self._frames.room()))
-        return came
+        while (message := self._frames.take()) is None:
+            self._frames.received(await self._loop.sock_recv_into(self._sock, self._frames.free_space()))
+        return message
 
     async def close(self) -> None:
         self._sock.close()

@@ -1,8 +1,8 @@
 """asyncio's streams: `write` and `drain`; `readexactly` for small messages, `read` for large ones.
 
-https://docs.python.org/3/library/asyncio-stream.html: the high-level way. Large messages are read piece by piece into a
-buffer that is used again: `readexactly` of 100 MB takes four times the processor's time. The stream's limit (64 KiB) is
-raised: with the default a large message costs a pause and a resumption for each 128 KiB.
+https://docs.python.org/3/library/asyncio-stream.html: the high-level API. Large messages are read in pieces into a
+reused buffer, because `readexactly` of 100 MB needs four times the processor time. The stream's limit (64 KiB) is
+raised: with the default, reading is paused and resumed for each 128 KiB.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ run = asyncio.run
 
 
 async def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    came: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
+    accepted: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        came.set_result(Wire(reader, writer))
+        accepted.set_result(Wire(reader, writer))
 
     server = await asyncio.start_server(serve, place.host, place.port, limit=LIMIT)
     ready()
-    wire = await came
+    wire = await accepted
     server.close()
     return wire
 

@@ -1,4 +1,4 @@
-"""Curio's sockets: `sendall`, and `recv_into` a buffer that is used again.
+"""Curio's sockets: `sendall`, and `recv_into` a reused buffer.
 
 https://curio.readthedocs.io/en/latest/reference.html#socket: the calls of the socket module, awaited.
 """
@@ -44,9 +44,9 @@ class Wire:
             await self._sock.sendall(piece)
 
     async def receive(self, size: int) -> memoryview:
-        while (came := self._frames.take()) is None:
-            self._frames.came(await self._sock.recv_into(self._frames.room()))
-        return came
+        while (message := self._frames.take()) is None:
+            self._frames.received(await self._sock.recv_into(self._frames.free_space()))
+        return message
 
     async def close(self) -> None:
         await self._sock.close()

@@ -1,4 +1,4 @@
-"""torch.distributed with gloo: send and recv of tensors, into one that is used again.
+"""torch.distributed with gloo: send of tensors, and recv into a reused tensor.
 
 https://docs.pytorch.org/docs/stable/distributed.html#point-to-point-communication
 """
@@ -35,7 +35,7 @@ class Wire:
         self._sent: tuple[Any, torch.Tensor] = (None, torch.empty(0))
 
     def send(self, message: Any) -> None:
-        if self._sent[0] is not message:  # the same one is sent again and again: wrapped once
+        if self._sent[0] is not message:  # a task sends one message many times: wrap it once
             self._sent = (message, _tensor(message))
         dist.send(self._sent[1], self._other)
 

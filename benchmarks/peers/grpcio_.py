@@ -1,7 +1,7 @@
 """gRPC by grpcio: one bidirectional stream of bytes, the synchronous API. No protobuf: messages are `bytes` already.
 
-https://grpc.io/docs/guides/performance/#python: a stream that lives long instead of calls; it also says that the
-synchronous streaming of Python needs a thread more, and to try the asyncio API: grpcio_aio.py.
+https://grpc.io/docs/guides/performance/#python: one long-lived stream instead of calls. The page
+also warns that synchronous streaming in Python needs one more thread, and recommends the asyncio API: grpcio_aio.py.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import grpc
 
 from benchmarks.task import Place
 
-KIND = "object"  # it takes nothing but bytes
+KIND = "object"  # grpcio accepts bytes only
 METHOD = "/benchmarks.Peer/stream"
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
 def handlers(handler: Callable[..., Any]) -> Any:
-    """Return what a server is told, to have METHOD answered by `handler`."""
+    """Return the generic handler by which a server passes METHOD to `handler`."""
     _, service, method = METHOD.split("/")
     return grpc.method_handlers_generic_handler(service, {method: grpc.stream_stream_rpc_method_handler(handler)})
 
@@ -67,5 +67,5 @@ class Wire:
     def close(self) -> None:
         self._out.put(None)
         for _ in self.incoming:  # until the other side has ended its half too
-            raise RuntimeError("more came than was sent")
+            raise RuntimeError("more messages were received than sent")
         self._end()

@@ -20,11 +20,11 @@ run = asyncio.run
 
 
 async def listen(place: Place, ready: Callable[[], None]) -> Wire:
-    came: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
+    accepted: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
 
     async def handler(requests: Any, context: Any) -> None:
         wire = Wire(context, lambda: server.stop(10))
-        came.set_result(wire)
+        accepted.set_result(wire)
         await wire.ended.wait()
 
     server = grpc.aio.server(options=OPTIONS)
@@ -32,7 +32,7 @@ async def listen(place: Place, ready: Callable[[], None]) -> Wire:
     server.add_insecure_port(f"{place.host}:{place.port}")
     await server.start()
     ready()
-    return await came
+    return await accepted
 
 
 async def connect(place: Place) -> Wire:

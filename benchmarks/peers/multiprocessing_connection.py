@@ -1,7 +1,7 @@
 """multiprocessing.connection over TCP: objects by send and recv, arrays by send_bytes and recv_bytes_into.
 
 https://docs.python.org/3/library/multiprocessing.html#multiprocessing.connection.Connection: the `_bytes` calls take
-any buffer, and fill one that is used again.
+any buffer, and fill one that is reused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """netq itself: `put`, and `get`, over the transport that the variant names ("tls" is TCP under TLS).
 
-README.md: what is put is not copied, and its future is done when the peer holds it. `put` never waits, so what is on
-its way is bounded here, by the futures: IN_FLIGHT messages or BYTES. Not in an exchange, where each side puts all that
-it has before it takes anything.
+README.md: the data is not copied, and the future is done when the peer holds the message. `put` never waits, so this
+module bounds the messages in flight by waiting for futures: IN_FLIGHT messages or BYTES. An exchange has no bound,
+because each side puts all its messages before it gets any.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Wire:
     def __init__(self, queue: netq.Communicator, place: Place, *peers: Any) -> None:
         self._queue = queue
         self._peers = peers
-        self._turn = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
-        self._put = 0
-        self._last: netq.Delivery | None = None  # of the turn before
+        self._batch = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
+        self._count = 0
+        self._last: netq.Delivery | None = None  # of the batch before
 
     def send(self, message: Any) -> None:
         delivery = self._queue.put(message, *self._peers)
-        self._put += 1
-        if self._put >= self._turn:
-            self._put = 0
+        self._count += 1
+        if self._count >= self._batch:
+            self._count = 0
             if self._last is not None:
                 self._last.result()
             self._last = delivery

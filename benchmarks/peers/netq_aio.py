@@ -1,6 +1,6 @@
-"""netq.aio, over TCP: `put`, and `await get`. What is on its way is bounded as in netq_.py, whose docstring says how.
+"""netq.aio, over TCP: `put`, and `await get`. netq_.py describes how the messages in flight are bounded.
 
-docs/reference/api.md, "asyncio": what `put` returns may be awaited or not.
+docs/reference/api.md, "asyncio": awaiting the result of `put` is optional.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Wire:
     def __init__(self, queue: netq.aio.Communicator, place: Place, *peers: Any) -> None:
         self._queue = queue
         self._peers = peers
-        self._turn = max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
-        self._put = 0
-        self._last: netq.aio.Delivery | None = None  # of the turn before
+        self._batch = max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
+        self._count = 0
+        self._last: netq.aio.Delivery | None = None  # of the batch before
 
     async def send(self, message: Any) -> None:
         delivery = self._queue.put(message, *self._peers)
-        self._put += 1
-        if self._put >= self._turn:
-            self._put = 0
+        self._count += 1
+        if self._count >= self._batch:
+            self._count = 0
             if self._last is not None:
                 await self._last
             self._last = delivery

@@ -1,7 +1,7 @@
-"""net-queue, as published: `put`, and `get`. It needs Python 3.13, and so a process of that one: see find.py.
+"""net-queue, as published: `put`, and `get`. It needs Python 3.13, so its processes run in that: see __init__.py.
 
-https://pypi.org/project/net-queue/: defaults; a future is done when the peer has received. What is on its way is
-bounded as for netq, and is not in an exchange, which is this package's own benchmark.
+https://pypi.org/project/net-queue/: default options; a future is done when the peer has received the message.
+Messages in flight are bounded as in netq_.py. An exchange, which is this package's own benchmark, has no bound.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.task import Place
 
 IN_FLIGHT = 1000
 BYTES = 64 * 1024**2
-nq: Any = importlib.import_module("net_queue")  # has no types, and is not where these are checked
+nq: Any = importlib.import_module("net_queue")  # untyped, and not installed where types are checked
 
 
 def listen(place: Place, ready: Callable[[], None]) -> Wire:
@@ -39,15 +39,15 @@ class Wire:
     def __init__(self, queue: Any, place: Place, *peers: Any) -> None:
         self._queue = queue
         self._peers = peers
-        self._turn = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
-        self._put = 0
-        self._last: Any = None  # of the turn before
+        self._batch = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
+        self._count = 0
+        self._last: Any = None  # of the batch before
 
     def send(self, message: Any) -> None:
         future = self._queue.put(message, *self._peers)
-        self._put += 1
-        if self._put >= self._turn:
-            self._put = 0
+        self._count += 1
+        if self._count >= self._batch:
+            self._count = 0
             if self._last is not None:
                 self._last.result()
             self._last = future

@@ -1,7 +1,7 @@
-"""MQTT by paho-mqtt, through the same broker as netq's: one publication a message, QoS 0, as netq has it.
+"""MQTT by paho-mqtt, through the same broker as netq's: one publication for each message, with QoS 0, as netq does.
 
-https://eclipse.dev/paho/files/paho.mqtt.python/html/client.html: `loop_start`, and `wait_for_publish` to bound what
-waits here (IN_FLIGHT messages).
+https://eclipse.dev/paho/files/paho.mqtt.python/html/client.html: `loop_start`, and `wait_for_publish`, which bounds
+the messages that wait here (IN_FLIGHT).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from benchmarks.task import Place
 
-KIND = "object"  # it takes nothing but bytes
+KIND = "object"  # paho accepts bytes only
 IN_FLIGHT = 16
 
 

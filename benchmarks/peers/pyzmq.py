@@ -1,8 +1,8 @@
 """ØMQ by pyzmq. Large messages with copy=False, objects with send_pyobj and recv_pyobj.
 
-https://pyzmq.readthedocs.io/en/latest/howto/serialization.html: arrays go by `send(array, copy=False)` and come by
-`recv(copy=False)`; left out is the header with dtype and shape that is shown there. The limit of what waits
-(1,000 messages a side) is its default.
+https://pyzmq.readthedocs.io/en/latest/howto/serialization.html: `send(array, copy=False)` and
+`recv(copy=False)` for arrays, without the header with dtype and shape of that page. The limit of waiting messages
+(1,000 on each side) is the default.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Arrays:
 
     def close(self) -> None:
         self._sock.close()
-        self._context.term()  # waits until all has left
+        self._context.term()  # waits until all messages have been sent
 
 
 class Objects(Arrays):

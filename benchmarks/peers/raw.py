@@ -1,6 +1,6 @@
-"""Bare TCP sockets: the limit. No framing, no serialising: each side knows what comes.
+"""Bare TCP sockets: an upper bound. No framing and no serialisation: each side knows the sizes of its messages.
 
-`sendall` of the caller's own buffer; large messages by `recv_into` a buffer that is used again, small ones out of one
+`sendall` of the caller's own buffer; large messages by `recv_into` a reused buffer, small ones out of one
 that is filled as far as the kernel has something. https://docs.python.org/3/howto/sockets.html. The variant "sliced"
 does the same in steps of SENT and READ bytes, for which the processor's caches are large enough, and without the pacing
 of BBR, if that is the system's default: what a program gets that is tuned to one machine.
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.task import Place
 
-AHEAD = 256 * 1024  # bytes read at once; a message that is larger is read by itself
+AHEAD = 256 * 1024  # bytes read at once; a larger message is read by itself
 SENT, READ = 1024**2, 128 * 1024
 
 
@@ -37,7 +37,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._view = memoryview(bytearray(AHEAD))
-        self._start = self._stop = 0  # of what was read and not taken yet
+        self._start = self._stop = 0  # the bytes that were read and not returned yet
 
     def send(self, message: Any) -> None:
         self._sock.sendall(message)
@@ -53,20 +53,20 @@ class Wire:
         self._sock.close()
 
     def _fill(self, size: int) -> int:
-        """Read until a message is there; return where it begins."""
+        """Read until a message is complete; return its position."""
         left = self._stop - self._start
         if len(self._view) < size:
-            self._view = memoryview(bytearray(size))  # nothing is left: a side gets messages of one size
+            self._view = memoryview(bytearray(size))  # no bytes remain: all messages of a side have one size
         self._view[:left] = self._view[self._start : self._stop]
         self._start, self._stop = 0, left
         while self._stop < size:
-            n = self._sock.recv_into(self._room())
+            n = self._sock.recv_into(self._free_space())
             if not n:
                 raise EOFError("the other side has closed")
             self._stop += n
         return 0
 
-    def _room(self) -> memoryview:
+    def _free_space(self) -> memoryview:
         return self._view[self._stop :]
 
 
@@ -80,5 +80,5 @@ class Sliced(Wire):
         for start in range(0, len(view), SENT):
             self._sock.sendall(view[start : start + SENT])
 
-    def _room(self) -> memoryview:
+    def _free_space(self) -> memoryview:
         return self._view[self._stop : self._stop + READ]

@@ -1,4 +1,4 @@
-"""Bare TLS sockets of the standard library, the one that netq uses too. See raw.py.
+"""Bare TLS sockets of the standard library, whose TLS netq uses too. See raw.py.
 
 https://docs.python.org/3/library/ssl.html#ssl-sockets
 """

@@ -1,6 +1,6 @@
-"""netq's ring of shared memory alone (netq/shm/ring.py), between two processes that spin: no wakes, no session.
+"""netq's ring of shared memory alone (netq/shm/ring.py), between two processes that spin: no wake-ups, no session.
 
-Compared as Jocket compares itself with a TCP socket: https://github.com/pcdv/jocket. The fence is the real one.
+The comparison is that of Jocket with a TCP socket: https://github.com/pcdv/jocket. The fence is that of netq.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Tornado's IOStream: `write` of a memoryview, which is not copied, and `read_into` a buffer that is used again.
+"""Tornado's IOStream: `write` of a memoryview, which is not copied, and `read_into` a reused buffer.
 
-https://www.tornadoweb.org/en/stable/iostream.html#tornado.iostream.BaseIOStream.read_into. `max_buffer_size` must hold
-a message; the chunk that is read at once is its default, 64 KiB at most.
+https://www.tornadoweb.org/en/stable/iostream.html#tornado.iostream.BaseIOStream.read_into. `max_buffer_size` must
+be at least the size of a message. The chunk size is the default: at most 64 KiB for each read.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """uvloop, with asyncio's BufferedProtocol: see asyncio_buffered.py.
 
-https://uvloop.readthedocs.io/user/index.html: `uvloop.run`. Its README measures protocols as the fastest way.
+https://uvloop.readthedocs.io/user/index.html: `uvloop.run`. Its README measures that protocols are the fastest API.
 """
 
 from __future__ import annotations

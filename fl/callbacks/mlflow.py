@@ -32,9 +32,9 @@ _RETRY = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED")
 class MLflow(Callback):
     """Logs the scalars of each round to an MLflow server, as one run. A context manager.
 
-    uri: address of the server, as in "http://mlflow.local:5000". Raises netq.AddressError if it does not answer at the
-    start. Later it may be slow or unreachable: rounds continue, the outage is logged once, and the metrics are kept and
-    sent with the next round. `close` waits 10 s for them, and logs how many were not sent.
+    `uri`: address of the server, as in "http://mlflow.local:5000". Raises netq.AddressError if it does not answer at
+    the start. Later it may be slow or unreachable: rounds continue, the outage is logged once, and the metrics are kept
+    and sent with the next round. `close` waits 10 s for them, and logs how many were not sent.
     """
 
     def __init__(self, uri: str, experiment: str = "federation") -> None:

@@ -37,7 +37,7 @@ _COLOURS = {
 class Progress(Callback):
     """Shows the progress of a round: one line for each client state. A context manager.
 
-    console: default stderr. If the reader of a console of your own goes away, rich's default ends the process.
+    `console`: default stderr. If the reader of a console of your own goes away, rich's default ends the process.
     Outside a `with` statement only the line for each round is shown.
     """
 

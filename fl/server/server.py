@@ -116,7 +116,7 @@ class Server:
     ) -> Self:
         """Return a server that goes on after the last round of a checkpoint, and writes the next ones to the same file.
 
-        settings: the other arguments of Server. The strategy is made as the first was, and gets its state back.
+        `settings`: the other arguments of Server. The strategy is made as the first was, and gets its state back.
 
         Raises CheckpointError.
         """

@@ -59,11 +59,11 @@ class Delivery(Outgoing, Future[None]):
 
     `result()` raises Closed, QueueFull or MessageTooLarge if the peer never will. With several peers it waits for all,
     and raises the error of the first of `futures` that has one.
-
-    `guard` is the baton of its peer's loop: a thread holds it to change a Delivery. `recall` is called when the message
-    is cancelled. The condition, the list of callbacks and the list of waiters are made when they are first needed, and
-    Future.__init__ is not called: most deliveries are never waited for.
     """
+
+    # The guard is the baton of the peer's loop: a thread holds it to change a Delivery. The condition, the list of
+    # callbacks and the list of waiters are made when they are first needed, and Future.__init__ is not called, because
+    # most programs never wait for most deliveries.
 
     guard: Guard
     _ending: str | None = None  # the final state, while concurrent.futures does not know it yet

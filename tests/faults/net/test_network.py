@@ -1,6 +1,7 @@
 """Faults of a network: packet loss, a black hole, outages, a low rate, and resets.
 
-Cases 12 to 15 and 17 of docs/explanation/reliability.md.
+The cases "a connection is reset", "half-open", "loss in one direction only", "link 2 s there, 2 s away", "1, 5, 20 % of
+packets lost" and "1 Mbit/s" of docs/explanation/reliability.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""fl, over TCP or TLS: python -m benchmarks.federation.ours server|client PORT [FOLDER]."""
+"""fl, over TCP or TLS: python -m benchmarks.federation.fl_rounds server|client PORT [FOLDER]."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.federation import work
 
 
 def main() -> None:
-    """Be a server or a client."""
+    """Run the server or a client."""
     side, port = sys.argv[1], int(sys.argv[2])
     folder = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     (serve if side == "server" else join)(port, folder)
@@ -29,7 +29,7 @@ def serve(port: int, folder: Path | None) -> None:
         for report in server.rounds(work.ROUNDS):
             assert len(report.clients) == work.CLIENTS, report.failures
             clock.round_ends()
-        work.say({**clock.tell(float(server.model["layer0"][0])), "server": work.peak()})
+        work.report({**clock.figures(float(server.model["layer0"][0])), "server": work.peak()})
 
 
 def join(port: int, folder: Path | None) -> None:
