@@ -133,8 +133,8 @@ def _wait_until_ready(server: subprocess.Popen[str]) -> None:
 def _figures(process: subprocess.Popen[str], out: str, errors: str) -> dict[str, Any]:
     lines = [line for line in out.splitlines() if line.startswith("{")]
     if process.returncode or not lines:
-        lines_of_error = [line for line in errors.splitlines() if line.strip()]
+        messages = [line for line in errors.splitlines() if line.strip()]
         how = "killed: not done in time" if process.returncode == -9 else f"exit {process.returncode}"
-        raise Failed(f"{how}: {lines_of_error[-1].strip() if lines_of_error else 'no output'}")
+        raise Failed(f"{how}: {messages[-1].strip() if messages else 'nothing said'}")
     found: dict[str, Any] = json.loads(lines[-1])
     return found

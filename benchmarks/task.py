@@ -107,7 +107,7 @@ def _pieces(size: int) -> Iterator[tuple[int, bytes]]:
 def check(received: int, nbytes: int, count: int, expected: int) -> None:
     """Raise if messages are missing."""
     if (received, nbytes) != (count, expected):
-        raise RuntimeError(f"{received} messages of {nbytes} bytes were received; expected {count} of {expected}")
+        raise RuntimeError(f"{received} messages of {nbytes} bytes came; expected {count} of {expected}")
 
 
 def check_same(size: int, received: Any) -> None:

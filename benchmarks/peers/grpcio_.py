@@ -67,5 +67,5 @@ class Wire:
     def close(self) -> None:
         self._out.put(None)
         for _ in self.incoming:  # until the other side has ended its half too
-            raise RuntimeError("more messages were received than sent")
+            raise RuntimeError("more came than was sent")
         self._end()
