@@ -98,7 +98,9 @@ class Connection:
         self._keeps_parts = False  # the link uses `pieces`
         self._leaving_sent = False  # PING with LEAVING
         self._fin_sent = False
-        self._unanswered: int | None = None  # number of the peer's last PING, until it is answered
+        self._ping_to_answer: int | None = (
+            None  # number of the last PING that the peer has sent, until we send its ANSWER
+        )
         self._probed: float | None = None  # time of a probe, until anything is received
         self._created = self._last_received = self._last_sent = now
         self._timeout = options.handshake_timeout  # seconds; once open, those of silence
@@ -190,9 +192,9 @@ class Connection:
             self._control = []
         session, parts = self.session, False
         if session is not None and self.open:
-            if self._unanswered is not None:
-                out.append(Frame(Kind.PING, ANSWER, number=self._unanswered).header())
-                self._unanswered = None
+            if self._ping_to_answer is not None:
+                out.append(Frame(Kind.PING, ANSWER, number=self._ping_to_answer).header())
+                self._ping_to_answer = None
             if session.owed:
                 session.acknowledge(out)
             if session.closing and not self._leaving_sent and session.blocked:
@@ -281,7 +283,7 @@ class Connection:
         """The link is gone: pass what was received of a message to the session."""
         if self.session is not None and not self.closed:
             self._place_incomplete()
-            frame, got = self._reader.partial or (None, 0)
+            frame, got = self._reader.incomplete or (None, 0)
             if self.open and frame is not None and frame.kind is Kind.MSG:
                 self.session.interrupted(frame, got)
             self.session.pause()
@@ -291,7 +293,7 @@ class Connection:
     def _place_incomplete(self) -> None:
         """Start the body of a small message that `received_small` has left incomplete, so that its bytes are kept."""
         try:
-            for _ in self._reader.advance(0) if self.open and self._reader.partial is None else ():
+            for _ in self._reader.advance(0) if self.open and self._reader.incomplete is None else ():
                 return  # a whole frame: not counted, so the peer sends it again
         except (ProtocolError, MemoryError):
             return
@@ -361,7 +363,7 @@ class Connection:
             if seconds >= 0:  # otherwise we never sent this number
                 self._session.round_trip = seconds
             return
-        self._unanswered = frame.number
+        self._ping_to_answer = frame.number
         if frame.flags == LEAVING:
             self._session.peer_leaves()
 

@@ -31,10 +31,16 @@ _SIZES = 2**62  # bytes: every message has fewer
 class Receiver:
     """Assembles messages in the memory in which the user gets them, and grants the sender its limit.
 
+    Positions of a lane, while no untaken message has a cancelled one behind it:
+
+        _freed_room            start               start + partial         limit
+        ─────┴───────────────────┴────────────────────────┴──────────────────┴─────
+             │  whole, not taken │  part that is here     │  peer may send   │
+
     `on_grant` is called when the budget has granted a claim. `request_release` is called by `request_release()`.
 
-    A user's thread may call `consume`, `release_due` and `request_release`, one thread at a time. All else belongs to
-    the owner of the session.
+    A user's thread may call `count_taken`, `release_due` and `request_release`, one thread at a time. All else belongs
+    to the owner of the session.
     """
 
     def __init__(
@@ -47,29 +53,35 @@ class Receiver:
         on_grant: Callable[[Receiver], object] = lambda receiver: None,
         request_release: Callable[[Receiver], object] = lambda receiver: None,
     ) -> None:
+        # The owner's wiring: fixed from the start.
         self.lane = lane
-        self.held = 0  # number of the last whole message
-        self.partial = 0  # bytes held of message held + 1
-        self._window = window
-        self._credit = min(window, CREDIT)
-        self.limit = self.announced = self._credit  # positions: granted; sent to the peer
         self._memory = memory
         self._merge = merge
         self._on_grant = on_grant
         self._request_release = request_release
-        self._lent = self.claimed = 0  # bytes of the budget: for a wider window; for messages beyond it
-        self._claim: Claim | None = None  # waiting, for the rest of message held + 1
-        self._unlimited = False  # after `lift_limit`
-        self.retired = False  # the session is over; untaken messages still count
-        self._orphaned = 0  # bytes of `claimed` since then
-        self.start = 0  # position of message held + 1
-        self.cancelled = 0  # positions used by cancelled messages: they count as taken
-        self._consumed = 0  # positions used by the messages that the user has taken
+        # What has been received: the message that comes next is number held + 1.
+        self.held = 0  # number of the last whole message
+        self.start = 0  # position at which message held + 1 starts
         self.last = (0, 0)  # number and mark of the last whole message: `repair` restores `held` and `start` from them
-        self._last_taken = 0  # number of the last message that the user has taken
-        self._size = 0  # bytes of message held + 1, if it has begun
-        self.parts: list[memoryview] = []  # memory of message held + 1; one view if merged
-        self._filled = 0  # bytes held in the last part
+        # The message that has begun: number held + 1, of which some bytes are here. 0 and empty if there is none.
+        self._size = 0  # bytes that it has in all
+        self.partial = 0  # bytes of it received: `partial` of the Cursor
+        self.parts: list[memoryview] = []  # memory of its bytes; one view if merged
+        self._filled = 0  # bytes received into the last part
+        # What the user has taken. `count_taken` writes the first two, in any thread.
+        self._taken_number = 0  # number of the last message that the user has taken
+        self._taken_room = 0  # positions: used by all messages taken so far; the *mark* of the last one (see `item`)
+        self.cancelled_room = 0  # positions: used by all messages cancelled so far, wherever they lie
+        # The limit, as a position, and the shares that make it up, in bytes.
+        self._window = window  # the most that the lane gets beyond the taken messages, without a claim
+        self._credit = min(window, CREDIT)  # the part of the window that needs no loan
+        self.limit = self.announced = self._credit  # positions: granted; sent to the peer
+        self._lent = self.claimed = 0  # from the budget: for a wider window; for messages beyond it
+        self._claim: Claim | None = None  # not granted yet: for the rest of message held + 1
+        self._unlimited = False  # after `lift_limit`
+        # After the end of the session: untaken messages still count against the budget.
+        self.retired = False
+        self._orphaned = 0  # bytes of `claimed` since then
 
     @property
     def cursor(self) -> Cursor:
@@ -78,7 +90,7 @@ class Receiver:
 
     def announce_limit(self) -> int:
         """Return the limit; it counts as announced."""
-        end = self._consumed + self.cancelled + self._credit + self._lent
+        end = self._taken_room + self.cancelled_room + self._credit + self._lent
         if end > self.limit and not (self._unlimited or self.retired):
             self.limit = end
         self.announced = self.limit
@@ -87,33 +99,36 @@ class Receiver:
     @property
     def grant_due(self) -> bool:
         """Whether to announce the limit: it has moved by a quarter of the window, or a message that has begun waits."""
-        taken = self._consumed + self.cancelled
+        freed_room = self._taken_room + self.cancelled_room
         window = self._credit + self._lent
-        limit = self.limit if self._unlimited or self.retired else max(self.limit, taken + window)
+        limit = self.limit if self._unlimited or self.retired else max(self.limit, freed_room + window)
         grown = limit - self.announced
-        return grown > 0 and (grown >= (limit - taken) // 4 or self.start + self._size > self.announced)
+        return grown > 0 and (grown >= (limit - freed_room) // 4 or self.start + self._size > self.announced)
 
     def item(self, peer: uuid.UUID, data: Stream | bytes) -> Item:
         """Return the inbox entry of the message that has just become whole.
 
-        Its *mark* is the end position of the message, without the positions of cancelled messages before it. `consume`
-        adds up what the user has taken by marks alone: it runs in other threads, and `cancelled` changes in the loop.
+        Its *mark* is the end position of the message, less the positions of cancelled messages before it. `count_taken`
+        works with marks alone: it runs in other threads, while `cancelled_room` changes in the loop.
         """
-        self.last = number, mark = self.held, self.start - self.cancelled
+        self.last = number, mark = self.held, self.start - self.cancelled_room
         return peer, data, self, number, mark
 
     def repair(self) -> None:
         """Make the state consistent after an exception interrupted `Session.take_small`."""
         number, mark = self.last
         if number >= self.held:
-            self.held, self.start = number, mark + self.cancelled
+            self.held, self.start = number, mark + self.cancelled_room
 
-    def consume(self, number: int, mark: int) -> bool:
-        """Count a message as taken by the user; return False for a duplicate of one that was taken before."""
-        if number <= self._last_taken:
+    def count_taken(self, number: int, mark: int) -> bool:
+        """Count the message of an inbox entry as taken by the user; return False for a duplicate, which is not counted.
+
+        Called in the thread of the user, in the order of the numbers. It frees no room: see `release_due`.
+        """
+        if number <= self._taken_number:
             return False
-        self._last_taken = number
-        self._consumed = mark
+        self._taken_number = number
+        self._taken_room = mark
         return True
 
     @property
@@ -122,7 +137,7 @@ class Receiver:
         if self.claimed or self.retired or self.start + self._size > self.announced:
             return True
         window = self._credit + self._lent
-        return self._consumed + self.cancelled + window - self.announced >= window // 4
+        return self._taken_room + self.cancelled_room + window - self.announced >= window // 4
 
     def request_release(self) -> None:
         """Ask the loop to call `Session.release_room`. In any thread."""
@@ -175,7 +190,7 @@ class Receiver:
             )
         self._finish_message(frame.value)
         self.limit = max(self.limit, self.start)  # untaken messages before it keep their room
-        self.cancelled += frame.value + OVERHEAD
+        self.cancelled_room += frame.value + OVERHEAD
         self.release_room()
 
     # The limit.
@@ -199,14 +214,14 @@ class Receiver:
             self._size = 0
             self.parts = []
             if not self._unlimited:
-                self.limit = max(self._taken + self._credit + self._lent, self.start)
+                self.limit = max(self._freed_room + self._credit + self._lent, self.start)
                 self._recharge()
 
     def reclaim(self) -> None:
         """The link has been lost for a while: return unused grants, and let others evict a message that has begun."""
         self._give_back()
         if not self._unlimited:
-            self.limit = max(self._taken + self._credit, self.start + self.partial)
+            self.limit = max(self._freed_room + self._credit, self.start + self.partial)
             self._recharge()
         if self.parts:
             self._memory.budget.add_evictable(self, self._evict)
@@ -246,9 +261,9 @@ class Receiver:
         self.start += size + OVERHEAD
 
     @property
-    def _taken(self) -> int:
-        """Positions used by messages that were taken or cancelled."""
-        return self._consumed + self.cancelled
+    def _freed_room(self) -> int:
+        """Positions used by messages that were taken or cancelled: the peer may use as many again."""
+        return self._taken_room + self.cancelled_room
 
     def _claim_rest(self) -> None:
         """Widen the window, and claim the rest of a message that goes beyond it."""
@@ -273,14 +288,14 @@ class Receiver:
             if self._credit + self._lent < self._window:
                 self._lent += self._memory.budget.lend(self._window - self._credit - self._lent)
             if not self.retired:
-                self.limit = max(self.limit, self._taken + self._credit + self._lent)
+                self.limit = max(self.limit, self._freed_room + self._credit + self._lent)
 
     def _recharge(self) -> None:
         """Return the part of `claimed` that is no longer needed to the budget.
 
         Taken messages move the window forward. What it now covers needs no claim.
         """
-        needed = 0 if self._unlimited else max(0, self.limit - self._taken - self._credit - self._lent)
+        needed = 0 if self._unlimited else max(0, self.limit - self._freed_room - self._credit - self._lent)
         freed, self.claimed = self.claimed - needed, needed
         if self.retired:
             self._memory.budget.orphaned += needed - self._orphaned
@@ -305,8 +320,8 @@ class Receiver:
         self.partial = self._size = 0
         self.parts = []
         if not self._unlimited:
-            self.limit = max(self._taken + self._credit, self.start)
+            self.limit = max(self._freed_room + self._credit, self.start)
             self._recharge()
 
 
-Item: TypeAlias = "tuple[uuid.UUID, Stream | bytes, Receiver, int, int]"  # peer, message, and for Receiver.consume
+Item: TypeAlias = "tuple[uuid.UUID, Stream | bytes, Receiver, int, int]"  # peer, message, arguments of `count_taken`

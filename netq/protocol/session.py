@@ -238,7 +238,7 @@ class Session:
 
         A signal handler may interrupt a user's thread anywhere in here by an exception. Messages are therefore added by
         one `extend` and counted after it. If they are added and not counted, the peer sends them again, and
-        `Receiver.consume` finds the duplicates.
+        `Receiver.count_taken` finds the duplicates.
         """
         return codec.take(self, data, low, high)
 

@@ -193,7 +193,7 @@ class Reader:
         self._got = 0  # bytes of that body
 
     @property
-    def partial(self) -> tuple[Frame, int] | None:
+    def incomplete(self) -> tuple[Frame, int] | None:
         """The frame whose body is being received, and how many bytes of the body are there."""
         return None if self.frame is None else (self.frame, self._got)
 

@@ -57,8 +57,8 @@ class Inbox:
 
     A signal handler may raise anywhere in the main thread, also while it holds the lock. So a message is appended to
     its new place before it is removed from the old one. A message that is then in both places is given to the user
-    once, because Receiver.consume counts it once. The keys are integers: the hash of a UUID is a Python function, and
-    an OrderedDict that is interrupted in it breaks.
+    once, because Receiver.count_taken counts it once. The keys are integers: the hash of a UUID is a Python function,
+    and an OrderedDict that is interrupted in it breaks.
     """
 
     def __init__(self) -> None:
@@ -156,7 +156,7 @@ class Inbox:
                 # it is still here, and the next `consume` finds its number taken: it is given to the user once.
                 first = arrived[0]
                 self.consuming = first[2]
-                fresh = first[2].consume(first[3], first[4])
+                fresh = first[2].count_taken(first[3], first[4])
                 arrived.popleft()
                 if fresh:
                     item = first
@@ -309,7 +309,7 @@ class Inbox:
     def _consume(self, item: Item) -> bool:
         """Count a message as taken, before it is removed; return False if it was counted before: it is here twice."""
         self.consuming = item[2]
-        return item[2].consume(item[3], item[4])
+        return item[2].count_taken(item[3], item[4])
 
     def _end_turn(self, peer: int) -> None:
         if peer in self.queues:

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Statistics:
-    """The figures of one peer. Bytes are those of whole messages."""
+    """The figures of one peer. A session that begins anew counts messages and bytes from 0."""
 
     connected: bool
     address: str  # of the present or last link
     absent: float  # seconds since the last link was lost; 0 while connected
     queued: int  # messages that the peer has not acknowledged
-    messages_in: int
-    messages_out: int
-    bytes_in: int
-    bytes_out: int
-    arriving: int  # bytes of messages that have arrived in part
-    round_trip: float | None  # seconds, of the last heartbeat that was answered
+    messages_in: int  # whole messages received, taken by the user or not
+    messages_out: int  # messages that the peer has acknowledged
+    bytes_in: int  # bytes of `messages_in`
+    bytes_out: int  # bytes of `messages_out`
+    arriving: int  # bytes received of messages that are not whole yet; not in `bytes_in`
+    round_trip: float | None  # seconds, of the last PING of this side that was answered; None before the first

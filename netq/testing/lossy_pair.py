@@ -116,7 +116,7 @@ class LossyPair:
         """Take the `count` oldest messages (None: all), which extends the sender's credit."""
         for _ in range(len(end.untaken) if count is None else min(count, len(end.untaken))):
             _, _, receiver, number, mark = end.untaken.popleft()
-            receiver.consume(number, mark)
+            receiver.count_taken(number, mark)
             if end.session is not None:
                 end.session.release_room(receiver)
 

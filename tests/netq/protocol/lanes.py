@@ -85,7 +85,7 @@ def arrive(receiver: Receiver, frame: Frame) -> Stream | None:
 
 def take(receiver: Receiver, number: int, mark: int) -> None:
     """Let the user take a message (see Receiver.item for `mark`)."""
-    assert receiver.consume(number, mark)
+    assert receiver.count_taken(number, mark)
     receiver.release_room()
 
 

@@ -36,7 +36,7 @@ class Lane:
 
     def take(self) -> None:
         """Let the user take all that has come."""
-        assert self.receiver.consume(self.receiver.held, self._mark)
+        assert self.receiver.count_taken(self.receiver.held, self._mark)
         self.receiver.release_room()
 
     def may_end(self, size: int) -> bool:
@@ -290,7 +290,7 @@ def test_drop_frees_no_untaken_message(size: int) -> None:
     used = budget.used
     lane.receiver.dropped(Frame(Kind.DROP, number=2, value=size))
     assert budget.used >= used - CREDIT
-    assert lane.receiver.limit - lane.receiver._taken >= LARGE
+    assert lane.receiver.limit - lane.receiver._freed_room >= LARGE
     lane.take()
     assert budget.used == 0
 

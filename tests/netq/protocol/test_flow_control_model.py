@@ -72,7 +72,7 @@ class Peer:
 
     def take(self, count: int) -> None:
         for receiver, number, mark in self._untaken[:count]:
-            assert receiver.consume(number, mark)
+            assert receiver.count_taken(number, mark)
             receiver.release_room()
         del self._untaken[:count]
 

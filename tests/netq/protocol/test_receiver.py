@@ -195,10 +195,10 @@ def test_duplicate_message_is_taken_once() -> None:
     one = receiver()
     for number in (1, 2):
         arrive(one, msg(number, 400, 400))
-    assert one.consume(1, 656)
-    assert not one.consume(1, 656)
-    assert one.consume(2, 1312)
-    assert not one.consume(1, 656)
+    assert one.count_taken(1, 656)
+    assert not one.count_taken(1, 656)
+    assert one.count_taken(2, 1312)
+    assert not one.count_taken(1, 656)
     one.release_room()
     assert one.announce_limit() == WINDOW + 1312
 
@@ -209,11 +209,11 @@ def test_taken_messages_count_in_next_announced_limit() -> None:
     arrive(one, msg(1, 100, 100))
     arrive(one, msg(2, 100, 100))
     assert not one.release_due
-    assert one.consume(1, 356)
+    assert one.count_taken(1, 356)
     assert (one.grant_due, one.release_due) == (True, True)
     assert one.announce_limit() == one.limit == one.announced == 1356
     assert (one.grant_due, one.release_due) == (False, False)
-    assert one.consume(2, 712)
+    assert one.count_taken(2, 712)
     assert one.cursor == Cursor(3, 2, 0, 1712)
 
 
@@ -236,10 +236,10 @@ def test_cancelled_messages_count_as_taken() -> None:
         items.append(one.item(peer, b"x"))
         one.dropped(drop(number + 1, 20))
     assert items == [(peer, b"x", one, 1, 266), (peer, b"x", one, 3, 532)]
-    assert one.cancelled == 2 * 276
+    assert one.cancelled_room == 2 * 276
     assert one.start == 2 * 266 + 2 * 276
     for _, _, its, number, mark in items:
-        assert its.consume(number, mark)
+        assert its.count_taken(number, mark)
     assert one.announce_limit() == 1000 + 2 * 266 + 2 * 276
 
 
@@ -284,7 +284,7 @@ def test_interrupted_receiver_is_repaired(steps: int, cancelled: int) -> None:
     before = one.held, one.start
     after = before[0] + 2, before[1] + 2 * (7 + OVERHEAD)
     if steps > 0:
-        one.last = after[0], after[1] - one.cancelled
+        one.last = after[0], after[1] - one.cancelled_room
     if steps > 1:
         one.held = after[0]
     if steps > 2:

@@ -139,7 +139,7 @@ def take(session: Session, count: int) -> bool:
     """Let the user take so many messages, the oldest first; return whether the peer is to be told of the room."""
     for _ in range(count):
         _, _, receiver, number, mark = session.arrived.popleft()
-        assert receiver.consume(number, mark)
+        assert receiver.count_taken(number, mark)
     return session.release_room(receiver)
 
 
@@ -731,7 +731,7 @@ def test_short_path_waits_until_claimed_message_is_taken() -> None:
     one.place(rest)
     one.received(rest)
     _, _, receiver, number, mark = one.arrived.popleft()
-    assert receiver.consume(number, mark)
+    assert receiver.count_taken(number, mark)
     assert granted(one) == 10_000 + mark
     assert take_small(one, msg(3, 5)) == 0
     assert receiver.release_due
@@ -752,7 +752,7 @@ def test_short_path_lane_is_lent_more_after_taking() -> None:
         count += 1
         assert take_small(one, msg(one.receivers[0].held + 1, 1000)) == 1024
         _, _, receiver, number, mark = one.arrived.popleft()
-        assert receiver.consume(number, mark)
+        assert receiver.count_taken(number, mark)
     assert count < CREDIT // 1256
     assert one.release_room(one.receivers[0])
     assert budget.lent == CREDIT
@@ -803,7 +803,7 @@ class Twin:
         for _ in range(min(count, len(self.session.arrived))):
             peer, data, receiver, number, mark = self.session.arrived.popleft()
             assert peer == uuid.UUID(int=8)
-            assert receiver.consume(number, mark)
+            assert receiver.count_taken(number, mark)
             self.given.append((receiver.lane, number, bytes(data)))
             self.session.release_room(receiver)
 
@@ -915,7 +915,7 @@ def interrupt_receiving(left: int, taken: int) -> bool:
     def give(count: int) -> None:
         for _ in range(min(count, len(one.arrived))):
             _, content, receiver, number, mark = one.arrived.popleft()
-            if receiver.consume(number, mark):
+            if receiver.count_taken(number, mark):
                 got[receiver.lane].append(bytes(content))
                 assert len(got[receiver.lane]) == number
             one.release_room(receiver)
@@ -988,7 +988,7 @@ def test_interrupted_sending_keeps_order_without_duplicates(lanes: int, limit: i
         wanted = {lane: [m.size for m in messages if m.lane == lane and not m.withdrawn] for lane in range(lanes)}
         got: dict[int, list[int]] = {lane: [] for lane in range(lanes)}
         for _, data, receiver, number, mark in other.arrived:
-            assert receiver.consume(number, mark)
+            assert receiver.count_taken(number, mark)
             got[receiver.lane].append(len(data))
         assert got == wanted
         exchange(other, one, 10**6, short=False)

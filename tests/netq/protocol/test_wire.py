@@ -74,7 +74,7 @@ def test_truncated_frame_is_not_yielded(frame: Frame) -> None:
         half = Parser()
         assert list(half.feed(data[:size])) == []
         body = None if size < HEADER_SIZE else size - HEADER_SIZE
-        assert (None if half.partial is None else half.partial[1]) == body
+        assert (None if half.incomplete is None else half.incomplete[1]) == body
         assert list(half.feed(data[size:])) == [frame]
 
 
@@ -177,7 +177,7 @@ def test_body_received_with_header_is_placed() -> None:
     (got,) = half.advance(len(data))
     assert got == FRAMES["MSG"]._replace(body=b"")
     assert bytes(memory) == b"hello"
-    assert half.partial is None
+    assert half.incomplete is None
     assert half.buffer().nbytes == IDLE - 3
 
 
@@ -285,7 +285,7 @@ def test_advance_small_in_any_division(step: int) -> None:
     reader = taking(taker)
     for at in range(0, len(data), step):
         assert receive_whole(reader, data[at : at + step])
-        assert reader.partial is None
+        assert reader.incomplete is None
     assert taker.taken == sent
     assert reader.buffer().nbytes >= 1
 
@@ -314,11 +314,11 @@ def test_advance_small_leaves_other_frames(frame: bytes, ahead: int) -> None:
     if len(frame) == size:
         (got,) = reader.advance(0)
         assert got.header() == frame[:HEADER_SIZE]
-        assert reader.partial is None
+        assert reader.incomplete is None
     else:
         assert list(reader.advance(0)) == []
-        assert reader.partial is not None
-        assert reader.partial[1] == len(frame) - HEADER_SIZE
+        assert reader.incomplete is not None
+        assert reader.incomplete[1] == len(frame) - HEADER_SIZE
 
 
 @pytest.mark.parametrize("size", [0, 1, HEADER_SIZE - 1, HEADER_SIZE, HEADER_SIZE + 1, HEADER_SIZE + 99])
@@ -327,7 +327,7 @@ def test_start_of_small_frame_waits_for_rest(size: int) -> None:
         data, taker = message(100), Taker()
         reader = taking(taker)
         assert receive_whole(reader, message(7) + data[:size])
-        assert reader.partial is None
+        assert reader.incomplete is None
         if rest_whole:
             assert receive_whole(reader, data[size:])
             assert taker.taken == [message(7), data]
