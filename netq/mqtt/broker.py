@@ -77,18 +77,21 @@ class Broker:
                 f"SecurityOptions.key: {options.security.key}; with MQTT, TLS is the broker's, and so is the key: "
                 "leave out `key`, and give as `certificate` the authority that signed the broker's certificate"
             )
+        # How to reach the broker: fixed from the start.
         self._loop = loop
         self._options = options
         self._listener = listener
         self._tls = None if options.security is None else client_side(options.security, options.netloc.host)
         self._timeout = options.connection.handshake_timeout
         self._connector = Connector(loop, options.netloc, self._timeout, self._on_connected, self.fail)
+        # The present attempt or connection.
         self.connected = False  # since CONNACK
         self._closing = False  # DISCONNECT waits for the socket
         self._id = ""
         self._will: tuple[str, bytes] | None = None
         self._client: _Client | None = None
         self._deadline = math.inf  # for the broker's answer
+        # What paho's callbacks have brought, and what waits for the broker's answer.
         self._events: deque[Callable[[], object]] = deque()  # queued by paho's callbacks
         self._subscribing: dict[int, Callable[[bool], object]] = {}  # callbacks by message id
 

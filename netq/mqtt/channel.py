@@ -97,21 +97,24 @@ class Channel:
     def __init__(
         self, owner: ChannelOwner, link_topic: LinkTopic, topic: str, share: int, congestion: CongestionControl
     ) -> None:
+        # The link above, the topics below, and whether the channel is still in use.
+        self._owner = owner
         self.link_topic = link_topic  # of the incoming direction
-        self.window = Window(share)
-        self.congestion = congestion
+        self._send_topic = topic
+        self.link: ChannelLink | None = None  # None at a client until WELCOME
         self.created = time.monotonic()
         self.closed = False
-        self.link: ChannelLink | None = None  # None at a client until WELCOME
-        self._owner = owner
-        self._send_topic = topic
+        self._closing = False
+        # How many packets may be in flight, and when the peer is asked for progress.
+        self.window = Window(share)
+        self.congestion = congestion
+        self._probe_pause = _PROBE_AFTER  # seconds to wait for progress before the next PROBE
+        self._progress_timer: Timer | None = None
+        # Packets that wait: to be sent, then those that arrived.
         self._controls: deque[tuple[Kind, list[Buffer]]] = deque()
         self._segments: deque[Segment] = deque()
         self._last_reference = 0  # number of the last packet that refers to a block
         self._held: deque[Packet] = deque()  # packets that arrived; the first waits for its block
-        self._closing = False
-        self._probe_pause = _PROBE_AFTER  # seconds to wait for progress before the next PROBE
-        self._progress_timer: Timer | None = None
 
     @property
     def has_open_reference(self) -> bool:

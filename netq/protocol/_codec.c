@@ -22,7 +22,7 @@ typedef unsigned long long u64;
 /* Interned names of attributes and methods. */
 static PyObject *s_next, *s_position, *s_sent, *s_lane, *s_limit, *s_number, *s_buffers, *s_nbytes, *s_append, *s_popleft;
 static PyObject *s_acked, *s_peer, *s_small, *s_receivers, *s_senders, *s_arrived, *s_owed, *s_extend, *s_parts;
-static PyObject *s_claimed, *s_held, *s_start, *s_cancelled_room, *s_last, *s_messages_in, *s_messages_out, *s_bytes_in;
+static PyObject *s_claimed, *s_held, *s_start, *s_cancelled, *s_last, *s_messages_in, *s_messages_out, *s_bytes_in;
 static PyObject *s_bytes_out;
 static PyObject *pending, *finished, *empty; /* "PENDING", "FINISHED", b"" */
 static PyTypeObject *Outgoing_type;
@@ -462,7 +462,7 @@ static Py_ssize_t take_messages(Taking *t, Header h, PyObject *receiver, PyObjec
     if (claimed)
         return 0; /* the budget has granted a claim: see receiver.py */
     if (get_u64(receiver, s_held, &held) || get_u64(receiver, s_start, &start) ||
-        get_u64(receiver, s_limit, &limit) || get_u64(receiver, s_cancelled_room, &cancelled) ||
+        get_u64(receiver, s_limit, &limit) || get_u64(receiver, s_cancelled, &cancelled) ||
         (whole = PyList_New(0)) == NULL)
         return -1;
     mark = start - cancelled;
@@ -594,7 +594,7 @@ static const struct {
     {&s_append, "append"},       {&s_popleft, "popleft"},      {&s_acked, "acked"},       {&s_peer, "peer"},
     {&s_small, "small"},         {&s_receivers, "receivers"},  {&s_senders, "senders"},   {&s_arrived, "arrived"},
     {&s_owed, "owed"},           {&s_extend, "extend"},        {&s_parts, "parts"},       {&s_claimed, "claimed"},
-    {&s_held, "held"},           {&s_start, "start"},          {&s_last, "last"},          {&s_cancelled_room, "cancelled_room"},
+    {&s_held, "held"},           {&s_start, "start"},          {&s_cancelled, "cancelled"}, {&s_last, "last"},
     {&s_messages_in, "messages_in"}, {&s_messages_out, "messages_out"}, {&s_bytes_in, "bytes_in"},
     {&s_bytes_out, "bytes_out"}, {&pending, "PENDING"},        {&finished, "FINISHED"},
 };

@@ -41,7 +41,7 @@ class ReceiverFields(Protocol):
     held: int
     start: int
     limit: int
-    cancelled_room: int
+    cancelled: int
     claimed: int
     parts: list[memoryview]
     last: tuple[int, int]
@@ -179,7 +179,7 @@ def take(session: SessionFields, data: memoryview, low: int, high: int) -> int:
             if receiver is None or receiver.parts or receiver.claimed:
                 break  # a message has begun, or the budget has granted a claim
             held, start, limit = receiver.held, receiver.start, receiver.limit
-            mark = start - receiver.cancelled_room  # see Receiver.item
+            mark = start - receiver.cancelled  # see Receiver.item
             whole: list[tuple[uuid.UUID, bytes, ReceiverFields, int, int]] = []
             size = 0
             while (

@@ -86,21 +86,25 @@ class Connection:
     """All that a link calls. A client passes its session; a server finds the session by the client's INI."""
 
     def __init__(self, id: uuid.UUID, options: ConnectionOptions, now: float, session: Session | None = None) -> None:
+        # The two ends that this connects: the session, and the bytes of the link.
         self.session = session
+        self._id = id
+        self._options = options
         self._reader = Reader(self._place)
+        self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
+        self._keeps_parts = False  # the link uses `pieces`
+        # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
         self.open = False  # both INIs have been exchanged, and not both FINs
         self.closed = False  # nothing more will be received or queued: flush, then close the link
-        self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
-        self._id = id
-        self._options = options
+        # What is to be sent, and what has been sent once and for all.
         self._control: list[bytes] = []  # frames to send before all others: INI, PING, FIN
-        self._keeps_parts = False  # the link uses `pieces`
         self._leaving_sent = False  # PING with LEAVING
         self._fin_sent = False
         self._ping_to_answer: int | None = (
             None  # number of the last PING that the peer has sent, until we send its ANSWER
         )
+        # Times, for the heartbeat and for the silence that ends a link.
         self._probed: float | None = None  # time of a probe, until anything is received
         self._created = self._last_received = self._last_sent = now
         self._timeout = options.handshake_timeout  # seconds; once open, those of silence

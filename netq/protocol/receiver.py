@@ -71,7 +71,7 @@ class Receiver:
         # What the user has taken. `count_taken` writes the first two, in any thread.
         self._taken_number = 0  # number of the last message that the user has taken
         self._taken_room = 0  # positions: used by all messages taken so far; the *mark* of the last one (see `item`)
-        self.cancelled_room = 0  # positions: used by all messages cancelled so far, wherever they lie
+        self.cancelled = 0  # positions: used by all messages cancelled so far, wherever they lie
         # The limit, as a position, and the shares that make it up, in bytes.
         self._window = window  # the most that the lane gets beyond the taken messages, without a claim
         self._credit = min(window, CREDIT)  # the part of the window that needs no loan
@@ -90,7 +90,7 @@ class Receiver:
 
     def announce_limit(self) -> int:
         """Return the limit; it counts as announced."""
-        end = self._taken_room + self.cancelled_room + self._credit + self._lent
+        end = self._taken_room + self.cancelled + self._credit + self._lent
         if end > self.limit and not (self._unlimited or self.retired):
             self.limit = end
         self.announced = self.limit
@@ -99,7 +99,7 @@ class Receiver:
     @property
     def grant_due(self) -> bool:
         """Whether to announce the limit: it has moved by a quarter of the window, or a message that has begun waits."""
-        freed_room = self._taken_room + self.cancelled_room
+        freed_room = self._taken_room + self.cancelled
         window = self._credit + self._lent
         limit = self.limit if self._unlimited or self.retired else max(self.limit, freed_room + window)
         grown = limit - self.announced
@@ -109,16 +109,16 @@ class Receiver:
         """Return the inbox entry of the message that has just become whole.
 
         Its *mark* is the end position of the message, less the positions of cancelled messages before it. `count_taken`
-        works with marks alone: it runs in other threads, while `cancelled_room` changes in the loop.
+        works with marks alone: it runs in other threads, while `cancelled` changes in the loop.
         """
-        self.last = number, mark = self.held, self.start - self.cancelled_room
+        self.last = number, mark = self.held, self.start - self.cancelled
         return peer, data, self, number, mark
 
     def repair(self) -> None:
         """Make the state consistent after an exception interrupted `Session.take_small`."""
         number, mark = self.last
         if number >= self.held:
-            self.held, self.start = number, mark + self.cancelled_room
+            self.held, self.start = number, mark + self.cancelled
 
     def count_taken(self, number: int, mark: int) -> bool:
         """Count the message of an inbox entry as taken by the user; return False for a duplicate, which is not counted.
@@ -137,7 +137,7 @@ class Receiver:
         if self.claimed or self.retired or self.start + self._size > self.announced:
             return True
         window = self._credit + self._lent
-        return self._taken_room + self.cancelled_room + window - self.announced >= window // 4
+        return self._taken_room + self.cancelled + window - self.announced >= window // 4
 
     def request_release(self) -> None:
         """Ask the loop to call `Session.release_room`. In any thread."""
@@ -190,7 +190,7 @@ class Receiver:
             )
         self._finish_message(frame.value)
         self.limit = max(self.limit, self.start)  # untaken messages before it keep their room
-        self.cancelled_room += frame.value + OVERHEAD
+        self.cancelled += frame.value + OVERHEAD
         self.release_room()
 
     # The limit.
@@ -263,7 +263,7 @@ class Receiver:
     @property
     def _freed_room(self) -> int:
         """Positions used by messages that were taken or cancelled: the peer may use as many again."""
-        return self._taken_room + self.cancelled_room
+        return self._taken_room + self.cancelled
 
     def _claim_rest(self) -> None:
         """Widen the window, and claim the rest of a message that goes beyond it."""

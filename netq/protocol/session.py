@@ -35,33 +35,37 @@ class Session:
     def __init__(
         self, token: bytes, options: ConnectionOptions, memory: Memory, arrived: deque[Item] | None = None
     ) -> None:
-        self.token = token
-        self.arrived: deque[Item] = (
-            deque() if arrived is None else arrived
-        )  # whole messages that the user has not taken
-        self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
-        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
-        self.round_trip: float | None = None  # seconds, of the last PING that was answered, on any link
-        self.peer: uuid.UUID | None = None  # a client learns it from the first INI
-        self.closing = False  # our user has closed: put refuses messages
-        self.peer_closed = False  # FIN has come from the peer
-        self.peer_leaving = False  # the peer's user has closed: the peer sends only what was put before
-        self.begun = False  # INIs have been exchanged at least once
-        self.ended = False  # the session is over
-        self.epoch = 0  # how often the session has begun: a server that has forgotten it begins it again
-        self.confirmed = False  # the peer has sent something in this epoch, so it has received our INI
+        # Wiring. The owner replaces the two callbacks.
+        self._options = options
+        self._memory = memory
         self.wake: Callable[[], object] = lambda: None  # asks for a flush: an ACK is due, though nothing was received
         self.request_release: Callable[[Receiver], object] = lambda receiver: None  # calls `release_room`, in the loop
-        self._options = options
-        self.small = min(SMALL, options.message_size)  # bytes: the largest message that the short path receives
-        self._small_out = min(SMALL, options.transport_size)  # bytes: the largest message that one step sends
-        self._memory = memory
-        self.senders: dict[int, Sender] = {}
-        self.receivers: dict[int, Receiver] = {}
+        # Who the peers are, and which beginning of the session this is: the content of INI.
+        self.token = token
+        self.peer: uuid.UUID | None = None  # a client learns it from the first INI
+        self.begun = False  # INIs have been exchanged at least once
+        self.epoch = 0  # how often the session has begun: a server that has forgotten it begins it again
+        self.confirmed = False  # the peer has sent something in this epoch, so it has received our INI
         self._peer_size = 2**62  # bytes: message_size of the peer's INI; no limit before that
         self._peer_credit = 0  # bytes: credit of the peer's INI
+        # How far each side is on its way to the end.
+        self.closing = False  # our user has closed: put refuses messages
+        self.peer_leaving = False  # the peer's user has closed: the peer sends only what was put before
+        self.peer_closed = False  # FIN has come from the peer
+        self.ended = False  # the session is over
+        # Messages between users and lanes.
+        self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
+        self.arrived: deque[Item] = deque() if arrived is None else arrived  # whole, and not taken by the user
+        self.small = min(SMALL, options.message_size)  # bytes: the largest message that the short path receives
+        self._small_out = min(SMALL, options.transport_size)  # bytes: the largest message that one step sends
+        # The lanes, by number, and which of them send next.
+        self.senders: dict[int, Sender] = {}
+        self.receivers: dict[int, Receiver] = {}
         self.owed: dict[int, Receiver] = {}  # lanes for which an ACK is due
         self._turn = 0  # the lane that sent last: the next one goes first
+        # Figures for `statistics()`. `restart` sets the counts to 0 again.
+        self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
+        self.round_trip: float | None = None  # seconds, of the last PING that was answered, on any link
 
     # Messages to send.
 

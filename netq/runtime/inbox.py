@@ -62,18 +62,21 @@ class Inbox:
     """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()  # guards all but `arrived` and `leaving`
+        # Messages, from their arrival to the user. With one peer and one reader they stay in `arrived`.
         self.arrived: deque[Item] = deque()  # in the order of arrival, not yet in `queues`
-        self.leaving: deque[Waiter] = deque()  # waiters that gave up; any thread may append
-        self.consuming: Receiver | None = None  # whose message is being taken: it tells its peer of the room
         self._holds: set[object] = set()  # while there is one, `arrived` stays as it is
-        self._peers: set[int] = set()  # from which messages may come
-        self._one_peer = False  # there is one such peer: its messages need no queue
-        self.lock = threading.RLock()
-        self._numbers = itertools.count(1)
-        self.waiters: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # by peer, then number
         self.queues: OrderedDict[int, deque[Item]] = OrderedDict()  # by peer; the first is served next
         self._turns: dict[int, int] = {}  # by peer: the number at which it was served last
+        self.consuming: Receiver | None = None  # whose message is being taken: it tells its peer of the room
+        # Waiters, and the messages that are reserved for them.
+        self.waiters: defaultdict[int, OrderedDict[int, Waiter]] = defaultdict(OrderedDict)  # by peer, then number
+        self._numbers = itertools.count(1)
         self._reserved: defaultdict[int, set[Waiter]] = defaultdict(set)  # by peer
+        self.leaving: deque[Waiter] = deque()  # waiters that gave up; any thread may append
+        # The peers that messages may come from, and the ones that are closed.
+        self._peers: set[int] = set()  # from which messages may come
+        self._one_peer = False  # there is one such peer: its messages need no queue
         self._closed_peers: OrderedDict[int, Closed] = OrderedDict()
         self._closed: Closed | None = None
         self.any_closed = False  # a peer or the inbox is closed, so `take_now` may raise Closed

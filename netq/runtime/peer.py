@@ -69,26 +69,29 @@ class Peer:
     """The session with one peer, and its present link."""
 
     def __init__(self, listener: PeerListener, loop: Loop, options: ConnectionOptions, session: Session) -> None:
+        # The owner's wiring: fixed from the start.
         self.loop = loop
         self.baton = loop.baton
         self.session = session
         self.recall = functools.partial(loop.call, self.withdraw)  # for any thread
-        self.over = False
-        self.link: Link | None = None
         self._listener = listener
         self._options = options
+        # The present link, and what runs while there is one or none.
+        self.link: Link | None = None
         self._flushing = False
+        self._address = ""
         self._link_lost_at = time.monotonic()
+        self._superseded_at: list[float] = []  # when links were superseded lately
         self._expiry: Timer | None = None  # runs while no link is open: ends the session
         self._memory_timer: Timer | None = None  # runs then too: gives memory back
         self._heartbeat_timer: Timer | None = None  # for the next heartbeat of the link, or its timeout
+        # The end of the session: which side has closed, and what that leaves undelivered.
+        self.over = False
         self._reported_id: uuid.UUID | None = None  # the id that was reported to the user
-        self._superseded_at: list[float] = []  # when links were superseded lately
         self._finishing = False  # our user has closed the communicator
         self._client_may_put = False  # we are a server that closes, and this client is connected
         self._server_closed = False  # at a client: the server has closed, and still takes what is put
         self._undelivered = 0  # messages that have failed since our user closed
-        self._address = ""
         session.wake = self._flush_soon
         session.request_release = functools.partial(loop.call, self.taken)
 

@@ -41,14 +41,17 @@ class Link:
     def __init__(
         self, listener: LinkListener, loop: Loop, control: ControlSocket, rings: RingPair, pool: Pool, address: str
     ) -> None:
+        # The two sides that the link joins: its owner, and the protocol.
         self.connection = listener.connect()
         self.address = address
-        self.awake = True  # this side looks into the ring, so the peer need not send WAKE
         self.peer: Worker | None = None
-        self.inline = True  # False while something waits for room in the ring
         self._listener = listener
+        # Threads: which of them may work on the link.
         self._loop = loop
         self._baton = loop.baton
+        self.inline = True  # False while something waits for room in the ring
+        self.awake = True  # this side looks into the ring, so the peer need not send WAKE
+        # What carries the bytes: the control socket, the rings, and segments for large messages.
         self._control = control
         self._rings = rings
         self._writer, self._reader = rings.writer, rings.reader
@@ -59,6 +62,7 @@ class Link:
         self._sender = Sender(
             self._writer, lambda limit: self.connection.to_send(limit, time.monotonic()), self._descriptors
         )
+        # Turns of the loop, and the end of the link.
         self._receive_size = ReceiveSize()
         self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
         self._age_timer: Timer | None = None

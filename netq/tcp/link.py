@@ -43,25 +43,30 @@ class Link:
     def __init__(
         self, listener: LinkListener, loop: Loop, stream: ByteStream, connection: Connection, address: str
     ) -> None:
+        # The two sides that the link joins: its owner, and the protocol.
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
-        self.inline = True  # False while the socket is full
         self._listener = listener
+        # Threads and events: which threads may work on the link, and what the loop watches for it.
         self._loop = loop
         self._baton = loop.baton
+        self.inline = True  # False while the socket is full
+        self._interest = 0
+        self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
+        # Sending.
         self._stream = stream
         self._merge = listener.options.connection.put_merge
         self._unsent: list[memoryview] = []
-        self._batch = SendBatch()
-        self._receive_size = ReceiveSize()
-        self._queue_limit = 0  # bytes that may wait in the socket: TCP_NOTSENT_LOWAT
         self._copied = False  # `_unsent` is a copy: the user may change the original
-        self._interest = 0
-        self._scheduled = 0  # events for which `_run_scheduled` is in the loop's queue
+        self._batch = SendBatch()
+        self._queue_limit = 0  # bytes that may wait in the socket: TCP_NOTSENT_LOWAT
+        # Receiving.
+        self._receive_size = ReceiveSize()
         self._received_any = False  # whether the connection has had any bytes: with TLS, the handshake is over
         self._read_little = False  # the last turn's reads were one short read
         self._unparsed = False  # a user's thread left bytes in the connection's buffer to be parsed
+        # The end of the link.
         self._closing = self._ended = False  # `close` was called; the socket is closed
         self._close_timer: Timer | None = None
         stream.sock.setblocking(False)

@@ -38,6 +38,7 @@ class Proxy:
     """Passes bytes between clients and `upstream`, which may be changed; the change applies to new links."""
 
     def __init__(self, upstream: NetworkLocation, seed: int = 0) -> None:
+        # What a test may change at any time.
         self.upstream = upstream
         self.refusing = False  # close each new connection at once
         self.latency = 0.0  # seconds
@@ -45,12 +46,14 @@ class Proxy:
         self.slice = math.inf  # bytes that pass at once, at most
         self.bandwidth = math.inf  # bytes a second, of each direction of each link
         self.slow_close = 0.0  # seconds by which the end of a link is delayed
+        # How many bytes have passed, and what happens at which number of them.
         self.passed = 0  # bytes, both ways, of all links
         self._random = random.Random(seed)
         self._hold_at = self._cut_at = math.inf  # values of `passed` at which they begin
         self._cut_resets = False
         self._changed = threading.Condition()  # notified when `passed` has
         self._released = asyncio.Event()
+        # The links, and the thread that carries them.
         self._links: dict[asyncio.Task[None], _Link] = {}  # by the task that carries it
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
         self._listener.setblocking(False)

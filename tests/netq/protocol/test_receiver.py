@@ -236,7 +236,7 @@ def test_cancelled_messages_count_as_taken() -> None:
         items.append(one.item(peer, b"x"))
         one.dropped(drop(number + 1, 20))
     assert items == [(peer, b"x", one, 1, 266), (peer, b"x", one, 3, 532)]
-    assert one.cancelled_room == 2 * 276
+    assert one.cancelled == 2 * 276
     assert one.start == 2 * 266 + 2 * 276
     for _, _, its, number, mark in items:
         assert its.count_taken(number, mark)
@@ -284,7 +284,7 @@ def test_interrupted_receiver_is_repaired(steps: int, cancelled: int) -> None:
     before = one.held, one.start
     after = before[0] + 2, before[1] + 2 * (7 + OVERHEAD)
     if steps > 0:
-        one.last = after[0], after[1] - one.cancelled_room
+        one.last = after[0], after[1] - one.cancelled
     if steps > 1:
         one.held = after[0]
     if steps > 2:
