@@ -52,6 +52,12 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
     assert names == public - {"unpack", "check_get"}  # which are for netq.aio
 
 
+def test_statistics_row_lists_all_fields() -> None:
+    (row,) = [text for call, text in API.rows("of a communicator", "") if call == "`statistics()`"]
+    names = re.findall(r"`(\w+)`", row.partition("for each peer: ")[2])
+    assert names == [field.name for field in dataclasses.fields(netq.Statistics)]
+
+
 def test_every_name_of_the_proxy_is_there() -> None:
     section = API.section("Testing").text
     with Proxy(netq.NetworkLocation()) as proxy:

@@ -59,16 +59,20 @@ class ClientTasks:
         max_size: int,
         callbacks: Callbacks,
     ) -> None:
+        # From the caller: fixed from the start.
         self.run = run
         self._grace = grace
         self._max_size = max_size
         self._callbacks = callbacks
+        # Which clients may send their update: room for it is limited.
         self._admission = Admission(room)
         self._permitted: dict[uuid.UUID, Job] = {}
-        self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._arrived: set[uuid.UUID] = set()  # clients whose update has arrived and keeps its place until `free`
+        # Clients that have a task.
+        self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
         self._next_check = 0.0  # by time.monotonic()
+        # The queue, and what finds the answers among its messages.
         options = replace(options, serialization=MESSAGES)
         self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(options, protocol, grace, self._receive)
         self.queue = self._dispatcher.queue

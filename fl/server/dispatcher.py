@@ -66,17 +66,20 @@ class TaskDispatcher(Generic[Key]):
         noun: str = "task",
         limit: str = "deadline",
     ) -> None:
-        self.sessions_changed = threading.Event()  # a session began or ended
+        # From the caller: fixed from the start.
         self._grace = grace
         self._receive = receive
         self._noun = noun
         self._limit = limit
+        # Tasks and their answers. Any thread may ask; one of those that wait reads for all.
         self._changed = threading.Condition()  # guards all that follows
         self._tasks: dict[Key, _Task] = {}
         self._answers: dict[Key, Any] = {}  # not taken yet
         self._reading = False  # a thread reads
         self._number = 0  # of the last `ask`
         self._next_check = -math.inf  # by time.monotonic()
+        # The peers' sessions.
+        self.sessions_changed = threading.Event()  # a session began or ended
         self._closed = False
         self._ended: deque[tuple[uuid.UUID, int]] = deque()  # sessions that ended, each with the `_number` of that time
         self.queue = netq.new(protocol, netq.Purpose.SERVER, replace(options, events=self._events(options.events)))

@@ -102,19 +102,24 @@ class Baton:
         waiters: Collection[object],
         lock: threading.RLock,
     ) -> None:
+        # The baton itself, and what its holder works on.
         self.lock = threading.RLock()
         # A user's thread wants the baton. A lock is not fair, so the loop's thread pauses then. Each user's thread sets
         # this before `with lock`, and clears it first thing in it: a function for that would cost more than the rest.
         self.wanted = False
-        self.phase = _WORKING
-        self.thread: int | None = None  # the identity of the loop's thread, while there is one
         self.working_on: Worker | None = None  # whose state a user's thread is changing
         self.unflushed: dict[Worker, float] = {}  # what has output that waits, and since when
         self.over = False  # the loop has ended
         self.forked = False  # this process is a fork of the one whose loop it is
+        # The loop's thread: what it does, and whether it must be woken.
+        self.phase = _WORKING
+        self.thread: int | None = None  # the identity of the loop's thread, while there is one
         self.parked_long = False  # the loop's thread is parked for a second: a user polls, and no output waits
         self.needs_wake = True  # the loop's thread polls or is parked for long, so it does not look each millisecond
         self.resumed = False  # the loop's thread should poll next, even if a user polls
+        self._park_lock = threading.Lock()  # the loop's thread waits for it when it is parked
+        self._park_lock.acquire()
+        # Users' threads: which of them polls, and how active they were lately.
         self.user_polled = False  # a user's thread has polled since the loop's thread looked last
         self.user_seen = -math.inf  # when a user was active last
         self.in_select = False  # a user's thread uses the selector at this moment
@@ -125,8 +130,7 @@ class Baton:
         self._wait_locks = threading.local()
         self.waits_are_short = False  # waits of users have lately ended within TICK: users should poll
         self._served = -math.inf  # when a waiter was served last
-        self._park_lock = threading.Lock()  # the loop's thread waits for it when it is parked
-        self._park_lock.acquire()
+        # Wiring, and calls that wait for the loop's thread.
         self._deferred: collections.deque[tuple[Callable[..., object], tuple[Any, ...]]] = collections.deque()
         self._call = call
         self._run_late = run_late

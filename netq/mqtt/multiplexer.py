@@ -63,26 +63,30 @@ class Multiplexer:
 
     def __init__(self, listener: LinkListener, loop: Loop, transport: MultiplexerListener, *, is_server: bool) -> None:
         check_put_merge(listener.options, "MQTT")
+        # The owner's wiring: fixed from the start.
         self.broker = Broker(loop, listener.options, self)
-        self.closing = False
         self.loop = loop
         self.options = listener.options
         self.topics = Topics(listener.options.mqtt.prefix)
-        self.channels: dict[LinkTopic, Channel] = {}
-        self.size = listener.options.mqtt.packet_size  # bytes: the largest packet that we publish, without its header
+        self._transport = transport
+        self._listener = listener
+        # Times, in seconds.
         self.heartbeat = listener.options.connection.heartbeat
         # Seconds of silence after which a session gives its link up. One wait must use only a fraction of it, because
         # several may follow each other.
         silence = self.heartbeat * listener.options.connection.misses
         self._max_wait = min(MAX_WAIT, silence / 4)
+        # The channels, and whose turn it is to send.
+        self.closing = False
+        self.channels: dict[LinkTopic, Channel] = {}
         self._groups = self._new_groups(silence / 6) if is_server else None
-        self._transport = transport
         self._initial_sizes = InitialSizes()
-        self._listener = listener
         self._ungreeted: dict[str, Channel] = {}  # a server's links before the handshake, by client, oldest first
         self._waiting: dict[Channel, None] = {}  # in the order of their turns; a dict as an ordered set
         self._turns_scheduled = False
         self._share = share(1)  # packets that each link may have in flight
+        # The size of packets: losses in a row suggest that the broker drops larger ones.
+        self.size = listener.options.mqtt.packet_size  # bytes: the largest packet that we publish, without its header
         self._agreed_size = self.size  # bytes: `size` before any limit was suspected
         self._suspicious_losses = 0  # losses in a row that suggest a limit of the broker
         self._last_suspicion = 0.0  # time of the last of them

@@ -39,16 +39,19 @@ class ServerTransport:
     """A transport: accepts clients while it is connected to the broker, and reconnects after a loss."""
 
     def __init__(self, listener: LinkListener, loop: Loop) -> None:
+        # The broker, and the channels through it.
         self.netloc = listener.options.netloc
         self._options = listener.options
         self._loop = loop
         self._multiplexer = Multiplexer(listener, loop, self, is_server=True)
         self._broker = self._multiplexer.broker
+        # Hellos, by which two servers with one prefix find each other.
         self._instance = b""
         self._checking_takeover = False
         self._nonce = b""  # of our question, while it may be answered
         self._questions: list[bytes] = []  # nonces that the next hello repeats
         self._last_hello = 0.0
+        # Reconnecting to the broker.
         self._attempt = 0
         self._up_since = 0.0
         self._log_dedup = LogDedup()  # for the log lines about the broker

@@ -40,7 +40,7 @@ class Session:
         self._memory = memory
         self.wake: Callable[[], object] = lambda: None  # asks for a flush: an ACK is due, though nothing was received
         self.request_release: Callable[[Receiver], object] = lambda receiver: None  # calls `release_room`, in the loop
-        # Who the peers are, and which beginning of the session this is: the content of INI.
+        # Identity: which peer, and which beginning of the session. From INI.
         self.token = token
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
         self.begun = False  # INIs have been exchanged at least once

@@ -47,6 +47,7 @@ class Endpoint:
     def __init__(
         self, options: CommunicatorOptions, purpose: Purpose, inbox: Inbox, transport: TransportFactory
     ) -> None:
+        # The loops, each with memory for messages; links are spread over them.
         self.options = options
         self.is_server = purpose is Purpose.SERVER
         self._inbox = inbox
@@ -62,17 +63,19 @@ class Endpoint:
             for n in range(options.workers)
         ]
         self.home = self.loops[0]
-        self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
-        self.only: Peer | None = None  # a client's server
+        share = options.connection.memory // options.workers
+        self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
+        self._turn = itertools.cycle(self.loops)
+        # The end of the communicator.
+        self.closing = False  # the user has closed
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
         self.ended_by: Closed | None = None  # what ended a client's session for good
         self.undelivered = 0  # messages that failed because of closing
-        share = options.connection.memory // options.workers
-        self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
-        self._turn = itertools.cycle(self.loops)
+        # The peers, and links that have none yet.
+        self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
+        self.only: Peer | None = None  # a client's server
         self._handshaking: dict[Link, Timer | None] = {}  # with the timer of the handshake
-        self.closing = False  # the user has closed
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:

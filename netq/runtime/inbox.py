@@ -62,7 +62,7 @@ class Inbox:
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # guards all but `arrived` and `leaving`
+        self.lock = threading.RLock()
         # Messages, from their arrival to the user. With one peer and one reader they stay in `arrived`.
         self.arrived: deque[Item] = deque()  # in the order of arrival, not yet in `queues`
         self._holds: set[object] = set()  # while there is one, `arrived` stays as it is

@@ -116,6 +116,95 @@ def test_kinds_and_flags() -> None:
     assert [row[1] for row in kinds[Kind.PING]] == ["PING", "ANSWER"]
 
 
+def free_fields() -> set[tuple[str, str]]:
+    """The pairs of a frame and a field of its header that have a – in the table of section 2."""
+    rows = [(row[1], dict(zip(("number", "value"), row[3:5], strict=True))) for row in PAGE.rows("kind", "frame")]
+    return {(name, field) for name, cells in rows for field, cell in cells.items() if cell == "–"}
+
+
+def pair() -> tuple[Connection, Connection]:
+    """An open connection of a client and one of a server. One message has come from the server."""
+    options = ConnectionOptions()
+    client, server = Connection(CLIENT, options, 0.0, Session(TOKEN, options, Memory())), unopened()
+    (hello,) = server.feed(memoryview(sent(client)), 0.0)
+    assert isinstance(hello, Hello)
+    server.accept(Session(TOKEN, options, Memory()), hello.greeting, resumed=False, now=0.0)
+    assert server.session is not None
+    server.session.put(Outgoing(Stream([b"hi"])))
+    client.feed(memoryview(sent(server)), 0.0)
+    return client, server
+
+
+def unopened() -> Connection:
+    """A server's connection that waits for INI."""
+    return Connection(SERVER, ConnectionOptions(), 0.0)
+
+
+def sent(connection: Connection, limit: int = 1000, now: float = 0.0) -> bytes:
+    return b"".join(connection.to_send(limit, now))
+
+
+RECEIVED = {  # a frame of each name that a server accepts, in a connection of `pair`; INI in an `unopened` one
+    "INI": FRAMES["INI"],
+    "MSG": Frame(Kind.MSG, length=2, number=1, value=2, body=b"hi"),
+    "ACK": Frame(Kind.ACK, number=1, value=64 * MIB),
+    "DROP": Frame(Kind.DROP, number=1, value=2),
+    "PING": Frame(Kind.PING, number=7),
+    "ANSWER": Frame(Kind.PING, wire.ANSWER, number=7),
+    "FIN": Frame(Kind.FIN),
+}
+
+
+def effect(name: str, frame: Frame) -> object:
+    """Feed a frame to a server, and return all that it has changed there: events, numbers and flags, what is sent."""
+    connection = unopened() if name == "INI" else pair()[1]
+    events = connection.feed(memoryview(frame.whole()), 10.0)
+    session = connection.session
+    lanes = [] if session is None else [*session.senders.values(), *session.receivers.values()]
+    return (
+        [(type(event), getattr(event, "greeting", None)) for event in events],
+        [[value for value in vars(one).values() if isinstance(value, int | float)] for one in lanes],
+        [
+            [value for value in vars(one).values() if isinstance(value, int | float)]
+            for one in (connection, session)
+            if one
+        ],
+        sent(connection),
+    )
+
+
+@pytest.mark.parametrize("field", ["number", "value"])
+@pytest.mark.parametrize("name", RECEIVED)
+def test_fields_without_effect_are_the_free_ones(name: str, field: str) -> None:
+    frame = RECEIVED[name]
+    changed = frame._replace(**{field: getattr(frame, field) + 2**41})
+    assert (effect(name, frame) == effect(name, changed)) is ((name, field) in free_fields())
+
+
+def test_free_fields_are_sent_as_0() -> None:
+    client, server = pair()
+    assert client.session is not None
+    message = Outgoing(Stream([bytes(9000)]))
+    client.session.put(message)
+    data = sent(Connection(CLIENT, ConnectionOptions(), 0.0, Session(TOKEN, ConnectionOptions(), Memory())))
+    data += sent(client)  # an ACK, and the first bytes of the message
+    message.withdraw()
+    client.session.withdraw(message)
+    data += sent(client)
+    server.tick(10.0)
+    ping = sent(server, now=10.0)
+    client.feed(memoryview(ping), 10.0)
+    data += ping + sent(client, now=10.0)
+    server.refuse(Code.REFUSED, "busy")
+    data += sent(server)
+    frames = list(Parser().feed(data))
+    names = ["ANSWER" if frame[:2] == (Kind.PING, wire.ANSWER) else frame.kind.name for frame in frames]
+    assert set(names) == set(RECEIVED)
+    free = free_fields()
+    for name, frame in zip(names, frames, strict=True):
+        assert not any(getattr(frame, field) for field in ("number", "value") if (name, field) in free), frame
+
+
 def test_codes_of_fin() -> None:
     assert [(int(row[0]), row[1]) for row in PAGE.rows("code", "name")] == [(code.value, code.name) for code in Code]
 
