@@ -282,8 +282,8 @@ class Baton:
             with self.lock:
                 self.wanted = False
                 if not self._may_lead(wait_lock):
-                    # This thread goes on waiting, with its wait lock held. If it remained the leader it would seem to
-                    # poll (`user_polls`), and the loop's thread would leave the sockets to it.
+                    # This thread polls no more, and holds its wait lock for a moment longer: the loop's thread must not
+                    # take it for the one that polls (`user_polls`), and leave the sockets to it.
                     if self._leader is wait_lock:
                         self._leader = None
                     return False
@@ -423,14 +423,14 @@ class Baton:
         if self.over:
             return
         # If one of these steps is not for a user's thread, the loop's thread does all that is left: its selector
-        # reports those sockets again. This thread stops leading, or it would find the same socket ready without end.
+        # reports those sockets again. It looks at them in its next turn, as this thread does not lead any more.
         all_done = self.working_on is None and (ring is None or ring.receive())
         for key, mask in found if all_done else ():
             watch = key.data
             if watch.quick is None or mask != READ or not watch.active or not watch.quick():
                 all_done = False
         if not all_done:
-            self._leader = None  # it is this thread, which now waits until it is woken
+            self._leader = None  # it was this thread, which now waits until it is woken
             self.resume()
 
     def _interrupted(self, error: BaseException) -> None:

@@ -236,6 +236,16 @@ def test_a_message_given_back_is_the_next_one(item: Maker, take: Take) -> None:
     assert taken[0] == B
 
 
+@pytest.mark.parametrize("peers", [(), (A, B)])
+def test_a_reservation_given_back_gives_the_turn_back(item: Maker, take: Take, peers: tuple[uuid.UUID, ...]) -> None:
+    inbox = Inbox()
+    waiter = enter(inbox, *peers)
+    arrive(inbox, item(A), item(B))
+    assert waiter.reserved == A.int
+    inbox.leave(waiter)
+    assert [take(inbox, *peers)[0] for _ in range(2)] == [A, B]
+
+
 def test_a_waiter_that_left_is_not_served(item: Maker, take: Take) -> None:
     inbox, woken = Inbox(), list[None]()
     waiter = Waiter((), lambda: woken.append(None))
