@@ -118,6 +118,8 @@ class Delivery(asyncio.Future[None]):
 
     def _settle(self) -> None:
         """Take the state of the delivery, if that is done; the parts first."""
+        # The state is fetched when it is asked for, and by the delivery's callback if this is awaited. A callback for
+        # each put would wake the event loop for each message, also where nothing waits for it.
         if super().done() or not self.delivery.done() or self._event_loop.is_closed():
             return
         for part in self._parts:
@@ -219,6 +221,8 @@ class Communicator:
                 self._core.inbox.enter(waiter)
                 if not (waiter.ready or self._poller.active):
                     self._poll()
+                # A cancellation is raised here and nowhere else. Nothing is taken before, and after it there is no
+                # `await`: so a cancelled `get` has a reservation at most, which `leave` gives back.
                 await woken
                 if not waiter.ready:
                     raise TimeoutError(f"no message within {timeout:g} s")
@@ -258,6 +262,8 @@ class Communicator:
         if not self._loop.is_closed():
             self._check_loop("close")
             self._stop_polling()
+        # The close runs in a thread that cannot be cancelled. A second one, with no time left, makes the first one end;
+        # both are awaited, so that no thread is left when this raises.
         closing = _in_thread(self._core.close, timeout)
         try:
             return await asyncio.shield(closing)

@@ -325,6 +325,8 @@ _loops: weakref.WeakSet[Loop] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
+    # Only the thread that forks exists in the child. The other loops and their peers stay as they were at that moment,
+    # perhaps in the middle of a step, so nothing here may use them. `forked` makes each call of a user fail instead.
     for loop in list(_loops):
         loop.baton.abandon()
 

@@ -107,6 +107,9 @@ class Poller:
 
     def close(self) -> None:
         """Close all that is watched: no other object does it."""
+        # Closed, and not unregistered. In the child of a fork the selector is the same object in the kernel as the
+        # parent's: to unregister a socket there would end the parent's watch of it, and with it the parent's session.
+        # Closing our copies of the descriptors changes nothing for the parent.
         for key in list((self._selector.get_map() or {}).values()):
             cast(socket.socket, key.fileobj).close()
         self._selector.close()

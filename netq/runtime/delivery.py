@@ -122,6 +122,8 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait. If it is done, call it now."""
+        # The state is tested under the lock under which it changes: otherwise it could be done between the test and the
+        # append, and `fn` would never be called. `fn` itself runs without the lock, as it may take locks of the user.
         self.guard.wanted = True
         with self.guard.lock:
             self.guard.wanted = False

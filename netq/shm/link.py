@@ -179,6 +179,8 @@ class Link:
             self._guarded(self._run_turn)
 
     def _ready(self, mask: int) -> None:
+        # A packet is mostly a WAKE: the bytes that it announces are in the ring. The end of the socket comes here, too,
+        # and is only noted: the peer's last bytes may still be in the ring (`_run_turn`).
         self._guarded(self._read_packet)
         if not self._scheduled & READ:
             self._guarded(self._run_turn)

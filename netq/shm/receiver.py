@@ -107,6 +107,8 @@ class Receiver:
 
     def wrote(self, record: Record) -> None:
         """Process bytes that the peer has written by direct transfer."""
+        # Whether the bytes are really there cannot be checked, and garbage harms only the session of this peer. But
+        # more than was granted would be counted beyond the end of the connection's buffer.
         if not 0 < record.size <= len(self._granted):
             raise ProtocolError(
                 f"{record.size} bytes were written by direct transfer, {len(self._granted)} were allowed"

@@ -190,7 +190,8 @@ class Pool:
         Called before a segment is made, and when one of `size` bytes becomes idle, in any thread.
         """
         # The links with the most idle memory give up first. Other loops may change these figures meanwhile: the bound
-        # is approximate.
+        # is approximate. A lock would not do: the garbage collector may call this at any point, also in a
+        # thread that holds that lock.
         idle = [(member.memory.idle, member.memory) for member in _living() if member.pool is self]
         over = sum([held for held, _ in idle]) + size - self.keep
         for held, memory in sorted(idle, key=operator.itemgetter(0), reverse=True):
