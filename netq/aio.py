@@ -301,7 +301,7 @@ class Communicator:
     def _wake_all(self) -> None:
         """Continue the tasks, in a callback of the event loop."""
         # Each is removed after it has begun. An exception in between leaves it here, and it begins once more, which is
-        # harmless (`begin`); in the other order its task would sleep for ever.
+        # harmless (`begin`); in the other order its task would sleep forever.
         try:
             for _ in range(len(self._woken)):  # not those that they wake in turn
                 self._woken[0].begin()

@@ -71,7 +71,7 @@ class Link:
         """Schedule a turn in the loop. Any thread may call this."""
         # The link may move between this look at `_loop` and the turn. The turn then finds itself in the wrong loop,
         # where it must not touch the session, and goes on to the right one. The queue has already noted the wake-up as
-        # done, so a turn that was dropped instead would leave the link asleep for ever.
+        # done, so a turn that was dropped instead would leave the link asleep forever.
         loop = self._loop
         loop.call(self._turn, loop)
 

@@ -26,7 +26,7 @@ class PacketQueue:
         """Return whether more than `limit` bytes are unprocessed. If so, `processed` wakes the producer."""
         if self._put - self._processed <= limit:
             return False
-        # Once more after the flag: the consumer may have made room before it could see the flag, and wakes no one then.
+        # Once more after the flag: the consumer may have made room before it could see the flag, without a wake-up.
         self._producer_waits = True
         return self._put - self._processed > limit
 

@@ -222,8 +222,8 @@ class Baton:
 
     def flush_soon(self, worker: Worker) -> None:
         """Have `worker.flush` called by the loop's thread, soon."""
-        # This time is in the past for `flush_waiting` and for the loop's timeout. It also tells a user's thread that
-        # polls to leave this worker to the loop's thread (`_flush_inline`).
+        # This time is in the past for `flush_waiting` and for the loop's timeout. It also makes a user's thread
+        # that polls leave this worker to the loop's thread (`_flush_inline`).
         self.unflushed[worker] = -math.inf
         if self.over:
             self._run_late()

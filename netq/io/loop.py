@@ -111,7 +111,7 @@ class Loop:
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` in the loop's thread, soon, in the order of the calls. Never waits for the loop."""
         # First the append, then the look at `over`. At its end the loop's thread sets `over`, and then runs what is in
-        # the queue. So one of the two threads runs this call; a lost one could be an `ask` that waits for ever.
+        # the queue. So one of the two threads runs this call; a lost one could be an `ask` that waits forever.
         self._calls.append((function, args))
         if self.baton.over:
             self._run_late()

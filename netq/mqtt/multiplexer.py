@@ -255,7 +255,7 @@ class Multiplexer:
 
     def _suspect_size_limit(self, channel: Channel) -> None:
         """Count a loss that a size limit of the broker would explain: brokers drop larger packets silently."""
-        # The session would resume with a packet of the same size, and lose each link in the same way for ever. Three
+        # The session would resume with a packet of the same size, and lose each link in the same way forever. Three
         # losses in a row with no packet of that size between them are enough to try smaller ones: a wrong guess costs
         # some speed, until the next connection to the broker.
         lost = channel.congestion.largest_in_flight

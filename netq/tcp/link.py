@@ -112,8 +112,8 @@ class Link:
                 done = connection.received_small(n, time.monotonic())
                 if not (done and stream.more):
                     break
-            # No selector reports what is already in the connection's buffer, or in a TLS layer. The loop's thread has
-            # to be told of it; what is still in the socket it finds itself.
+            # No selector reports what is already in the connection's buffer, or in a TLS layer. So a turn
+            # of the loop's thread is scheduled for that; what is still in the socket its selector reports.
             if n and (not done or (stream.more and stream.hides)):
                 self._unparsed = True
                 self._schedule(READ)
@@ -156,7 +156,7 @@ class Link:
     def move(self, loop: Loop) -> None:
         """Continue in another loop."""
         # The new loop watches the socket only in its own thread, after what was called there before. A call that is
-        # still queued in the old loop finds that the link has left (`_run_scheduled`), so it is queued again.
+        # still queued in the old loop finds that the link has left (`_run_scheduled`), so this queues another.
         self._loop.forget(self._stream.sock)
         self._loop, self._baton, events = loop, loop.baton, self._interest
         loop.call(loop.watch, self._stream.sock, events, self._ready, self.receive)
@@ -270,8 +270,8 @@ class Link:
 
     def _bound_queue(self) -> None:
         """Let one batch wait in the socket, no more: what waits there delays everything behind it."""
-        # The batch's size changes a little with each measurement. The system is only told of changes by a factor of
-        # two.
+        # The batch's size changes a little with each measurement. The option is set again after a change by a factor
+        # of two only.
         limit = self._batch.size
         if not limit // 2 < self._queue_limit < limit * 2 and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             self._queue_limit = limit
