@@ -1,4 +1,7 @@
-"""The figures of one peer, which `statistics()` returns."""
+"""The figures of one peer, which `statistics()` returns.
+
+To add a figure, see CONTRIBUTING.md, "A figure in `statistics()`".
+"""
 
 from __future__ import annotations
 
