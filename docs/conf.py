@@ -104,7 +104,9 @@ ITEM = re.compile(r"(\w[\w, ()>-]*): +(\S.*)")  # such as `queue_size:  messages
 
 
 def _block(lines: list[str]) -> list[str]:
-    if len(lines) > 1 and lines[0][0] != " " and all(line[0] == " " or ITEM.fullmatch(line) for line in lines):
+    # A single line is an item if it begins with the name of a parameter: "Source: …" is a sentence.
+    is_list = lines and ITEM.fullmatch(lines[0]) and (len(lines) > 1 or re.match(r"[a-z_]+:", lines[0]))
+    if is_list and all(line[0] == " " or ITEM.fullmatch(line) for line in lines):
         return [ITEM.sub(r"- ``\1``: \2", line) if line[0] != " " else f"  {line.strip()}" for line in lines]
     if any(line.startswith("    ") or re.search("[│├└─►]", line) for line in lines):
         return ["::", "", *(f"    {line}" for line in lines)]
