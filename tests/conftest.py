@@ -25,6 +25,12 @@ _DESCRIPTORS = Path("/proc/self/fd")
 _GRACE = 2.0  # seconds for threads that are ending
 
 
+def pytest_collection_finish() -> None:
+    """Keep the modules and the collected tests out of garbage collections: the tests make many, of what is theirs."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """Compare threads, descriptors and child processes before the test with those after it."""

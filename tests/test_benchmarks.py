@@ -41,6 +41,7 @@ def present(name: str) -> Peer:
     return PEERS[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", peers())
 @pytest.mark.parametrize("task", [ONE_WAY, ECHO], ids=lambda task: task.work)
 def test_peer_delivers_every_message(name: str, task: Task, place: Stage) -> None:
@@ -90,6 +91,7 @@ def test_missing_or_wrong_message_is_detected() -> None:
         check_same(2_500_000, data[:-1])
 
 
+@pytest.mark.slow
 def test_failing_side_reports_why(place: Stage) -> None:
     with pytest.raises(Failed, match="no_such_work"):
         measure(PEERS["raw"], Task("no_such_work", "object", 1, 1), place)
@@ -243,6 +245,7 @@ def test_mixture_is_the_same_on_both_sides() -> None:
     assert Task("exchange", "array", 8, 3).mixture() == [8, 8, 8]
 
 
+@pytest.mark.slow
 def test_run_prints_tables_and_writes_all_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:

@@ -144,6 +144,7 @@ def wrong(module: str, imported: str) -> str | None:
     return "imports go down only"
 
 
+@pytest.mark.slow
 def test_imports_go_down_only() -> None:
     assert violations(Path(__file__).parents[1]) == []
 

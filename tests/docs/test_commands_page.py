@@ -19,6 +19,7 @@ def shown(*command: str) -> str:
     return subprocess.check_output([sys.executable, "-m", *command, "--help"], text=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("title", COMMANDS)
 def test_it_has_every_option(title: str) -> None:
     text = shown(*title.split())
@@ -27,6 +28,7 @@ def test_it_has_every_option(title: str) -> None:
     assert f"xample: {Page('', SECTIONS[title]).blocks('')[0]}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["netq", "fl", "edge"])
 def test_it_has_every_command(program: str) -> None:
     found = {title.split()[1] for title in SECTIONS if title.startswith(f"{program} ")}

@@ -71,6 +71,7 @@ def test_the_strategy_gives_each_client_the_same_weight(scripts: Open) -> None:
     assert run.start("uniform.py").communicate(timeout=LIMIT)[0] == run.page.output("python uniform.py")
 
 
+@pytest.mark.slow
 def test_unit_files_start_programs_that_exist(scripts: Open) -> None:
     run = scripts("systemd")
     commands = []

@@ -73,6 +73,7 @@ def test_silent_server_is_status_1(
     assert "Connection refused" in errors
 
 
+@pytest.mark.slow
 def test_untrusted_certificate_is_status_1(
     tmp_path: Path,
     files: certificates.Files,

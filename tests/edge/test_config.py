@@ -225,6 +225,7 @@ def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_waiting_device_with_status_0(tmp_path: Path) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and never listens, so connections are refused

@@ -38,6 +38,7 @@ def test_more_partitions_than_examples_are_refused() -> None:
         data.split(np.array([0, 1]), 3, seed=0)
 
 
+@pytest.mark.slow
 def test_clients_and_server_partition_the_examples() -> None:
     training, held_out = data.load()
     parts = [data.partition(CONFIG | {"partition": number}) for number in range(4)]
@@ -134,6 +135,7 @@ def test_models_with_different_layers_are_refused() -> None:
         largest_difference({"a": np.zeros(1)}, {"b": np.zeros(1)})
 
 
+@pytest.mark.slow
 def test_numpy_and_torch_give_the_same_model() -> None:
     import torch
 

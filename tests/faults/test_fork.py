@@ -25,6 +25,8 @@ from tests.wires import ALL, PROXIED, Wire, on
 if TYPE_CHECKING:
     from tests.faults.conftest import Figure
 
+pytestmark = pytest.mark.slow
+
 Proxies = Callable[[NetworkLocation], Proxy]
 COUNT = 100  # messages of 100 kB: more than sockets hold
 SLACK = 1.0  # seconds for steps that take no time
@@ -128,7 +130,6 @@ def test_process_that_ends_without_close_delivers(
     )
 
 
-@pytest.mark.slow
 @on(*ALL)
 def test_process_that_ends_without_its_server_waits_linger(
     communicators: Communicators, children: Children, wire: Wire, figure: Figure

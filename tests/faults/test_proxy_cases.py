@@ -109,6 +109,7 @@ def test_messages_arrive_byte_by_byte(connect: Connect, wire: Wire, figure: Figu
     figure("16 slices of 1 byte", f"{wire.kind}: {text} in {seconds:.2f} s, in {proxy.passed - before:,} slices")
 
 
+@pytest.mark.slow
 @on(*PROXIED_TLS)
 @pytest.mark.parametrize("count", [1, 8, 9, 4096])
 def test_messages_arrive_over_links_cut_after_a_count_of_bytes(
@@ -117,6 +118,7 @@ def test_messages_arrive_over_links_cut_after_a_count_of_bytes(
     cut_each(connect, wire, figure, f"16 cut after {count} bytes", Proxy.cut_after, count)
 
 
+@pytest.mark.slow
 @on(*PROXIED_TLS)
 @pytest.mark.parametrize("count", [1, 4096])
 def test_messages_arrive_over_links_reset_after_a_count_of_bytes(

@@ -31,6 +31,7 @@ def assert_is_partition(parts: list[NDArray[np.intp]], clients: int, examples: i
     assert all((np.diff(part) > 0).all() for part in parts)
 
 
+@pytest.mark.slow
 @given(cases, st.floats(1e-6, 1e6), seeds)
 def test_dirichlet_gives_each_example_to_one_client(case: tuple[int, list[int]], alpha: float, seed: int) -> None:
     clients, labels = case

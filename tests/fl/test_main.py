@@ -25,7 +25,7 @@ from fl.callbacks.jsonl import JsonLines, read
 from tests.fl.federation import A, B, adds, at, zeros
 
 pytest.importorskip("typer")
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "fl"]

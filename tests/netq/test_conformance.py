@@ -50,7 +50,11 @@ MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of 
 }
 
 
-@pytest.fixture(scope="session", params=MAKERS)
+_QUICK = ("loopback", "tcp", "shm")
+_KINDS = [kind if kind in _QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in MAKERS]
+
+
+@pytest.fixture(scope="session", params=_KINDS)
 def new(request: Request) -> New:
     return MAKERS[request.param](request)
 

@@ -93,6 +93,7 @@ def test_hosts_reach_only_each_other(cable: Cable, ends: tuple[socket.socket, so
         sock.connect(("192.0.2.1", 9))
 
 
+@pytest.mark.slow
 def test_packets_are_lost_until_healed(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     cable.server.drop_input()
@@ -105,6 +106,7 @@ def test_packets_are_lost_until_healed(cable: Cable, ends: tuple[socket.socket, 
     assert passes(far, near)
 
 
+@pytest.mark.slow
 def test_latest_share_of_packets_is_lost(cable: Cable, ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     cable.server.drop_input(90)
@@ -135,6 +137,7 @@ def test_packets_fit_the_mtu_of_the_cable(cable: Cable, link: tuple[socket.socke
     assert cable.client.bytes_sent > 100_000 * (1514 / 1448), "each packet has headers of its own"
 
 
+@pytest.mark.slow
 def test_rate_limits_outgoing_packets(cable: Cable, link: tuple[socket.socket, socket.socket]) -> None:
     near, far = link
     cable.client.rate(1000)

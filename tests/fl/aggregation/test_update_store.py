@@ -123,6 +123,7 @@ def test_rows_have_the_requested_order(make_store: Callable[[Any], UpdateStore])
     assert [stack.name for stack in store.blocks([1], exact=False)] == ["w"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updates", [1, 3, 50, 600])
 def test_blocks_are_bounded_and_cover_each_tensor_once(
     make_store: Callable[[Any], UpdateStore], monkeypatch: pytest.MonkeyPatch, updates: int

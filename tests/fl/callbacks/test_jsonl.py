@@ -273,6 +273,7 @@ def _logged_until(call: str, answered: bool) -> list[str]:
     return [name for name, answered in asked if answered]
 
 
+@pytest.mark.slow
 @installed("mlflow")
 def test_mlflow_outage_is_logged_once_and_rounds_are_sent_later() -> None:
     environment = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -286,6 +287,7 @@ def test_mlflow_outage_is_logged_once_and_rounds_are_sent_later() -> None:
     assert "has not got the end of the run, and 1 of its rounds" in end
 
 
+@pytest.mark.slow
 @installed("mlflow")
 def test_mlflow_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
     environment = {**os.environ, "MLFLOW_ALLOW_FILE_STORE": "true", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -297,6 +299,7 @@ def test_mlflow_gets_the_scalars_of_each_round(tmp_path: Path) -> None:
     assert names == sorted(scalars(report()))
 
 
+@pytest.mark.slow
 @installed("prometheus_client")
 def test_prometheus_serves_last_round_and_totals() -> None:
     with Prometheus(port=0) as callback:
@@ -315,6 +318,7 @@ def test_prometheus_serves_last_round_and_totals() -> None:
     assert "fl_bytes_out_total 6000.0" in lines
 
 
+@pytest.mark.slow
 @installed("prometheus_client")
 def test_prometheus_removes_a_metric_that_is_missing() -> None:
     with Prometheus(port=0) as callback:
@@ -323,6 +327,7 @@ def test_prometheus_removes_a_metric_that_is_missing() -> None:
         assert _series(callback.port) == ['fl_metrics{name="loss"} 0.25']
 
 
+@pytest.mark.slow
 @installed("prometheus_client")
 def test_prometheus_limits_names_that_clients_invent(log: LogRecorder) -> None:
     def made_up(number: int) -> dict[str, float]:
@@ -345,6 +350,7 @@ def test_prometheus_limits_names_that_clients_invent(log: LogRecorder) -> None:
     ]
 
 
+@pytest.mark.slow
 @installed("prometheus_client")
 def test_each_prometheus_callback_has_its_registry() -> None:
     with Prometheus(port=0) as one, Prometheus(port=0) as other:
@@ -353,6 +359,7 @@ def test_each_prometheus_callback_has_its_registry() -> None:
         assert "fl_round 0.0" in _fetched(other.port)
 
 
+@pytest.mark.slow
 @installed("prometheus_client")
 def test_port_in_use_is_reported() -> None:
     with Prometheus(port=0) as callback, pytest.raises(AddressError, match=f"127.0.0.1:{callback.port} .*another port"):

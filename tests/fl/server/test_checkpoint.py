@@ -103,6 +103,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 def test_a_second_process_cannot_write_the_same_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WRITER, str(tmp_path / "c")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

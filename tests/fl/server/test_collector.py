@@ -59,6 +59,7 @@ def test_a_round_ends_when_enough_have_answered() -> None:
 # Late updates
 
 
+@pytest.mark.slow
 def test_a_late_update_is_stale_without_staleness() -> None:
     slow = Gate(100)
     with Federation(deadline=SHORT) as federation:
@@ -77,6 +78,7 @@ def test_a_late_update_is_stale_without_staleness() -> None:
         }
 
 
+@pytest.mark.slow
 def test_a_late_update_is_discounted_by_staleness() -> None:
     slow = Gate(12)
     with Federation(strategy=fl.FedAvg(staleness=fl.polynomial(1)), deadline=SHORT) as federation:
@@ -105,6 +107,7 @@ def test_a_late_update_is_discounted_by_staleness() -> None:
         waiting.let_go(10)
 
 
+@pytest.mark.slow
 def test_a_late_client_is_not_asked_again_before_it_answers() -> None:
     slow = Gate(8)
     with Federation(strategy=fl.FedAvg(staleness=lambda late: 1.0), min_clients=1, deadline=SHORT) as federation:
@@ -148,6 +151,7 @@ def test_fedasync_asks_a_client_again_when_it_has_answered() -> None:
         slow.let_go(10)
 
 
+@pytest.mark.slow
 def test_a_failed_client_is_asked_again_with_the_next_model() -> None:
     asked = []
 
@@ -168,6 +172,7 @@ def test_a_failed_client_is_asked_again_with_the_next_model() -> None:
         good.let_go(10)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_round_without_an_update_does_not_count() -> None:
     slow = Gate(8)
     strategy = fl.FedAsync(1.0, staleness=lambda late: 1.0)
@@ -240,6 +245,7 @@ def raw(federation: Federation, count: int) -> Iterator[list[Raw]]:
             queue.close(0)
 
 
+@pytest.mark.slow
 def test_updates_are_admitted_one_by_one_in_little_memory() -> None:
     with Federation(large(0), memory_limit=1200) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
@@ -271,6 +277,7 @@ def test_a_lost_client_frees_its_permit() -> None:
     assert federation.w == [7] * 100
 
 
+@pytest.mark.slow
 def test_a_silent_client_frees_its_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1, grace=0.1) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
@@ -294,6 +301,7 @@ def test_a_silent_client_frees_its_permit() -> None:
     assert federation.w == [9] * 100
 
 
+@pytest.mark.slow
 def test_an_unused_permit_of_an_old_round_is_freed() -> None:
     settings: dict[str, Any] = {"memory_limit": 1600, "min_clients": 1, "grace": 0.1, "deadline": 1.0}
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
@@ -360,6 +368,7 @@ def test_an_update_sent_without_its_permit_does_no_harm() -> None:
         assert found == [A, B]
 
 
+@pytest.mark.slow
 def test_an_offer_for_another_round_gets_no_permit() -> None:
     with Federation(large(0), memory_limit=1200, min_clients=1) as federation, raw(federation, 1) as (client,):
         round = federation.start(federation.round, 1)
@@ -484,6 +493,7 @@ def test_an_offer_above_the_size_limit_is_refused() -> None:
         assert reasons(report) == {A: f"it offers {2**62} bytes; expected 1001600 at most"}
 
 
+@pytest.mark.slow
 def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
     first, second = Gate(2), Gate(4)
     with Federation(strategy=fl.FedAvg(staleness=lambda late: 1.0), deadline=SHORT) as federation:
@@ -501,6 +511,7 @@ def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
         second.let_go(10)
 
 
+@pytest.mark.slow
 def test_busy_clients_count_towards_the_needed_updates() -> None:
     """One idle client must not make a model where three are needed."""
     slow = [Gate(4), Gate(6)]
@@ -654,6 +665,7 @@ def test_a_bug_in_fold_logs_one_traceback_a_round(caplog: pytest.LogCaptureFixtu
             assert caplog.text.count("Traceback") == times
 
 
+@pytest.mark.slow
 def test_another_client_replaces_a_late_one() -> None:
     hung = Gate(1)
     strategy = fl.FedAsync(fraction=0.25)
@@ -669,6 +681,7 @@ def test_another_client_replaces_a_late_one() -> None:
         hung.let_go(10)
 
 
+@pytest.mark.slow
 def test_undelivered_tasks_keep_few_old_models() -> None:
     """There is room for one old model. Clients on slow links were asked at different rounds: only the first keeps its
     task.

@@ -83,6 +83,7 @@ def test_the_second_answer_to_a_task_is_ignored() -> None:
         assert place.take("a") == ("a", 1)
 
 
+@pytest.mark.slow
 def test_take_returns_at_its_time_limit() -> None:
     with dispatching() as place:
         place.join(A)
@@ -110,6 +111,7 @@ def test_one_message_goes_to_many_peers() -> None:
         assert {place.take("a", "b"), place.take("a", "b")} == {("a", "a"), ("b", "b")}
 
 
+@pytest.mark.slow
 def test_a_task_past_its_limit_is_late() -> None:
     with dispatching() as place:
         place.join(A)
@@ -120,6 +122,7 @@ def test_a_task_past_its_limit_is_late() -> None:
         assert not place.dispatcher.answer("a", 1)
 
 
+@pytest.mark.slow
 def test_a_late_task_that_is_kept_may_be_answered() -> None:
     with dispatching() as place:
         place.join(A)
@@ -134,6 +137,7 @@ def test_a_late_task_that_is_kept_may_be_answered() -> None:
         assert place.dispatcher.late() == set()
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_unread_at_the_limit_counts() -> None:
     with dispatching() as place:
         peer = place.join(A)

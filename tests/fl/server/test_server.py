@@ -147,6 +147,7 @@ def test_numpy_models_keep_their_form() -> None:
             np.testing.assert_array_equal(result[name], array)
 
 
+@pytest.mark.slow
 def test_torch_models_stay_torch_with_numpy_clients() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     start = module.state_dict()
@@ -450,6 +451,7 @@ def test_a_strategy_may_select_no_client() -> None:
     assert not asked.is_set()
 
 
+@pytest.mark.slow
 def test_duplicate_and_absent_selections_are_handled() -> None:
     asked: list[int] = []
 
@@ -808,6 +810,7 @@ def test_the_first_of_two_replies_counts(caplog: pytest.LogCaptureFixture) -> No
     assert f"{B}: its answer to round 1 (train) is not waited for" in caplog.text
 
 
+@pytest.mark.slow
 def test_replies_of_another_round_or_server_do_not_count() -> None:
     def stale(task: Task) -> Sequence[Any]:
         hundred = Update(filled(100), 1)
@@ -846,6 +849,7 @@ def test_stale_replies_do_not_displace_the_valid_one() -> None:
             assert federation.w == [3] * 3
 
 
+@pytest.mark.slow
 def test_a_straggler_is_left_out_and_its_late_update_ignored(log_lines: LogLines) -> None:
     training, free = threading.Event(), threading.Event()
 
@@ -875,6 +879,7 @@ def test_a_straggler_is_left_out_and_its_late_update_ignored(log_lines: LogLines
         assert federation.w == [4] * 3
 
 
+@pytest.mark.slow
 def test_clients_and_failures_cover_the_asked_clients() -> None:
     free = threading.Event()
 
@@ -1029,6 +1034,7 @@ def kill(running: subprocess.Popen[str]) -> None:
     running.wait(SOON)
 
 
+@pytest.mark.slow
 def test_a_killed_client_is_lost_after_grace_and_may_return() -> None:
     with (
         Federation(min_clients=1, grace=SHORT) as federation,

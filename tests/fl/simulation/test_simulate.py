@@ -103,6 +103,7 @@ def test_evaluation_needs_no_turn() -> None:
     assert [report.evaluation for report in result.reports] == [{"w": 2 * n, "partition": 0.5} for n in (1, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.SHM])
 def test_digits_equal_the_reference_loop(protocol: netq.Protocol) -> None:
     clients = [digits.train] * 4
@@ -111,6 +112,7 @@ def test_digits_equal_the_reference_loop(protocol: netq.Protocol) -> None:
     assert digits.measure(result.model, data.held_out())[0] > 0.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("protocol", "start", "processes"),
     [(netq.Protocol.TCP, "fork", 1), (netq.Protocol.SHM, "fork", 3), (netq.Protocol.TCP, "spawn", 2)],
@@ -124,6 +126,7 @@ def test_model_is_bit_equal_for_any_protocol_and_start_method(
     assert w(run(protocol=protocol, start=start, processes=processes)) == w(run(processes=7))
 
 
+@pytest.mark.slow
 def test_random_rounding_is_reproducible() -> None:
     def run(clients: Any, **settings: Any) -> Any:
         return w(simulate({"w": np.zeros(100, np.float32)}, clients, 3, **SETTINGS, **settings))
@@ -173,6 +176,7 @@ def test_refused_client_passes_its_turn_on() -> None:
     assert [[id.int for id in report.failures] for report in result.reports] == [[1]] * 3
 
 
+@pytest.mark.slow
 def test_asynchronous_strategy_needs_no_turns() -> None:
     result = simulate(zeros(), [adds(1)] * 4, 5, strategy=fl.FedBuff(2), **SETTINGS)
     assert len(result.reports) == 5
@@ -204,6 +208,7 @@ def test_client_error_ends_the_simulation_with_its_traceback() -> None:
     assert str(caught.value).endswith("ValueError: no such digit")
 
 
+@pytest.mark.slow
 def test_client_error_in_the_last_round_is_raised() -> None:
     def fail() -> None:
         raise ValueError("no such digit")
@@ -302,6 +307,7 @@ def starts_a_program(model: Any, config: Mapping[str, Any]) -> Update:
     os._exit(3)
 
 
+@pytest.mark.slow
 def test_program_started_by_a_spawned_worker_does_not_delay_the_end(tmp_path: Path) -> None:
     os.mkfifo(until := tmp_path / "until")
     with pytest.raises(SimulationError, match="ended with status 3"):
@@ -321,6 +327,7 @@ simulate({"w": np.zeros(3, np.float32)}, [train] * 3, processes=3)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_end_when_the_parent_is_killed(end: signal.Signals, tmp_path: Path) -> None:
     """Each of them has the script's output; it is closed when the last has ended."""

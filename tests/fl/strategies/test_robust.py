@@ -231,6 +231,7 @@ def test_multikrum_is_the_mean_of_the_lowest_scores(count: int, byzantine: int, 
     assert_combined(result, [updates[at] for at in best], statistics.fmean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "byzantine"), [(3, 0), (4, 0), (7, 1), (8, 1), (11, 2), (13, 2)])
 def test_bulyan_is_the_mean_around_the_median_of_krums_choice(count: int, byzantine: int) -> None:
     updates = random_updates(count)
@@ -345,6 +346,7 @@ COLUMN = st.integers(1, 4).flatmap(
 )
 
 
+@pytest.mark.slow
 @given(COLUMN)
 def test_medians_and_bulyan_stay_in_the_honest_range(column: tuple[Any, Any, Any]) -> None:
     faulty, good, random = column
@@ -467,6 +469,7 @@ def test_staleness_is_refused_at_construction(kind: type[RobustStrategy]) -> Non
         kind(staleness=polynomial())
 
 
+@pytest.mark.slow
 @every_kind
 def test_memory_does_not_grow_with_clients(kind: type[RobustStrategy]) -> None:
     start = {"w": np.arange(500_000, dtype="f4")}

@@ -439,6 +439,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_tensors_arrive_as_arrays_without_torch() -> None:
     tensors = [torch.arange(4.0).reshape(2, 2).T, torch.nn.Parameter(torch.ones(1)), torch.tensor(True)]
     lines = [bytes(options.dump(obj)).hex() for obj in (tensors, torch.zeros(1, dtype=torch.bfloat16))]

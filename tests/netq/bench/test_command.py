@@ -153,6 +153,7 @@ def test_missing_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[s
     assert "Connection refused" in errors
 
 
+@pytest.mark.slow
 def test_other_netq_server_is_not_a_bench_server(capsys: pytest.CaptureFixture[str]) -> None:
     options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
@@ -230,17 +231,20 @@ def test_spawned_server_of_other_protocols(run: Run, name: str) -> None:
     assert (report["arguments"]["protocol"], report["figures"]["messages"]) == (name, 40)
 
 
+@pytest.mark.slow
 def test_spawned_server_through_a_broker(run: Run, broker: Mosquitto) -> None:
     netloc = "{}:{}".format(*broker.netloc)
     arguments = ("--max-size", "18", "--reps", "20", "--netloc", netloc)
     assert run("iops", "mqtt", "both", "sync", *arguments)["figures"]["messages"] == 40
 
 
+@pytest.mark.slow
 def test_tls_with_a_spawned_server(run: Run) -> None:
     report = run("throughput", "--size", "1MiB", "--count", "3", "--direction", "both", "--secure")
     assert (report["arguments"]["secure"], report["figures"]["messages"]) == (True, 6)
 
 
+@pytest.mark.slow
 def test_untrusted_server_is_not_measured(
     capsys: pytest.CaptureFixture[str], start: Start, files: certificates.Files, tmp_path: Path
 ) -> None:
@@ -259,6 +263,7 @@ def test_spawned_server_prints_why_it_cannot_start(capfd: pytest.CaptureFixture[
     assert "cannot listen" in errors
 
 
+@pytest.mark.slow
 def test_missing_broker_is_one_line_with_a_spawned_server(capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["latency", "--spawn", "--protocol", "mqtt", "--netloc", "127.0.0.1:1", "--timeout", "0.5"]
     assert main(["bench", *arguments]) == 1

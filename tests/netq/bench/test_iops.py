@@ -29,6 +29,7 @@ def check_ended(server: subprocess.Popen[str]) -> None:
     assert server.returncode == 0
 
 
+@pytest.mark.slow
 def test_two_processes_with_the_same_options(start: Start) -> None:
     server = start("iops", "tcp", "server", *SAME, *ANY_PORT)
     client = start("iops", "tcp", "client", *SAME, "--netloc", where(server))
@@ -81,6 +82,7 @@ def test_signals_end_a_server_without_clients(start: Start) -> None:
     assert ended == [("", "netq bench: SIGTERM: the server has ended\n", 0), ("", "", 130)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2])
 def test_ctrl_c_ends_all_clients_without_output(start: Start, count: int) -> None:
     """In the middle of large messages: a thread that is left with one could crash the interpreter as it ends."""
@@ -118,6 +120,7 @@ def test_server_prints_its_number_of_clients(start: Start) -> None:
     assert line.endswith(", --clients 3; Ctrl-C or SIGTERM ends it\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_three_clients_at_once(run: Run, mode: str) -> None:
     report = run("iops", "tcp", "both", mode, "--max-size", "17", "--reps", "40", "--clients", "3")
@@ -167,6 +170,7 @@ def test_secure_without_cryptography_is_status_2(
     assert capfd.readouterr() == ("", expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mode", "pauses"), [("sync", 2), ("async", 1)])
 def test_delay_applies_to_senders_of_both_sides(run: Run, netloc: str, mode: str, pauses: int) -> None:
     line = ("--max-size", "4", "--reps", "2_0", "--delay", "0.004", "--netloc", netloc)

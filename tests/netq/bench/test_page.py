@@ -72,6 +72,7 @@ def _here(line: str, broker: Mosquitto) -> list[str]:
     return re.sub(r"broker\.local:\d+", "{}:{}".format(*broker.netloc), line).split()
 
 
+@pytest.mark.slow
 def test_page_example_with_a_broker_works(start: Start, run: Run, broker: Mosquitto) -> None:
     server, client = [line for line in LINES if "broker.local:1883" in line]
     started = start(*_here(server, broker))
@@ -81,6 +82,7 @@ def test_page_example_with_a_broker_works(start: Start, run: Run, broker: Mosqui
     assert run(*_here(client, broker), "--count", "20")["figures"]["messages"] == 20
 
 
+@pytest.mark.slow
 def test_page_example_with_password_and_tls_works(
     start: Start, run: Run, tmp_path: Path, files: certificates.Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def test_no_bar_without_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_bar_is_on_stderr_and_figures_on_stdout(netloc: str) -> None:
     ours, theirs = pty.openpty()
     try:

@@ -83,6 +83,7 @@ def test_client_is_served_while_another_is(
     assert received(first)[:3] == ("done", 1, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
 def test_client_is_served_after_a_killed_one(run: Run, start: Start, direction: str) -> None:
     with serving() as server:
@@ -96,6 +97,7 @@ def test_client_is_served_after_a_killed_one(run: Run, start: Start, direction: 
         assert run("latency", "--count", "10", "--netloc", netloc)["figures"]["messages"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", ["latency --count 50000000", "throughput --size 1KiB --count 50000000 --direction down"]
 )

@@ -54,6 +54,7 @@ def test_one_message_each_way(run: Run, netloc: str) -> None:
     assert (figures["messages"], figures["bytes"]) == (2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", ["64", "300KiB"])
 def test_latency(run: Run, netloc: str, size: str) -> None:
     figures = run("latency", "--size", size, "--count", "200", "--netloc", netloc)["figures"]
@@ -82,6 +83,7 @@ def test_load_at_a_rate(run: Run, netloc: str) -> None:
     check_used(figures)
 
 
+@pytest.mark.slow
 def test_load_searches_for_the_highest_rate(run: Run, netloc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WARM_UP", 2)
     figures = run("load", "--seconds", "0.01", "--limit", "10", "--netloc", netloc)["figures"]

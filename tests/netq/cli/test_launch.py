@@ -25,6 +25,7 @@ def run_without(library: str, folder: Path, *arguments: str) -> subprocess.Compl
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "library", "status", "line"), CASES)
 def test_script_and_module_name_the_missing_extra(
     tmp_path: Path, command: str, library: str, status: int, line: str

@@ -115,6 +115,7 @@ def test_proxy_of_the_environment_is_ignored(communicators: Communicators, monke
     introduce(server, communicators.client(server.netloc))
 
 
+@pytest.mark.slow
 def test_server_that_hangs_up_after_its_greeting_fails_at_once(communicators: Communicators, log: LogRecorder) -> None:
     """It may do so between two looks at the channel: one attempt in some thirty stood still then."""
     greeted, over = 0, threading.Event()

@@ -17,6 +17,8 @@ from netq.protocol.wire import Frame, Greeting, Kind
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 
+pytestmark = pytest.mark.slow
+
 INI = Greeting(uuid.UUID(int=99), bytes(16), 2**40, 2**20, 10_000).frame().whole()
 
 

@@ -87,6 +87,7 @@ def test_arrived_packets_are_read_after_a_failed_write(event_loop: EventLoop) ->
     carried.result(LIMIT)
 
 
+@pytest.mark.slow
 def test_last_release_cancels_remaining_tasks() -> None:
     event_loop = acquire()
     task = asyncio.run_coroutine_threadsafe(asyncio.Event().wait(), event_loop.loop)

@@ -173,6 +173,7 @@ def test_deferred_calls_run_in_the_loops_thread_without_the_baton(shared: Stage)
     assert [found.get(timeout=LIMIT) for _ in range(3)] == [(True, False)] * 3
 
 
+@pytest.mark.slow
 def test_a_polling_user_leaves_the_rest_to_the_loop(
     shared: Stage, sockets: tuple[socket.socket, socket.socket]
 ) -> None:

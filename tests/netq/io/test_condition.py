@@ -50,6 +50,7 @@ def test_all_waiting_threads_test_their_predicates_again(pool: ThreadPoolExecuto
     assert condition._waiters == []
 
 
+@pytest.mark.slow
 def test_a_change_without_notify_is_seen_within_a_second(pool: ThreadPoolExecutor) -> None:
     condition, come = Condition(), threading.Event()
     waiting = pool.submit(condition.wait, come.is_set, LIMIT)

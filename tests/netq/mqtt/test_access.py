@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import netq
 from netq import MqttOptions, Protocol, Purpose
@@ -71,6 +72,7 @@ def test_broadcast_works_with_the_documented_access_list(new_broker: NewBroker, 
     assert "Denied" not in broker.log
 
 
+@pytest.mark.slow
 def test_clients_without_read_access_to_groups_get_messages(new_broker: NewBroker, tmp_path: Path) -> None:
     put_to_two_boards(federation(new_broker, tmp_path, without="g/#"), times=3)
 

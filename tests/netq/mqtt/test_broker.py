@@ -45,6 +45,7 @@ def test_late_broker_is_found_and_logged_once(new_broker: NewBroker, log: LogRec
         assert len(log.having("connected to the broker")) == 1
 
 
+@pytest.mark.slow
 def test_waiting_client_connects_at_the_hello_of_a_server(broker: Mosquitto, log: LogRecorder) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
         client = communicators.client(broker.netloc, retry_min=20.0, retry_max=60.0)
@@ -141,6 +142,7 @@ def web() -> Iterator[NetworkLocation]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("purpose", Purpose)
 def test_web_server_is_reported_as_no_broker(
     web: NetworkLocation, log: LogRecorder, purpose: Purpose, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +187,7 @@ def test_silent_broker_times_out_and_is_retried(log: LogRecorder) -> None:
         log.wait("trying again until it answers")
 
 
+@pytest.mark.slow
 def test_loop_is_idle_during_an_unanswered_tls_handshake(
     files: certificates.Files, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +246,7 @@ def opened(communicators: Communicators, purpose: Purpose, netloc: NetworkLocati
     )
 
 
+@pytest.mark.slow
 def test_packets_respect_the_reported_limit(new_broker: NewBroker) -> None:
     broker = new_broker(config="max_packet_size 5000")
     with Communicators(at_broker(broker.netloc)) as communicators:

@@ -19,6 +19,8 @@ from tests.netq.makers import at_broker
 from tests.netq.mqtt.stranger import Stranger
 from tests.servers.mosquitto import Mosquitto
 
+pytestmark = pytest.mark.slow
+
 EMPTY = packet.header(Kind.ACK, 0, 0, 0)
 BAD = [b"", b"x", b"\0" * 19, b"\xff" * 19, b"\x63" + b"\0" * 18, EMPTY + b"more", EMPTY[:-1]]
 OPENS = [
@@ -96,7 +98,6 @@ def test_ungreeted_client_has_one_link_and_no_share(communicators: Communicators
     echoed(server, client)
 
 
-@pytest.mark.slow
 def test_many_ungreeted_ids_do_not_block_others(
     communicators: Communicators, stranger: Stranger, log: LogRecorder
 ) -> None:

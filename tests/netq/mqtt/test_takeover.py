@@ -20,6 +20,8 @@ from tests.netq.makers import at_broker
 from tests.netq.mqtt.stranger import Stranger
 from tests.servers.mosquitto import Mosquitto
 
+pytestmark = pytest.mark.slow
+
 CONNACK, SUBACK, REPLACED = b"\x20\x03\0\0\0", b"\x90\x04%b\0\0", b"\xe0\x02\x8e\0"
 
 

@@ -114,6 +114,7 @@ def seen(session: Session, messages: list[Any]) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @needs_compiled
 @settings(max_examples=600)
 @given(
@@ -137,6 +138,7 @@ def test_both_codecs_take_alike(pieces: list[Any], sent: int, cut: int, low: int
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 @needs_compiled
 @settings(max_examples=300)
 @given(

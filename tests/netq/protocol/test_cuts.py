@@ -22,6 +22,8 @@ from netq.protocol.sender import Sender
 from netq.protocol.session import Session
 from netq.testing.lossy_pair import End, LossyPair
 
+pytestmark = pytest.mark.slow
+
 STEPS = (1, 2, 7, 1000)
 CLAIMED = 54_500  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
@@ -162,7 +164,6 @@ def test_one_cut_at_every_byte(step: int, merge: bool) -> None:
     cut_everywhere("one", narrow(merge), step)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("merge", [True, False])
 def test_one_cut_at_every_byte_with_messages_in_flight(merge: bool) -> None:
     cut_everywhere("wide", wide(merge), step=100)
@@ -364,7 +365,6 @@ def chat(
 WAYS = (Connection, ByUser, ByUserLater, ByTurns, InPlace)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize(
     ("receives", "step"), [(way, step) for way in WAYS for step in (1, 7, 1000) if way is not InPlace or step > 1]
@@ -399,7 +399,6 @@ def whole_module(request: pytest.FixtureRequest) -> None:
         pytest.skip("counts the cuts of the whole module, of which only a part was selected")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("whole_module")
 def test_claimed_number_of_cuts_was_made(record_property: Callable[[str, object], None]) -> None:
     record_property("cuts", dict(made))

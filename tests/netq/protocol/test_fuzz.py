@@ -193,6 +193,7 @@ def test_valid_exchange_has_all_kinds() -> None:
 # Valid exchanges, damaged.
 
 
+@pytest.mark.slow
 @either
 def test_every_bit_flipped(valid: bytes, server: bool) -> None:
     for bit in range(8 * len(valid)):
@@ -305,6 +306,7 @@ PREFIXES: dict[State, Callable[[bool], bytes]] = {
 quick = settings(max_examples=250, deadline=None, derandomize=True, database=None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("state", PREFIXES)
 def test_any_bytes_in_any_state(state: State, server: bool) -> None:
@@ -328,6 +330,7 @@ def test_any_frames_in_any_state(state: State, server: bool) -> None:
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", [True, False])
 def test_random_plausible_frames(server: bool) -> None:
     """Numbers that just fit take a conversation further than numbers that any generator finds."""

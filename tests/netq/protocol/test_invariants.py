@@ -245,6 +245,7 @@ def run(examples: int) -> int:
     return checked["steps"] - before
 
 
+@pytest.mark.slow
 def test_some_conversations() -> None:
     assert run(40) >= 1_000
 

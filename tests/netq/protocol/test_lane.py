@@ -231,6 +231,7 @@ def test_interrupted_sender_keeps_all_messages_in_order(act: str) -> None:
         broken.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cancel", [False, True])
 @pytest.mark.parametrize("act", ACTS)
 def test_interrupted_sender_resumes_from_any_cursor(act: str, cancel: bool) -> None:

@@ -90,6 +90,7 @@ def test_tiny_window_grants() -> None:
 # Reassembly.
 
 
+@pytest.mark.slow
 def test_one_byte_frames_cost_little_memory() -> None:
     one, count = receiver(2**20, merge=False), 200_000
     tracemalloc.start()

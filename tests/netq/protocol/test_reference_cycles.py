@@ -47,6 +47,7 @@ def watched(array: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> threadi
     return freed
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_collector")
 def test_delivered_message_is_released_on_both_sides(pair: tuple[netq.Communicator, netq.Communicator]) -> None:
     server, client = pair

@@ -846,6 +846,7 @@ def believable(chance: random.Random) -> bytes:
     return b"".join(frame.whole() if isinstance(frame, Frame) else frame for frame in frames)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tens", range(60))
 def test_short_path_behaves_as_general_path(tens: int) -> None:
     for ones in range(10):
@@ -877,6 +878,7 @@ def compare_paths(seed: int) -> None:
 # Interrupted threads.
 
 
+@pytest.mark.slow
 def test_interrupted_receiving_keeps_order_without_duplicates() -> None:
     for left in itertools.count():
         for taken in (0, 2, 100):
@@ -958,6 +960,7 @@ def exchange(one: Session, other: Session, limit: int, *, short: bool) -> dict[i
     return dict(collections.Counter(item[2].lane for item in came))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("limit", [40, 100, 10**6])
 def test_interrupted_sending_keeps_order_without_duplicates(lanes: int, limit: int) -> None:

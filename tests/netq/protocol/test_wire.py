@@ -278,6 +278,7 @@ def message(size: int, number: int = 1) -> bytes:
     return Frame(Kind.MSG, length=size, number=number, value=size, body=bytes([number % 256]) * size).whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 5, 24, 1000, 1024])
 def test_advance_small_in_any_division(step: int) -> None:
     sent = [message(size, number) for number, size in enumerate((0, 1, 4096, 500, 0, 4096, 4096, 3, 1000) * 20)]

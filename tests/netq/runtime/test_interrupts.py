@@ -38,7 +38,7 @@ from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.runtime.delivery import Delivery
 from netq.security import certificates
 
-pytestmark = pytest.mark.usefixtures("python_codec")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("python_codec")]
 
 SIGNAL = signal.SIGUSR1  # SIGALRM is pytest-timeout's
 LIMIT = 10.0  # seconds; never reached
@@ -437,7 +437,6 @@ def test_an_exception_now_and_then(
     attempt(talk, f"{name}, {made}", record_property, lambda: interrupt_all(talk, name, Interrupt, step))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "error"),
     [("client", "Interrupt"), ("client", "TimeIsUp")],

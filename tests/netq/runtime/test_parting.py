@@ -311,6 +311,7 @@ def test_a_closing_server_keeps_its_window_until_its_client_closes(
     assert sorted(str(server.get(timeout=0).data) for _ in range(6)) == ["0", "1", "2", "3", "4", "on another lane"]
 
 
+@pytest.mark.slow
 def test_a_closing_server_logs_for_which_clients_it_waits(
     communicators: Communicators, pool: ThreadPoolExecutor, log: LogRecorder
 ) -> None:
@@ -369,6 +370,7 @@ def test_failed_data_is_the_users_again_and_is_not_sent_changed(
     assert seen == set(b"A")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["silent", "superseded"])
 def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
     communicators: Communicators, proxies: Callable[[NetworkLocation], Proxy], log: LogRecorder, how: str

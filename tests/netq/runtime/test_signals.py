@@ -73,6 +73,7 @@ def take_all(inbox: Inbox, got: list[tuple[uuid.UUID, int]]) -> None:
         got.append((item[0], item[3]))
 
 
+@pytest.mark.slow
 def test_an_exception_in_get_loses_one_message_at_most(handle: Handle) -> None:
     handle(raise_alarm)
     chance = random.Random(0)

@@ -637,6 +637,7 @@ def updater(files: certificates.Files, tmp_path: Path) -> Updater:
     return Updater(server, bytes.fromhex(secret))
 
 
+@pytest.mark.slow
 def test_key_updates_with_unread_answers_end_the_connection(updater: Updater) -> None:
     server, records = updater.server, key_updates(updater.secret, b"x")
     for number in range(100):  # allowed: the peer reads each answer before its next request

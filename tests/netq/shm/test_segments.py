@@ -62,6 +62,7 @@ def test_array_lies_where_the_peer_wrote_it(communicators: Communicators) -> Non
     send(server, client, got)
 
 
+@pytest.mark.slow
 def test_message_of_many_arrays_of_all_sizes(communicators: Communicators) -> None:
     server, client = communicators.pair()
     chance = np.random.default_rng(2)
@@ -117,6 +118,7 @@ def memfds() -> list[str]:
     return [target for target in found if "memfd:netq" in target]
 
 
+@pytest.mark.slow
 def test_arrays_outlive_their_link(communicators: Communicators) -> None:
     before = len(mapped())
     server, client = communicators.pair()
@@ -134,6 +136,7 @@ def test_arrays_outlive_their_link(communicators: Communicators) -> None:
     assert len(mapped()) == before
 
 
+@pytest.mark.slow
 def test_more_arrays_than_segments(communicators: Communicators) -> None:
     server, client = communicators.pair()
     got = [send(client, server, np.full(LARGE, n, np.uint8)) for n in range(MAX_SEGMENTS + 20)]
@@ -151,6 +154,7 @@ def test_memory_has_no_name_in_a_file_system(communicators: Communicators) -> No
     assert got.sum() == MIB
 
 
+@pytest.mark.slow
 def test_both_directions_at_once(communicators: Communicators) -> None:
     server, client = communicators.pair()
     sent = np.random.default_rng(3).random(3 * MIB, dtype=np.float32)

@@ -38,6 +38,7 @@ def read_to_end(sock: socket.socket) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
 def test_link_without_an_answer_is_reset(
     communicators: Communicators, listener: socket.socket, files: certificates.Files, secure: bool

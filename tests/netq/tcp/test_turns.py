@@ -236,6 +236,7 @@ def long_tick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("netq.io.baton.TICK", 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_tick")
 def test_reply_carries_the_ack(talk: Flood) -> None:
     for number in range(1, 4):
@@ -262,6 +263,7 @@ def test_ack_leaves_at_once_without_a_waiter(talk: Flood, calls: bool) -> None:
     assert not talk.server.why
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("long_tick")
 def test_ack_leaves_after_one_turn_without_a_reply(talk: Flood) -> None:
     assert isinstance(talk.server, ReplyingServer)

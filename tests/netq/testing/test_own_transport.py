@@ -4,6 +4,8 @@ import random
 import socket
 import time
 
+import pytest
+
 from netq import NetworkLocation, Purpose
 from netq.core import Communicator
 from netq.errors import AddressError
@@ -115,6 +117,7 @@ class Connector:
             self._listener.lost(None, error)
 
 
+@pytest.mark.slow
 def test_conformance() -> None:
     transports: dict[Purpose, TransportFactory] = {Purpose.SERVER: Listener, Purpose.CLIENT: Connector}
     check_communicator(lambda purpose, options: Communicator(options, purpose, transports[purpose]))

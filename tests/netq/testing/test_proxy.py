@@ -125,6 +125,7 @@ def test_slice_limits_the_bytes_that_pass_at_once(setup: Setup, slice: int, segm
     assert struct.unpack("I", info[SEGMENTS]) == (segments,)
 
 
+@pytest.mark.slow
 def test_bandwidth_limits_each_direction(setup: Setup) -> None:
     near, far = setup.link()
     setup.proxy.bandwidth = 200_000

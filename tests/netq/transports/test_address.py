@@ -96,6 +96,7 @@ def speechless() -> Iterator[NetworkLocation]:
         yield NetworkLocation(*listener.getsockname())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "silent", "reason"),
     [

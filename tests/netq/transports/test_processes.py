@@ -56,6 +56,7 @@ def test_server_notices_a_killed_client(
     communicators.abort(server)
 
 
+@pytest.mark.slow
 @on(*SOCKETS)
 def test_server_without_descriptors_accepts_clients_later(
     communicators: Communicators, children: Children, wire: Wire

@@ -17,6 +17,8 @@ from netq.testing.proxy import Proxy
 from tests.netq.conftest import Attempts
 from tests.wires import LISTENING, PROXIED, SOCKETS, Wire, on
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024**2
 SIZE = 50 * MIB
 CUTS = [

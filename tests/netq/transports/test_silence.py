@@ -17,6 +17,8 @@ from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
 from tests.wires import PROXIED, on
 
+pytestmark = pytest.mark.slow
+
 Proxies = Callable[[NetworkLocation], Proxy]
 MIB = 1024**2
 BEATS: dict[str, Any] = {"heartbeat": 0.1, "misses": 3}
@@ -163,7 +165,6 @@ def test_close_with_timeout_ends_though_the_peer_is_silent(communicators: Commun
     communicators.release(client)
 
 
-@pytest.mark.slow
 @on(*PROXIED)
 def test_heartbeats_pass_a_large_message_on_a_slow_link(
     communicators: Communicators, proxies: Proxies, log: LogRecorder
@@ -178,7 +179,6 @@ def test_heartbeats_pass_a_large_message_on_a_slow_link(
     assert not log.having("lost (")
 
 
-@pytest.mark.slow
 @on(*PROXIED)
 def test_sender_stops_at_the_window_of_a_peer_that_does_not_read(
     communicators: Communicators, proxies: Proxies

@@ -45,6 +45,7 @@ def wait_for_end(sock: socket.socket) -> None:
         pass
 
 
+@pytest.mark.slow
 @on(*BOUND)
 @pytest.mark.parametrize(
     "data",
@@ -93,6 +94,7 @@ def test_200_silent_connections_end_in_time_and_delay_no_client(
         log.wait("no greeting within 1 s", 200)
 
 
+@pytest.mark.slow
 @on(*BOUND)
 def test_close_does_not_wait_for_strangers(communicators: Communicators, connect: Connect) -> None:
     server = communicators.server()
