@@ -5,9 +5,10 @@ PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint con
 
 .PHONY: setup tools broker demo test unit other flower faults soak check docs pictures bench bench-federation wheel wheel-aarch64 clean
 
-PROTOCOL ?= tcp  # of `make demo`: tcp, mqtt, grpc or shm
+# PROTOCOL of `make demo`: tcp, mqtt, grpc or shm. SECONDS of `make soak`; SEED=… repeats the faults of a run.
+PROTOCOL ?= tcp
 OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
-SECONDS ?= 60  # of `make soak`; SEED=… repeats the faults of a run
+SECONDS ?= 60
 
 setup: .venv/dev
 
@@ -37,9 +38,9 @@ broker:
 demo: .venv/demo $(if $(filter mqtt,$(PROTOCOL)),broker)
 	$(RUN) -m examples.digits --protocol $(PROTOCOL)
 
-# In three processes, as most of it is waiting; the plugin keeps apart what needs the machine for itself. If one of them
-# crashes the run ends: to go on without it is to wait for ever.
-SPREAD = -p tests.faults.plugin -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+# In four processes, because most of the time is waiting. The plugin runs tests that need the whole machine alone. If a
+# process crashes the run ends: the others would wait for it for ever.
+SPREAD = -p tests.faults.plugin -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: .venv/dev tools
 	$(RUN) -m pytest $(SPREAD)
@@ -47,11 +48,11 @@ test: .venv/dev tools
 unit: .venv/dev
 	$(RUN) -m pytest $(SPREAD) -m 'not slow'
 
-# The quick tests of what needs no torch, under another Python, and without the compiled codec.
+# The tests of what needs no torch, under another Python, and without the compiled codec.
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) -m 'not slow' tests/netq tests/edge tests/fl/config/test_toml.py
+	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) tests/netq tests/edge tests/fl/config/test_toml.py
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
 .venv-flower: pyproject.toml constraints.txt netq/protocol/_codec.c

@@ -48,7 +48,7 @@ def main(model: str = "examples.digits.model", picture: str = "out/digits.png") 
 class Rounds:
     """Keeps the rounds of a run, and prints a line for each."""
 
-    HEAD = "round  clients  accuracy   loss  seconds       kB"
+    HEAD = "round  clients  accuracy   loss  seconds  kB both ways"
 
     def __init__(self, bar: Progress, total: int) -> None:
         self.seen: list[Facts] = []
@@ -65,7 +65,7 @@ class Rounds:
         self._bar.advance(self._task)
         self._print(
             f"{facts['round']:5}  {facts['clients']:7}  {facts['accuracy']:8.3f}  {facts['loss']:5.3f}"
-            f"  {facts['seconds']:7.3f}  {facts['bytes'] / 1000:7.1f}"
+            f"  {facts['seconds']:7.3f}  {facts['bytes'] / 1000:12.1f}"
         )
         for failure in facts["failures"]:
             self._print(f"       one client less: {failure}")
@@ -109,7 +109,7 @@ def _is_reference(setting: Setting, weights: dict[str, Any]) -> bool:
     model = importlib.import_module(setting.model)
     expected = reference(setting.rounds, model, setting.clients, setting.seed)
     difference = largest_difference(weights, expected)
-    print(f"largest difference from the same rounds in one process: {difference:.1e}")
+    print(f"the same rounds without a network give the same model: largest difference {difference:.1e}")
     if not difference <= TOLERANCE:
         _fail(f"the model is not that of the same rounds in one process: expected at most {TOLERANCE}", 1)
     return difference <= TOLERANCE

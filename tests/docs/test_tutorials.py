@@ -60,7 +60,7 @@ def test_the_port_from_flower_runs(scripts: Open) -> None:
     assert check.communicate(timeout=LIMIT)[0] == "{'partition': 0}\n"
 
 
-@pytest.mark.parametrize("names", [("zmq_server.py", "zmq_worker.py"), ("server.py", "worker.py")])
+@pytest.mark.parametrize("names", [("zmq_server.py", "zmq_worker.py"), ("netq_server.py", "netq_worker.py")])
 def test_both_programs_of_from_pyzmq_print_the_same(scripts: Open, names: tuple[str, str]) -> None:
     if "zmq_server.py" in names:
         pytest.importorskip("zmq")
@@ -69,5 +69,5 @@ def test_both_programs_of_from_pyzmq_print_the_same(scripts: Open, names: tuple[
     for script in map(run.folder.joinpath, names):
         script.write_text(script.read_text().replace("5555", port))
     server, worker = map(run.start, names)
-    assert worker.communicate(timeout=LIMIT)[0] == run.page.output("python worker.py")
+    assert worker.communicate(timeout=LIMIT)[0] == run.page.output("python netq_worker.py")
     assert server.wait(LIMIT) == 0
