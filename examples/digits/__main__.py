@@ -109,7 +109,7 @@ def _is_reference(setting: Setting, weights: dict[str, Any]) -> bool:
     model = importlib.import_module(setting.model)
     expected = reference(setting.rounds, model, setting.clients, setting.seed)
     difference = largest_difference(weights, expected)
-    print(f"the same rounds without a network give the same model: largest difference {difference:.1e}")
+    print(f"the same model as without a network: largest difference {difference:.1e}")
     if not difference <= TOLERANCE:
         _fail(f"the model is not that of the same rounds in one process: expected at most {TOLERANCE}", 1)
     return difference <= TOLERANCE
