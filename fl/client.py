@@ -10,7 +10,7 @@ from typing import Any
 
 import netq
 from fl.compression.compressor import Compression, Compressor, as_compression
-from fl.errors import InvalidUpdate
+from fl.errors import InvalidUpdate, describe
 from fl.messages import MESSAGES, Job, Offer, Permit, Reply, Report, Task, Update
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, specs_of
@@ -76,16 +76,21 @@ class Client:
             start = copied(task.model) if pack is not None else {}
             content = function(task.model, {**task.config, "round": number})
             if not isinstance(content, expected):
-                raise TypeError(f"{function!r} returned {type(content).__name__}; expected fl.{expected.__name__}")
+                raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
             if isinstance(content, Update):
                 _warn_if_unlike(number, content.model, like)
             if pack is not None and isinstance(content, Update):
                 content = content.with_model(pack(content.model, start))
         except Exception as error:  # of the user's function: the server gets it as the reply
             known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
-            log.error("round %d: %s failed: %s", number, purpose, str(error), exc_info=not known)
-            return f"{type(error).__name__}: {error}"
+            why = describe(error)
+            log.error("round %d: %s failed: %s", number, purpose, why, exc_info=not known)
+            return why
         return content
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _warn_if_unlike(number: int, model: Model, like: Mapping[str, Spec]) -> None:
@@ -178,6 +183,6 @@ class _Server:
             delivery = self._queue.put(reply)
         except Exception as error:  # pickling the user's values may raise anything
             log.exception("an answer cannot be pickled")
-            self._queue.put(Reply(job, f"its answer cannot be pickled: {type(error).__name__}: {error}"))
+            self._queue.put(Reply(job, f"its answer cannot be pickled: {describe(error)}"))
         else:
             delivery.add_done_callback(check)

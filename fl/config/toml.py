@@ -58,7 +58,7 @@ class File:
             raise self.wrong(f"cannot be read ({error.strerror}); give a TOML file that this user may read") from None
         except UnicodeDecodeError as error:
             raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
-        except tomllib.TOMLDecodeError as error:
+        except (ValueError, RecursionError) as error:  # a whole number of 5,000 digits, lists in lists in lists
             raise self.wrong(f"not TOML: {error}; correct it there") from None
 
     def check_names(self, known: Mapping[str, Collection[str] | None]) -> None:
@@ -129,7 +129,7 @@ class File:
         """Return the path of an existing PEM file. Its content is not checked here."""
         expected = "the path of a PEM file that is there, seen from the folder of this file"
         folder = self.path.parent
-        name = self._read(table, key, lambda name: isinstance(name, str) and (folder / name).is_file(), expected)
+        name = self._read(table, key, lambda name: isinstance(name, str) and os.path.isfile(folder / name), expected)
         return folder / str(name)
 
     def security(self) -> SecurityOptions | None:

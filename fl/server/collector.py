@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
-from fl.errors import InvalidUpdate
+from fl.errors import InvalidUpdate, describe
 from fl.messages import Report, Task, Update
 from fl.report import ClientFailure, FailureKind, RoundState
 from fl.server.client_tasks import ClientTasks, Key
@@ -157,5 +157,5 @@ class UpdateCollector:
             if type(error) not in self._logged_errors:
                 self._logged_errors.add(type(error))
                 log.exception("the strategy could not fold an update")
-            return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {type(error).__name__}: {error}")
+            return ClientFailure(FailureKind.ERROR, f"the strategy could not fold it: {describe(error)}")
         return None

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
-from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates
+from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates, describe
 from fl.messages import Job, Purpose, Task
 from fl.report import RoundReport, RoundState
 from fl.server.checkpoint import Checkpoint, load
@@ -123,7 +123,7 @@ class Server:
         state = load(path)
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
         server = cls(_restored(path, state, strategy), options, **{"checkpoint": path, **settings})
-        server._tasks.run, server.number = state["run"], state["number"]
+        server.number = state["number"]  # and a `run` of its own: answers to tasks of the dead server do not count
         return server
 
     @property
@@ -225,7 +225,7 @@ class Server:
             raise
         except Exception as error:  # a bug of the strategy; the next round may succeed
             log.exception("the strategy could not finish round %d", self.number)
-            return f"the strategy could not finish it: {type(error).__name__}: {error}"
+            return f"the strategy could not finish it: {describe(error)}"
         try:
             model = plain(model)
             check(model, like=self.model)  # finite updates may still overflow
@@ -239,7 +239,7 @@ class Server:
 
     def _state(self) -> dict[str, Any]:
         strategy = {"name": type(self._strategy).__name__, "state": self._strategy.state()}
-        return {"run": self._tasks.run, "number": self.number, "model": dict(self.model), "strategy": strategy}
+        return {"number": self.number, "model": dict(self.model), "strategy": strategy}
 
     def _task(self, purpose: Purpose) -> Task:
         strategy = self._strategy
@@ -274,7 +274,7 @@ class Server:
 def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> Model:
     """Restore a strategy from a checkpoint's state, and return the model."""
     match state:
-        case {"run": int(), "number": int(), "model": dict(model), "strategy": {"name": str(name), "state": dict(own)}}:
+        case {"number": int(), "model": dict(model), "strategy": {"name": str(name), "state": dict(own)}}:
             if name != type(strategy).__name__:
                 ours = type(strategy).__name__
                 raise CheckpointError(f"{path}: is of the strategy {name}, and this is {ours}; give the one it is of")

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
         files = certificates.make(options.folder, names, options.days, options.overwrite)
     except (SecurityError, OSError) as error:
-        print(f"netq certs: {error}", file=sys.stderr)
+        print(f"netq certs: {error}".replace("overwrite=True", "--overwrite"), file=sys.stderr)
         return 2
     print(f"{files.key}          the server's key; keep it on the server")
     print(f"{files.certificate}              the server's certificate, for {', '.join(names)}, {options.days} days")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import math
 import platform
 import resource
 import ssl
@@ -25,12 +26,12 @@ _EXAMPLE = "example: netq doctor aggregator.local:51966 --certificate authority.
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print a line for each fact; return 0, or 1 if the server does not answer."""
+    """Print a line for each fact; return 0, 1 if the server does not answer, or 2 if the certificate is wrong."""
     parser = argparse.ArgumentParser("netq doctor", description="Show what this machine can do.", epilog=_EXAMPLE)
     parser.add_argument("server", nargs="?", type=_address, metavar="HOST:PORT", help="a server to connect to")
     parser.add_argument("--protocol", choices=[each.value for each in netq.Protocol], default="tcp")
     parser.add_argument("--certificate", type=Path, metavar="PEM", help="the authority to trust; turns TLS on")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="default: %(default)s")
+    parser.add_argument("--timeout", type=_seconds, default=5.0, metavar="SECONDS", help="default: %(default)s")
     options = parser.parse_args(arguments)
     for name, fact in _facts():
         print(f"{name:<9} {fact}")
@@ -40,6 +41,10 @@ def main(arguments: Sequence[str]) -> int:
     connection = netq.CommunicatorOptions(netloc=options.server, security=security)
     try:
         answer = reach(netq.Protocol(options.protocol), connection, options.timeout)
+    except netq.SecurityError as error:
+        what = str(error).removeprefix("SecurityOptions.certificate: ")
+        print(f"netq doctor: argument --certificate: {what}", file=sys.stderr)
+        return 2
     except (netq.NetqError, ImportError) as error:
         answer = str(error)
     where = format_netloc(*options.server)
@@ -103,6 +108,16 @@ def _facts() -> Iterator[tuple[str, str]]:
             yield extra, f"missing: pip install '{DISTRIBUTION}[{extra}]'"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield "files", f"{soft} open files, {hard} after `ulimit -n {hard}`: one for each connection"
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected seconds, as in 5 or 0.5")
+    return seconds
 
 
 def _address(text: str) -> netq.NetworkLocation:

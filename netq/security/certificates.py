@@ -147,7 +147,9 @@ def _prepare_directory(files: Files, overwrite: bool) -> None:
         if overwrite:
             path.unlink(missing_ok=True)
         elif os.path.lexists(path):
-            raise SecurityError(f"{path} exists and is left as it is; choose another directory, or say overwrite=True")
+            raise SecurityError(
+                f"{path} exists and is left as it is; choose another directory, or overwrite (overwrite=True)"
+            )
     files.key.parent.mkdir(parents=True, exist_ok=True)
 
 

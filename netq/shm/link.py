@@ -115,7 +115,9 @@ class Link:
         """Take a WAKE from the socket, and receive; for a user's thread that polls."""
         if not self._control.take_wake():
             return False
-        done = self.receive()
+        # The peer sends WAKE for two reasons: it has written, or it has made room in a ring that was full. What waits
+        # for room is sent by the loop's thread.
+        done = not self._sender.blocked and self.receive()
         if not done:
             self.go_on()  # there will be no other WAKE
         return done

@@ -163,9 +163,15 @@ def _holding(value: Any) -> Update:
     return Update({"w": value}, 1)
 
 
+class _Mute(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
 FAILS: dict[str, tuple[Callable[[], Any], str]] = {
     "an error": (lambda: _raise(RuntimeError("no memory left")), "RuntimeError: no memory left"),
     "an error of no words": (lambda: _raise(KeyError("w")), "KeyError: 'w'"),
+    "an error whose text raises": (lambda: _raise(_Mute()), "_Mute: it has no text, because its __str__ raises"),
     "a failed assertion": (lambda: _raise(AssertionError()), "AssertionError: "),
     "nothing": (lambda: None, "returned NoneType; expected fl.Update"),
     "a report": (lambda: Report(1), "returned Report; expected fl.Update"),

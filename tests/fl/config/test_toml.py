@@ -124,6 +124,18 @@ def test_wrong_values_are_named_with_file_and_key(file: File, read: Callable[[Fi
     assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
+def test_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    file = of(tmp_path, f"[security]\nkey = '{'k' * 5000}'\n")
+    with pytest.raises(InvalidOption, match="expected the path of a PEM file that is there"):
+        file.security()
+
+
+@pytest.mark.parametrize("value", ["9" * 6000, "[" * 5000 + "]" * 5000], ids=["digits", "nested"])
+def test_value_that_cannot_be_parsed_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InvalidOption, match=r"gate\.toml: not TOML: "):
+        of(tmp_path, f"[gate]\nwidth = {value}\n")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_unwritable_folder_is_refused(file: File) -> None:
     file.path.parent.chmod(0o500)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import torch
 
 import fl
 import netq
-from fl.messages import Update
+from fl.messages import Reply, Task, Update
 from fl.server.checkpoint import Checkpoint, is_there, load
-from tests.fl.federation import SOON, A, B, C, Federation, adds, at
+from tests.fl.federation import SOON, A, B, C, Federation, adds, at, filled, reply
 
 STATE: dict[str, Any] = {
     "number": 7,
@@ -195,6 +196,29 @@ def test_a_resumed_server_continues_its_rounds(tmp_path: Path) -> None:
     save(path, {"something": 1})
     with pytest.raises(fl.CheckpointError, match="is not of a server: it has 'something'"):
         fl.Server.resume(path, local)
+
+
+def test_answers_to_tasks_of_the_dead_server_do_not_count(tmp_path: Path) -> None:
+    """The new server gives the same numbers of rounds again, perhaps for another model."""
+    tasks: list[Task] = []
+
+    def answer(task: Task) -> list[Reply]:
+        tasks.append(task)
+        late = Reply(replace(tasks[0].job, round=task.job.round), Update(filled(100), 1))
+        return [late, reply(task, Update(filled(4), 1))] if len(tasks) == 3 else [reply(task, Update(filled(2), 1))]
+
+    with Federation(checkpoint=tmp_path / "c", min_clients=1) as federation:
+        federation.join_raw(A, answer)
+        federation.round(1)
+        federation.round(1)
+    server = fl.Server.resume(tmp_path / "c", at(netq.NetworkLocation("127.0.0.1", 0)), min_clients=1)
+    with Federation() as federation:
+        federation.server.close()
+        federation.server = server
+        federation.join_raw(A, answer)
+        assert federation.round(1).failures == {}
+        assert federation.server.number == 3
+        assert federation.w == [4] * 3
 
 
 def test_a_round_that_does_not_count_writes_no_checkpoint(tmp_path: Path) -> None:

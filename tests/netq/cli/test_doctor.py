@@ -52,9 +52,19 @@ def test_silent_server_is_status_1_with_the_reason(capsys: pytest.CaptureFixture
     assert errors == ""
 
 
-def test_unreadable_certificate_is_status_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["doctor", "127.0.0.1:9", "--certificate", str(tmp_path / "none.pem")]) == 1
-    assert "none.pem: not readable" in capsys.readouterr().out
+def test_unreadable_certificate_is_status_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["doctor", "127.0.0.1:9", "--certificate", str(tmp_path / "none.pem")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("netq doctor: argument --certificate: ")
+    assert "none.pem: not readable" in error
+
+
+@pytest.mark.parametrize("timeout", ["-1", "nan", "inf", "soon"])
+def test_wrong_timeout_is_status_2(capsys: pytest.CaptureFixture[str], timeout: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "127.0.0.1:9", f"--timeout={timeout}"])
+    assert end.value.code == 2
+    assert f"{timeout!r}; expected seconds" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["nowhere", ":5", "here:65536"])

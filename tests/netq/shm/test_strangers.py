@@ -737,3 +737,17 @@ def test_batch_adapts_to_the_size_of_messages() -> None:
     small = False
     pushes(6)
     assert asked[4:] == [100 * 512, MAX_BATCH]
+
+
+def test_wake_up_for_room_is_left_to_the_loop() -> None:
+    """A user's thread that polls takes the WAKE that says "there is room"; only the loop's thread sends on."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        link, calls = lone_link(ControlSocket(ours))
+        link._run_scheduled(link._loop)
+        calls.clear()
+        link._sender.blocked = True
+        theirs.send(bytes([WAKE]))
+        assert not link.woken()
+        assert calls == ["_run_scheduled"]
+        link._end()
