@@ -40,6 +40,7 @@ from netq.options import (
 )
 from netq.runtime.delivery import Delivery
 from netq.runtime.statistics import Statistics
+from netq.security.identity import Security
 
 __all__ = [
     "new",
@@ -47,6 +48,7 @@ __all__ = [
     "Delivery",
     "Message",
     "Statistics",
+    "Security",
     "Protocol",
     "Purpose",
     "NetworkLocation",

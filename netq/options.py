@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from netq.errors import InvalidOption
 from netq.utils.stream import PickleSerializer, Stream
 from netq.validate import expect, flag, is_whole, seconds, whole
 
 MIB = 1024**2
+PostQuantum = Literal["prefer", "require", "off"]
 
 
 class Protocol(enum.StrEnum):
@@ -120,15 +121,27 @@ class SerializationOptions:
 class SecurityOptions:
     """TLS. The PEM files are read when a communicator is made; that raises SecurityError if they cannot be used.
 
-    key:         the private key of a server; None for a client.
-    certificate: the certificate chain of a server; for a client, the certificates that it trusts (None: the system's).
+    key:          the private key of a server, or of a client that has a certificate of its own.
+    certificate:  the certificate chain of `key`. For a client without `authority`: the certificates that it trusts
+                  (None: the system's).
+    authority:    the certificates that this side trusts. With it a server refuses clients without a certificate, and a
+                  client may have a `key` and a `certificate` of its own, which then names its id.
+    post_quantum: "prefer": post-quantum key exchange, if both sides have the extra `security`. "require": end the
+                  connection before any data is exchanged if it is not post-quantum. "off": the TLS of Python.
+    revoked:      for a server: a text file with the serial numbers of certificates that it refuses, in hexadecimal, one
+                  a line. It is read again whenever it changes.
     """
 
     key: Path | None = None
     certificate: Path | None = None
+    authority: Path | None = None
+    post_quantum: PostQuantum = "prefer"
+    revoked: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("key", "certificate"):
+        known = self.post_quantum in get_args(PostQuantum)
+        expect(known, "SecurityOptions.post_quantum", self.post_quantum, "'prefer', 'require' or 'off'")
+        for name in ("key", "certificate", "authority", "revoked"):
             path = getattr(self, name)
             expect(isinstance(path, str | Path | None), f"SecurityOptions.{name}", path, "a path or None")
             if path is not None:

@@ -90,6 +90,8 @@ PURE = [
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.certificates": {"cryptography"},
+    "netq.security.files": {"cryptography"},
+    "netq.security.openssl": {"cryptography", "OpenSSL", "service_identity"},
     "netq.bench.progress": {"rich"},
     "netq.mqtt": {"paho"},
     "netq.grpc": {"grpc"},

@@ -23,6 +23,7 @@ class Link:
     """Moves bytes between a Stream and a Connection."""
 
     inline = False
+    protection = None
 
     def __init__(
         self, listener: LinkListener, loop: Loop, event_loop: EventLoop, connection: Connection, address: str

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
+from netq.security.identity import Protection
 from netq.security.tls import OVERHEAD, RECORD, Tls
 
 PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours
@@ -30,6 +31,10 @@ class ByteStream(Protocol):
     blocked: bool  # the system did not take everything; call `push` when the socket is writable
     hides: bool  # it may hold received bytes that no selector knows of
     more: bool  # there may be more than the last `recv_into` returned: call it again soon
+
+    @property
+    def protection(self) -> Protection | None:
+        """What TLS has negotiated; None without TLS, and before the end of its handshake."""
 
     def recv_into(self, buffer: memoryview) -> int:
         """Return the bytes received, 0 at the end; raises BlockingIOError when there are none now.
@@ -51,6 +56,7 @@ class PlainSocket:
     """A plain socket."""
 
     hides = False
+    protection = None
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -112,6 +118,11 @@ class TlsSocket:
         self._tls = tls
         self._piece = _WHOLE  # bytes of ciphertext to receive next
         self._ciphertext: Buffer = b""  # not yet taken by the socket
+
+    @property
+    def protection(self) -> Protection | None:
+        """See ByteStream."""
+        return self._tls.protection
 
     def recv_into(self, buffer: memoryview) -> int:
         """Decrypt into the caller's buffer, while the ciphertext yields plaintext.

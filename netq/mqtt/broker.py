@@ -22,7 +22,8 @@ from netq.io.loop import Loop
 from netq.io.selector import READ, WRITE
 from netq.io.sockets import tune, wrap
 from netq.mqtt.paho_socket import PahoSocket
-from netq.options import CommunicatorOptions
+from netq.options import CommunicatorOptions, SecurityOptions
+from netq.security.identity import Protection
 from netq.security.tls import client_side
 
 try:
@@ -72,11 +73,8 @@ class Broker:
 
     def __init__(self, loop: Loop, options: CommunicatorOptions, listener: BrokerListener) -> None:
         _keep_freed_memory()
-        if options.security is not None and options.security.key is not None:
-            raise SecurityError(
-                f"SecurityOptions.key: {options.security.key}; with MQTT, TLS is the broker's, and so is the key: "
-                "leave out `key`, and give as `certificate` the authority that signed the broker's certificate"
-            )
+        if options.security is not None:
+            _check_security(options.security)
         # How to reach the broker: fixed from the start.
         self._loop = loop
         self._options = options
@@ -99,6 +97,12 @@ class Broker:
     def ready(self) -> bool:
         """Whether to publish now: the socket has accepted everything before."""
         return self._client is not None and self.connected and self._client.paho_socket.idle
+
+    @property
+    def protection(self) -> Protection | None:
+        """The TLS of the connection to the broker. It proves no identity of a peer."""
+        found = None if self._client is None else self._client.paho_socket.protection
+        return found and Protection(found.security._replace(identity=None), None)
 
     # For the multiplexer and its transport.
 
@@ -287,6 +291,27 @@ class Broker:
         self._write()
         pause = min(1.0, max(1.0, self._options.connection.heartbeat) / 4)
         self._loop.at(time.monotonic() + pause, self._tick, client)
+
+
+def _check_security(security: SecurityOptions) -> None:
+    """Raise SecurityError for what TLS to a broker cannot give to two peers behind it."""
+    if security.key is not None and security.authority is None:
+        raise SecurityError(
+            f"SecurityOptions.key: {security.key}; with MQTT, TLS is the broker's, and so is the key: leave out `key`, "
+            "and give as `certificate` the authority that signed the broker's certificate. If the broker wants a "
+            "certificate of this client, give that authority as `authority`"
+        )
+    if security.post_quantum == "require":
+        raise SecurityError(
+            "SecurityOptions.post_quantum: 'require'; with MQTT each side has TLS to the broker only, and cannot know "
+            "the key exchange of the other side; use 'prefer', and seal the messages from end to end: "
+            "CommunicatorOptions.seal"
+        )
+    if security.revoked is not None:
+        raise SecurityError(
+            f"SecurityOptions.revoked: {security.revoked}; with MQTT the broker checks certificates; give the list to "
+            "the broker"
+        )
 
 
 def _keep_freed_memory() -> None:

@@ -16,6 +16,7 @@ from netq.mqtt.multicast.group import Block
 from netq.protocol.connection import Connection
 from netq.protocol.sender import Part
 from netq.runtime.link import LinkListener
+from netq.security.identity import Protection
 
 _QUEUE, _REMOTE_QUEUE = 1, 2  # segments queued in the channel; more if it is in another loop
 PREFIX = 256  # bytes of the session that may precede a block, beyond the size of a packet
@@ -40,6 +41,7 @@ class Link:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
+        self.protection: Protection | None = None  # of the connection to the broker
         self._listener = listener
         self._channel = channel
         self._first_loop = self._loop = first_loop

@@ -154,6 +154,7 @@ class Multiplexer:
     def attach(self, channel: Channel, address: str, size: int) -> None:
         """Make a link over a channel."""
         link = Link(self._listener, channel, self.loop, self._listener.connect(), address, min(size, self.size))
+        link.protection = self.broker.protection
         self._listener.attach(link)
 
     def dispatch(self, link_topic: LinkTopic, incoming: Packet) -> None:

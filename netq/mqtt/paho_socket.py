@@ -13,6 +13,7 @@ from collections import deque
 from netq.buffers import Buffer
 from netq.errors import SecurityError
 from netq.io.sockets import ByteStream
+from netq.security.identity import Protection
 
 _READ_AHEAD = 128 * 1024  # bytes of one read
 _CONNACK = 0x20  # the first byte of a broker
@@ -46,6 +47,11 @@ class PahoSocket:
     def more(self) -> bool:
         """Whether more can be read without waiting for the selector."""
         return bool(self._unread) or self._stream.more
+
+    @property
+    def protection(self) -> Protection | None:
+        """The TLS of the connection to the broker."""
+        return self._stream.protection
 
     def fill(self) -> None:
         """Receive, if paho has read everything before. Raises BlockingIOError if nothing has arrived."""

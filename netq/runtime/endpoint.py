@@ -32,11 +32,14 @@ from netq.runtime.link import Link, LinkListener, Transport
 from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.reconnect import Reconnector
+from netq.security.identity import Certificate
+from netq.security.revocation import RevocationList
 from netq.text import printable
 
 log = logging.getLogger("netq")
 
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
+_REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
@@ -47,9 +50,11 @@ class Endpoint:
     def __init__(
         self, options: CommunicatorOptions, purpose: Purpose, inbox: Inbox, transport: TransportFactory
     ) -> None:
-        # The loops, each with memory for messages; links are spread over them.
         self.options = options
         self.is_server = purpose is Purpose.SERVER
+        revoked = options.security.revoked if options.security is not None and self.is_server else None
+        self._revoked = None if revoked is None else RevocationList("SecurityOptions.revoked", revoked)
+        # The loops, each with memory for messages; links are spread over them.
         self._inbox = inbox
         self.loops = [
             Loop(
@@ -116,6 +121,7 @@ class Endpoint:
 
     def _run(self) -> None:
         try:
+            self._watch_revocations()
             for loop in self.loops:
                 self._trim_memory(loop)
                 loop.start()
@@ -264,6 +270,16 @@ class Endpoint:
         self._memories[loop].age()
         loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
 
+    def _watch_revocations(self) -> None:
+        """End the sessions of clients whose certificates were revoked meanwhile."""
+        if self._revoked is None:
+            return
+        self._revoked.refresh()
+        for peer in self.peers.values():
+            if peer.certificate is not None and peer.certificate.serial in self._revoked:
+                peer.loop.call(peer.expel, _revoked(peer.certificate))
+        self.home.at(time.monotonic() + _REVOCATION_PERIOD, self._watch_revocations)
+
     def _watch_handshake(self, link: Link) -> None:
         """Drop a link that does not finish the handshake in time."""
         if link in self._handshaking and (events := link.connection.tick(time.monotonic())):
@@ -288,8 +304,17 @@ class Endpoint:
         #
         # While we close, a client that has begun anew is refused. Its old session is ended here, or the close would
         # wait for a client that will never resume it.
+        #
+        # With mutual TLS the certificate names the client, and a token counts only with the certificate that it was
+        # first used with.
+        protection = link.protection
+        certificate = protection and protection.certificate
+        if certificate is not None and (objection := self._identity_refusal(greeting, certificate)):
+            return self._refuse(link, objection)
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
+        if proven and peer is not None and peer.certificate != certificate:
+            return self._refuse(link, f"the session of {greeting.id} was begun with another certificate")
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
@@ -298,6 +323,7 @@ class Endpoint:
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
+            peer.certificate = certificate
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
@@ -308,6 +334,19 @@ class Endpoint:
             return peer.accept(link, greeting, resumed=same)
         link.move(peer.loop)
         return peer.loop.call(functools.partial(peer.accept, link, greeting, resumed=same))
+
+    def _identity_refusal(self, greeting: Greeting, certificate: Certificate) -> str:
+        """Return why this certificate does not prove the claimed id, or an empty string."""
+        if certificate.identity is None:
+            return (
+                "its certificate names no client; expected one subject alternative name urn:uuid:…, as `netq certs "
+                "issue` makes it"
+            )
+        if certificate.identity != greeting.id:
+            return f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}"
+        if self._revoked is not None and certificate.serial in self._revoked:
+            return _revoked(certificate)
+        return ""
 
     def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
         """Return why a client is refused, or an empty string. `rival` is another client with the same id."""
@@ -395,6 +434,10 @@ class Endpoint:
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self._finish_closing()
+
+
+def _revoked(certificate: Certificate) -> str:
+    return f"the certificate of {certificate.identity}, serial number {certificate.serial:x}, is revoked"
 
 
 def _run_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:

@@ -17,6 +17,7 @@ from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
+from netq.security.identity import Protection
 
 
 class Link(Protocol):
@@ -26,6 +27,10 @@ class Link(Protocol):
     address: str  # of the peer, for log lines
     peer: Worker | None  # set by the listener, when it knows whose link this is
     inline: bool  # whether users' threads may call `flush` and `receive`
+
+    @property
+    def protection(self) -> Protection | None:
+        """How the link is protected, and by which certificate; None if it is not, or its handshake is not over."""
 
     def flush(self) -> None:
         """Send what the connection has to send: now what can be sent without waiting, and the rest later."""

@@ -26,6 +26,7 @@ from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.link import Link
 from netq.runtime.statistics import Statistics
+from netq.security.identity import Certificate, Protection
 
 log = logging.getLogger("netq")
 
@@ -80,6 +81,8 @@ class Peer:
         self.link: Link | None = None
         self._flushing = False
         self._address = ""
+        self.certificate: Certificate | None = None  # by which this client has begun its session, if it has one
+        self._protection: Protection | None = None  # of the last link
         self._link_lost_at = time.monotonic()
         self._superseded_at: list[float] = []  # when links were superseded lately
         self._expiry: Timer | None = None  # runs while no link is open: ends the session
@@ -230,6 +233,13 @@ class Peer:
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
 
+    def expel(self, reason: str) -> None:
+        """End the session, and tell the peer why."""
+        link, error = self.link, Closed(self.id, reason)
+        if link is not None:
+            self._drop(link, Code.REFUSED, reason)
+        self.end(error)
+
     def probe(self) -> None:
         """Probe our link, because another client claims what cannot be true while the link is alive."""
         if self.link is not None:
@@ -258,6 +268,7 @@ class Peer:
         # An older link that was replaced may fail later than its successor began, and changes nothing then.
         link.connection.detach()
         if self.link is link:
+            self._protection = link.protection
             self.link = None
             self._stop_heartbeat()
             if self._expiry is None:  # the link was open; otherwise the timers run already
@@ -297,6 +308,7 @@ class Peer:
         """Return the figures."""
         link = self.link
         connected = link is not None and link.connection.open
+        protection = self._protection if link is None else link.protection
         return Statistics(
             connected=connected,
             address=self._address,
@@ -307,6 +319,7 @@ class Peer:
             bytes_in=self.session.bytes_in,
             bytes_out=self.session.bytes_out,
             arriving=self.session.arriving,
+            security=protection and protection.security,
             round_trip=self.session.round_trip,
         )
 

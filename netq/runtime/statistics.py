@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from netq.security.identity import Security
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -21,4 +23,5 @@ class Statistics:
     bytes_in: int  # bytes of `messages_in`
     bytes_out: int  # bytes of `messages_out`
     arriving: int  # bytes received of messages that are not whole yet; not in `bytes_in`
+    security: Security | None  # of the present or last link; None without TLS. With MQTT: of the link to the broker
     round_trip: float | None  # seconds, of the last PING of this side that was answered; None before the first

@@ -49,6 +49,7 @@ class Link:
         # Threads: which of them may work on the link.
         self._loop = loop
         self._baton = loop.baton
+        self.protection = None  # nothing leaves the machine
         self.inline = True  # False while something waits for room in the ring
         self.awake = True  # this side looks into the ring, so the peer need not send WAKE
         # What carries the bytes: the control socket, the rings, and segments for large messages.

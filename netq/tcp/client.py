@@ -10,7 +10,7 @@ from netq.io.loop import Loop
 from netq.io.sockets import wrap
 from netq.options import CommunicatorOptions, Purpose, check_put_merge
 from netq.runtime.link import LinkListener
-from netq.security.tls import client_side
+from netq.security.tls import client_side, with_own_id
 from netq.tcp.link import Link
 
 
@@ -51,4 +51,4 @@ class Communicator(core.Communicator):
     """A client on TCP. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, ClientTransport)
+        super().__init__(with_own_id(options), Purpose.CLIENT, ClientTransport)

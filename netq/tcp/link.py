@@ -26,6 +26,7 @@ from netq.io.sockets import ByteStream, tune
 from netq.io.timers import Timer
 from netq.protocol.connection import Connection, State
 from netq.runtime.link import LinkListener, fail
+from netq.security.identity import Protection
 from netq.tcp.send_batch import MAX_BATCH, SendBatch
 
 _SMALL = 64 * 1024  # bytes: up to here, one copy costs less than a longer vector of buffers
@@ -73,6 +74,11 @@ class Link:
         tune(stream.sock)
         self._bound_queue()
         self._watch(READ)
+
+    @property
+    def protection(self) -> Protection | None:
+        """What TLS has negotiated."""
+        return self._stream.protection
 
     def flush(self) -> None:
         """Send until there is nothing to send, or the socket is full."""

@@ -28,6 +28,7 @@ class Link:
     """One of two ends. It hands over the sender's own buffers, and the other end copies them."""
 
     inline = False
+    protection = None
 
     def __init__(self, listener: LinkListener, loop: Loop, connection: Connection, address: str) -> None:
         self.connection = connection

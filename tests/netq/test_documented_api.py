@@ -167,7 +167,7 @@ def test_missing_file_raises_when_communicator_is_made(tmp_path: Path) -> None:
         nq.SecurityError, match=r"SecurityOptions\.certificate: .*chain\.pem: not readable: No such file"
     ):
         nq.new("tcp", "server", nq.CommunicatorOptions(netloc=there, security=missing))
-    with pytest.raises(nq.SecurityError, match=r"a client has no key of its own yet: leave out `key`"):
+    with pytest.raises(nq.SecurityError, match=r"a client with a key of its own needs `authority`"):
         nq.new("tcp", "client", nq.CommunicatorOptions(security=missing))
     with pytest.raises(nq.SecurityError, match=r"with MQTT, TLS is the broker's, and so is the key: leave out `key`"):
         nq.new("mqtt", "server", nq.CommunicatorOptions(security=missing))

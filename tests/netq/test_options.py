@@ -159,12 +159,19 @@ def test_serialization_defaults_to_pickle() -> None:
         refused(SerializationOptions, name, "pickle")
 
 
-@pytest.mark.parametrize("name", ["key", "certificate"])
+@pytest.mark.parametrize("name", ["key", "certificate", "authority", "revoked"])
 def test_files(name: str, tmp_path: Path) -> None:
     file = tmp_path / "file.pem"  # not there: the communicator says so (SecurityError), when it reads the file
-    assert getattr(SecurityOptions(**{name: file}), name) == file
-    assert getattr(SecurityOptions(**{name: str(file)}), name) == file  # type: ignore[arg-type]
+    for given in (file, str(file)):
+        options: dict[str, Any] = {name: given}
+        assert getattr(SecurityOptions(**options), name) == file
     refused(SecurityOptions, name, b"file.pem")
+
+
+def test_post_quantum() -> None:
+    assert SecurityOptions().post_quantum == "prefer"
+    for value in (True, None, "required", "", 1):
+        refused(SecurityOptions, "post_quantum", value)
 
 
 @pytest.mark.parametrize("prefix", ["", "$SYS", "/farm", "a+b", "a#", "a\0b", "a\nb", "x" * 129, b"farm", None])

@@ -100,7 +100,7 @@ def test_unusable_keys_raise_and_leave_nothing_open(files: certificates.Files, t
         (Purpose.SERVER, SecurityOptions(bad, bad), r"bad\.pem"),
         (Purpose.SERVER, SecurityOptions(other.key, files.certificate), "not the key of the certificate"),
         (Purpose.CLIENT, SecurityOptions(certificate=bad), r"bad\.pem"),
-        (Purpose.CLIENT, of_server(files), "a client has no key"),
+        (Purpose.CLIENT, of_server(files), "a client with a key of its own needs `authority`"),
     ):
         with pytest.raises(SecurityError, match=text):
             new(Protocol.GRPC, purpose, CommunicatorOptions(netloc=here, security=security, workers=2))

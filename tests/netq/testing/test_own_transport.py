@@ -18,6 +18,8 @@ from netq.testing.conformance import check_communicator
 
 
 class Link:
+    protection = None
+
     def __init__(self, listener: LinkListener, loop: Loop, sock: socket.socket) -> None:
         self.connection, self.address = listener.connect(), "a toy"
         self.peer: Worker | None = None

@@ -1,0 +1,238 @@
+"""TLS by pyOpenSSL: the OpenSSL that the package `cryptography` brings, with post-quantum key exchange.
+
+Its first group is X25519MLKEM768 (draft-ietf-tls-ecdhe-mlkem), which both sides use if both have it. It takes
+certificates of ML-DSA, too. pyOpenSSL checks no host name; this module does, by service_identity (RFC 6125), during the
+verification of the chain, so that a server with another name is refused before the end of the handshake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from OpenSSL import SSL, crypto
+from service_identity import CertificateError, VerificationError
+from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
+
+from netq.buffers import Buffer
+from netq.errors import SecurityError
+from netq.security.engine import Broken, Cut, Ended, WantInput
+from netq.security.files import load_certificates, load_identity, uris
+from netq.security.identity import Protection, Security, certificate_of
+from netq.security.processor import has_aes
+
+_OUTPUT = 320 * 1024  # bytes taken at once: what waits in a connection that sends much
+_PARTIAL_WRITE = 1  # SSL_MODE_ENABLE_PARTIAL_WRITE: one record for each call
+_CHACHA, _AES = b"TLS_CHACHA20_POLY1305_SHA256", b"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
+_HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64  # verify codes of OpenSSL's x509_vfy.h
+_VERIFIED = {  # OpenSSL's words for its verify codes, which pyOpenSSL does not tell
+    9: "certificate is not yet valid",
+    10: "certificate has expired",
+    18: "self-signed certificate",
+    19: "self-signed certificate in certificate chain",
+    20: "unable to get local issuer certificate",
+    21: "unable to verify the first certificate",
+    24: "invalid CA certificate",
+    25: "path length constraint exceeded",
+    26: "unsuitable certificate purpose",
+}
+
+
+def server(key: Path, certificate: Path, authority: Path | None) -> Callable[[], OpenSslEngine]:
+    """Return a factory of engines for a server. Raises SecurityError."""
+    context = _context(SSL.TLS_SERVER_METHOD)
+    context.set_session_cache_mode(SSL.SESS_CACHE_OFF)  # netq resumes sessions by itself
+    context.set_options(SSL.OP_NO_TICKET)
+    _use_identity(context, key, certificate)
+    if authority is not None:
+        _trust(context, "authority", authority)
+        context.set_verify(SSL.VERIFY_PEER | SSL.VERIFY_FAIL_IF_NO_PEER_CERT, _verify)
+    return lambda: OpenSslEngine(context, None)
+
+
+def client(
+    host: str, trusted: Path | None, option: str, key: Path | None, certificate: Path | None
+) -> Callable[[], OpenSslEngine]:
+    """Return a factory of engines for a client. `option` is the one that names `trusted`. Raises SecurityError."""
+    context = _context(SSL.TLS_CLIENT_METHOD)
+    if trusted is None:
+        context.set_default_verify_paths()
+    else:
+        _trust(context, option, trusted)
+    if key is not None and certificate is not None:
+        _use_identity(context, key, certificate)
+    context.set_verify(SSL.VERIFY_PEER, _verify)
+    name = _Host(host)
+    return lambda: OpenSslEngine(context, name)
+
+
+class _Host:
+    """The name of a server, as it must be in its certificate. Raises SecurityError."""
+
+    def __init__(self, host: str) -> None:
+        self.server_name = b""  # for SNI (RFC 6066, section 3), which has no addresses
+        try:
+            self._address = str(ipaddress.ip_address(host))
+        except ValueError:
+            self._address = ""
+            try:
+                self.server_name = host.encode("idna")
+            except UnicodeError as error:
+                raise _no_name(host, error) from error
+            if not self.server_name or host.startswith(".") or b"\0" in self.server_name:
+                raise _no_name(host, "empty, or with a leading dot or NUL") from None
+        self._name = self.server_name.decode().removesuffix(".")
+
+    def mismatch(self, certificate: Any) -> tuple[str, int] | None:
+        """Return what is wrong with the names of a certificate, and OpenSSL's code of that; None if nothing is."""
+        try:
+            if self._address:
+                verify_certificate_ip_address(certificate, self._address)
+            else:
+                verify_certificate_hostname(certificate, self._name)
+        except (VerificationError, CertificateError, ValueError):
+            if self._address:
+                what = f"IP address mismatch, certificate is not valid for '{self._address}'"
+                return what, _ADDRESS_MISMATCH
+            return f"Hostname mismatch, certificate is not valid for '{self._name}'", _HOST_MISMATCH
+        return None
+
+
+def _no_name(host: str, why: object) -> SecurityError:
+    return SecurityError(f"{host!r} is no name that a certificate could be checked for: {why}")
+
+
+class OpenSslEngine:
+    """An Engine. `host` is the server's name; None on the server's side."""
+
+    def __init__(self, context: SSL.Context, host: _Host | None) -> None:
+        self._ssl = SSL.Connection(context)
+        self._checks = _Checks(host)
+        self._ssl.set_app_data(self._checks)  # for `_verify`
+        if host is None:
+            self._ssl.set_accept_state()
+        else:
+            self._ssl.set_connect_state()
+            if host.server_name:
+                self._ssl.set_tlsext_host_name(host.server_name)
+
+    def feed(self, data: Buffer) -> None:
+        """See Engine."""
+        self._ssl.bio_write(data)
+
+    def feed_eof(self) -> None:
+        """See Engine."""
+        self._ssl.bio_shutdown()
+
+    def handshake(self) -> None:
+        """See Engine."""
+        try:
+            self._ssl.do_handshake()
+        except SSL.Error as error:
+            raise self._translated(error) from error
+
+    def read(self, buffer: memoryview) -> int:
+        """See Engine."""
+        try:
+            return self._ssl.recv_into(buffer)
+        except SSL.Error as error:
+            raise self._translated(error) from error
+
+    def write(self, data: Buffer) -> int:
+        """See Engine."""
+        try:
+            return self._ssl.send(data)
+        except SSL.Error as error:
+            raise self._translated(error) from error
+
+    def output(self) -> bytes:
+        """See Engine."""
+        pieces = []
+        with contextlib.suppress(SSL.WantReadError):
+            while True:
+                pieces.append(self._ssl.bio_read(_OUTPUT))
+                if len(pieces[-1]) < _OUTPUT:
+                    break
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def close(self) -> None:
+        """See Engine."""
+        with contextlib.suppress(SSL.Error):  # there is nothing to end before the end of the handshake
+            self._ssl.shutdown()
+
+    def protection(self) -> Protection:
+        """See Engine."""
+        tls, certificate = self._ssl, None
+        if (shown := tls.get_peer_certificate(as_cryptography=True)) is not None:
+            certificate = certificate_of(shown.public_bytes(Encoding.DER), shown.serial_number, uris(shown))
+        identity = None if certificate is None else certificate.identity
+        group = tls.get_group_name()
+        # OpenSSL writes "x25519" and "X25519MLKEM768". One spelling, of the IANA registry, for both backends.
+        security = Security(
+            tls.get_protocol_version_name(), tls.get_cipher_name() or "", _GROUPS.get(group or "", group), identity
+        )
+        return Protection(security, certificate)
+
+    def _translated(self, error: SSL.Error) -> Exception:
+        if isinstance(error, SSL.WantReadError):
+            return WantInput()
+        if isinstance(error, SSL.ZeroReturnError):
+            return Ended()
+        if isinstance(error, SSL.SysCallError):
+            return Cut()
+        reasons = error.args[0] if error.args and isinstance(error.args[0], list) else []
+        reason = reasons[0][2].upper().replace(" ", "_") if reasons else "UNKNOWN_ERROR"
+        what, code = self._checks.refusal
+        return Broken(reason, what, code)
+
+
+_GROUPS = {"x25519": "X25519", "x448": "X448", "prime256v1": "secp256r1"}
+
+
+class _Checks:
+    """What `_verify` checks for one connection, and what it has found wrong."""
+
+    def __init__(self, host: _Host | None) -> None:
+        self.host = host
+        self.refusal = ("", 0)
+
+
+def _verify(connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, valid: int) -> bool:
+    """Accept a certificate that OpenSSL accepts, if the server's own names the host."""
+    checks: _Checks = connection.get_app_data()
+    if not valid:
+        checks.refusal = _VERIFIED.get(code, f"error {code} of OpenSSL's verification"), code
+    elif depth == 0 and checks.host is not None and (mismatch := checks.host.mismatch(certificate.to_cryptography())):
+        checks.refusal = mismatch
+    return not checks.refusal[0]
+
+
+def _context(method: int) -> SSL.Context:
+    context = SSL.Context(method)
+    context.set_min_proto_version(SSL.TLS1_3_VERSION)  # it has neither compression nor renegotiation
+    context.clear_mode(_PARTIAL_WRITE)  # `send` into memory takes all
+    # A processor without AES instructions computes ChaCha20 several times faster. The client's order counts.
+    context.set_tls13_ciphersuites(b":".join([_AES, _CHACHA] if has_aes() else [_CHACHA, _AES]))
+    return context
+
+
+def _trust(context: SSL.Context, option: str, path: Path) -> None:
+    store = context.get_cert_store()
+    assert store is not None
+    for certificate in load_certificates(f"SecurityOptions.{option}", path):
+        store.add_cert(crypto.X509.from_cryptography(certificate))
+    store.set_flags(crypto.X509StoreFlags.PARTIAL_CHAIN)  # trust what is in the file, be it a root or not
+
+
+def _use_identity(context: SSL.Context, key: Path, certificate: Path) -> None:
+    load_identity("SecurityOptions", key, certificate)  # a check, with better errors
+    try:
+        context.use_certificate_chain_file(str(certificate))
+        context.use_privatekey_file(str(key))  # use_privatekey() does not take a key of ML-DSA
+    except SSL.Error as error:
+        why = ", ".join(reason for _, _, reason in error.args[0]) if error.args else "unknown"
+        raise SecurityError(f"SecurityOptions.key: {key}: cannot be used with {certificate}: {why}") from error

@@ -1,0 +1,265 @@
+"""Mutual TLS: a client is whom its certificate names, and nobody else; both ends report what was negotiated."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netq import Closed, CommunicatorOptions, ConnectionOptions, Purpose, Security, SecurityError, SecurityOptions
+from netq.core import Communicator
+from netq.runtime import endpoint
+from netq.tcp import client
+from netq.tcp.client import ClientTransport
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
+from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority
+
+IDS = [uuid.uuid4() for _ in range(2)]
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+def make_client(security: SecurityOptions) -> None:
+    client.Communicator(CommunicatorOptions(security=security)).close(0)
+
+
+class Impostor(Communicator):
+    """A client that claims the id of its options, whatever its certificate says."""
+
+    def __init__(self, options: CommunicatorOptions) -> None:
+        super().__init__(options, Purpose.CLIENT, ClientTransport)
+
+
+def impostor(server: Communicator, **options: Any) -> Impostor:
+    return Impostor(CommunicatorOptions(netloc=server.netloc, connection=ConnectionOptions(linger=0.0), **options))
+
+
+@pytest.mark.parametrize("post_quantum", ["off", "prefer", "require"])
+def test_both_ends_report_the_same_connection(
+    communicators: Communicators, authority: Authority, post_quantum: str
+) -> None:
+    server = communicators.server(security=authority.server(post_quantum=post_quantum))
+    client = communicators.client(server.netloc, security=authority.client(IDS[0], post_quantum=post_quantum))
+    introduce(server, client)
+    assert client.id == IDS[0]
+    at_server, (at_client,) = server.statistics()[IDS[0]].security, client.statistics().values()
+    assert at_server is not None
+    assert at_server.identity == IDS[0]
+    assert at_client.security == at_server._replace(identity=None)  # this server's certificate names no client
+    group = None if post_quantum == "off" else "X25519MLKEM768"
+    assert at_server == Security("TLSv1.3", "TLS_AES_256_GCM_SHA384", group, IDS[0])
+
+
+def test_statistics_keep_the_last_links_security(communicators: Communicators, authority: Authority) -> None:
+    server = communicators.server(security=authority.server())
+    client = communicators.client(server.netloc, security=authority.client(IDS[0]))
+    introduce(server, client)
+    before = server.statistics()[IDS[0]].security
+    communicators.abort(client)
+    assert server.statistics()[IDS[0]].security == before
+
+
+def test_a_plain_connection_has_no_security(communicators: Communicators) -> None:
+    server, client = communicators.pair()
+    introduce(server, client)
+    assert server.statistics()[client.id].security is None
+    assert client.statistics()[server.id].security is None
+
+
+def test_ml_dsa_certificates(communicators: Communicators, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, post_quantum=True)
+    server = communicators.server(security=authority.server(post_quantum="require"))
+    client = communicators.client(server.netloc, security=authority.client(IDS[0], post_quantum="require"))
+    introduce(server, client)
+    security = server.statistics()[IDS[0]].security
+    assert security is not None
+    assert (security.group, security.identity) == ("X25519MLKEM768", IDS[0])
+
+
+@pytest.mark.parametrize(("at_server", "at_client"), [("require", "off"), ("off", "require")])
+def test_require_refuses_a_classical_peer(
+    communicators: Communicators, authority: Authority, log: LogRecorder, at_server: str, at_client: str
+) -> None:
+    server = communicators.server(security=authority.server(post_quantum=at_server))
+    client = communicators.client(server.netloc, security=authority.client(IDS[0], post_quantum=at_client), linger=0.0)
+    future = client.put("never")
+    line = log.wait("which is not post-quantum, and SecurityOptions.post_quantum is 'require'")
+    assert ("a client exchanges keys with X25519" if at_server == "require" else "the server 127.0.0.1") in line
+    log.wait("the connection was closed", 2)  # it has tried again
+    assert server.statistics() == {}
+    assert not future.done()
+    assert client.close(LIMIT) == 1
+    communicators.release(client)
+
+
+@pytest.mark.parametrize("post_quantum", ["off", "prefer"])
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda authority, folder: authority.trusting(), "shows no certificate; give it SecurityOptions.key"),
+        (lambda authority, folder: Authority(folder).client(IDS[0], authority=authority.path), "unable to get local"),
+        (lambda authority, folder: authority._options(authority.issue([SERVER], urns=(IDS[0].urn,))), "clientAuth"),
+    ],
+    ids=["no certificate", "unknown authority", "a server's"],
+)
+def test_a_client_without_a_valid_certificate_is_refused(
+    communicators: Communicators,
+    authority: Authority,
+    log: LogRecorder,
+    tmp_path: Path,
+    make: Callable[[Authority, Path], SecurityOptions],
+    error: str,
+    post_quantum: Any,
+) -> None:
+    server = communicators.server(security=authority.server(post_quantum=post_quantum))
+    security = dataclasses.replace(make(authority, tmp_path), post_quantum=post_quantum)
+    client = communicators.client(server.netloc, security=security, linger=0.0)
+    client.put("never")
+    assert "a client" in log.wait(error)
+    log.wait("refused this side of the TLS connection")  # the client is told
+    assert server.statistics() == {}
+    assert client.close(LIMIT) == 1
+    communicators.release(client)
+
+
+def test_an_id_that_the_certificate_does_not_name_is_refused(
+    communicators: Communicators, authority: Authority, log: LogRecorder
+) -> None:
+    server = communicators.server(security=authority.server())
+    with impostor(server, id=IDS[1], security=authority.client(IDS[0])) as client:
+        client.put("never")
+        log.wait(f"it claims the id {IDS[1]}, but its certificate is that of {IDS[0]}")
+        log.wait("the peer refuses: it claims the id")
+        assert server.statistics() == {}
+
+
+def test_a_certificate_without_an_id_is_refused(
+    communicators: Communicators, authority: Authority, log: LogRecorder
+) -> None:
+    server = communicators.server(security=authority.server())
+    with impostor(server, security=authority.client(None)) as client:
+        client.put("never")
+        log.wait("its certificate names no client")
+        assert server.statistics() == {}
+
+
+def test_a_client_certificate_without_an_id_cannot_be_used(authority: Authority) -> None:
+    two = authority._options(authority.issue([CLIENT], urns=tuple(id.urn for id in IDS)))
+    for security in (authority.client(None), two):
+        with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .* names no client, or several"):
+            make_client(security)
+
+
+def test_a_stolen_token_needs_its_certificate(
+    communicators: Communicators, authority: Authority, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another certificate of the same client cannot resume the session, nor take over what waits in it."""
+    server = communicators.server(security=authority.server())
+    client = communicators.client(server.netloc, security=authority.client(IDS[0]))
+    introduce(server, client)
+    token = client._endpoint.peers[None].session.token
+    communicators.abort(client)
+    waits = server.put("for the client", IDS[0])
+    monkeypatch.setattr("secrets.token_bytes", lambda size: token)
+    with impostor(server, id=IDS[0], security=authority.client(IDS[0])):
+        log.wait("was begun with another certificate")
+    assert not waits.done()
+    assert server.close(0) == 1
+    communicators.release(server)
+
+
+@pytest.mark.parametrize("moment", ["before", "while connected"])
+def test_a_revoked_client_is_refused(
+    communicators: Communicators,
+    authority: Authority,
+    log: LogRecorder,
+    tmp_path: Path,
+    moment: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "_REVOCATION_PERIOD", 0.05)
+    good, bad = (authority.client(id) for id in IDS)
+    assert bad.certificate is not None
+    revoked, line = tmp_path / "revoked.txt", f"{authority.serials[bad.certificate]:x}  # a lost board\n"
+    revoked.write_text("# serial numbers\n\n" + (line if moment == "before" else ""))
+    server = communicators.server(security=authority.server(revoked=revoked))
+    client = communicators.client(server.netloc, security=bad, linger=0.0)
+    if moment == "while connected":
+        introduce(server, client)
+        other = tmp_path / "other"
+        other.write_text(line)
+        os.replace(other, revoked)
+    else:
+        client.put("never")
+    log.wait(f"the peer refuses: the certificate of {IDS[1]}, serial number")
+    with pytest.raises(Closed, match="is revoked") if moment == "while connected" else pytest.raises(TimeoutError):
+        server.get(IDS[1], timeout=LIMIT if moment == "while connected" else 0.0)
+    assert IDS[1] not in server.statistics()
+    introduce(server, communicators.client(server.netloc, security=good))
+    communicators.abort(client)
+
+
+def test_a_damaged_list_of_revoked_certificates(
+    communicators: Communicators,
+    authority: Authority,
+    log: LogRecorder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "_REVOCATION_PERIOD", 0.05)
+    revoked = tmp_path / "revoked.txt"
+    with pytest.raises(SecurityError, match=r"SecurityOptions\.revoked: .*revoked\.txt: not readable: there is no"):
+        communicators.server(security=authority.server(revoked=revoked))
+    for text in ("12 34\n", "xyz\n", "1\n" + "f" * 41 + "\n", "-1\n"):
+        revoked.write_text(text)
+        with pytest.raises(SecurityError, match=r"revoked\.txt: line \d is no serial number; expected hexadecimal"):
+            communicators.server(security=authority.server(revoked=revoked))
+    security = authority.client(IDS[0])
+    assert security.certificate is not None
+    revoked.write_text(f"{authority.serials[security.certificate]:x}")
+    server = communicators.server(security=authority.server(revoked=revoked))
+    revoked.write_text("damaged")
+    log.wait("the list as it was before stays in force")
+    client = communicators.client(server.netloc, security=security, linger=0.0)
+    client.put("never")
+    log.wait("is revoked")
+    assert len(log.having("stays in force", logging.WARNING)) == 1
+    communicators.abort(client)
+
+
+@pytest.mark.parametrize("missing", ["key", "certificate"])
+def test_half_an_identity_cannot_be_used(authority: Authority, missing: str) -> None:
+    security = authority.client(IDS[0], **{missing: None})
+    with pytest.raises(SecurityError, match=rf"SecurityOptions\.{missing}: None; a client has both a key and"):
+        make_client(security)
+
+
+def test_options_without_effect_are_refused(authority: Authority, tmp_path: Path) -> None:
+    (tmp_path / "revoked.txt").touch()
+    with pytest.raises(SecurityError, match=r"SecurityOptions\.revoked: .*only a server"):
+        make_client(authority.client(IDS[0], revoked=tmp_path / "revoked.txt"))
+
+
+def test_an_expired_certificate_of_ones_own(authority: Authority) -> None:
+    files = authority.issue([CLIENT], HOSTS, (IDS[0].urn,), days=-1)
+    with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .*pem: has expired on .*; make a new one"):
+        make_client(authority._options(files))
+
+
+def test_a_key_that_all_may_read(authority: Authority) -> None:
+    security = authority.client(IDS[0])
+    assert security.key is not None
+    security.key.chmod(0o644)
+    for post_quantum in ("off", "prefer"):
+        with pytest.raises(SecurityError, match=r"SecurityOptions\.key: .* may read it; run: chmod 600 /"):
+            make_client(dataclasses.replace(security, post_quantum=post_quantum))
