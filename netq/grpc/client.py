@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from netq import core
+from netq.grpc import channel_options
 from netq.grpc._grpc import grpc
-from netq.grpc.channel_options import METHOD, of_client
+from netq.grpc.channel_options import METHOD
 from netq.grpc.errors import translate
 from netq.grpc.handle import EventLoopHandle
+from netq.grpc.link import Link
 from netq.grpc.resolver import addresses
 from netq.grpc.stream import StreamFunctions
-from netq.grpc.tls import authorities
+from netq.grpc.tls import of_client, read_headers, refusal
 from netq.io.connect import check
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
+from netq.security.tls import with_own_id
 
 
 class ClientTransport:
@@ -28,7 +32,8 @@ class ClientTransport:
         self._listener = listener
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
-        self._trusted = None if security is None else authorities(security, self.netloc.host)
+        self._files = None if security is None else of_client(security, self.netloc.host)
+        self._require = security is not None and security.post_quantum == "require"
         self._handle = EventLoopHandle(listener, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # of the event loop
         self._attempt: asyncio.Task[None] | None = None  # the task that has no link yet
@@ -85,6 +90,8 @@ class ClientTransport:
             try:
                 async with asyncio.timeout(self._listener.options.connection.handshake_timeout):
                     error = await self._refusal(channel, call)
+                    if error is None and self._require:
+                        error = await self._weakness(call)
                 if error is None:
                     await self._carry(call)
             except TimeoutError:
@@ -113,17 +120,38 @@ class ClientTransport:
             over.cancel()
         return None
 
+    async def _weakness(self, call: grpc.aio.StreamStreamCall) -> Exception | None:
+        """Wait for the server's headers; return an error if they do not tell of a post-quantum key exchange."""
+        found = read_headers(await call.initial_metadata())
+        if found is None and call.done():  # the server has refused this client
+            return translate(await call.details() or "", self.netloc.host)
+        return refusal(found, f"the server {self.netloc.host}", require=True)
+
     async def _carry(self, call: grpc.aio.StreamStreamCall) -> None:
         link = await self._handle.make_link(self._address)
         self._attempt = None
-        if link is not None:
+        if link is None:
+            return
+        # Not awaited here: a proxy may hold the headers back until there is data.
+        learning = None if self._files is None else asyncio.create_task(_learn_protection(link, call))
+        try:
             await link.stream.carry(functions_of(call))
+        finally:
+            if learning is not None:
+                learning.cancel()
 
     def _channel(self, target: str) -> grpc.aio.Channel:
-        options = of_client(self.netloc)
-        if self._trusted is None:
+        options = channel_options.of_client(self.netloc)
+        if self._files is None:
             return grpc.aio.insecure_channel(target, options)
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(self._trusted), options)
+        key, certificate, trusted = self._files
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusted, key, certificate), options)
+
+
+async def _learn_protection(link: Link, call: grpc.aio.StreamStreamCall) -> None:
+    """Note what the server tells of the connection: grpc does not tell a client."""
+    with contextlib.suppress(grpc.RpcError):
+        link.protection = read_headers(await call.initial_metadata())
 
 
 def functions_of(call: grpc.aio.StreamStreamCall) -> StreamFunctions:
@@ -140,4 +168,4 @@ class Communicator(core.Communicator):
     """A client on gRPC. Raises SecurityError."""
 
     def __init__(self, options: CommunicatorOptions | None = None) -> None:
-        super().__init__(options, Purpose.CLIENT, ClientTransport)
+        super().__init__(with_own_id(options), Purpose.CLIENT, ClientTransport)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from netq.errors import SecurityError
 from netq.grpc.event_loop import acquire, release
 from netq.grpc.link import Link
 from netq.io.loop import Loop
 from netq.io.selector import READ
 from netq.options import check_put_merge
 from netq.runtime.link import LinkListener
+from netq.security.identity import Protection
 
 
 class EventLoopHandle:
@@ -33,12 +35,17 @@ class EventLoopHandle:
             raise
         loop.watch(self._hold, READ, lambda mask: None)
 
-    async def make_link(self, address: str) -> Link | None:
-        """Return a link for a new stream; None if the transport is closed. Called in the event loop."""
+    async def make_link(
+        self, address: str, protection: Protection | None = None, error: SecurityError | None = None
+    ) -> Link | None:
+        """Return a link for a new stream; None if the transport is closed. Called in the event loop.
+
+        `error` is why the stream is refused: the link has then ended.
+        """
         # A link belongs to the netq loop, which therefore makes it. While this waits the stream may end: `_set_result`
         # then ends the link, which has no task that would report the end to it.
         made: asyncio.Future[Link | None] = self.event_loop.loop.create_future()
-        self._loop.call(self._attach, made, address)
+        self._loop.call(self._attach, made, address, protection, error)
         return await made
 
     def release(self) -> None:
@@ -47,14 +54,23 @@ class EventLoopHandle:
         self._hold.close()
         release(self.event_loop)
 
-    def _attach(self, made: asyncio.Future[Link | None], address: str) -> None:
+    def _attach(
+        self,
+        made: asyncio.Future[Link | None],
+        address: str,
+        protection: Protection | None,
+        error: SecurityError | None,
+    ) -> None:
         if self.closed:
             self.event_loop.call(_set_result, made, None)
             return
         # The stream is started first: its queues keep what comes in either direction until both sides are ready.
         link = Link(self._listener, self._loop, self.event_loop, self._listener.connect(), address)
+        link.protection = protection
         self.event_loop.call(_set_result, made, link)
         self._listener.attach(link)
+        if error is not None:
+            link.lost(error)
 
 
 def _set_result(made: asyncio.Future[Link | None], link: Link | None) -> None:

@@ -15,6 +15,7 @@ from netq.io.baton import Worker
 from netq.io.loop import Loop
 from netq.protocol.connection import Connection
 from netq.runtime.link import LinkListener
+from netq.security.identity import Protection
 
 _PACKETS = 8  # packets received before other links of the loop get a turn
 
@@ -23,7 +24,6 @@ class Link:
     """Moves bytes between a Stream and a Connection."""
 
     inline = False
-    protection = None
 
     def __init__(
         self, listener: LinkListener, loop: Loop, event_loop: EventLoop, connection: Connection, address: str
@@ -31,6 +31,7 @@ class Link:
         self.connection = connection
         self.address = address
         self.peer: Worker | None = None
+        self.protection: Protection | None = None  # a client learns it from the headers of the response
         self.stream = Stream(event_loop, self._schedule_turn, address)
         self._listener = listener
         self._loop = loop
@@ -92,14 +93,15 @@ class Link:
             if self._closed:
                 continue
             if packet is END:
-                self._lost()
+                self.lost(self.stream.error)
                 return
             if events := self.connection.feed(memoryview(packet), time.monotonic()):
                 self._listener.deliver(self, events)
             incoming.processed(len(packet))
         self._schedule_turn()
 
-    def _lost(self) -> None:
+    def lost(self, error: Exception) -> None:
+        """Report the loss of the link."""
         self._closed = True
         self.stream.close()
-        self._listener.lost(self, self.stream.error)
+        self._listener.lost(self, error)

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from netq import core
+from netq.grpc import channel_options
 from netq.grpc._grpc import grpc
-from netq.grpc.channel_options import CONNECT, SERVICE, of_server
+from netq.grpc.channel_options import CONNECT, SERVICE
 from netq.grpc.handle import EventLoopHandle
 from netq.grpc.stream import StreamFunctions
-from netq.grpc.tls import identity
+from netq.grpc.tls import headers, of_server, protection, refusal
 from netq.io.connect import bind, cannot_listen
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
@@ -28,7 +29,8 @@ class ServerTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        self._identity = None if security is None else identity(security)
+        self._files = None if security is None else of_server(security)
+        self._require = security is not None and security.post_quantum == "require"
         self._handle: EventLoopHandle | None = None
         self._server: grpc.aio.Server | None = None  # used in the event loop
         self._stopping: asyncio.Task[None] | None = None  # as well
@@ -57,14 +59,16 @@ class ServerTransport:
 
     async def _start(self, address: str) -> int:
         """Start listening, and return the port; 0 if grpc cannot bind the address."""
-        server = grpc.aio.server(options=of_server(self._listener.options.connection))
+        server = grpc.aio.server(options=channel_options.of_server(self._listener.options.connection))
         methods = {CONNECT: grpc.stream_stream_rpc_method_handler(self._serve)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         try:
-            if self._identity is None:
+            if self._files is None:
                 port = server.add_insecure_port(address)
             else:
-                port = server.add_secure_port(address, grpc.ssl_server_credentials([self._identity]))
+                key, certificate, trusted = self._files
+                credentials = grpc.ssl_server_credentials([(key, certificate)], trusted, trusted is not None)
+                port = server.add_secure_port(address, credentials)
         except RuntimeError:
             return 0
         await server.start()
@@ -86,8 +90,15 @@ class ServerTransport:
 
     async def _serve(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         assert self._handle is not None
-        await context.send_initial_metadata(())
-        link = await self._handle.make_link(unquote(context.peer().partition(":")[2]))
+        address = unquote(context.peer().partition(":")[2])
+        found = error = None
+        if self._files is not None:
+            found = protection(context.auth_context())
+            error = refusal(found, "a client", require=self._require)
+        await context.send_initial_metadata(headers(found.security) if found else ())
+        link = await self._handle.make_link(address, found, error)
+        if error is not None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         if link is not None:
             await link.stream.carry(StreamFunctions(context.read, context.write, _finish))
 

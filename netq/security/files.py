@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from netq.errors import SecurityError
-from netq.security.identity import identity_in
+from netq.security.identity import Certificate, certificate_of, identity_in
 from netq.version import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -96,6 +96,18 @@ def own_id(path: Path) -> uuid.UUID:
             "urn:uuid:…, the client's id, as `netq certs issue` makes it"
         )
     return id
+
+
+def parse_certificate(pem: bytes) -> Certificate:
+    """Return what netq needs of a certificate that a TLS library has verified."""
+    return describe(_x509().load_pem_x509_certificate(pem))
+
+
+def describe(certificate: x509.Certificate) -> Certificate:
+    """Return what netq needs of a certificate."""
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    return certificate_of(certificate.public_bytes(Encoding.DER), certificate.serial_number, uris(certificate))
 
 
 def uris(certificate: x509.Certificate) -> list[str]:

@@ -18,8 +18,8 @@ class Security(NamedTuple):
     """How a link is protected: `statistics()[peer].security`."""
 
     version: str  # "TLSv1.3"
-    cipher: str  # "TLS_AES_256_GCM_SHA384"
-    group: str | None  # of the key exchange, as in "X25519MLKEM768"; None where the TLS library does not tell it
+    cipher: str | None  # "TLS_AES_256_GCM_SHA384"; None where the TLS library does not tell it
+    group: str | None  # of the key exchange, as in "X25519MLKEM768"; None as well
     identity: uuid.UUID | None  # of the peer's certificate; None if the peer has shown none
 
 

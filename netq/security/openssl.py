@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.serialization import Encoding
 from OpenSSL import SSL, crypto
 from service_identity import CertificateError, VerificationError
 from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
@@ -21,8 +20,8 @@ from service_identity.cryptography import verify_certificate_hostname, verify_ce
 from netq.buffers import Buffer
 from netq.errors import SecurityError
 from netq.security.engine import Broken, Cut, Ended, WantInput
-from netq.security.files import load_certificates, load_identity, uris
-from netq.security.identity import Protection, Security, certificate_of
+from netq.security.files import describe, load_certificates, load_identity
+from netq.security.identity import Protection, Security
 from netq.security.processor import has_aes
 
 _OUTPUT = 320 * 1024  # bytes taken at once: what waits in a connection that sends much
@@ -168,7 +167,7 @@ class OpenSslEngine:
         """See Engine."""
         tls, certificate = self._ssl, None
         if (shown := tls.get_peer_certificate(as_cryptography=True)) is not None:
-            certificate = certificate_of(shown.public_bytes(Encoding.DER), shown.serial_number, uris(shown))
+            certificate = describe(shown)
         identity = None if certificate is None else certificate.identity
         group = tls.get_group_name()
         # OpenSSL writes "x25519" and "X25519MLKEM768". One spelling, of the IANA registry, for both backends.

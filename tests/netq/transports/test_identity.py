@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from netq import Closed, CommunicatorOptions, ConnectionOptions, Purpose, Security, SecurityError, SecurityOptions
+from netq import (
+    Closed,
+    CommunicatorOptions,
+    ConnectionOptions,
+    Protocol,
+    Purpose,
+    Security,
+    SecurityError,
+    SecurityOptions,
+    new,
+)
 from netq.core import Communicator
+from netq.grpc import tls as grpc_tls
 from netq.runtime import endpoint
-from netq.tcp import client
-from netq.tcp.client import ClientTransport
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority
+from tests.netq.makers import plain
 
 IDS = [uuid.uuid4() for _ in range(2)]
+
+
+tcp = pytest.mark.parametrize("protocol", ["tcp"], indirect=True)  # where the errors are those of netq/security/tls.py
+
+
+@pytest.fixture(params=["tcp", "grpc"])
+def protocol(request: pytest.FixtureRequest) -> Protocol:
+    """The transports whose server has TLS of its own."""
+    return Protocol(request.param)
+
+
+@pytest.fixture
+def communicators(protocol: Protocol) -> Iterator[Communicators]:
+    with Communicators(plain(protocol)) as communicators:
+        yield communicators
 
 
 @pytest.fixture
@@ -29,35 +55,38 @@ def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
 
 
-def make_client(security: SecurityOptions) -> None:
-    client.Communicator(CommunicatorOptions(security=security)).close(0)
+def make_client(protocol: Protocol, security: SecurityOptions) -> None:
+    new(protocol, Purpose.CLIENT, CommunicatorOptions(security=security)).close(0)
 
 
 class Impostor(Communicator):
     """A client that claims the id of its options, whatever its certificate says."""
 
-    def __init__(self, options: CommunicatorOptions) -> None:
-        super().__init__(options, Purpose.CLIENT, ClientTransport)
+    def __init__(self, protocol: Protocol, options: CommunicatorOptions) -> None:
+        transport = importlib.import_module(f"netq.{protocol}.client").ClientTransport
+        super().__init__(options, Purpose.CLIENT, transport)
 
 
-def impostor(server: Communicator, **options: Any) -> Impostor:
-    return Impostor(CommunicatorOptions(netloc=server.netloc, connection=ConnectionOptions(linger=0.0), **options))
+def impostor(protocol: Protocol, server: Communicator, **options: Any) -> Impostor:
+    return Impostor(
+        protocol, CommunicatorOptions(netloc=server.netloc, connection=ConnectionOptions(linger=0.0), **options)
+    )
 
 
 @pytest.mark.parametrize("post_quantum", ["off", "prefer", "require"])
 def test_both_ends_report_the_same_connection(
-    communicators: Communicators, authority: Authority, post_quantum: str
+    communicators: Communicators, protocol: Protocol, authority: Authority, post_quantum: str
 ) -> None:
     server = communicators.server(security=authority.server(post_quantum=post_quantum))
     client = communicators.client(server.netloc, security=authority.client(IDS[0], post_quantum=post_quantum))
     introduce(server, client)
     assert client.id == IDS[0]
-    at_server, (at_client,) = server.statistics()[IDS[0]].security, client.statistics().values()
-    assert at_server is not None
-    assert at_server.identity == IDS[0]
-    assert at_client.security == at_server._replace(identity=None)  # this server's certificate names no client
-    group = None if post_quantum == "off" else "X25519MLKEM768"
-    assert at_server == Security("TLSv1.3", "TLS_AES_256_GCM_SHA384", group, IDS[0])
+    (at_server,), (at_client,) = server.statistics().values(), client.statistics().values()
+    is_grpc = protocol is Protocol.GRPC
+    cipher = None if is_grpc else "TLS_AES_256_GCM_SHA384"
+    group = "X25519MLKEM768" if is_grpc or post_quantum != "off" else None
+    assert at_server.security == Security("TLSv1.3", cipher, group, IDS[0])
+    assert at_client.security == Security("TLSv1.3", cipher, group, None)  # this server's certificate has no urn:uuid
 
 
 def test_statistics_keep_the_last_links_security(communicators: Communicators, authority: Authority) -> None:
@@ -76,6 +105,7 @@ def test_a_plain_connection_has_no_security(communicators: Communicators) -> Non
     assert client.statistics()[server.id].security is None
 
 
+@tcp
 def test_ml_dsa_certificates(communicators: Communicators, tmp_path: Path) -> None:
     authority = Authority(tmp_path, post_quantum=True)
     server = communicators.server(security=authority.server(post_quantum="require"))
@@ -86,6 +116,7 @@ def test_ml_dsa_certificates(communicators: Communicators, tmp_path: Path) -> No
     assert (security.group, security.identity) == ("X25519MLKEM768", IDS[0])
 
 
+@tcp
 @pytest.mark.parametrize(("at_server", "at_client"), [("require", "off"), ("off", "require")])
 def test_require_refuses_a_classical_peer(
     communicators: Communicators, authority: Authority, log: LogRecorder, at_server: str, at_client: str
@@ -102,6 +133,7 @@ def test_require_refuses_a_classical_peer(
     communicators.release(client)
 
 
+@tcp
 @pytest.mark.parametrize("post_quantum", ["off", "prefer"])
 @pytest.mark.parametrize(
     ("make", "error"),
@@ -133,10 +165,10 @@ def test_a_client_without_a_valid_certificate_is_refused(
 
 
 def test_an_id_that_the_certificate_does_not_name_is_refused(
-    communicators: Communicators, authority: Authority, log: LogRecorder
+    communicators: Communicators, protocol: Protocol, authority: Authority, log: LogRecorder
 ) -> None:
     server = communicators.server(security=authority.server())
-    with impostor(server, id=IDS[1], security=authority.client(IDS[0])) as client:
+    with impostor(protocol, server, id=IDS[1], security=authority.client(IDS[0])) as client:
         client.put("never")
         log.wait(f"it claims the id {IDS[1]}, but its certificate is that of {IDS[0]}")
         log.wait("the peer refuses: it claims the id")
@@ -144,24 +176,28 @@ def test_an_id_that_the_certificate_does_not_name_is_refused(
 
 
 def test_a_certificate_without_an_id_is_refused(
-    communicators: Communicators, authority: Authority, log: LogRecorder
+    communicators: Communicators, protocol: Protocol, authority: Authority, log: LogRecorder
 ) -> None:
     server = communicators.server(security=authority.server())
-    with impostor(server, security=authority.client(None)) as client:
+    with impostor(protocol, server, security=authority.client(None)) as client:
         client.put("never")
         log.wait("its certificate names no client")
         assert server.statistics() == {}
 
 
-def test_a_client_certificate_without_an_id_cannot_be_used(authority: Authority) -> None:
+def test_a_client_certificate_without_an_id_cannot_be_used(protocol: Protocol, authority: Authority) -> None:
     two = authority._options(authority.issue([CLIENT], urns=tuple(id.urn for id in IDS)))
     for security in (authority.client(None), two):
         with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .* names no client, or several"):
-            make_client(security)
+            make_client(protocol, security)
 
 
 def test_a_stolen_token_needs_its_certificate(
-    communicators: Communicators, authority: Authority, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+    communicators: Communicators,
+    protocol: Protocol,
+    authority: Authority,
+    log: LogRecorder,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Another certificate of the same client cannot resume the session, nor take over what waits in it."""
     server = communicators.server(security=authority.server())
@@ -171,7 +207,7 @@ def test_a_stolen_token_needs_its_certificate(
     communicators.abort(client)
     waits = server.put("for the client", IDS[0])
     monkeypatch.setattr("secrets.token_bytes", lambda size: token)
-    with impostor(server, id=IDS[0], security=authority.client(IDS[0])):
+    with impostor(protocol, server, id=IDS[0], security=authority.client(IDS[0])):
         log.wait("was begun with another certificate")
     assert not waits.done()
     assert server.close(0) == 1
@@ -238,28 +274,65 @@ def test_a_damaged_list_of_revoked_certificates(
 
 
 @pytest.mark.parametrize("missing", ["key", "certificate"])
-def test_half_an_identity_cannot_be_used(authority: Authority, missing: str) -> None:
+def test_half_an_identity_cannot_be_used(protocol: Protocol, authority: Authority, missing: str) -> None:
     security = authority.client(IDS[0], **{missing: None})
     with pytest.raises(SecurityError, match=rf"SecurityOptions\.{missing}: None; a client has both a key and"):
-        make_client(security)
+        make_client(protocol, security)
 
 
-def test_options_without_effect_are_refused(authority: Authority, tmp_path: Path) -> None:
+def test_options_without_effect_are_refused(protocol: Protocol, authority: Authority, tmp_path: Path) -> None:
     (tmp_path / "revoked.txt").touch()
     with pytest.raises(SecurityError, match=r"SecurityOptions\.revoked: .*only a server"):
-        make_client(authority.client(IDS[0], revoked=tmp_path / "revoked.txt"))
+        make_client(protocol, authority.client(IDS[0], revoked=tmp_path / "revoked.txt"))
 
 
-def test_an_expired_certificate_of_ones_own(authority: Authority) -> None:
+def test_an_expired_certificate_of_ones_own(protocol: Protocol, authority: Authority) -> None:
     files = authority.issue([CLIENT], HOSTS, (IDS[0].urn,), days=-1)
     with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .*pem: has expired on .*; make a new one"):
-        make_client(authority._options(files))
+        make_client(protocol, authority._options(files))
 
 
-def test_a_key_that_all_may_read(authority: Authority) -> None:
+def test_a_key_that_all_may_read(protocol: Protocol, authority: Authority) -> None:
     security = authority.client(IDS[0])
     assert security.key is not None
     security.key.chmod(0o644)
     for post_quantum in ("off", "prefer"):
         with pytest.raises(SecurityError, match=r"SecurityOptions\.key: .* may read it; run: chmod 600 /"):
-            make_client(dataclasses.replace(security, post_quantum=post_quantum))
+            make_client(protocol, dataclasses.replace(security, post_quantum=post_quantum))
+
+
+@pytest.mark.parametrize("protocol", ["grpc"], indirect=True)
+def test_grpc_takes_no_certificates_of_ml_dsa(protocol: Protocol, tmp_path: Path) -> None:
+    authority = Authority(tmp_path, post_quantum=True)
+    with pytest.raises(SecurityError, match=r"a certificate of MLDSA65; gRPC takes P-256, P-384 and RSA"):
+        make_client(protocol, authority.client(IDS[0]))
+
+
+@pytest.mark.parametrize("protocol", ["grpc"], indirect=True)
+@pytest.mark.parametrize("side", ["server", "client"])
+def test_require_refuses_a_classical_peer_of_grpc(
+    communicators: Communicators,
+    protocol: Protocol,
+    authority: Authority,
+    log: LogRecorder,
+    side: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """grpc cannot be made to use a classical group, so what it tells of the call is changed."""
+    real = grpc_tls.protection
+
+    def classical(context: Any) -> Any:
+        found = real(context)
+        return found._replace(security=found.security._replace(group="X25519"))
+
+    monkeypatch.setattr("netq.grpc.server.protection", classical)
+    post_quantum = {"server": "prefer", "client": "prefer", side: "require"}
+    server = communicators.server(security=authority.server(post_quantum=post_quantum["server"]))
+    security = authority.client(IDS[0], post_quantum=post_quantum["client"])
+    client = communicators.client(server.netloc, security=security, linger=0.0)
+    client.put("never")
+    who = "a client" if side == "server" else "the server 127.0.0.1"
+    log.wait(f"{who} exchanges keys with X25519, which is not post-quantum")
+    assert server.statistics() == {}
+    assert client.close(LIMIT) == 1
+    communicators.release(client)
