@@ -10,6 +10,7 @@ import netq
 from netq import CommunicatorOptions, MqttOptions, NetworkLocation, Protocol, Purpose, SecurityOptions
 from netq.core import Communicator
 from netq.mqtt.topic import new_id
+from netq.options import PostQuantum
 from netq.security import certificates
 from netq.testing import loopback
 from netq.testing.fixtures import Make
@@ -23,10 +24,10 @@ def plain(protocol: Protocol) -> Make:
     return lambda purpose, options: netq.new(protocol, purpose, options)
 
 
-def under_tls(protocol: Protocol, files: certificates.Files) -> Make:
+def under_tls(protocol: Protocol, files: certificates.Files, post_quantum: PostQuantum = "prefer") -> Make:
     security = {
-        Purpose.SERVER: SecurityOptions(files.key, files.certificate),
-        Purpose.CLIENT: SecurityOptions(certificate=files.authority),
+        Purpose.SERVER: SecurityOptions(files.key, files.certificate, post_quantum=post_quantum),
+        Purpose.CLIENT: SecurityOptions(certificate=files.authority, post_quantum=post_quantum),
     }
     make = plain(protocol)
     return lambda purpose, options: make(purpose, dataclasses.replace(options, security=security[purpose]))

@@ -10,6 +10,7 @@ import pytest
 
 from netq import CommunicatorOptions, Protocol, Purpose, SecurityOptions
 from netq.core import Communicator
+from netq.options import PostQuantum
 from netq.testing import loopback
 from netq.testing.conformance import CHECKS, check_communicator
 from netq.testing.fixtures import Make
@@ -33,14 +34,15 @@ def of(protocol: Protocol) -> Callable[[Request], New]:
     return lambda request: lambda folder: plain(protocol)
 
 
-def of_tls(protocol: Protocol) -> Callable[[Request], New]:
-    return lambda request: lambda folder: under_tls(protocol, request.getfixturevalue("files"))
+def of_tls(protocol: Protocol, post_quantum: PostQuantum = "prefer") -> Callable[[Request], New]:
+    return lambda request: lambda folder: under_tls(protocol, request.getfixturevalue("files"), post_quantum)
 
 
 MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of tests, and then a test
     "loopback": lambda request: lambda folder: in_process,
     "tcp": of(Protocol.TCP),
     "tcp+tls": of_tls(Protocol.TCP),
+    "tcp+tls of Python": of_tls(Protocol.TCP, "off"),
     "mqtt": of_mqtt,
     "mqtt+tls": of_mqtt_under_tls,
     "grpc": of(Protocol.GRPC),

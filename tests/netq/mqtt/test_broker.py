@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.server
 import itertools
 import logging
 import socket
 import struct
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import netq
-from netq import NetworkLocation, Purpose, SecurityOptions
+from netq import (
+    CommunicatorOptions,
+    NetworkLocation,
+    Protocol,
+    Purpose,
+    Security,
+    SecurityError,
+    SecurityOptions,
+    new,
+)
 from netq.core import Communicator
 from netq.mqtt.broker import Broker
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from tests.netq.authority import Authority
 from tests.netq.makers import at_broker
 from tests.netq.mqtt.conftest import NewBroker
 from tests.servers.mosquitto import Mosquitto
@@ -236,6 +249,48 @@ def test_broker_with_untrusted_certificate_is_refused(
     with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as communicators:
         opened(communicators, purpose, tls_broker.netloc)
         assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")
+
+
+def test_statistics_report_the_tls_of_the_broker(tls_broker: Mosquitto, files: certificates.Files) -> None:
+    """Debian's broker has no post-quantum key exchange, so "prefer" falls back."""
+    with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=files.authority))) as communicators:
+        server, client = communicators.pair()
+        introduce(server, client)
+        expected = Security("TLSv1.3", "TLS_AES_256_GCM_SHA384", "X25519", None)
+        assert server.statistics()[client.id].security == expected
+        assert client.statistics()[server.id].security == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"post_quantum": "require"}, r"SecurityOptions\.post_quantum: 'require'; .* seal the messages"),
+        ({"key": Path("key.pem")}, r"SecurityOptions\.key: key\.pem; with MQTT, TLS is the broker's"),
+        ({"revoked": Path("/dev/null")}, r"SecurityOptions\.revoked: /dev/null; .* the list to the broker"),
+    ],
+)
+@pytest.mark.parametrize("purpose", Purpose)
+def test_what_tls_to_a_broker_cannot_give_is_refused(
+    files: certificates.Files, purpose: Purpose, changes: dict[str, Any], error: str
+) -> None:
+    security = dataclasses.replace(SecurityOptions(certificate=files.authority), **changes)
+    with pytest.raises(SecurityError, match=error):
+        new(Protocol.MQTT, purpose, CommunicatorOptions(security=security))
+
+
+def test_broker_that_wants_certificates(new_broker: NewBroker, tmp_path: Path, log: LogRecorder) -> None:
+    authority = Authority(tmp_path)
+    of_broker, of_peer = authority.server(), authority.client(uuid.uuid4())
+    broker = new_broker(
+        certificate=of_broker.certificate,
+        key=of_broker.key,
+        config=f"cafile {authority.path}\nrequire_certificate true",
+    )
+    with Communicators(at_broker(broker.netloc, of_peer)) as communicators:
+        introduce(*communicators.pair())
+    with Communicators(at_broker(broker.netloc, authority.trusting())) as communicators:
+        opened(communicators, Purpose.CLIENT, broker.netloc)
+        assert "certificate required; give SecurityOptions.key" in log.wait("trying again until it answers")
 
 
 def opened(communicators: Communicators, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:

@@ -22,6 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security import certificates
+from netq.security import tls as tls_module
 from netq.security.tls import MAX_EMPTY, MAX_HANDSHAKE, MAX_PENDING, OVERHEAD, RECORD, Tls, client_side, server_side
 
 HOST = "aggregator.local"
@@ -296,6 +297,44 @@ def test_client_without_certificate_trusts_the_system(
     monkeypatch.setenv("SSL_CERT_FILE", str(files.authority))  # names the system's file for OpenSSL
     server = server_side(SecurityOptions(files.key, files.certificate))
     complete_handshake(Pair(client_side(SecurityOptions(), HOST)(), server()))
+
+
+# --- which TLS library, and what it negotiates
+
+
+@pytest.mark.parametrize("aes", [True, False])
+def test_chacha20_is_preferred_without_aes_instructions(
+    files: certificates.Files, backend: str, monkeypatch: pytest.MonkeyPatch, aes: bool
+) -> None:
+    monkeypatch.setattr("netq.security.openssl.has_aes", lambda: aes)
+    client = client_side(SecurityOptions(certificate=files.authority), HOST)
+    monkeypatch.setattr("netq.security.openssl.has_aes", lambda: True)  # the server's own order does not count
+    pair = complete_handshake(Pair(client(), server_side(SecurityOptions(files.key, files.certificate))()))
+    name = "TLS_AES_256_GCM_SHA384" if aes or backend == "standard" else "TLS_CHACHA20_POLY1305_SHA256"
+    for tls in pair:
+        assert tls.protection is not None
+        assert tls.protection.security.cipher == name
+
+
+def test_backends_understand_each_other(files: certificates.Files) -> None:
+    modules = [importlib.import_module(f"netq.security.{name}") for name in ("standard", "openssl")]
+    for at_server, at_client in (modules, modules[::-1]):
+        server = Tls(at_server.server(files.key, files.certificate, None)(), "a client")
+        client = Tls(at_client.client(HOST, files.authority, "certificate", None, None)(), "the server")
+        complete_handshake(Pair(client, server))
+        server.received(encrypt(client, b"hello"))
+        assert read(server) == b"hello"
+
+
+def test_the_library_is_chosen_by_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the fixture has chosen
+    installed = {"prefer": "openssl", "require": "openssl", "off": "standard"}
+    for choice, name in installed.items():
+        assert tls_module._backend(SecurityOptions(post_quantum=choice)).__name__ == f"netq.security.{name}"  # type: ignore[arg-type]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert tls_module._backend(SecurityOptions()).__name__ == "netq.security.standard"
+    with pytest.raises(SecurityError, match=r"'require' needs pyOpenSSL: pip install 'netq-fl\[security\]'"):
+        tls_module._backend(SecurityOptions(post_quantum="require"))
 
 
 # --- the end of a connection
