@@ -59,7 +59,7 @@ class Stage:
         if peer.tls and not (self.folder / "server.pem").exists():
             from netq.security import certificates  # imported here: it needs cryptography
 
-            certificates.make(self.folder)
+            certificates.init(self.folder)
         if peer.broker and not self.broker_port:
             self.broker_port = self.stack.enter_context(broker.running(self.folder))
         port = self.broker_port if peer.broker else broker.free_port()

@@ -10,7 +10,7 @@ from netq.version import version
 
 _COMMANDS = {  # the module of each, which has a function `main`; imported when it is needed
     "bench": ("netq.bench.command", "measure a link between two machines, or on one"),
-    "certs": ("netq.cli.certs", "make a private authority and a server certificate"),
+    "certs": ("netq.cli.certs", "make certificates of servers and clients, and revoke them"),
     "doctor": ("netq.cli.doctor", "show what this machine can do, and whether a server answers"),
 }
 _USAGE = "\n".join(

@@ -45,7 +45,7 @@ def nothing_left() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
     """Certificates of a server on this machine."""
-    return certificates.make(tmp_path_factory.mktemp("certificates"))
+    return certificates.init(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")

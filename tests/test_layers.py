@@ -89,6 +89,7 @@ PURE = [
 ]
 IMPURE = {"socket", "selectors", "ssl", "threading", "asyncio", "time", "random", "logging", "os"}
 THIRD_PARTY = {  # by module or folder; netq else has the standard library only
+    "netq.security.authority": {"cryptography"},
     "netq.security.certificates": {"cryptography"},
     "netq.security.files": {"cryptography"},
     "netq.security.openssl": {"cryptography", "OpenSSL", "service_identity"},

@@ -60,7 +60,7 @@ def _fl(processes: Processes, folder: Path | None = None, clients: int = work.CL
 def _tls(processes: Processes) -> None:
     from netq.security import certificates
 
-    certificates.make(processes.folder)
+    certificates.init(processes.folder)
     _fl(processes, processes.folder)
 
 

@@ -50,7 +50,7 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
     Raises ProcessFailed if the aggregator fails, or the last client. Cancelled or failed, it ends every process
     before it returns.
     """
-    files = certificates.make(folder)
+    files = certificates.init(folder)
     processes: dict[str, Process] = {}
     try:
         port = 0  # the system's choice

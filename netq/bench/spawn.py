@@ -130,7 +130,7 @@ def _files(options: argparse.Namespace, host: str) -> Iterator[_Files]:
     from netq.security import certificates  # needs cryptography
 
     with tempfile.TemporaryDirectory(prefix="netq-bench-") as folder:
-        yield _Files(*certificates.make(Path(folder), [host]))
+        yield _Files(*certificates.init(Path(folder), [host]))
 
 
 def _arguments(options: argparse.Namespace, netloc: NetworkLocation, files: _Files, core: int | None) -> list[str]:

@@ -1,48 +1,198 @@
-"""netq certs: makes a private authority and a server's certificate. netq.security.certificates does the work."""
+"""netq certs: a private authority, its certificates, and their revocation. netq.security.certificates does the work."""
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from netq.errors import SecurityError
-from netq.version import DISTRIBUTION
 
-_EXAMPLE = "example: netq certs certificates --name aggregator.local --name 10.0.0.1"
+if TYPE_CHECKING:
+    from netq.security.certificates import Entry
+
+_EXAMPLE = """\
+example: netq certs init --host aggregator.local --host 10.0.0.1
+         netq certs issue board-7       its files: authority.pem, board-7.pem, board-7-key.pem
+         netq certs revoke board-7      the server gets revoked.txt, and refuses it
+         netq certs show
+"""
+_ALGORITHMS = """\
+p256       every TLS library takes it; the default
+ml-dsa-65  post-quantum signatures, of 3 KB each. Only TLS by pyOpenSSL takes them: not gRPC, not a Python with
+           OpenSSL older than 3.5, not the mosquitto and nginx of Debian 12
+The key exchange is post-quantum with both, if server and client have the extra `security`.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files, and print what each is for; return the exit status."""
+    """Run a sub-command; return the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        import netq.security.certificates  # noqa: F401
+    except ImportError as error:
+        print(f"netq certs: {error}", file=sys.stderr)
+        return 2
+    try:
+        status: int = options.run(options)
+    except SecurityError as error:
+        print(f"netq certs: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"netq certs: {error.filename}: {error.strerror}; use a folder that you may write to", file=sys.stderr)
+        return 2
+    return status
+
+
+def _init(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    hosts = options.host or certificates.LOCAL
+    files = certificates.init(options.folder, hosts, options.days, options.algorithm, options.overwrite)
+    _print_table(
+        (files.authority, "the authority: copy it to the server and to each client"),
+        (files.authority.with_name("authority-key.pem"), "its key, which signs certificates: keep it off the server"),
+        (files.certificate, f"the server's certificate, for {', '.join(hosts)}, {options.days} days"),
+        (files.key, "the server's key: keep it on the server"),
+        (files.authority.with_name("revoked.txt"), "what the server refuses; nothing yet"),
+    )
+    return 0
+
+
+def _issue(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    folder, name = options.folder, options.name
+    old = [entry for entry in certificates.show(folder) if entry.name == name] if options.renew else []
+    files = certificates.issue(folder, name, options.host or (), options.days, options.renew)
+    (new,) = [entry for entry in certificates.show(folder) if entry.name == name]
+    side = "server" if new.hosts else "client"
+    _print_table(
+        (files.authority, f"the authority that the {side} trusts"),
+        (files.certificate, f"the {side}'s certificate" + _for(new.hosts) + f", {options.days} days; id {new.id}"),
+        (files.key, f"the {side}'s key"),
+    )
+    print(f"copy these three files to the {side}; the key is secret")
+    for entry in old:
+        print(f"the old certificate stays valid until {entry.until:%Y-%m-%d}")
+        if entry.kind == "client":
+            print(f"to refuse it: netq certs revoke {name} --serial {entry.serial:x} --folder {folder}")
+    return 0
+
+
+def _revoke(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    serial = certificates.revoke(options.folder, options.name, options.serial)
+    print(f"{options.folder / 'revoked.txt'} has {options.name}, serial {serial:x}; copy it to the server")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from netq.security import certificates
+
+    entries = certificates.show(options.folder)
+    width = max(len(entry.name) for entry in entries)
+    for entry in entries:
+        summary, *details = _facts(entry)
+        print(f"{entry.name:<{width}}  {summary}")
+        for fact in details:
+            print(f"{'':<{width}}  {fact}")
+    return 2 if any(entry.problems for entry in entries) else 0
+
+
+def _facts(entry: Entry) -> Iterator[str]:
+    if entry.kind is None or entry.until is None:
+        yield "not readable"
+    else:
+        left = (entry.until - datetime.datetime.now(datetime.UTC)).days
+        where = "" if entry.has_key else "; its key is not here"
+        summary = f"{entry.kind}{_for(entry.hosts)}, {entry.algorithm or 'another algorithm'}"
+        yield f"{summary}, until {entry.until:%Y-%m-%d} ({left} days){where}"
+        yield f"serial   {entry.serial:x}{', REVOKED' if entry.revoked else ''}"
+    if entry.id is not None:
+        yield f"id       {entry.id}"
+    for problem in entry.problems:
+        yield f"PROBLEM  {problem}"
+
+
+def _for(hosts: Iterable[str]) -> str:
+    return f" for {', '.join(hosts)}" if hosts else ""
+
+
+def _print_table(*rows: tuple[Path, str]) -> None:
+    width = max(len(str(path)) for path, _ in rows)
+    for path, meaning in rows:
+        print(f"{path!s:<{width}}  {meaning}")
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "netq certs",
-        description="Make a private authority, and a server certificate that it signs. Its key is not kept.",
+        description="Make a private authority, and certificates of servers and clients, in one folder.",
         epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where to write; it is made if it does not exist")
-    parser.add_argument(
-        "--name",
-        action="append",
-        metavar="HOST",
-        help="a name or address by which clients reach the server; repeat it for more. Default: this machine only",
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    folder = argparse.ArgumentParser(add_help=False)
+    folder.add_argument(
+        "--folder", type=Path, default=Path("certificates"), help="the folder with the files; default: %(default)s"
     )
-    parser.add_argument("--days", type=int, default=365, help="validity; default: %(default)s")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    options = parser.parse_args(arguments)
+    made = argparse.ArgumentParser(add_help=False)
+    made.add_argument("--days", type=int, default=365, help="validity of the certificate; default: %(default)s")
+
+    init = commands.add_parser(
+        "init",
+        parents=[folder, made],
+        help="make the authority and the server's certificate",
+        description="Make the authority, which lasts ten years, and the server's certificate.",
+        epilog=_ALGORITHMS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    host = "a name or address by which clients reach the server; repeat it for more"
+    init.add_argument("--host", action="append", help=f"{host}. Default: this machine only")
+    init.add_argument("--algorithm", choices=["p256", "ml-dsa-65"], default="p256", help="of all keys; see below")
+    init.add_argument("--overwrite", action="store_true", help="replace files; certificates already made become void")
+    init.set_defaults(run=_init)
+
+    issue = commands.add_parser(
+        "issue",
+        parents=[folder, made],
+        help="make a client's certificate, or one of another server",
+        description="Make a client's certificate or, with --host, one of another server.",
+    )
+    issue.add_argument("name", metavar="NAME", help="the name of the files: letters, digits, - and _")
+    issue.add_argument("--host", action="append", help=f"{host}. Without it the certificate is a client's")
+    issue.add_argument(
+        "--renew", action="store_true", help="replace an existing one; the id stays, and so do the hosts"
+    )
+    issue.set_defaults(run=_issue)
+
+    revoke = commands.add_parser(
+        "revoke",
+        parents=[folder],
+        help="let servers refuse a client's certificate",
+        description="Add a client's certificate to revoked.txt. A running server reads that file when it changes.",
+    )
+    revoke.add_argument("name", metavar="NAME", help="as given to issue")
+    revoke.add_argument("--serial", type=_serial, help="of an older certificate, as `issue --renew` has printed it")
+    revoke.set_defaults(run=_revoke)
+
+    show = commands.add_parser(
+        "show",
+        parents=[folder],
+        help="list all certificates, and what is wrong with them",
+        description="List all certificates. The status is 2 if something is wrong with one of them.",
+    )
+    show.set_defaults(run=_show)
+    return parser
+
+
+def _serial(text: str) -> int:
     try:
-        from netq.security import certificates
-    except ImportError:
-        print(f"netq certs: needs cryptography: pip install '{DISTRIBUTION}[security]'", file=sys.stderr)
-        return 2
-    names = options.name or ["localhost", "127.0.0.1", "::1"]
-    try:
-        options.folder.mkdir(parents=True, exist_ok=True)
-        files = certificates.make(options.folder, names, options.days, options.overwrite)
-    except (SecurityError, OSError) as error:
-        print(f"netq certs: {error}".replace("overwrite=True", "--overwrite"), file=sys.stderr)
-        return 2
-    print(f"{files.key}          the server's key; keep it on the server")
-    print(f"{files.certificate}              the server's certificate, for {', '.join(names)}, {options.days} days")
-    print(f"{files.authority}           the authority that clients trust; give it to each of them")
-    return 0
+        return int(text, 16)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a serial number in hexadecimal") from None

@@ -1,1 +1,1 @@
-"""What keeps strangers out: `tls`, a layer between a link and its socket, and `certificates`, which makes some."""
+"""TLS, a layer between a link and its socket (`tls`), and a private authority for it (`certificates`)."""

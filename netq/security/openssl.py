@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from OpenSSL import SSL, crypto
 from service_identity import CertificateError, VerificationError
-from service_identity.cryptography import verify_certificate_hostname, verify_certificate_ip_address
+from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressPattern, verify_service_identity
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
@@ -89,16 +90,27 @@ class _Host:
     def mismatch(self, certificate: Any) -> tuple[str, int] | None:
         """Return what is wrong with the names of a certificate, and OpenSSL's code of that; None if nothing is."""
         try:
-            if self._address:
-                verify_certificate_ip_address(certificate, self._address)
-            else:
-                verify_certificate_hostname(certificate, self._name)
+            name = IPAddress_ID(self._address) if self._address else DNS_ID(self._name)
+            verify_service_identity(_names(certificate), [name], [])
         except (VerificationError, CertificateError, ValueError):
             if self._address:
                 what = f"IP address mismatch, certificate is not valid for '{self._address}'"
                 return what, _ADDRESS_MISMATCH
             return f"Hostname mismatch, certificate is not valid for '{self._name}'", _HOST_MISMATCH
         return None
+
+
+def _names(certificate: x509.Certificate) -> list[DNSPattern | IPAddressPattern]:
+    """Return the host names and addresses of a server's certificate.
+
+    service_identity has a function for this, which raises ValueError for a certificate that has a name urn:uuid:….
+    """
+    try:
+        names: Any = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    hosts = [DNSPattern.from_bytes(host.encode()) for host in names.get_values_for_type(x509.DNSName)]
+    return [*hosts, *(IPAddressPattern(address) for address in names.get_values_for_type(x509.IPAddress))]
 
 
 def _no_name(host: str, why: object) -> SecurityError:

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 
 from netq.errors import SecurityError
 
 log = logging.getLogger("netq")
 
-_MAX_DIGITS = 40  # of a serial number: 20 bytes (RFC 5280, 4.1.2.2)
+_HEX = re.compile("[0-9A-Fa-f]{1,40}")  # a serial number has at most 20 bytes (RFC 5280, 4.1.2.2)
+
+
+def serials(text: str) -> frozenset[int]:
+    """Return the serial numbers of a list. Raises ValueError, which names the line."""
+    lines = [(number, line.split("#")[0].strip()) for number, line in enumerate(text.splitlines(), 1)]
+    return frozenset(_serial(number, entry) for number, entry in lines if entry)
+
+
+def _serial(number: int, entry: str) -> int:
+    digits = entry.replace(":", "")
+    if _HEX.fullmatch(digits) is None:
+        raise ValueError(
+            f"line {number} is no serial number; expected hexadecimal digits, as `netq certs show` prints them"
+        )
+    return int(digits, 16)
 
 
 class RevocationList:
@@ -40,24 +56,11 @@ class RevocationList:
         if seen is None:
             raise SecurityError(f"{self._option}: {self._path}: not readable: there is no such file")
         try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
+            return serials(self._path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             raise SecurityError(f"{self._option}: {self._path}: not readable: {error}") from error
-        return frozenset(
-            self._serial(number, line) for number, line in enumerate(lines, 1) if line.split("#")[0].strip()
-        )
-
-    def _serial(self, number: int, line: str) -> int:
-        text = line.split("#")[0].strip().replace(":", "")
-        if not text.isascii() or not text.isalnum() or len(text) > _MAX_DIGITS:
-            text = ""
-        try:
-            return int(text, 16)
-        except ValueError:
-            raise SecurityError(
-                f"{self._option}: {self._path}: line {number} is no serial number; expected hexadecimal digits, as "
-                "`netq certs show` prints them"
-            ) from None
+        except ValueError as error:
+            raise SecurityError(f"{self._option}: {self._path}: {error}") from None
 
     def _state(self) -> tuple[int, ...] | None:
         try:

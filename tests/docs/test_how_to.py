@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 import signal
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 
 from tests.pages import Page, Scripts
 
+NO_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 LIMIT = 100.0  # seconds; the machine may be busy with other tests
 
 Open = Callable[[str], Scripts]
@@ -27,11 +29,31 @@ def scripts(tmp_path: Path) -> Iterator[Open]:
 @pytest.mark.slow
 def test_tls_connects_with_the_files_of_the_page(scripts: Open) -> None:
     run = scripts("tls")
-    out = run.start("make_files.py").communicate(timeout=LIMIT)[0]
-    assert out == "copy to the clients: authority.pem\n"
+
+    def shell(block: str) -> str:
+        for command in block.splitlines():
+            program, *arguments = shlex.split(command)
+            process = run.start("-m", program, *arguments)
+            out, errors = process.communicate(timeout=LIMIT)
+            assert (process.returncode, errors) == (0, ""), command
+        return out
+
+    def connect() -> str:
+        server, client = run.start("server.py"), run.start("client.py")
+        assert client.communicate(timeout=LIMIT)[0] == "hello, board\n"
+        return str(server.communicate(timeout=LIMIT)[0])
+
+    make, renew, revoke = run.page.blocks("sh")
+    shell(make)
+    printed = connect()
+    assert NO_ID.sub("…", printed) == NO_ID.sub("…", run.page.output("python server.py"))
+    shell(renew)
+    assert connect() == printed  # with the same id
+    assert "REVOKED" in shell(revoke)
     server, client = run.start("server.py"), run.start("client.py")
-    assert client.communicate(timeout=LIMIT)[0] == run.page.output("python client.py")
-    assert server.wait(LIMIT) == 0
+    assert client.stderr is not None
+    assert any("is revoked" in line for line in client.stderr)  # perhaps after "Connection refused"
+    assert (client.poll(), server.poll()) == (None, None)
 
 
 DEVICE = """

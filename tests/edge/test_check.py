@@ -27,7 +27,7 @@ def restored_signals() -> Iterator[None]:
 @pytest.fixture
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority that did not sign the certificate of any server."""
-    return certificates.make(tmp_path_factory.mktemp("other")).authority
+    return certificates.init(tmp_path_factory.mktemp("other")).authority
 
 
 def write(folder: Path, port: int, more: str = TRAIN) -> str:

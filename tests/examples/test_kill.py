@@ -156,7 +156,7 @@ def test_restarted_client_takes_part_again(federation: Federation) -> None:
 @pytest.mark.parametrize("secure", [False, True], ids=["tcp", "tls"])
 def test_clients_return_to_a_restarted_aggregator(tmp_path: Path, secure: bool) -> None:
     with ExitStack() as stack:
-        federation = Federation(tmp_path, stack, certificates.make(tmp_path) if secure else None)
+        federation = Federation(tmp_path, stack, certificates.init(tmp_path) if secure else None)
         federation.until_training(0, federation.until(clients=4)["round"] + 1)
         start = time.monotonic()
         federation.aggregator.kill()

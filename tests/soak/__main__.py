@@ -60,7 +60,7 @@ def _one(options: argparse.Namespace) -> int:
     history = options.history or Path(tempfile.gettempdir(), f"netq-soak-{plan.wire}-{plan.seed}.jsonl")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            report = run(plan, certificates.make(Path(folder)), history)
+            report = run(plan, certificates.init(Path(folder)), history)
         except NotInstalled as missing:
             print(f"wire      {plan.wire}: left out, {missing}")
             return 0

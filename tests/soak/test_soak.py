@@ -21,7 +21,7 @@ SECONDS, RATE, SEED = 6.0, 5.0, 30  # a seed that has all kinds of faults on eac
 
 @pytest.mark.slow
 def test_no_violation_under_faults_of_all_kinds(tmp_path: Path) -> None:
-    files = certificates.make(tmp_path / "certificates")
+    files = certificates.init(tmp_path / "certificates")
     plans = [Plan(wire, SECONDS, SEED, clients=8, rate=RATE) for wire in WIRES]
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda plan: run(plan, files, tmp_path / plan.wire), plans))

@@ -60,7 +60,7 @@ def possible() -> None:
 def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
     """Certificates for the servers of all cables, instead of those for this machine."""
     servers = [f"10.77.{number}.2" for number in range(1, MOST + 1)]
-    return certificates.make(tmp_path_factory.mktemp("certificates"), servers)
+    return certificates.init(tmp_path_factory.mktemp("certificates"), servers)
 
 
 @pytest.fixture

@@ -251,7 +251,7 @@ def test_untrusted_server_is_not_measured(
     server = start(
         "server", "--netloc", "127.0.0.1:0", "--json", f"--key={files.key}", f"--certificate={files.certificate}"
     )
-    other = certificates.make(tmp_path).authority
+    other = certificates.init(tmp_path).authority
     assert main(["bench", "latency", "--netloc", where(server), "--tls", str(other), "--timeout", "0.5"]) == 1
     assert "certificate" in capsys.readouterr().err
 

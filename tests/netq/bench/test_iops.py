@@ -144,13 +144,13 @@ def test_secure_makes_a_certificate_and_removes_it(
 ) -> None:
     if name == "grpc":
         pytest.importorskip("grpc")
-    make, made = certificates.make, []
+    init, made = certificates.init, []
 
     def spy(directory: Path, hosts: list[str]) -> certificates.Files:
         made.append((directory.parent, hosts))
-        return make(directory, hosts)
+        return init(directory, hosts)
 
-    monkeypatch.setattr(certificates, "make", spy)
+    monkeypatch.setattr(certificates, "init", spy)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     report = run("iops", name, "both", "sync", "--secure", "--max-size", "17", "--reps", "10")
     assert (report["arguments"]["secure"], report["arguments"]["tls"]) == (True, None)
@@ -162,12 +162,13 @@ def test_secure_makes_a_certificate_and_removes_it(
 def test_secure_without_cryptography_is_status_2(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "netq.security.certificates")
-    monkeypatch.delattr("netq.security.certificates")
+    for module in ("netq.security.certificates", "netq.security.authority"):
+        monkeypatch.delitem(sys.modules, module)
+        monkeypatch.delattr(module)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert main(["bench", "iops", "tcp", "both", "sync", "--secure"]) == 2
-    expected = "netq bench: error: netq.security.certificates needs cryptography: pip install cryptography\n"
-    assert capfd.readouterr() == ("", expected)
+    needs = "netq.security.certificates needs cryptography 49 or later: pip install 'netq-fl[security]'"
+    assert capfd.readouterr() == ("", f"netq bench: error: {needs}\n")
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_tls_at_the_server_alone(communicators: Communicators, files: certificat
 def test_untrusted_server_is_refused(
     communicators: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
-    line = trouble(communicators, log, of_server(files), of_client(certificates.make(tmp_path)))
+    line = trouble(communicators, log, of_server(files), of_client(certificates.init(tmp_path)))
     assert "the certificate of the server 127.0.0.1 is refused: " in line
     assert "SecurityOptions.certificate" in line
 
@@ -74,7 +74,7 @@ def test_system_authorities_do_not_trust_a_private_server(
 def test_certificate_for_another_name_is_refused(
     communicators: Communicators, log: LogRecorder, tmp_path: Path, host: str
 ) -> None:
-    elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
+    elsewhere = certificates.init(tmp_path, hosts=["elsewhere.example"])
     line = trouble(communicators, log, of_server(elsewhere), of_client(elsewhere), host)
     assert f"the certificate of the server {host} is refused: it is for another name" in line
 
@@ -94,7 +94,7 @@ def test_unusable_keys_raise_and_leave_nothing_open(files: certificates.Files, t
     """The fixture sees the descriptors."""
     bad = tmp_path / "bad.pem"
     bad.write_text("no key")
-    other = certificates.make(tmp_path / "other")
+    other = certificates.init(tmp_path / "other")
     here = ports.free()
     for purpose, security, text in (
         (Purpose.SERVER, SecurityOptions(bad, bad), r"bad\.pem"),

@@ -245,7 +245,7 @@ def test_tls_at_one_end_only_is_logged(
 def test_broker_with_untrusted_certificate_is_refused(
     tls_broker: Mosquitto, tmp_path: Path, log: LogRecorder, purpose: Purpose
 ) -> None:
-    others = certificates.make(tmp_path / "others")
+    others = certificates.init(tmp_path / "others")
     with Communicators(at_broker(tls_broker.netloc, SecurityOptions(certificate=others.authority))) as communicators:
         opened(communicators, purpose, tls_broker.netloc)
         assert "the certificate of the server 127.0.0.1 is refused" in log.wait("trying again until it answers")

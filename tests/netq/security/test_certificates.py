@@ -1,24 +1,23 @@
+"""The folder of an authority: its files, who may read them, and what `show` finds wrong."""
+
 from __future__ import annotations
 
 import datetime
 import os
-import runpy
-import ssl
-import sys
-from collections.abc import Iterator
-from ipaddress import ip_address
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
-from cryptography.x509.verification import PolicyBuilder, Store
 
 from netq.errors import SecurityError
-from netq.security import certificates
-from netq.security.certificates import Files, make
+from netq.security import authority, certificates
+from netq.security.authority import Kind
+from netq.security.certificates import Entry, Files, init, issue, revoke, show
+
+OWN = ("authority-key.pem", "authority.pem", "server-key.pem", "server.pem")
 
 
 @pytest.fixture
@@ -28,111 +27,113 @@ def no_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def load(path: Path) -> x509.Certificate:
-    (certificate,) = x509.load_pem_x509_certificates(path.read_bytes())
-    return certificate
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    init(tmp_path / "certificates")
+    return tmp_path / "certificates"
 
 
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
-def test_three_files_without_the_key_of_the_authority(tmp_path: Path) -> None:
-    files = make(tmp_path / "new" / "directory")
-    assert files == Files(*(tmp_path / "new" / "directory" / name for name in NAMES))
-    assert sorted(files.key.parent.iterdir()) == sorted(files)
-    key = serialization.load_pem_private_key(files.key.read_bytes(), None)
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    assert key.curve.name == "secp256r1"
-    assert key.public_key() == load(files.certificate).public_key()
-    assert key.public_key() != load(files.authority).public_key()
+def entry(folder: Path, name: str) -> Entry:
+    (found,) = [each for each in show(folder) if each.name == name]
+    return found
 
 
-NAMES = ("authority.pem", "server-key.pem", "server.pem")
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_only_the_owner_can_read_the_key(tmp_path: Path, no_umask: None) -> None:
-    files = make(tmp_path)
-    assert mode(files.key) == 0o600
-    assert mode(files.certificate) == mode(files.authority) == 0o644
+def test_init_writes_five_files(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    assert init(folder) == Files(*(folder / name for name in ("authority.pem", "server-key.pem", "server.pem")))
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*OWN, "revoked.txt"])
+    signer, server = show(folder)
+    assert (signer.kind, signer.problems, server.kind, server.problems) == (Kind.AUTHORITY, (), Kind.SERVER, ())
+    assert server.hosts == ("localhost", "127.0.0.1", "::1")
 
 
-def test_only_the_owner_can_read_the_key_from_the_first_byte(tmp_path: Path, no_umask: None) -> None:
+def test_issue_makes_three_files_for_a_client(folder: Path) -> None:
+    files = issue(folder, "board-7", days=2)
+    assert files == Files(*(folder / name for name in ("authority.pem", "board-7-key.pem", "board-7.pem")))
+    client = entry(folder, "board-7")
+    assert (client.kind, client.hosts, client.has_key, client.revoked, client.problems) == (
+        Kind.CLIENT,
+        (),
+        True,
+        False,
+        (),
+    )
+    assert isinstance(client.id, uuid.UUID)
+    assert client.until is not None
+    assert (client.until - datetime.datetime.now(datetime.UTC)).days == 1
+
+
+def test_each_certificate_has_its_own_id_and_serial(folder: Path) -> None:
+    for name in "ab":
+        issue(folder, name)
+    _, server, *clients = show(folder)
+    assert len({each.id for each in (server, *clients)}) == len({each.serial for each in (server, *clients)}) == 3
+
+
+def test_issue_with_hosts_makes_a_server(folder: Path) -> None:
+    issue(folder, "relay", ["relay.local", "10.0.0.9"])
+    relay = entry(folder, "relay")
+    assert (relay.kind, relay.hosts, relay.problems) == (Kind.SERVER, ("relay.local", "10.0.0.9"), ())
+
+
+def test_only_the_owner_can_read_keys(tmp_path: Path, no_umask: None) -> None:
+    init(tmp_path)
+    issue(tmp_path, "board")
+    issue(tmp_path, "board", renew=True)
+    revoke(tmp_path, "board")
+    modes = {path.name: mode(path) for path in tmp_path.iterdir()}
+    assert {name for name in modes if modes[name] == 0o600} == {
+        f"{each}-key.pem" for each in ("authority", "server", "board")
+    }
+    assert {name for name in modes if modes[name] == 0o644} == {
+        "authority.pem",
+        "server.pem",
+        "board.pem",
+        "revoked.txt",
+    }
+
+
+def test_only_the_owner_can_read_a_key_from_the_first_byte(tmp_path: Path, no_umask: None) -> None:
     with pytest.raises(TypeError):  # after a failed write, the file is as it was created
-        certificates._write(tmp_path / "key.pem", "no bytes", 0o600)  # type: ignore[arg-type]
+        certificates._create(tmp_path / "key.pem", "no bytes", 0o600)  # type: ignore[arg-type]
     assert mode(tmp_path / "key.pem") == 0o600
 
 
-def test_extensions(tmp_path: Path) -> None:
-    files = make(tmp_path, hosts=["aggregator.local", "*.lab.example", "bücher.example", "10.0.0.7", "fe80::1"])
-    authority, server = load(files.authority).extensions, load(files.certificate).extensions
-    names = server.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert names.get_values_for_type(x509.DNSName) == ["aggregator.local", "*.lab.example", "xn--bcher-kva.example"]
-    assert names.get_values_for_type(x509.IPAddress) == [ip_address("10.0.0.7"), ip_address("fe80::1")]
-    assert list(server.get_extension_for_class(x509.ExtendedKeyUsage).value) == [ExtendedKeyUsageOID.SERVER_AUTH]
-    assert not server.get_extension_for_class(x509.BasicConstraints).value.ca
-    assert not server.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
-    constraints = authority.get_extension_for_class(x509.BasicConstraints)
-    assert constraints.critical
-    assert (constraints.value.ca, constraints.value.path_length) == (True, 0)
-
-
-def test_validity(tmp_path: Path) -> None:
-    now = datetime.datetime.now(datetime.UTC)
-    files = make(tmp_path, days=3)
-    for certificate in (load(files.authority), load(files.certificate)):
-        assert now - certificate.not_valid_before_utc > datetime.timedelta(hours=23)  # for slow clocks
-        assert abs(certificate.not_valid_after_utc - now - datetime.timedelta(days=3)) < datetime.timedelta(minutes=5)
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
-def test_strict_verification_by_openssl(tmp_path: Path, host: str) -> None:
-    files = make(tmp_path)
-    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    ours.load_cert_chain(files.certificate, files.key)
-    theirs.load_verify_locations(files.authority)
-    theirs.verify_flags |= ssl.VerifyFlags.VERIFY_X509_STRICT
-    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server, client = ours.wrap_bio(up, down, server_side=True), theirs.wrap_bio(down, up, server_hostname=host)
-    for side in (client, server):
-        with pytest.raises(ssl.SSLWantReadError):
-            side.do_handshake()
-    client.do_handshake()
-    server.do_handshake()
-
-
-def test_strict_verification_by_cryptography(tmp_path: Path) -> None:
-    files = make(tmp_path)
-    policy = PolicyBuilder().store(Store([load(files.authority)]))
-    for name in (x509.DNSName("localhost"), x509.IPAddress(ip_address("::1"))):
-        chain = policy.build_server_verifier(name).verify(load(files.certificate), [])
-        assert len(chain) == 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_existing_files_are_kept(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", OWN)
+def test_init_keeps_existing_files(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("precious")
-    with pytest.raises(SecurityError, match=f"{name} exists and is left as it is; .*overwrite=True"):
-        make(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [name]
-    assert (tmp_path / name).read_text() == "precious"
+    with pytest.raises(SecurityError, match=f"{name} exists and is left as it is; .* overwrite"):
+        init(tmp_path)
+    assert content(tmp_path) == {name: b"precious"}
 
 
-def test_overwrite_replaces_the_files(tmp_path: Path, no_umask: None) -> None:
-    (tmp_path / "server-key.pem").write_text("an old one that all could read")
-    first = make(tmp_path, overwrite=True)
-    assert mode(first.key) == 0o600
-    before = [path.read_bytes() for path in first]
-    assert make(tmp_path, overwrite=True) == first
-    assert all(path.read_bytes() != old for path, old in zip(first, before, strict=True))
+def test_overwrite_replaces_all_but_the_list(folder: Path, no_umask: None) -> None:
+    issue(folder, "board")
+    revoke(folder, "board")
+    (folder / "server-key.pem").chmod(0o644)
+    before = content(folder)
+    init(folder, overwrite=True)
+    after = content(folder)
+    assert {name for name in before if before[name] == after[name]} == {"board.pem", "board-key.pem", "revoked.txt"}
+    assert mode(folder / "server-key.pem") == 0o600
+    (problem,) = entry(folder, "board").problems
+    assert problem.startswith(f"{folder / 'board.pem'}: authority.pem has not signed it; renew it")
 
 
 def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "server-key.pem").symlink_to(tmp_path / "theirs.pem")
     with pytest.raises(SecurityError, match="exists"):
-        make(tmp_path / "here")
-    files = make(tmp_path / "here", overwrite=True)
+        init(tmp_path / "here")
+    files = init(tmp_path / "here", overwrite=True)
     assert not files.key.is_symlink()
     assert not (tmp_path / "theirs.pem").exists()
 
@@ -140,35 +141,272 @@ def test_symbolic_link_is_not_followed(tmp_path: Path) -> None:
 def test_file_created_during_the_check_is_kept(tmp_path: Path) -> None:
     (tmp_path / "key.pem").write_text("theirs")
     with pytest.raises(FileExistsError):
-        certificates._write(tmp_path / "key.pem", b"ours", 0o600)
+        certificates._create(tmp_path / "key.pem", b"ours", 0o600)
     assert (tmp_path / "key.pem").read_text() == "theirs"
 
 
-def test_each_authority_has_its_own_name(tmp_path: Path) -> None:
-    first, second = (load(make(tmp_path / name).authority) for name in "ab")
-    assert first.subject != second.subject
+def test_failed_replacement_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "revoked.txt").write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        certificates._replace(tmp_path / "revoked.txt", b"new", 0o644)
+    assert content(tmp_path) == {"revoked.txt": b"old"}
 
 
-@pytest.mark.parametrize("host", ["", "https://aggregator", "aggregator:5000", "a b", "a..b", "a" * 64, "10.0.0.0/8"])
-def test_invalid_hosts(tmp_path: Path, host: str) -> None:
-    with pytest.raises(SecurityError, match="neither a DNS name nor an IP address"):
-        make(tmp_path, hosts=["localhost", host])
-    assert list(tmp_path.iterdir()) == []
+def test_issue_keeps_existing_files(folder: Path) -> None:
+    issue(folder, "board")
+    before = content(folder)
+    with pytest.raises(SecurityError, match=r"board-key\.pem exists and is left as it is; .* renew"):
+        issue(folder, "board")
+    assert content(folder) == before
+
+
+def test_renewed_certificate_keeps_the_id(folder: Path) -> None:
+    issue(folder, "board", days=1)
+    old, key = entry(folder, "board"), (folder / "board-key.pem").read_bytes()
+    issue(folder, "board", days=9, renew=True)
+    new = entry(folder, "board")
+    assert new.id == old.id
+    assert new.serial != old.serial
+    assert new.until is not None
+    assert old.until is not None
+    assert new.until > old.until
+    assert new.problems == ()
+    assert (folder / "board-key.pem").read_bytes() != key
+    assert len(content(folder)) == 7  # no temporary file is left
+
+
+def test_renewed_server_keeps_its_hosts_or_gets_others(folder: Path) -> None:
+    old = entry(folder, "server")
+    issue(folder, "server", renew=True)
+    assert (entry(folder, "server").id, entry(folder, "server").hosts) == (old.id, old.hosts)
+    issue(folder, "server", ["a.local"], renew=True)
+    assert (entry(folder, "server").id, entry(folder, "server").hosts) == (old.id, ("a.local",))
+
+
+def test_renewal_without_the_old_key(folder: Path) -> None:
+    issue(folder, "board").key.unlink()  # it was moved to the device
+    issue(folder, "board", renew=True)
+    assert entry(folder, "board").has_key
+
+
+def test_client_does_not_become_a_server(folder: Path) -> None:
+    issue(folder, "board")
+    with pytest.raises(SecurityError, match=r"board\.pem: of a client, which has no hosts"):
+        issue(folder, "board", ["a.local"], renew=True)
+
+
+def test_nothing_to_renew(folder: Path) -> None:
+    with pytest.raises(SecurityError, match=r"board\.pem: no such file"):
+        issue(folder, "board", renew=True)
+
+
+def test_certificate_without_an_id_is_not_renewed(folder: Path) -> None:
+    (folder / "root.pem").write_bytes((folder / "authority.pem").read_bytes())
+    with pytest.raises(SecurityError, match=r"root\.pem: names no id"):
+        issue(folder, "root", renew=True)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b", "authority", "board-key", "ü", "a" * 65, "a\n"])
+def test_invalid_names(folder: Path, name: str) -> None:
+    before = content(folder)
+    for call in (issue, revoke):
+        with pytest.raises(SecurityError, match="expected 1 to 64 letters"):
+            call(folder, name)
+    assert content(folder) == before
 
 
 @pytest.mark.parametrize("hosts", [[], "localhost"])
 def test_hosts_that_are_no_list_are_refused(tmp_path: Path, hosts: list[str]) -> None:
     with pytest.raises(SecurityError, match="expected a list of names and addresses"):
-        make(tmp_path, hosts=hosts)
+        init(tmp_path / "new", hosts=hosts)
+    assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("days", [0, -1, 10_001])
-def test_days_out_of_range(tmp_path: Path, days: int) -> None:
-    with pytest.raises(SecurityError, match=f"a certificate of {days} days; expected 1 to 10000"):
-        make(tmp_path, days=days)
+def test_issue_refuses_hosts_that_are_no_list(folder: Path) -> None:
+    with pytest.raises(SecurityError, match="expected a list of names and addresses"):
+        issue(folder, "relay", "relay.local")
 
 
-def test_without_cryptography(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ImportError, match=r"pip install cryptography"):
-        runpy.run_path(certificates.__file__)
+def test_unknown_algorithm(tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match="algorithm: 'rsa'; expected p256 or ml-dsa-65"):
+        init(tmp_path, algorithm="rsa")
+
+
+def test_ml_dsa_in_the_whole_folder(tmp_path: Path) -> None:
+    init(tmp_path, algorithm="ml-dsa-65")
+    issue(tmp_path, "board")
+    assert [each.algorithm for each in show(tmp_path)] == ["ml-dsa-65"] * 3
+    assert [each.problems for each in show(tmp_path)] == [()] * 3
+
+
+@pytest.mark.parametrize("name", ["authority.pem", "authority-key.pem"])
+def test_issue_needs_the_authority(folder: Path, name: str) -> None:
+    (folder / name).unlink()
+    with pytest.raises(SecurityError, match=f"{name}: no such file; .*netq certs init"):
+        issue(folder, "board")
+
+
+def test_issue_refuses_the_key_of_another_authority(folder: Path, tmp_path: Path) -> None:
+    init(tmp_path / "other")
+    (tmp_path / "other" / "authority-key.pem").replace(folder / "authority-key.pem")
+    with pytest.raises(SecurityError, match=r"authority-key\.pem: the key of another authority than .*authority\.pem"):
+        issue(folder, "board")
+
+
+def test_issue_names_an_unusable_key(folder: Path) -> None:
+    (folder / "authority-key.pem").write_text("nothing")
+    with pytest.raises(SecurityError, match=r"authority-key\.pem: no private key in PEM"):
+        issue(folder, "board")
+    (folder / "authority-key.pem").unlink()
+    (folder / "authority-key.pem").mkdir()
+    with pytest.raises(SecurityError, match=r"authority-key\.pem: not readable: Is a directory"):
+        issue(folder, "board")
+
+
+def test_revoke_appends_the_serial_once(folder: Path) -> None:
+    issue(folder, "board")
+    head = (folder / "revoked.txt").read_text()
+    serial = revoke(folder, "board")
+    assert serial == entry(folder, "board").serial
+    today = datetime.datetime.now(datetime.UTC).date()
+    assert (folder / "revoked.txt").read_text() == f"{head}# board, {today}\n{serial:x}\n"
+    assert entry(folder, "board").revoked
+    assert revoke(folder, "board") == serial
+    assert (folder / "revoked.txt").read_text() == f"{head}# board, {today}\n{serial:x}\n"
+
+
+def test_revoke_an_older_certificate(folder: Path) -> None:
+    issue(folder, "board")
+    old = entry(folder, "board").serial
+    issue(folder, "board", renew=True)
+    assert revoke(folder, "board", old) == old
+    assert not entry(folder, "board").revoked
+    revoke(folder, "board")
+    assert entry(folder, "board").revoked
+    assert (folder / "revoked.txt").read_text().count("# board, ") == 2
+
+
+def test_revoke_makes_a_missing_list_and_keeps_lines_of_others(folder: Path) -> None:
+    issue(folder, "board")
+    (folder / "revoked.txt").unlink()
+    revoke(folder, "board")
+    assert entry(folder, "board").revoked
+    (folder / "revoked.txt").write_text("  AB12  # by hand\n\n# a comment\nff")
+    serial = revoke(folder, "board")
+    assert (folder / "revoked.txt").read_text().startswith("  AB12  # by hand\n\n# a comment\nff\n# board")
+    assert (folder / "revoked.txt").read_text().endswith(f"\n{serial:x}\n")
+
+
+def test_revocations_at_the_same_time_are_all_kept(folder: Path) -> None:
+    names = [f"board-{number}" for number in range(8)]
+    for name in names:
+        issue(folder, name)
+    threads = [threading.Thread(target=revoke, args=(folder, name)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [each.revoked for each in show(folder)] == [False, False, *[True] * 8]
+
+
+@pytest.mark.parametrize("line", ["nothing", "12 34", "-1"])
+def test_wrong_list_is_named_with_its_line(folder: Path, line: str) -> None:
+    issue(folder, "board")
+    (folder / "revoked.txt").write_text(f"# ours\n{line}\n")
+    for call in (lambda: revoke(folder, "board"), lambda: show(folder)):
+        with pytest.raises(SecurityError, match=r"revoked\.txt: line 2 is no serial number; expected hexadecimal"):
+            call()
+    assert (folder / "revoked.txt").read_text() == f"# ours\n{line}\n"
+
+
+def test_server_certificate_cannot_be_revoked(folder: Path) -> None:
+    with pytest.raises(SecurityError, match=r"server\.pem: of a server, and clients read no revoked\.txt"):
+        revoke(folder, "server")
+
+
+def test_show_on_a_device_with_its_three_files(folder: Path, tmp_path: Path) -> None:
+    device = tmp_path / "device"
+    device.mkdir()
+    for path in issue(folder, "board"):
+        path.rename(device / path.name)
+    signer, board = show(device)
+    assert (signer.has_key, signer.problems, board.has_key, board.problems) == (False, (), True, ())
+
+
+def test_show_sorts_by_kind_and_name(folder: Path) -> None:
+    for name in ("b", "a"):
+        issue(folder, name)
+    issue(folder, "relay", ["relay.local"])
+    (folder / "odd.pem").write_text("nothing")
+    assert [each.name for each in show(folder)] == ["authority", "relay", "server", "a", "b", "odd"]
+
+
+def test_folder_that_does_not_exist(tmp_path: Path) -> None:
+    with pytest.raises(SecurityError, match="nowhere: No such file or directory; `netq certs init` makes a folder"):
+        show(tmp_path / "nowhere")
+
+
+def in_days(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
+    """Set the clock of netq.security.certificates forward."""
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    monkeypatch.setattr(certificates, "_now", lambda: then)
+
+
+PROBLEMS: dict[str, tuple[str, Callable[[Path], object], int]] = {
+    "expired": ("board.pem: has expired on .*; renew it", lambda folder: None, 366),
+    "not yet valid": ("board.pem: not valid before .*; set the clock", lambda folder: None, -2),
+    "readable key": (
+        "board-key.pem: all users of this machine can read it; run: chmod 600 .*board-key.pem",
+        lambda folder: (folder / "board-key.pem").chmod(0o604),
+        0,
+    ),
+    "key of another certificate": (
+        "board-key.pem: the key of another certificate than .*board.pem; renew",
+        lambda folder: (folder / "server-key.pem").replace(folder / "board-key.pem"),
+        0,
+    ),
+    "damaged key": ("board-key.pem: no private key", lambda folder: (folder / "board-key.pem").write_text("x"), 0),
+    "damaged certificate": (
+        "board.pem: no certificate in PEM",
+        lambda folder: (folder / "board.pem").write_text("x"),
+        0,
+    ),
+    "missing certificate": ("board.pem: no such file", lambda folder: (folder / "board.pem").unlink(), 0),
+    "another authority": (
+        "board.pem: authority.pem has not signed it; renew it",
+        lambda folder: init(folder, overwrite=True),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", PROBLEMS)
+def test_show_tells_problems(folder: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    problem, change, days = PROBLEMS[what]
+    issue(folder, "board")
+    change(folder)
+    in_days(monkeypatch, days)
+    (found,) = entry(folder, "board").problems
+    assert len(found.splitlines()) == 1
+    assert re.search(problem, found)
+
+
+def test_show_tells_an_expired_authority(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_days(monkeypatch, 3651)
+    (problem,) = entry(folder, "authority").problems
+    assert "has expired on" in problem
+    assert problem.endswith("make a new authority in another folder")
+
+
+def test_show_tells_a_missing_authority(folder: Path) -> None:
+    (folder / "authority.pem").unlink()
+    (problem,) = entry(folder, "authority").problems
+    assert problem.startswith(f"{folder / 'authority.pem'}: no such file")
+
+
+def test_show_tells_a_client_without_an_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    issue(folder, "board")
+    monkeypatch.setattr(authority, "id_of", lambda certificate: None)
+    (problem,) = entry(folder, "board").problems
+    assert "board.pem: names no id (urn:uuid:…)" in problem

@@ -57,7 +57,7 @@ class ForeignPeer:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> certificates.Files:
-    return certificates.make(tmp_path_factory.mktemp("certificates"), hosts=[HOST, "127.0.0.1", "::1"])
+    return certificates.init(tmp_path_factory.mktemp("certificates"), hosts=[HOST, "127.0.0.1", "::1"])
 
 
 @pytest.fixture(autouse=True, params=["standard", "openssl"])
@@ -261,7 +261,7 @@ def test_server_resumes_no_tls_session(files: certificates.Files) -> None:
 
 
 def test_files_are_read_once(tmp_path: Path) -> None:
-    files = certificates.make(tmp_path)
+    files = certificates.init(tmp_path)
     server = server_side(SecurityOptions(files.key, files.certificate))
     client = client_side(SecurityOptions(certificate=files.authority), "localhost")
     for path in files:
@@ -284,7 +284,7 @@ def test_certificate_trusted_without_its_authority(files: certificates.Files) ->
 
 
 def test_several_authorities_in_one_file(files: certificates.Files, tmp_path: Path) -> None:
-    other = certificates.make(tmp_path, hosts=[HOST])
+    other = certificates.init(tmp_path, hosts=[HOST])
     both = write(tmp_path / "both.pem", other.authority.read_bytes() + files.authority.read_bytes())
     client = client_side(SecurityOptions(certificate=both), HOST)
     for each in (files, other):
@@ -746,7 +746,7 @@ def refused(key: Path, certificate: Path, option: str, path: Path, error: str) -
 
 
 def test_key_of_another_certificate(files: certificates.Files, tmp_path: Path) -> None:
-    other = certificates.make(tmp_path)
+    other = certificates.init(tmp_path)
     refused(other.key, files.certificate, "key", other.key, f"not the key of the certificate {files.certificate}")
 
 

@@ -51,7 +51,7 @@ def test_untrusted_server_gets_nothing(
     communicators: Communicators, files: certificates.Files, log: LogRecorder, tmp_path: Path
 ) -> None:
     server = communicators.server(security=server_options(files))
-    wrong = certificates.make(tmp_path)
+    wrong = certificates.init(tmp_path)
     client = communicators.client(server.netloc, security=client_options(wrong), linger=0.0)
     client.put("never")
     line = log.wait("the certificate of the server 127.0.0.1 is refused")
@@ -65,7 +65,7 @@ def test_untrusted_server_gets_nothing(
 
 
 def test_server_with_another_name_gets_nothing(communicators: Communicators, log: LogRecorder, tmp_path: Path) -> None:
-    elsewhere = certificates.make(tmp_path, hosts=["elsewhere.example"])
+    elsewhere = certificates.init(tmp_path, hosts=["elsewhere.example"])
     server = communicators.server(security=server_options(elsewhere))
     client = communicators.client(server.netloc, security=client_options(elsewhere), linger=0.0)
     client.put("never")
