@@ -82,7 +82,7 @@ def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
     rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]
     goals = [f"- {verdict(goal, samples)[1]}" for goal in question.goals]
     absent = [f"- {name} is not here: {why}" for name, why in missing.items()]
-    return [*_align([head, ["---"] * len(head), *rows]), "", *goals, *absent]
+    return [*align([head, ["---"] * len(head), *rows]), "", *goals, *absent]
 
 
 def _row(question: Question, samples: Samples, name: str, missing: Missing) -> list[str]:
@@ -101,7 +101,7 @@ def _cell(samples: Sequence[Sample], figure: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "| "

@@ -87,6 +87,7 @@ def _ask(python: str, code: str) -> str | None:
 
 
 _TLS = (("cryptography", "cryptography"),)
+_OPENSSL = (("OpenSSL", "pyOpenSSL"), ("service_identity", "service-identity"), *_TLS)
 _GRPC = (("grpc", "grpcio"),)
 _PAHO = (("paho", "paho-mqtt"),)
 _UVLOOP = (("uvloop", "uvloop"),)
@@ -100,7 +101,8 @@ PEERS = {
     for peer in (
         Peer("netq tcp", "netq_", variant="tcp"),
         Peer("netq tcp pure", "netq_", variant="tcp", environment=(("NETQ_PURE", "1"),)),
-        Peer("netq tls", "netq_", _TLS, variant="tls", tls=True),
+        Peer("netq tls", "netq_", _OPENSSL, variant="tls", tls=True),
+        Peer("netq tls of Python", "netq_", _TLS, variant="tls-of-python", tls=True),
         Peer("netq mqtt", "netq_", _PAHO, variant="mqtt", broker=True),
         Peer("netq grpc", "netq_", _GRPC, variant="grpc"),
         Peer("netq shm", "netq_", variant="shm"),
@@ -110,6 +112,7 @@ PEERS = {
         Peer("raw", "raw"),
         Peer("raw sliced", "raw", variant="sliced"),
         Peer("raw tls", "rawtls", _TLS, tls=True),
+        Peer("raw pyOpenSSL", "rawopenssl", _OPENSSL, tls=True),
         Peer("pyzmq", "pyzmq", (("zmq", "pyzmq"),)),
         Peer("multiprocessing", "multiprocessing_connection"),
         Peer("asyncio streams", "asyncio_streams"),

@@ -1,4 +1,6 @@
-"""netq itself: `put`, and `get`, over the transport that the variant names ("tls" is TCP under TLS).
+"""netq itself: `put`, and `get`, over the transport that the variant names.
+
+"tls" is TCP under the TLS of pyOpenSSL, "tls-of-python" under that of the standard library.
 
 README.md: the data is not copied, and the future is done when the peer holds the message. `put` never waits, so this
 module bounds the messages in flight by waiting for futures: IN_FLIGHT messages or BYTES. An exchange has no bound,
@@ -13,6 +15,7 @@ from typing import Any
 
 import netq
 from benchmarks.task import Place
+from netq.options import PostQuantum
 
 IN_FLIGHT = 1000
 BYTES = 64 * 1024**2
@@ -31,17 +34,20 @@ def connect(place: Place) -> Wire:
 
 
 def _new(place: Place, purpose: netq.Purpose) -> netq.Communicator:
+    is_tls = place.variant.startswith("tls")
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(place.host, place.port),
-        security=_security(place, purpose) if place.variant == "tls" else None,
+        security=_security(place, purpose) if is_tls else None,
     )
-    return netq.new(netq.Protocol("tcp" if place.variant == "tls" else place.variant), purpose, options)
+    return netq.new(netq.Protocol("tcp" if is_tls else place.variant), purpose, options)
 
 
 def _security(place: Place, purpose: netq.Purpose) -> netq.SecurityOptions:
+    post_quantum: PostQuantum = "off" if place.variant == "tls-of-python" else "prefer"
     if purpose is netq.Purpose.CLIENT:
-        return netq.SecurityOptions(certificate=place.folder / "authority.pem")
-    return netq.SecurityOptions(place.folder / "server-key.pem", place.folder / "server.pem")
+        return netq.SecurityOptions(certificate=place.folder / "authority.pem", post_quantum=post_quantum)
+    key, certificate = place.folder / "server-key.pem", place.folder / "server.pem"
+    return netq.SecurityOptions(key, certificate, post_quantum=post_quantum)
 
 
 class Wire:

@@ -1,0 +1,110 @@
+"""What a TLS handshake costs: bytes in each direction, and the processor's time at each side.
+
+    python -m benchmarks.handshakes [--count 200]
+
+netq's TLS layer, from memory to memory, in one thread: no network, no other process. The bytes include the tickets that
+pyOpenSSL's servers send behind the handshake. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.table import table
+from netq.options import PostQuantum, SecurityOptions
+from netq.security import certificates
+from netq.security.authority import Algorithm
+from netq.security.tls import Tls, client_side, server_side
+
+HOST = "127.0.0.1"
+
+
+class Row(NamedTuple):
+    """A kind of handshake. `mutual`: the client has a certificate, too."""
+
+    post_quantum: PostQuantum
+    algorithm: Algorithm
+    mutual: bool
+
+
+ROWS = [
+    *(Row(choice, Algorithm.P256, mutual) for choice in ("off", "prefer") for mutual in (False, True)),
+    *(Row("prefer", Algorithm.ML_DSA_65, mutual) for mutual in (False, True)),
+]
+
+
+class Cost(NamedTuple):
+    """Of one handshake: bytes sent, and CPU seconds, of the client and of the server."""
+
+    client_bytes: int
+    server_bytes: int
+    client_seconds: float
+    server_seconds: float
+
+
+def handshake(connect: Callable[[], Tls], accept: Callable[[], Tls]) -> tuple[Tls, Cost]:
+    """Let two new connections greet each other; return the client's, and the cost."""
+    size, seconds = [0, 0], [0.0, 0.0]
+    sides: list[Tls] = []
+    for side, make in enumerate((connect, accept)):
+        begin = time.thread_time()
+        sides.append(make())
+        seconds[side] += time.thread_time() - begin
+    data = b""
+    for turn in range(8):
+        side = turn % 2
+        begin = time.thread_time()
+        if data:
+            sides[side].received(data)
+            sides[side].read_into(memoryview(bytearray(1)))
+        data = sides[side].to_send()
+        seconds[side] += time.thread_time() - begin
+        size[side] += len(data)
+    assert all(tls.handshaken for tls in sides)
+    return sides[0], Cost(*size, *seconds)
+
+
+def measure(row: Row, folder: Path, count: int) -> list[str]:
+    """Return the cells of a row."""
+    files = certificates.init(folder, [HOST], algorithm=row.algorithm)
+    server = SecurityOptions(files.key, files.certificate, post_quantum=row.post_quantum)
+    client = SecurityOptions(certificate=files.authority, post_quantum=row.post_quantum)
+    if row.mutual:
+        own = certificates.issue(folder, "client")
+        server = SecurityOptions(files.key, files.certificate, files.authority, row.post_quantum)
+        client = SecurityOptions(own.key, own.certificate, own.authority, row.post_quantum)
+    sides = client_side(client, HOST), server_side(server)
+    for _ in range(max(1, count // 10)):
+        handshake(*sides)
+    costs = [handshake(*sides)[1] for _ in range(count)]
+    protection = handshake(*sides)[0].protection
+    assert protection is not None
+    sent, received, connecting, accepting = (statistics.median(column) for column in zip(*costs, strict=True))
+    return [
+        protection.security.group or "X25519 (Python's ssl)",
+        row.algorithm.value,
+        "both" if row.mutual else "server",
+        f"{sent:,.0f}",
+        f"{received:,.0f}",
+        f"{connecting * 1000:.2f}",
+        f"{accepting * 1000:.2f}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.handshakes", description="what a TLS handshake costs")
+    parser.add_argument("--count", type=int, default=200, help="handshakes of each kind (default: 200)")
+    count = parser.parse_args().count
+    titles = ["key exchange", "certificates", "of", "bytes sent", "received", "client, CPU ms", "server, CPU ms"]
+    with tempfile.TemporaryDirectory() as folder:
+        print(table(titles, [measure(row, Path(folder) / str(number), count) for number, row in enumerate(ROWS)]))
+
+
+if __name__ == "__main__":
+    main()
