@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.table import table
+from benchmarks.table import align
 from netq.options import PostQuantum, SecurityOptions
 from netq.security import certificates
 from netq.security.authority import Algorithm
@@ -97,13 +97,14 @@ def measure(row: Row, folder: Path, count: int) -> list[str]:
     ]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.handshakes", description="what a TLS handshake costs")
     parser.add_argument("--count", type=int, default=200, help="handshakes of each kind (default: 200)")
-    count = parser.parse_args().count
+    count = parser.parse_args(arguments).count
     titles = ["key exchange", "certificates", "of", "bytes sent", "received", "client, CPU ms", "server, CPU ms"]
     with tempfile.TemporaryDirectory() as folder:
-        print(table(titles, [measure(row, Path(folder) / str(number), count) for number, row in enumerate(ROWS)]))
+        cells = [measure(row, Path(folder) / str(number), count) for number, row in enumerate(ROWS)]
+    print("\n".join(align([titles, ["---"] * len(titles), *cells])))
 
 
 if __name__ == "__main__":

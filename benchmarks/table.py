@@ -102,6 +102,7 @@ def _cell(samples: Sequence[Sample], figure: str) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table in Markdown: a row "---" is the line below the titles."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "| "

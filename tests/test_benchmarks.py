@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import page, plot
+from benchmarks import handshakes, page, plot
 from benchmarks.load import percentile, search
 from benchmarks.measure import Failed, Sample, Stage, measure, stage
 from benchmarks.peers import PEERS, Peer
@@ -256,6 +256,22 @@ def test_run_prints_tables_and_writes_all_figures(
     assert "name: Title" in out
     found = json.loads((command.OUT / "benchmarks.json").read_text())["questions"]["name"]
     assert {name: len(samples) for name, samples in found["samples"].items()} == {"netq tcp": 1, "raw": 1}
+
+
+def test_the_cost_of_handshakes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    handshakes.main(["--count", "1"])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {(row[0], row[1], row[2]) for row in rows} == {
+        (group, algorithm, side)
+        for group, algorithm in (
+            ("X25519 (Python's ssl)", "p256"),
+            ("X25519MLKEM768", "p256"),
+            ("X25519MLKEM768", "ml-dsa-65"),
+        )
+        for side in ("server", "both")
+    }
+    sizes = [int(row[3].replace(",", "")) + int(row[4].replace(",", "")) for row in rows if row[2] == "both"]
+    assert sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["--only-peers", "nobody"], ["--rounds", "0"]])
