@@ -5,11 +5,12 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
-[client]      id                 this device's UUID; default: a new one each time the file is loaded
+[client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
+                                 certificate of its own, which names its id
               train, evaluate    "module:function", as in "farm.training:train"
               compression        compression of this device's updates, as in { dtype = "int8" }; default: the server's
-[security]    certificate        path of a PEM file with the trusted certificates, relative to this file; default: the
-                                 system's. The table turns TLS on, even if it is empty
+[security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
+                                 relative to this file. The table turns TLS on, even if it is empty
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
@@ -24,7 +25,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fl.config.toml import File
+from fl.config.toml import File, in_file_terms
+from netq.errors import SecurityError
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -33,6 +35,7 @@ from netq.options import (
     Protocol,
     SecurityOptions,
 )
+from netq.security.files import own_id
 
 if TYPE_CHECKING:
     import fl
@@ -40,11 +43,12 @@ if TYPE_CHECKING:
 Train: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Update]"
 Evaluate: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Report]"
 
+_CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression"),
-    "security": ("certificate",),
+    "security": ("key", "certificate", "authority", "post_quantum"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "settings": None,  # any
@@ -93,12 +97,12 @@ class Config:
 
 def from_file(file: File, **fields: Any) -> Config:
     """Return a configuration with the tables that every kind of device has; `fields`: the fields of this kind."""
-    protocol = file.choice("server", "protocol", Protocol.TCP)
+    protocol, security = file.choice("server", "protocol", Protocol.TCP), file.security()
     return Config(
         netloc=_netloc(file),
         protocol=protocol,
-        id=_id(file),
-        security=file.security(),
+        id=_id(file, protocol, security),
+        security=security,
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
         **fields,
@@ -110,8 +114,16 @@ def _netloc(file: File) -> NetworkLocation:
     return NetworkLocation(host, file.whole("server", "port", "a whole number from 1 to 65535, as in 51966", 1, 65535))
 
 
-def _id(file: File) -> uuid.UUID:
+def _id(file: File, protocol: Protocol, security: SecurityOptions | None) -> uuid.UUID:
     text = file.table("client").get("id")
+    own = None if security is None or security.authority is None else security.certificate
+    if own is not None and protocol in _CERTIFIED:
+        if text is not None:
+            raise file.wrong(f"client.id: {text!r}; the certificate names this device's id: leave it out")
+        try:
+            return own_id(own)
+        except SecurityError as error:
+            raise file.wrong(in_file_terms(error)) from error
     if text is None:
         return uuid.uuid4()
     try:

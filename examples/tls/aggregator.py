@@ -1,4 +1,4 @@
-"""The server: fits a line to the data of two devices, over TLS."""
+"""The server: fits a line to the data of two devices, over mutual TLS."""
 
 from pathlib import Path
 
@@ -11,10 +11,18 @@ FILES = Path("certificates")
 
 options = netq.CommunicatorOptions(
     netloc=netq.NetworkLocation("127.0.0.1", 51966),
-    security=netq.SecurityOptions(key=FILES / "server-key.pem", certificate=FILES / "server.pem"),
+    security=netq.SecurityOptions(
+        key=FILES / "server-key.pem",
+        certificate=FILES / "server.pem",
+        authority=FILES / "authority.pem",  # of the devices' certificates
+        revoked=FILES / "revoked.txt",
+    ),
 )
 with fl.Server({"line": np.zeros(2, np.float32)}, options, min_clients=2) as server:
     server.wait(2)
+    for device, statistics in server.statistics().items():
+        security = statistics.security
+        print(f"{device}: {security.version}, {security.cipher}, {security.group}")
     for report in server.rounds(20):
         print(report)
     slope, offset = server.model["line"]

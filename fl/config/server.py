@@ -12,7 +12,8 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
               save               path of the last model, an .npz file
 [strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
                                  that class: see fl/config/strategy.py
-[security]    key, certificate   paths of PEM files. The table turns TLS on
+[security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
+                                 table turns TLS on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
@@ -71,7 +72,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "rounds", "protocol", *_SETTINGS, "checkpoint"),
     "model": ("initial", "measure", "save"),
     "strategy": None,  # the options of the class
-    "security": ("key", "certificate"),
+    "security": tuple(option.name for option in fields(SecurityOptions)),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),

@@ -125,9 +125,9 @@ class File:
         self.check(f"{table}.{key}", str(path), _may_write_in(path), expected)
         return path
 
-    def pem(self, table: str, key: str) -> Path:
-        """Return the path of an existing PEM file. Its content is not checked here."""
-        expected = "the path of a PEM file that is there, seen from the folder of this file"
+    def existing(self, table: str, key: str, kind: str) -> Path:
+        """Return the path of an existing file; `kind` is "PEM" or "text". Its content is not checked here."""
+        expected = f"the path of a {kind} file that is there, seen from the folder of this file"
         folder = self.path.parent
         name = self._read(table, key, lambda name: isinstance(name, str) and os.path.isfile(folder / name), expected)
         return folder / str(name)
@@ -136,8 +136,13 @@ class File:
         """Return the options of [security]. The table turns TLS on: without it, None."""
         if "security" not in self.tables:
             return None
-        files = {key: self.pem("security", key) for key in self.table("security")}
-        return self.options("security", SecurityOptions, files)
+        values: dict[str, Any] = {}
+        for key in self.table("security"):
+            if key == "post_quantum":
+                values[key] = self.text("security", key, '"prefer", "require" or "off"')
+            else:
+                values[key] = self.existing("security", key, "text" if key == "revoked" else "PEM")
+        return self.options("security", SecurityOptions, values)
 
     def mqtt(self, protocol: Protocol) -> MqttOptions:
         """Return the options of [mqtt]. Refuses the table for other protocols."""

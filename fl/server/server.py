@@ -134,7 +134,11 @@ class Server:
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
         """The clients that are connected now."""
-        return tuple(id for id, each in self._tasks.queue.statistics().items() if each.connected)
+        return tuple(id for id, each in self.statistics().items() if each.connected)
+
+    def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
+        """Return figures of the clients' sessions, and how each link is protected (`security`)."""
+        return self._tasks.queue.statistics()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
         """Run `count` rounds, and yield the report of each as it ends. By then `model` is the new model.
@@ -149,7 +153,7 @@ class Server:
         clients = self.wait(self._min_clients)
         self.number += 1
         self._callbacks.round_begins(self.number, clients)
-        begin, before = time.monotonic(), self._tasks.queue.statistics()
+        begin, before = time.monotonic(), self.statistics()
         evaluation = RoundState()
         try:
             training = self._train(clients)
@@ -263,7 +267,7 @@ class Server:
     def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:
         """Return the message bytes received and sent since `before`."""
         received = sent = 0
-        for peer, now in self._tasks.queue.statistics().items():
+        for peer, now in self.statistics().items():
             # Counters begin at 0 with each session: smaller ones are of a new session.
             same = peer in before and before[peer].bytes_in <= now.bytes_in and before[peer].bytes_out <= now.bytes_out
             received += now.bytes_in - (before[peer].bytes_in if same else 0)

@@ -18,7 +18,8 @@ import edge
 from edge.config import KEYS
 from fl import Compression
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol
+from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
+from netq.security import certificates
 from tests.pages import Page
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
@@ -114,7 +115,11 @@ def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
         ("[banana]\n", "[banana]", "expected one of [server], [client]"),
         ('server = "10.0.0.1"\n', "server: ", "expected a table"),
         ("[server]\nprot = 1\n", "server.prot: ", "did you mean server.port?"),
-        ("[security]\nkey_of_the_house = 1\n", "security.key_of_the_house", "expected one of security.certificate"),
+        (
+            "[security]\nkey_of_the_house = 1\n",
+            "security.key_of_the_house",
+            "expected one of security.key, security.certificate, ",
+        ),
         ("[server]\nport = 1\n", "server.host: missing", "the server's name"),
         ("[server]\nhost = 1\nport = 1\n", "server.host: 1", "the server's name"),
         ('[server]\nhost = "a"\n', "server.port: missing", "a whole number from 1 to 65535"),
@@ -223,6 +228,39 @@ def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
     done = run_edge("--verbose", str(write(tmp_path, '[server]\nhost = "a"\n')))
     assert done.returncode == 2
     assert "Traceback" in done.stderr
+
+
+def certified(folder: Path, *more: str) -> Path:
+    """Write the file of a device with a certificate of its own."""
+    certificates.init(folder)
+    files = certificates.issue(folder, "board")
+    lines = [f'{name} = "{path.name}"' for name, path in files._asdict().items()]
+    return write(folder, "\n".join([SERVER, "[security]", *lines, *more]))
+
+
+def test_certificate_names_the_id_of_the_device(tmp_path: Path) -> None:
+    path = certified(tmp_path, 'post_quantum = "require"')
+    config = edge.Config.load(path)
+    assert config.id == certificates.show(tmp_path)[-1].id
+    key, certificate, authority = (tmp_path / name for name in ("board-key.pem", "board.pem", "authority.pem"))
+    assert config.security == SecurityOptions(key, certificate, authority, "require")
+
+
+def test_id_beside_a_certificate_is_refused(tmp_path: Path) -> None:
+    path = certified(tmp_path, f'[client]\nid = "{ID}"')
+    assert refusal(path) == f"{path}: client.id: '{ID}'; the certificate names this device's id: leave it out"
+
+
+def test_certificate_without_an_id_is_refused(tmp_path: Path) -> None:
+    path = certified(tmp_path)
+    (tmp_path / "board.pem").write_bytes((tmp_path / "authority.pem").read_bytes())
+    assert refusal(path).startswith(f"{path}: security.certificate: {tmp_path / 'board.pem'}: names no client")
+
+
+def test_device_of_a_broker_has_the_id_of_the_file(tmp_path: Path) -> None:
+    path = certified(tmp_path, f'[client]\nid = "{ID}"')
+    path.write_text(path.read_text().replace("port = 51966", 'port = 51966\nprotocol = "mqtt"'))
+    assert edge.Config.load(path).id == ID
 
 
 @pytest.mark.slow

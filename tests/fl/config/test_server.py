@@ -82,7 +82,7 @@ def refusal(folder: Path, text: str) -> str:
 def test_example_of_the_page_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, protocol: Protocol, mqtt: MqttOptions
 ) -> None:
-    for name in ("server.key", "server.pem"):
+    for name in ("server-key.pem", "server.pem", "authority.pem", "revoked.txt"):
         (tmp_path / name).write_text("PEM")
     for name in ("farm", "runs"):
         (tmp_path / name).mkdir()
@@ -108,7 +108,12 @@ def test_example_of_the_page_loads(
     assert config.strategy.discount(3) == 0.5
     assert config.strategy.config(1) == {"epochs": 2}
     assert config.strategy.enough(10) == 5
-    assert config.security == SecurityOptions(tmp_path / "server.key", tmp_path / "server.pem")
+    assert config.security == SecurityOptions(
+        key=tmp_path / "server-key.pem",
+        certificate=tmp_path / "server.pem",
+        authority=tmp_path / "authority.pem",
+        revoked=tmp_path / "revoked.txt",
+    )
     assert config.mqtt == mqtt
     assert config.connection == ConnectionOptions(heartbeat=30.0)
     options = CallbackOptions(

@@ -75,7 +75,7 @@ def file(tmp_path: Path) -> File:
         (lambda file: file.output("gate", "here", folder=True), Path()),
         (lambda file: file.folder("gate", "here"), Path()),
         (lambda file: file.mqtt(Protocol.MQTT).prefix, "farm"),
-        (lambda file: file.pem("gate", "key"), Path("key.pem")),
+        (lambda file: file.existing("gate", "key", "PEM"), Path("key.pem")),
         (lambda file: file.function("gate", "open", "farm:open")(9), 3.0),
         (lambda file: file.table("fence"), {}),
     ],
@@ -107,7 +107,10 @@ def test_values_are_read(file: File, read: Callable[[File], Any], expected: Any)
             lambda file: file.output("gate", "width"),
             "gate.width: 3; expected a path, seen from the folder of this file",
         ),
-        (lambda file: file.pem("gate", "log"), "gate.log: 'gate.log'; expected the path of a PEM file that is there"),
+        (
+            lambda file: file.existing("gate", "log", "text"),
+            "gate.log: 'gate.log'; expected the path of a text file that is",
+        ),
         (lambda file: file.function("gate", "name", "farm:open"), "gate.name: 'north'; expected "),
         (lambda file: file.function("gate", "close", "farm:open"), "gate.close: 'math.pi:sqrt'; expected a module"),
         (
@@ -128,6 +131,22 @@ def test_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
     file = of(tmp_path, f"[security]\nkey = '{'k' * 5000}'\n")
     with pytest.raises(InvalidOption, match="expected the path of a PEM file that is there"):
         file.security()
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("post_quantum = 'always'", "security.post_quantum: 'always'; expected 'prefer', 'require' or 'off'"),
+        ("post_quantum = true", 'security.post_quantum: True; expected "prefer", "require" or "off"'),
+        ("revoked = 'no.txt'", "security.revoked: 'no.txt'; expected the path of a text file that is there"),
+        ("authority = 'no.pem'", "security.authority: 'no.pem'; expected the path of a PEM file that is there"),
+    ],
+)
+def test_wrong_security_is_named(tmp_path: Path, line: str, said: str) -> None:
+    file = of(tmp_path, f"[security]\n{line}\n")
+    with pytest.raises(InvalidOption) as caught:
+        file.security()
+    assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
 @pytest.mark.parametrize("value", ["9" * 6000, "[" * 5000 + "]" * 5000], ids=["digits", "nested"])
@@ -163,6 +182,10 @@ def test_free_table_accepts_any_key(file: File) -> None:
 def test_security_table_turns_tls_on(file: File, tmp_path: Path) -> None:
     assert file.security() == SecurityOptions(key=tmp_path / "key.pem")
     assert of(tmp_path, "[security]").security() == SecurityOptions()
+    (tmp_path / "revoked.txt").write_text("")
+    text = "[security]\npost_quantum = 'require'\nrevoked = 'revoked.txt'\nauthority = 'key.pem'"
+    expected = SecurityOptions(None, None, tmp_path / "key.pem", "require", tmp_path / "revoked.txt")
+    assert of(tmp_path, text).security() == expected
     assert of(tmp_path, "").security() is None
 
 
