@@ -15,6 +15,9 @@ SECTIONS = dict(text.split("\n", 1) for text in PAGE.text.replace("\n## ", "\n##
 COMMANDS = [title for title in SECTIONS if " " in title and title != "netq bench"]  # which has a page of its own
 
 
+_SUBCOMMANDS = re.compile(r"^ {2,4}([a-z]+) {2,}\w", re.MULTILINE)
+
+
 def shown(*command: str) -> str:
     return subprocess.check_output([sys.executable, "-m", *command, "--help"], text=True)
 
@@ -23,9 +26,10 @@ def shown(*command: str) -> str:
 @pytest.mark.parametrize("title", COMMANDS)
 def test_it_has_every_option(title: str) -> None:
     text = shown(*title.split())
+    assert f"xample: {Page('', SECTIONS[title]).blocks('')[0].splitlines()[0]}" in text
+    text += "".join(shown(*title.split(), name) for name in _SUBCOMMANDS.findall(text))
     rows = "".join(row[0] for row in Page("", SECTIONS[title]).rows("argument"))
     assert {*re.findall(r"--[a-z-]+", rows)} == {*re.findall(r"^ +(--[a-z-]+)", text, re.MULTILINE)} - {"--help"}
-    assert f"xample: {Page('', SECTIONS[title]).blocks('')[0]}" in text
 
 
 @pytest.mark.slow
@@ -33,4 +37,4 @@ def test_it_has_every_option(title: str) -> None:
 def test_it_has_every_command(program: str) -> None:
     found = {title.split()[1] for title in SECTIONS if title.startswith(f"{program} ")}
     text = shown(program)
-    assert {name for name in re.findall(r"^ {2,4}([a-z]+) {2,}\w", text, re.MULTILINE) if name != "options"} == found
+    assert {name for name in _SUBCOMMANDS.findall(text) if name != "options"} == found
