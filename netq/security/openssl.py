@@ -25,7 +25,8 @@ from netq.security.files import describe, load_certificates, load_identity
 from netq.security.identity import Protection, Security
 from netq.security.processor import has_aes
 
-_OUTPUT = 320 * 1024  # bytes taken at once: what waits in a connection that sends much
+_OUTPUT = 16 * 1024  # bytes of ciphertext taken at once, beyond what `write` has made: handshakes and alerts
+_RECORD, _OVERHEAD = 16 * 1024, 22  # bytes of plaintext in a record, at most; bytes that a record adds
 _PARTIAL_WRITE = 1  # SSL_MODE_ENABLE_PARTIAL_WRITE: one record for each call
 _CHACHA, _AES = b"TLS_CHACHA20_POLY1305_SHA256", b"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
 _HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64  # verify codes of OpenSSL's x509_vfy.h
@@ -124,6 +125,8 @@ class OpenSslEngine:
         self._ssl = SSL.Connection(context)
         self._checks = _Checks(host)
         self._ssl.set_app_data(self._checks)  # for `_verify`
+        self._written = 0  # bytes of ciphertext that `write` has made since the last `output`, at most
+        self._has_output = True  # there may be ciphertext; asking OpenSSL for it costs an exception if there is none
         if host is None:
             self._ssl.set_accept_state()
         else:
@@ -141,6 +144,7 @@ class OpenSslEngine:
 
     def handshake(self) -> None:
         """See Engine."""
+        self._has_output = True
         try:
             self._ssl.do_handshake()
         except SSL.Error as error:
@@ -148,6 +152,7 @@ class OpenSslEngine:
 
     def read(self, buffer: memoryview) -> int:
         """See Engine."""
+        self._has_output = True  # an alert, or the answer to a record without data
         try:
             return self._ssl.recv_into(buffer)
         except SSL.Error as error:
@@ -156,22 +161,29 @@ class OpenSslEngine:
     def write(self, data: Buffer) -> int:
         """See Engine."""
         try:
-            return self._ssl.send(data)
+            count = self._ssl.send(data)
+            self._written += count + _OVERHEAD * (count // _RECORD + 1)
+            self._has_output = True
+            return count
         except SSL.Error as error:
             raise self._translated(error) from error
 
     def output(self) -> bytes:
         """See Engine."""
-        pieces = []
+        if not self._has_output:
+            return b""
+        pieces, size = [], self._written + _OUTPUT
+        self._written, self._has_output = 0, False
         with contextlib.suppress(SSL.WantReadError):
             while True:
-                pieces.append(self._ssl.bio_read(_OUTPUT))
-                if len(pieces[-1]) < _OUTPUT:
+                pieces.append(self._ssl.bio_read(size))
+                if len(pieces[-1]) < size:
                     break
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
         """See Engine."""
+        self._has_output = True
         with contextlib.suppress(SSL.Error):  # there is nothing to end before the end of the handshake
             self._ssl.shutdown()
 
