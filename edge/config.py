@@ -121,7 +121,7 @@ def _id(file: File, protocol: Protocol, security: SecurityOptions | None) -> uui
         if text is not None:
             raise file.wrong(f"client.id: {text!r}; the certificate names this device's id: leave it out")
         try:
-            return own_id(own)
+            return own_id("SecurityOptions", own)
         except SecurityError as error:
             raise file.wrong(in_file_terms(error)) from error
     if text is None:

@@ -35,6 +35,7 @@ from netq.options import (
     NetworkLocation,
     Protocol,
     Purpose,
+    SealOptions,
     SecurityOptions,
     SerializationOptions,
 )
@@ -57,6 +58,7 @@ __all__ = [
     "EventOptions",
     "MqttOptions",
     "SecurityOptions",
+    "SealOptions",
     "SerializationOptions",
     "NetqError",
     "AddressError",

@@ -7,6 +7,7 @@ It hands work to the loops of its Endpoint (netq/runtime/endpoint.py), and takes
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import math
 import threading
@@ -26,6 +27,7 @@ from netq.runtime.endpoint import Endpoint, TransportFactory
 from netq.runtime.inbox import Inbox, Waiter
 from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
+from netq.security.seal import sealed_id
 from netq.utils.stream import PickleSerializer, Stream, stream_of
 
 
@@ -52,6 +54,8 @@ class Communicator:
         if not isinstance(options, CommunicatorOptions | None):
             raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
         self.options = options or CommunicatorOptions()
+        if self.options.seal is not None and purpose is Purpose.CLIENT:
+            self.options = dataclasses.replace(self.options, id=sealed_id(self.options.seal))
         self.inbox = Inbox()
         self._endpoint = Endpoint(self.options, purpose, self.inbox, transport)
         self._home = self._endpoint.home

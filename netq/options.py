@@ -149,6 +149,33 @@ class SecurityOptions:
 
 
 @dataclass(frozen=True)
+class SealOptions:
+    """Seals all messages from end to end, through brokers and proxies that are not trusted. Both sides need it.
+
+    The PEM files are read when a communicator is made; that raises SecurityError if they cannot be used.
+
+    key:         the private key of this side: P-256, P-384, Ed25519 or ML-DSA.
+    certificate: its certificate chain. A client's certificate names its id.
+    authority:   the certificates that this side trusts: they signed that of the other side.
+    revoked:     for a server: a text file with the serial numbers of certificates that it refuses, in hexadecimal, one
+                 a line. It is read again whenever it changes.
+    """
+
+    key: Path
+    certificate: Path
+    authority: Path
+    revoked: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("key", "certificate", "authority", "revoked"):
+            path = getattr(self, name)
+            right = isinstance(path, str | Path) or (name == "revoked" and path is None)
+            expect(right, f"SealOptions.{name}", path, "a path or None" if name == "revoked" else "a path")
+            if path is not None:
+                object.__setattr__(self, name, Path(path))
+
+
+@dataclass(frozen=True)
 class MqttOptions:
     """How Protocol.MQTT uses its broker. `netloc` is the address of the broker.
 
@@ -211,6 +238,7 @@ class CommunicatorOptions:
     workers: int = 1
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     events: EventOptions = field(default_factory=EventOptions)
+    seal: SealOptions | None = None
 
     def __post_init__(self) -> None:
         expect(isinstance(self.id, uuid.UUID), "CommunicatorOptions.id", self.id, "a uuid.UUID")
@@ -218,10 +246,17 @@ class CommunicatorOptions:
         expect(_is_netloc(self.netloc), "CommunicatorOptions.netloc", self.netloc, place)
         object.__setattr__(self, "netloc", NetworkLocation(*self.netloc))
         whole("CommunicatorOptions.workers", self.workers, 1, 256)
-        kinds = (ConnectionOptions, SerializationOptions, SecurityOptions, MqttOptions, EventOptions)
-        for name, kind in zip(("connection", "serialization", "security", "mqtt", "events"), kinds, strict=True):
+        kinds = {
+            "connection": ConnectionOptions,
+            "serialization": SerializationOptions,
+            "security": SecurityOptions,
+            "seal": SealOptions,
+            "mqtt": MqttOptions,
+            "events": EventOptions,
+        }
+        for name, kind in kinds.items():
             value = getattr(self, name)
-            right = isinstance(value, kind) or (name == "security" and value is None)
+            right = isinstance(value, kind) or (name in ("security", "seal") and value is None)
             expect(right, f"CommunicatorOptions.{name}", value, kind.__name__)
 
 

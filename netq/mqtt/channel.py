@@ -46,8 +46,9 @@ class Segment(NamedTuple):
     def copy(self) -> Segment:
         """Return a copy in its own memory."""
         block = self.block
-        own = block and block._replace(buffers=[memoryview(b"".join(block.buffers))])
-        return Segment([b"".join(self.buffers)], own)
+        if block is not None and block.sealed is None:  # a sealed block is in memory of its own already
+            block = block._replace(buffers=[memoryview(b"".join(block.buffers))])
+        return Segment([b"".join(self.buffers)], block)
 
 
 class ChannelLink(Protocol):

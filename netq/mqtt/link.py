@@ -115,7 +115,8 @@ class Link:
             self._listener.lost(self, error)
 
     def _take_segments(self) -> bool:
-        pieces = self.connection.pieces(min(self._size, self._channel.congestion.size), time.monotonic())
+        size = min(self._size, self._channel.congestion.size)
+        pieces = self.connection.pieces(size, time.monotonic(), self._is_block)
         segments = self._split(pieces)
         if self._loop is not self._first_loop:  # another loop cannot tell when the user's memory is free again
             segments = [segment.copy() for segment in segments]
@@ -131,13 +132,12 @@ class Link:
         for piece in pieces:
             if not isinstance(piece, Part):
                 buffers.append(piece)
-            elif self._is_block(piece):
-                before, buffers = _packets(buffers, self._size), []
-                last = before.pop() if before and sum(map(len, before[-1])) <= PREFIX else []
-                block = Block(piece.stream, piece.start, piece.audience, piece.buffers())
-                segments += [*map(Segment, before), Segment(last, block)]
-            else:
-                buffers += piece.buffers()
+                continue
+            before, buffers = _packets(buffers, self._size), []
+            block = Block(piece.stream, piece.start, piece.audience, piece.buffers(), piece.sealed)
+            room = PREFIX - (sum(map(len, block.buffers)) - piece.size)  # a sealed block is a little larger
+            last = before.pop() if before and sum(map(len, before[-1])) <= room else []
+            segments += [*map(Segment, before), Segment(last, block)]
         return segments + [Segment(packet) for packet in _packets(buffers, self._size)]
 
     def _is_block(self, part: Part) -> bool:

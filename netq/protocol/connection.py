@@ -23,6 +23,7 @@ from __future__ import annotations
 import enum
 import math
 import uuid
+from collections.abc import Callable
 from typing import cast
 
 from netq.buffers import Buffer
@@ -45,6 +46,7 @@ from netq.protocol.wire import (
     Reader,
     take_nothing,
 )
+from netq.security.identity import Protection
 from netq.text import printable
 
 
@@ -84,6 +86,8 @@ LENGTH = {  # bytes of a body, least and most. The session checks those of MSG f
 
 class Connection:
     """All that a link calls. A client passes its session; a server finds the session by the client's INI."""
+
+    protection: Protection | None = None  # by seals of its own (netq/security/sealed.py)
 
     def __init__(self, id: uuid.UUID, options: ConnectionOptions, now: float, session: Session | None = None) -> None:
         # The two ends that this connects: the session, and the bytes of the link.
@@ -217,10 +221,19 @@ class Connection:
                 buffers.append(piece)
         return buffers
 
-    def pieces(self, limit: int, now: float) -> list[Buffer | Part]:
-        """Do as `to_send`, with large bodies as Parts: for a link that can send one packet to several peers."""
+    def pieces(self, limit: int, now: float, is_block: Callable[[Part], bool]) -> list[Buffer | Part]:
+        """Do as `to_send`, but return the bodies that `is_block` accepts as Parts.
+
+        For a link that can send one packet to several peers: a Part is the same for all of them.
+        """
         self._keeps_parts = True
-        return cast(list[Buffer | Part], self.to_send(limit, now))
+        out: list[Buffer | Part] = []
+        for piece in cast(list[Buffer | Part], self.to_send(limit, now)):
+            if isinstance(piece, Part) and not is_block(piece):
+                out += piece.buffers()
+            else:
+                out.append(piece)
+        return out
 
     def deadline(self) -> float:
         """Return when `tick` must be called, if nothing is received or sent before."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
 from netq.buffers import Buffer
 from netq.errors import ProtocolError
@@ -24,6 +24,12 @@ SMALL = 4096  # bytes: messages up to this size are sent and received whole, in 
 _SWEEP = 64  # cancelled messages among the waiting: more are removed, or a peer without a link would keep them all
 
 
+class Sealed(Protocol):
+    """The ciphertext of a Part. All peers of a put get the same object, as long as it is in use."""
+
+    buffers: list[memoryview]
+
+
 class Part(NamedTuple):
     """Some bytes of a message, in the user's own memory; and the message's audience."""
 
@@ -31,15 +37,16 @@ class Part(NamedTuple):
     start: int
     stop: int
     audience: tuple[uuid.UUID, ...]
+    sealed: Sealed | None = None  # what is sent instead of the bytes (netq/security/shared.py)
 
     @property
     def size(self) -> int:
-        """The number of bytes."""
+        """The number of bytes of the message."""
         return self.stop - self.start
 
     def buffers(self) -> list[memoryview]:
-        """Return the bytes as views, without a copy."""
-        return self.stream.slices(self.start, self.stop)
+        """Return what is to be sent as views, without a copy."""
+        return self.stream.slices(self.start, self.stop) if self.sealed is None else self.sealed.buffers
 
 
 class Sender:

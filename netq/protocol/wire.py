@@ -155,6 +155,11 @@ def _describe_foreign(begin: bytes) -> str:
     """Return the error text for bytes that are no frame."""
     if begin[:2] == b"\x16\x03":  # a TLS record of a handshake
         return "the peer speaks TLS, this side does not; give SecurityOptions to both sides, or to neither"
+    if begin == b"NETQSEAL":
+        return (
+            "the peer seals what it sends, this side does not; give SealOptions (CommunicatorOptions.seal) to both "
+            "sides, or to neither"
+        )
     return f"what comes is no frame of netq, it begins with {begin!r}; is something else at that port?"
 
 

@@ -20,7 +20,7 @@ from netq.errors import Closed, strip_tracebacks
 from netq.io.condition import Condition
 from netq.io.loop import Loop
 from netq.io.timers import Timer
-from netq.options import CommunicatorOptions, NetworkLocation, Purpose
+from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event, Hello, Lost
 from netq.protocol.flow_control import Budget
@@ -34,6 +34,7 @@ from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.reconnect import Reconnector
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
+from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable
 
 log = logging.getLogger("netq")
@@ -52,8 +53,11 @@ class Endpoint:
     ) -> None:
         self.options = options
         self.is_server = purpose is Purpose.SERVER
-        revoked = options.security.revoked if options.security is not None and self.is_server else None
-        self._revoked = None if revoked is None else RevocationList("SecurityOptions.revoked", revoked)
+        self._revoked = _revocation_lists(options) if self.is_server else []
+        self._new_connection: NewConnection = Connection
+        if options.seal is not None:
+            check_put_merge(options, "sealing")
+            self._new_connection = sealed_connections(options.seal, is_client=not self.is_server)
         # The loops, each with memory for messages; links are spread over them.
         self._inbox = inbox
         self.loops = [
@@ -180,7 +184,7 @@ class Endpoint:
         """Return a connection for a new link; a client's has its session already."""
         peer = self.peers.get(None)  # a server's link has no peer yet, and a closed client has no peer any more
         session = None if peer is None else peer.session
-        return Connection(self.options.id, self.options.connection, time.monotonic(), session)
+        return self._new_connection(self.options.id, self.options.connection, time.monotonic(), session)
 
     def attach(self, link: Link) -> None:
         """Use a new link: a client's at once, a server's after the handshake."""
@@ -272,12 +276,13 @@ class Endpoint:
 
     def _watch_revocations(self) -> None:
         """End the sessions of clients whose certificates were revoked meanwhile."""
-        if self._revoked is None:
+        if not self._revoked:
             return
-        self._revoked.refresh()
+        for revoked in self._revoked:
+            revoked.refresh()
         for peer in self.peers.values():
-            if peer.certificate is not None and peer.certificate.serial in self._revoked:
-                peer.loop.call(peer.expel, _revoked(peer.certificate))
+            for certificate in filter(self._is_revoked, peer.certificates):
+                peer.loop.call(peer.expel, _revoked(certificate))
         self.home.at(time.monotonic() + _REVOCATION_PERIOD, self._watch_revocations)
 
     def _watch_handshake(self, link: Link) -> None:
@@ -305,15 +310,16 @@ class Endpoint:
         # While we close, a client that has begun anew is refused. Its old session is ended here, or the close would
         # wait for a client that will never resume it.
         #
-        # With mutual TLS the certificate names the client, and a token counts only with the certificate that it was
-        # first used with.
-        protection = link.protection
-        certificate = protection and protection.certificate
-        if certificate is not None and (objection := self._identity_refusal(greeting, certificate)):
-            return self._refuse(link, objection)
+        # With mutual TLS, or seals, the certificate names the client, and a token counts only with the certificate that
+        # it was first used with.
+        protections = link.protection, link.connection.protection
+        certificates = tuple(found.certificate for found in protections if found and found.certificate)
+        for certificate in certificates:
+            if objection := self._identity_refusal(greeting, certificate):
+                return self._refuse(link, objection)
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
-        if proven and peer is not None and peer.certificate != certificate:
+        if proven and peer is not None and peer.certificates != certificates:
             return self._refuse(link, f"the session of {greeting.id} was begun with another certificate")
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
@@ -323,7 +329,7 @@ class Endpoint:
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
-            peer.certificate = certificate
+            peer.certificates = certificates
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
@@ -344,9 +350,10 @@ class Endpoint:
             )
         if certificate.identity != greeting.id:
             return f"it claims the id {greeting.id}, but its certificate is that of {certificate.identity}"
-        if self._revoked is not None and certificate.serial in self._revoked:
-            return _revoked(certificate)
-        return ""
+        return _revoked(certificate) if self._is_revoked(certificate) else ""
+
+    def _is_revoked(self, certificate: Certificate) -> bool:
+        return any(certificate.serial in revoked for revoked in self._revoked)
 
     def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
         """Return why a client is refused, or an empty string. `rival` is another client with the same id."""
@@ -434,6 +441,11 @@ class Endpoint:
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self._finish_closing()
+
+
+def _revocation_lists(options: CommunicatorOptions) -> list[RevocationList]:
+    named = {"SecurityOptions.revoked": options.security, "SealOptions.revoked": options.seal}
+    return [RevocationList(name, given.revoked) for name, given in named.items() if given and given.revoked]
 
 
 def _revoked(certificate: Certificate) -> str:

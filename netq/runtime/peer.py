@@ -81,8 +81,9 @@ class Peer:
         self.link: Link | None = None
         self._flushing = False
         self._address = ""
-        self.certificate: Certificate | None = None  # by which this client has begun its session, if it has one
+        self.certificates: tuple[Certificate, ...] = ()  # by which this client has begun its session, if it has any
         self._protection: Protection | None = None  # of the last link
+        self._sealing: Protection | None = None  # of the last link's connection
         self._link_lost_at = time.monotonic()
         self._superseded_at: list[float] = []  # when links were superseded lately
         self._expiry: Timer | None = None  # runs while no link is open: ends the session
@@ -269,6 +270,7 @@ class Peer:
         link.connection.detach()
         if self.link is link:
             self._protection = link.protection
+            self._sealing = link.connection.protection
             self.link = None
             self._stop_heartbeat()
             if self._expiry is None:  # the link was open; otherwise the timers run already
@@ -309,6 +311,7 @@ class Peer:
         link = self.link
         connected = link is not None and link.connection.open
         protection = self._protection if link is None else link.protection
+        sealing = self._sealing if link is None else link.connection.protection
         return Statistics(
             connected=connected,
             address=self._address,
@@ -320,6 +323,7 @@ class Peer:
             bytes_out=self.session.bytes_out,
             arriving=self.session.arriving,
             security=protection and protection.security,
+            seal=sealing and sealing.security,
             round_trip=self.session.round_trip,
         )
 

@@ -86,13 +86,13 @@ def check_dates(option: str, path: Path, certificate: x509.Certificate) -> None:
     raise SecurityError(f"{option}: {path}: {was}; make a new one, or set the clock of this machine")
 
 
-def own_id(path: Path) -> uuid.UUID:
-    """Return the id in a client's own certificate. Raises SecurityError if it names none."""
-    certificate = load_certificates("SecurityOptions.certificate", path)[0]
+def own_id(options: str, path: Path) -> uuid.UUID:
+    """Return the id in a client's own certificate; `options` is the class that named it. Raises SecurityError."""
+    certificate = load_certificates(f"{options}.certificate", path)[0]
     id = identity_in(uris(certificate))
     if id is None:
         raise SecurityError(
-            f"SecurityOptions.certificate: {path}: names no client, or several; expected one subject alternative name "
+            f"{options}.certificate: {path}: names no client, or several; expected one subject alternative name "
             "urn:uuid:…, the client's id, as `netq certs issue` makes it"
         )
     return id
@@ -125,6 +125,6 @@ def _x509() -> Any:
         from cryptography import x509
     except ImportError as error:
         raise SecurityError(
-            f"SecurityOptions: a certificate of a client needs cryptography: pip install '{DISTRIBUTION}[security]'"
+            f"certificates of clients, and sealing, need cryptography: pip install '{DISTRIBUTION}[security]'"
         ) from error
     return x509

@@ -296,7 +296,7 @@ def with_own_id(options: CommunicatorOptions | None) -> CommunicatorOptions | No
     security = options.security if isinstance(options, CommunicatorOptions) else None
     if options is None or security is None or security.authority is None or security.certificate is None:
         return options
-    return replace(options, id=own_id(security.certificate))
+    return replace(options, id=own_id("SecurityOptions", security.certificate))
 
 
 def _backend(options: SecurityOptions) -> ModuleType:

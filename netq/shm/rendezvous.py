@@ -54,6 +54,11 @@ def check(options: CommunicatorOptions) -> None:
             "CommunicatorOptions.security: shared memory takes none: nothing leaves this machine, and the kernel says "
             "who the peer is (only processes of one user are connected); expected None"
         )
+    if options.seal is not None:
+        raise InvalidOption(
+            "CommunicatorOptions.seal: shared memory takes none: nothing between the two processes could read or "
+            "change a message; expected None"
+        )
     check_put_merge(options, "shared memory")
 
 

@@ -21,6 +21,7 @@ from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item
 from netq.protocol.session import Session
 from netq.protocol.wire import Greeting
+from netq.security.seal import NewConnection
 from netq.utils.stream import Stream
 
 CLIENT_ID = uuid.UUID(int=1)
@@ -68,6 +69,7 @@ class LossyPair:
     step: bytes that arrive at once. limit: bytes that an end sends at once (see Connection.to_send).
     cuts: the link is cut after these counts of bytes, both directions together.
     take: the user takes each message as it arrives; if False, call `take`.
+    new:  what makes the connections of the client and of the server: two of netq.security.seal, to seal them.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class LossyPair:
         limit: int = 65536,
         cuts: Iterable[int] = (),
         take: bool = True,
+        new: tuple[NewConnection, NewConnection] = (Connection, Connection),
     ) -> None:
         self.client = End(CLIENT_ID, options)
         self.server = End(SERVER_ID, server_options or options)
@@ -93,6 +96,7 @@ class LossyPair:
         self._limit = limit
         self._cuts = deque(sorted(cuts))
         self._take = take
+        self._new_client, self._new_server = new
 
     @property
     def up(self) -> bool:
@@ -135,8 +139,8 @@ class LossyPair:
         if self.client.over:
             self._expire()
             return False
-        self.client.connection = Connection(self.client.id, self.client.options, self.now, self.client.session)
-        self.server.connection = Connection(self.server.id, self.server.options, self.now)
+        self.client.connection = self._new_client(self.client.id, self.client.options, self.now, self.client.session)
+        self.server.connection = self._new_server(self.server.id, self.server.options, self.now, None)
         self.links.append((bytearray(), bytearray()))
         return True
 

@@ -56,6 +56,20 @@ def test_tls_connects_with_the_files_of_the_page(scripts: Open) -> None:
     assert (client.poll(), server.poll()) == (None, None)
 
 
+@pytest.mark.slow
+def test_seals_connect_with_the_files_of_the_page(scripts: Open) -> None:
+    run = scripts("seal")
+    for command in run.page.blocks("sh")[0].splitlines():
+        program, *arguments = shlex.split(command)
+        process = run.start("-m", program, *arguments)
+        assert (process.communicate(timeout=LIMIT)[1], process.returncode) == ("", 0)
+    server, client = run.start("server.py"), run.start("client.py")
+    assert client.communicate(timeout=LIMIT)[0] == "hello, board\n"
+    printed = NO_ID.sub("…", str(server.communicate(timeout=LIMIT)[0]))
+    cipher = re.compile("(AES_256_GCM|CHACHA20_POLY1305)")  # this machine's processor decides
+    assert cipher.sub("…", printed) == cipher.sub("…", NO_ID.sub("…", run.page.output("python server.py")))
+
+
 DEVICE = """
 import fl
 

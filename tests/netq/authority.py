@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, mldsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from netq.options import PostQuantum, SecurityOptions
+from netq.options import PostQuantum, Purpose, SealOptions, SecurityOptions
 
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH
 HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -47,6 +47,13 @@ class Authority:
     def trusting(self, post_quantum: PostQuantum = "prefer") -> SecurityOptions:
         """Return the options of a client without a certificate."""
         return SecurityOptions(certificate=self.path, post_quantum=post_quantum)
+
+    def seal(self, purpose: Purpose, id: uuid.UUID | None, **changes: Any) -> SealOptions:
+        """Return the options of a side that seals, with a certificate for this id."""
+        urns = () if id is None else (id.urn,)
+        key, certificate = self.issue([SERVER if purpose is Purpose.SERVER else CLIENT], urns=urns)
+        fields = {"key": key, "certificate": certificate, "authority": self.path, **changes}
+        return SealOptions(**fields)
 
     def issue(
         self,

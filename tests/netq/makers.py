@@ -14,6 +14,7 @@ from netq.options import PostQuantum
 from netq.security import certificates
 from netq.testing import loopback
 from netq.testing.fixtures import Make
+from tests.netq.authority import Authority
 
 
 def in_process(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
@@ -43,6 +44,13 @@ def at_broker(netloc: NetworkLocation, security: SecurityOptions | None = None, 
         return netq.new(Protocol.MQTT, purpose, told)
 
     return make
+
+
+def sealed(make: Make, authority: Authority) -> Make:
+    """Communicators that `make` returns, with seals. Each has a certificate of its own, for the id of its options."""
+    return lambda purpose, options: make(
+        purpose, dataclasses.replace(options, seal=authority.seal(purpose, options.id))
+    )
 
 
 def at_path(folder: Path) -> Make:

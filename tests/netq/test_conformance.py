@@ -14,7 +14,8 @@ from netq.options import PostQuantum
 from netq.testing import loopback
 from netq.testing.conformance import CHECKS, check_communicator
 from netq.testing.fixtures import Make
-from tests.netq.makers import at_broker, at_path, in_process, plain, under_tls
+from tests.netq.authority import Authority
+from tests.netq.makers import at_broker, at_path, in_process, plain, sealed, under_tls
 
 Request: TypeAlias = pytest.FixtureRequest
 New: TypeAlias = Callable[[Path], Make]  # given an empty folder
@@ -38,6 +39,14 @@ def of_tls(protocol: Protocol, post_quantum: PostQuantum = "prefer") -> Callable
     return lambda request: lambda folder: under_tls(protocol, request.getfixturevalue("files"), post_quantum)
 
 
+def of_seals(under: Callable[[Request], New]) -> Callable[[Request], New]:
+    def begin(request: Request) -> New:
+        new, authority = under(request), Authority(request.getfixturevalue("tmp_path_factory").mktemp("seals"))
+        return lambda folder: sealed(new(folder), authority)
+
+    return begin
+
+
 MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of tests, and then a test
     "loopback": lambda request: lambda folder: in_process,
     "tcp": of(Protocol.TCP),
@@ -47,6 +56,10 @@ MAKERS: dict[str, Callable[[Request], New]] = {  # how each begins a session of 
     "mqtt+tls": of_mqtt_under_tls,
     "grpc": of(Protocol.GRPC),
     "grpc+tls": of_tls(Protocol.GRPC),
+    "loopback+seal": of_seals(lambda request: lambda folder: in_process),
+    "tcp+seal": of_seals(of(Protocol.TCP)),
+    "mqtt+seal": of_seals(of_mqtt),
+    "grpc+seal": of_seals(of(Protocol.GRPC)),
     "shm": of(Protocol.SHM),
     "shm+path": lambda request: at_path,
 }

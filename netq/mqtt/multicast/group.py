@@ -22,6 +22,7 @@ from netq.mqtt.congestion import CongestionControl
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import Window
+from netq.protocol.sender import Sealed
 from netq.utils.stream import Stream
 
 WINDOW = 8  # outstanding blocks; a client must be able to keep as many
@@ -36,6 +37,7 @@ class Block(NamedTuple):
     start: int
     audience: tuple[uuid.UUID, ...]  # the peers; the same tuple object for all blocks of one put
     buffers: list[memoryview]
+    sealed: Sealed | None = None  # what `buffers` are of: links whose blocks differ in it cannot share a publication
 
 
 class Member(Protocol):
@@ -56,6 +58,7 @@ class _Outstanding(NamedTuple):
     put: tuple[uuid.UUID, ...]
     start: int
     size: int
+    sealed: Sealed | None  # kept for the members that have not come so far: it serves them too
     missing: dict[Member, int]  # members that have not processed it: the packet with the reference, or 0
 
 
@@ -86,9 +89,10 @@ class Group:
         if self._joining or self._growing:
             self.waiting.add(member)
             return None
-        # A block is published once, by the first member that reaches it. There are three exceptions: the other members
+        # A block is published once, by the first member that reaches it. There are exceptions: the other members
         # are past it; WINDOW blocks are outstanding, as many as a client must keep; or this member has referred to a
-        # later block already, and its client has dropped the earlier ones by then.
+        # later block already, and its client has dropped the earlier ones by then. Nor does a publication serve a
+        # member whose block was sealed another time: the member expects other bytes.
         put = [other for other in self._outstanding if other.put is block.audience]
         found = next((other for other in put if other.start == block.start), None)
         if found is None:
@@ -98,7 +102,9 @@ class Group:
                 self.waiting.add(member)
                 return None
             found = self._publish(block)
-        elif any(other.missing.get(member, 1) for other in self._outstanding if other.number > found.number):
+        elif found.sealed is not block.sealed or any(
+            other.missing.get(member, 1) for other in self._outstanding if other.number > found.number
+        ):
             return UNICAST  # references must rise; its lanes were served in another order
         found.missing[member] = member.window.sent + 1
         return packet.reference(self.id, found.number)
@@ -145,5 +151,7 @@ class Group:
         payload = b"".join([packet.block(self._published), *block.buffers])
         self._publish_on(self.id, payload)
         missing = dict.fromkeys(self.members, 0)
-        self._outstanding.append(_Outstanding(self._published, block.audience, block.start, len(payload), missing))
+        self._outstanding.append(
+            _Outstanding(self._published, block.audience, block.start, len(payload), block.sealed, missing)
+        )
         return self._outstanding[-1]

@@ -52,6 +52,11 @@ class Stranger:
         with self._changed:
             return len(self._matching(kind, to))
 
+    def everything(self) -> bytes:
+        """Return all payloads and topics, joined."""
+        with self._changed:
+            return b"\n".join(topic.encode() + b"\n" + payload for topic, payload in self._received)
+
     def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()

@@ -9,6 +9,7 @@ import math
 import struct
 import tracemalloc
 import uuid
+from functools import partial
 
 import pytest
 
@@ -910,26 +911,29 @@ def test_lost_connection_releases_message_without_gc() -> None:
         gc.enable()
 
 
-def test_pieces_returns_large_bodies_as_parts() -> None:
+def test_pieces_returns_accepted_bodies_as_parts() -> None:
     several = (uuid.UUID(int=8), uuid.UUID(int=9))
     sent: list[list[Buffer | Part]] = []
-    for pieces in (Connection.to_send, Connection.pieces):
+    for with_parts in (False, True):
         connection = in_state(State.OPEN)
+        take = partial(connection.pieces, is_block=_has_audience) if with_parts else connection.to_send
         assert connection.session is not None
         connection.session.put(Outgoing(Stream([bytes(3000), bytes(3000)]), audience=several))
         connection.session.put(Outgoing(Stream([bytes(SMALL + 1)])))
         connection.session.put(Outgoing(Stream([b"for one"])))
-        sent.append([piece for _ in range(3) for piece in pieces(connection, 4000, 0.0)])
+        sent.append([piece for _ in range(3) for piece in take(4000, 0.0)])
     plain, taken = sent
     bodies = [piece for piece in taken if isinstance(piece, Part)]
     assert [(part.start, part.stop, part.audience) for part in bodies] == [
         (0, 4000, several),
         (4000, 6000, several),
-        (0, 1976, ()),
-        (1976, SMALL + 1, ()),
     ]
     assert taken[-1] == b"for one", "not worth a part"
     assert not any(isinstance(piece, Part) for piece in plain)
     assert b"".join(plain) == b"".join(  # type: ignore[arg-type]
         b"".join(piece.buffers()) if isinstance(piece, Part) else piece for piece in taken
     )
+
+
+def _has_audience(part: Part) -> bool:
+    return bool(part.audience)

@@ -1,0 +1,50 @@
+"""Sealing for a communicator: reads the files of SealOptions, and returns what makes sealed connections.
+
+Called by the communicator. Imports the packages of the extra `security`, and what needs them, only if sealing is used.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+from netq.errors import SecurityError
+from netq.options import ConnectionOptions, SealOptions
+from netq.protocol.connection import Connection
+from netq.protocol.session import Session
+from netq.security.files import load_identity, own_id
+from netq.security.processor import has_aes
+from netq.version import DISTRIBUTION
+
+NewConnection = Callable[[uuid.UUID, ConnectionOptions, float, Session | None], Connection]
+
+
+def sealed_connections(options: SealOptions, *, is_client: bool) -> NewConnection:
+    """Return a factory of sealed connections. Reads the files now, once. Raises SecurityError."""
+    try:
+        from cryptography.hazmat.primitives import hpke  # noqa: F401  # cryptography 49 or newer
+
+        from netq.security import handshake, keys, sealed, shared
+    except ImportError as error:
+        raise SecurityError(
+            f"CommunicatorOptions.seal: {error}; sealing needs the extra `security`: pip install "
+            f"'{DISTRIBUTION}[security]'"
+        ) from error
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    identity = load_identity("SealOptions", options.key, options.certificate)
+    # A processor without AES instructions computes ChaCha20 several times faster.
+    ciphers = handshake.Cipher.AES_256_GCM, handshake.Cipher.CHACHA20_POLY1305
+    credentials = handshake.Credentials(
+        tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain),
+        keys.signer(f"SealOptions.key: {options.key}", identity.key),
+        keys.Authority("SealOptions.authority", options.authority, of_servers=is_client),
+        ciphers if has_aes() else ciphers[::-1],
+    )
+    return partial(sealed.SealedConnection, sealed.Sealing(credentials, shared.SharedBlocks(), is_client))
+
+
+def sealed_id(options: SealOptions) -> uuid.UUID:
+    """Return the id in a client's certificate. Raises SecurityError."""
+    return own_id("SealOptions", options.certificate)
