@@ -1,4 +1,4 @@
-"""python -m examples.digits: federated learning of handwritten digits, with processes, sockets and TLS.
+"""python -m examples.digits: federated learning of handwritten digits, with processes, sockets and mutual TLS.
 
 Shows each round, draws out/digits.png, and compares the model with what the same rounds give in one process.
 Owns the terminal and the exit status; the processes are federation.py's.
@@ -13,6 +13,7 @@ import importlib
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def main(model: str = "examples.digits.model", picture: str = "out/digits.png") 
     """Run the demo of a model module; return the exit status."""
     args = _arguments(model.rpartition(".")[0], picture)
     setting = Setting(model, args.rounds, args.clients, args.seed, Protocol(args.protocol))
-    print(f"over {args.protocol}, {'on this machine only' if args.protocol == 'shm' else 'under TLS'}", flush=True)
+    print(f"starting an aggregator and {args.clients} clients over {args.protocol}", flush=True)
     try:
         with _progress(args.rounds) as rounds:
             weights = asyncio.run(_federate(setting, rounds))
@@ -56,7 +57,12 @@ class Rounds:
         self._task = bar.add_task("rounds", total=total)
 
     def show(self, facts: Facts) -> None:
-        """Print a round that has ended, or who is gone."""
+        """Print a round that has ended, how the links are protected, or which client is gone."""
+        if "links" in facts:
+            links: Counter[str] = Counter(facts["links"])
+            for protection, count in links.items():
+                self._print(f"{count} connected: {protection}")
+            return None
         if "gone" in facts:
             return self._print(f"       {facts['gone']}; the others go on")
         if not self.seen:

@@ -28,7 +28,7 @@ def main() -> None:
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(args.host, args.port),
         mqtt=netq.MqttOptions(user=args.user, password=password(args.password_file), prefix=args.prefix),
-        security=netq.SecurityOptions(args.key, args.certificate) if args.certificate else None,
+        security=netq.SecurityOptions(args.key, args.certificate, args.authority) if args.certificate else None,
     )
     fewest = max(1, args.clients // 2)  # a round that loses more does not count
     with fl.Server(
@@ -42,6 +42,7 @@ def main() -> None:
     ) as server:
         say(port=server.netloc.port)
         server.wait(args.clients)
+        say(links=[protection(client.security) for client in server.statistics().values()])
         for report in server.rounds(args.rounds):
             accuracy, loss = model.measure(server.model, test)
             say(
@@ -55,6 +56,14 @@ def main() -> None:
             )
         if args.save:
             np.savez(args.save, allow_pickle=False, **server.model)
+
+
+def protection(security: netq.Security | None) -> str:
+    """Return how the link to a client is protected, as the communicator reports it."""
+    if security is None:
+        return "without TLS"
+    version = security.version if security.identity is None else f"mutual {security.version}"
+    return ", ".join(fact for fact in (version, security.cipher, security.group) if fact)
 
 
 def password(file: Path | None) -> str | None:
@@ -76,6 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--key", type=Path, help="PEM file of the server's key; with mqtt, none")
     parser.add_argument(
         "--certificate", type=Path, help="PEM file of the server's chain, with mqtt of whom it trusts; turns TLS on"
+    )
+    parser.add_argument(
+        "--authority", type=Path, help="PEM file of the authority of the clients' certificates, which they then need"
     )
     parser.add_argument("--user", help="with mqtt, the broker's name for the server")
     parser.add_argument("--password-file", type=Path, help="with mqtt, a file that holds the user's password")

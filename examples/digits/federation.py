@@ -50,14 +50,14 @@ async def run(setting: Setting, folder: Path, show: Callable[[Facts], None]) -> 
     Raises ProcessFailed if the aggregator fails, or the last client. Cancelled or failed, it ends every process
     before it returns.
     """
-    files = certificates.init(folder)
+    files = certificates.init(folder / "certificates")
     processes: dict[str, Process] = {}
     try:
         port = 0  # the system's choice
         if setting.protocol is Protocol.MQTT:
             port = broker.free_port()
             processes["broker"] = await _start_broker(folder, files, port)
-        command = _aggregator(setting, files, port)
+        command = _aggregator(setting, folder, files, port)
         aggregator = processes["aggregator"] = await _start(folder, "aggregator", sys.executable, "-m", *command)
         port = (await _port(aggregator, folder))["port"]
         for number in range(setting.clients):
@@ -155,7 +155,7 @@ def _stdout(process: Process) -> asyncio.StreamReader:
     return process.stdout
 
 
-def _aggregator(setting: Setting, files: certificates.Files, port: int) -> list[str]:
+def _aggregator(setting: Setting, folder: Path, files: certificates.Files, port: int) -> list[str]:
     """The module and the command line of the aggregator."""
     options = {
         "protocol": setting.protocol.value,
@@ -164,19 +164,18 @@ def _aggregator(setting: Setting, files: certificates.Files, port: int) -> list[
         "rounds": setting.rounds,
         "clients": setting.clients,
         "seed": setting.seed,
-        "save": files.key.with_name("model.npz"),
+        "save": folder / "model.npz",
     }
     if setting.protocol is Protocol.MQTT:  # TLS is the broker's: here is whom they trust
         options |= {"certificate": files.authority}
     elif setting.protocol is not Protocol.SHM:
-        options |= {"key": files.key, "certificate": files.certificate}
+        options |= files._asdict()
     return ["examples.digits.aggregator", *(f"--{name}={value}" for name, value in options.items())]
 
 
 def _client_file(setting: Setting, folder: Path, number: int, port: int) -> Path:
     """Write what `edge run` needs to know of one client."""
     path = folder / f"client-{number}.toml"
-    security = "" if setting.protocol is Protocol.SHM else '[security]\ncertificate = "authority.pem"'
     path.write_text(f"""\
 [server]
 host = "127.0.0.1"
@@ -187,10 +186,20 @@ protocol = "{setting.protocol.value}"
 train = "{setting.model}:train"
 evaluate = "{setting.model}:evaluate"
 
-{security}
+{_security(setting.protocol, folder / "certificates", path.stem)}
 
 [settings]
 partition = {number}
 partitions = {setting.clients}
 """)
     return path
+
+
+def _security(protocol: Protocol, folder: Path, name: str) -> str:
+    """Return the table [security] of a client, and issue its certificate if it needs one."""
+    if protocol is Protocol.SHM:
+        return ""
+    if protocol is Protocol.MQTT:
+        return f'[security]\ncertificate = "{folder / "authority.pem"}"'
+    files = certificates.issue(folder, name)
+    return "\n".join(["[security]", *(f'{option} = "{path}"' for option, path in files._asdict().items())])

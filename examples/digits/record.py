@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.terminal_theme import DIMMED_MONOKAI
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
-FIRST, LAST = 7, 8  # lines that are kept of the beginning and of the end
+FIRST, LAST = 8, 8  # lines that are kept of the beginning and of the end
 WIDTH = 76  # characters
 
 
