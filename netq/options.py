@@ -60,6 +60,8 @@ class ConnectionOptions:
     heartbeat, misses: a peer sends something at least every `heartbeat`. Its link is lost after `misses` times that
                        without a byte.
     handshake_timeout: how long a new link may take for the handshake.
+    takeover_grace:    how long after the loss of its link a client's id stays its own. Then another process with the id
+                       gets it. Not with certificates of clients, which prove the id.
     session_timeout:   how long a session outlives its last link. Then it is over, and its messages fail with Closed.
     linger:            how long `close` waits for a peer that is not connected and has messages due.
     retry_min, retry_max: bounds of the random pause before a client tries again ("full jitter").
@@ -76,6 +78,7 @@ class ConnectionOptions:
     heartbeat: float = 10.0
     misses: int = 3
     handshake_timeout: float = 10.0
+    takeover_grace: float = 3.0
     session_timeout: float = 3600.0
     linger: float = 10.0
     retry_min: float = 0.1
@@ -93,6 +96,7 @@ class ConnectionOptions:
         whole("ConnectionOptions.misses", self.misses, 1, 1000)
         seconds("ConnectionOptions.heartbeat", self.heartbeat, 0.001, 3600.0)  # milliseconds on the wire
         seconds("ConnectionOptions.handshake_timeout", self.handshake_timeout, 0.001)
+        seconds("ConnectionOptions.takeover_grace", self.takeover_grace, 0.0)
         seconds("ConnectionOptions.session_timeout", self.session_timeout, 0.0)
         seconds("ConnectionOptions.linger", self.linger, 0.0)
         seconds("ConnectionOptions.retry_min", self.retry_min, 0.001, 1e6)

@@ -38,7 +38,7 @@ class EventLoopHandle:
     async def make_link(
         self, address: str, protection: Protection | None = None, error: SecurityError | None = None
     ) -> Link | None:
-        """Return a link for a new stream; None if the transport is closed. Called in the event loop.
+        """Return a link for a new stream; None if it cannot be used now. Called in the event loop.
 
         `error` is why the stream is refused: the link has then ended.
         """
@@ -61,7 +61,7 @@ class EventLoopHandle:
         protection: Protection | None,
         error: SecurityError | None,
     ) -> None:
-        if self.closed:
+        if self.closed or not self._listener.has_room():  # then the stream ends, and a client tries again
             self.event_loop.call(_set_result, made, None)
             return
         # The stream is started first: its queues keep what comes in either direction until both sides are ready.

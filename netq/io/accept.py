@@ -1,4 +1,4 @@
-"""Accepts connections at a listening socket, and pauses when the system has no descriptor left.
+"""Accepts connections at a listening socket. Pauses while there is no room for more, or no descriptor left.
 
 Owned by a server's transport; runs in the thread of its loop and never waits.
 """
@@ -17,18 +17,28 @@ from netq.io.selector import READ
 log = logging.getLogger("netq")
 
 _ACCEPTS = 64  # connections accepted in one turn, so that the links of the loop have theirs
+_NO_ROOM_PAUSE = 0.02  # seconds without accepting when there is no room; clients wait in the listen queue
 _PAUSE = 1.0  # seconds without accepting when the system has no descriptors; clients wait in the listen queue
 
 
 class Acceptor:
-    """Calls `accepted(sock, address)` for each connection, until `close`. It does not own the listening socket."""
+    """Calls `accepted(sock, address)` for each connection, until `close`, while `has_room()`.
+
+    It does not own the listening socket.
+    """
 
     def __init__(
-        self, loop: Loop, sock: socket.socket, where: str, accepted: Callable[[socket.socket, Any], object]
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        where: str,
+        has_room: Callable[[], bool],
+        accepted: Callable[[socket.socket, Any], object],
     ) -> None:
         self._loop = loop
         self._sock = sock
         self._where = where  # for the log
+        self._has_room = has_room
         self._accepted = accepted
         self._warned = False  # the log has a line about this lack of descriptors
         self._closed = False
@@ -43,6 +53,9 @@ class Acceptor:
         for _ in range(_ACCEPTS):
             if self._closed:  # by what `accepted` led to
                 return
+            if not self._has_room():
+                self._pause(_NO_ROOM_PAUSE)
+                return
             try:
                 sock, address = self._sock.accept()
             except BlockingIOError:
@@ -51,16 +64,16 @@ class Acceptor:
             except ConnectionError:
                 continue  # the client hung up before it was accepted
             except OSError as error:
-                self._pause(error)
+                if not self._warned:
+                    log.warning("%s: no connection can be accepted for now: %s", self._where, error)
+                self._warned = True
+                self._pause(_PAUSE)
                 return
             self._accepted(sock, address)
 
-    def _pause(self, error: OSError) -> None:
-        if not self._warned:
-            log.warning("%s: no connection can be accepted for now: %s", self._where, error)
-        self._warned = True
+    def _pause(self, seconds: float) -> None:
         self._loop.forget(self._sock)
-        self._loop.at(time.monotonic() + _PAUSE, self._resume)
+        self._loop.at(time.monotonic() + seconds, self._resume)
 
     def _resume(self) -> None:
         if not self._closed:

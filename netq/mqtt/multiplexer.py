@@ -37,8 +37,6 @@ _MIN_SIZE = 4 * 1024  # bytes: packets are not made smaller than this on suspici
 # Links lost in a row with a large packet in flight, while no packet of that size arrives. After so many, the broker
 # probably has a limit that it did not report.
 _MAX_SUSPICIOUS = 3
-_MAX_UNGREETED = 4096  # links before the session's handshake, of all clients of a server
-_GREETING_TIME = 5.0  # seconds for that handshake before a newer client may replace the link
 _MAX_RESETS = 100  # RESET packets a second for unknown links
 
 
@@ -133,23 +131,17 @@ class Multiplexer:
         return channel
 
     def admit(self, client: str) -> bool:
-        """Return whether a client may open a link now. Make room for it by ending older links.
+        """Return whether a client may open a link now.
 
-        A client has one link before its handshake: a new one replaces it. If there are too many of all clients, the
-        oldest is replaced, but not before _GREETING_TIME: when many clients reconnect together, they must not push
-        each other out. Those that are not admitted repeat OPEN.
+        A client has one link before its handshake: a new one replaces it. If too many clients are in their handshake,
+        this one is not admitted yet, and repeats OPEN.
         """
         previous = self._ungreeted.get(client)
         if previous is not None and not self._mark_greeted(previous):
-            previous.fail(ConnectionResetError("it knocked again before it greeted"), notify_peer=False)
-        while len(self._ungreeted) >= _MAX_UNGREETED:
-            oldest = next(iter(self._ungreeted.values()))
-            if self._mark_greeted(oldest):
-                continue
-            if time.monotonic() < oldest.created + _GREETING_TIME:
-                return False
-            oldest.fail(ConnectionResetError("others knocked before it greeted"), notify_peer=False)
-        return True
+            previous.fail(
+                ConnectionResetError("it opened another link before the end of its handshake"), notify_peer=False
+            )
+        return self._listener.has_room()
 
     def attach(self, channel: Channel, address: str, size: int) -> None:
         """Make a link over a channel."""

@@ -132,7 +132,7 @@ class ServerTransport:
         self._publish_hello()
 
     def _warn(self, problem: str) -> None:
-        if self._log_dedup.is_new(self._multiplexer.broker_address, problem):
+        if self._log_dedup.is_new(self._multiplexer.broker_address, problem, time.monotonic()):
             log.warning("%s: %s", self._multiplexer.broker_address, problem)
 
     def _publish_hello(self) -> None:

@@ -398,7 +398,9 @@ class Connection:
         if frame.number not in (Code.REFUSED, Code.SUPERSEDED, Code.OVER):
             raise ProtocolError(f"FIN with code {frame.number}")
         reason = printable(bytes(frame.body).decode(errors="replace"))
-        self._lose(ConnectionRefusedError(f"the peer refuses: {reason}"), events, Code(frame.number))
+        over = frame.number == Code.OVER
+        error = (reason or "it has closed") if over else f"the peer refuses: {reason}"
+        self._lose(ConnectionRefusedError(error), events, Code(frame.number))
 
     def _finish(self, events: list[Event]) -> None:
         """Send FIN once all our messages are acknowledged."""

@@ -53,7 +53,7 @@ class Code(enum.IntEnum):
     DONE = 0  # all my messages are acknowledged, and I send no more
     REFUSED = 1  # this link is over, the session is not
     SUPERSEDED = 2  # a newer link has taken the session over
-    OVER = 3  # the session is over: our user has closed and does not wait any longer
+    OVER = 3  # the session is over: our user has closed and does not wait any longer, or another has got the id
 
 
 RESUME = 1  # flag of an INI: I know this session, and resume it

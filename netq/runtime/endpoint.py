@@ -28,10 +28,11 @@ from netq.protocol.memory import KEEP, Memory
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.inbox import Inbox
-from netq.runtime.link import Link, LinkListener, Transport
+from netq.runtime.link import Link, LinkListener, Transport, certificates_of
 from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.reconnect import Reconnector
+from netq.runtime.waiting_room import WaitingRoom
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
@@ -42,6 +43,7 @@ log = logging.getLogger("netq")
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
+_MOST_UNUSED = 2048  # absent sessions without a message: some 15 MiB
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
@@ -85,6 +87,8 @@ class Endpoint:
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
         self._handshaking: dict[Link, Timer | None] = {}  # with the timer of the handshake
+        self._waiting_room = WaitingRoom()  # bounds them
+        self._unused: dict[Peer, None] = {}  # absent, without any message: the first to go; a dict as an ordered set
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
@@ -186,11 +190,19 @@ class Endpoint:
         session = None if peer is None else peer.session
         return self._new_connection(self.options.id, self.options.connection, time.monotonic(), session)
 
+    def has_room(self) -> bool:
+        """Return whether a new link of a server finds a place; otherwise leave its connection in the system's queue."""
+        return not self._waiting_room.is_full(time.monotonic())
+
     def attach(self, link: Link) -> None:
         """Use a new link: a client's at once, a server's after the handshake."""
         if self.is_server:
+            dropped = self._waiting_room.enter(link, time.monotonic())
             self._handshaking[link] = None
-            self._watch_handshake(link)
+            if dropped is not None:
+                self._turn_away(dropped)
+            if dropped is not link:
+                self._watch_handshake(link)
         elif None in self.peers:
             link.peer = self.peers[None]
             self.peers[None].attach(link)
@@ -254,6 +266,8 @@ class Endpoint:
             self.home.call(self._retry, error)
         elif not peer.session.closing:
             log.info("%s: lost (%s); its session waits for it", peer.id, error)
+            if peer.unused:
+                self.home.call(self._bound_unused, peer)
 
     def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
         """Forget the peer."""
@@ -294,8 +308,28 @@ class Endpoint:
 
     def _handshake_done(self, link: Link) -> None:
         """Stop the timer of the handshake, and forget the link here."""
+        self._waiting_room.leave(link)
         if timer := self._handshaking.pop(link, None):
             timer.cancel()
+
+    def _turn_away(self, link: Link) -> None:
+        """Drop a link in its handshake, because too many are in theirs."""
+        # Without a FIN: a link with nothing to send ends at once, and frees its descriptor.
+        self._log_refusal(link, "too many connections are in their handshake, and this one is slow or one too many")
+        self._handshake_done(link)
+        link.connection.detach()
+        link.close()
+
+    def _bound_unused(self, peer: Peer) -> None:
+        """End the oldest of the sessions that were never used, if there are too many."""
+        # Anyone who reaches a server without client certificates can begin sessions, and leave them to
+        # `session_timeout`. A session without a message loses nothing by its end: its client begins another one.
+        self._unused.pop(peer, None)
+        self._unused[peer] = None
+        while len(self._unused) > _MOST_UNUSED:
+            oldest = next(iter(self._unused))
+            del self._unused[oldest]
+            oldest.loop.call(oldest.end_if_unused)
 
     def _admit(self, link: Link, greeting: Greeting) -> None:
         if link not in self._handshaking:
@@ -312,8 +346,7 @@ class Endpoint:
         #
         # With mutual TLS, or seals, the certificate names the client, and a token counts only with the certificate that
         # it was first used with.
-        protections = link.protection, link.connection.protection
-        certificates = tuple(found.certificate for found in protections if found and found.certificate)
+        certificates = certificates_of(link)
         for certificate in certificates:
             if objection := self._identity_refusal(greeting, certificate):
                 return self._refuse(link, objection)
@@ -324,7 +357,10 @@ class Endpoint:
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
-        if objection := self._refusal(greeting, None if proven else peer, same=same):
+        rival = None if proven else peer
+        if rival is not None and (takeover := rival.takeover_from(greeting.token)):
+            return self._refuse(link, str(takeover), Code.OVER)
+        if objection := self._refusal(greeting, rival, same=same, certified=bool(certificates)):
             return self._refuse(link, objection)
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
@@ -355,8 +391,11 @@ class Endpoint:
     def _is_revoked(self, certificate: Certificate) -> bool:
         return any(certificate.serial in revoked for revoked in self._revoked)
 
-    def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool) -> str:
-        """Return why a client is refused, or an empty string. `rival` is another client with the same id."""
+    def _refusal(self, greeting: Greeting, rival: Peer | None, *, same: bool, certified: bool) -> str:
+        """Return why a client is refused, or an empty string.
+
+        `rival` is another client with the same id. `certified`: a certificate proves that the id is this client's.
+        """
         if greeting.id == self.options.id:
             return f"the id {greeting.id} is the server's own; give each communicator its own options"
         if self.closing and not same:
@@ -369,6 +408,11 @@ class Endpoint:
                 f"the id {greeting.id} is in use by another client, or by its predecessor that is not known yet to be "
                 "gone: it is being asked; give each client its own options"
             )
+        if rival is not None and not certified and (left := rival.grace_left) > 0:
+            return (
+                f"the id {greeting.id} is that of a client that has lost its link; it has {left:.1f} s "
+                "(takeover_grace) to come back before another process gets the id; give each client its own options"
+            )
         if not same and any(memory.budget.exceeded for memory in self._memories.values()):
             return "no room: too much of sessions that are over has not been taken; come again"
         return ""
@@ -378,10 +422,10 @@ class Endpoint:
         self._run_event(self.options.events.fin, id)
         peer.loop.call(peer.end, Closed(id, "it began anew"))
 
-    def _refuse(self, link: Link, reason: str) -> None:
+    def _refuse(self, link: Link, reason: str, code: Code = Code.REFUSED) -> None:
         self._log_refusal(link, reason)
         self._handshake_done(link)
-        link.connection.refuse(Code.REFUSED, reason)
+        link.connection.refuse(code, reason)
         link.close()
 
     def _log_refusal(self, link: Link, reason: str) -> None:
@@ -404,6 +448,7 @@ class Endpoint:
 
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
         key = peer.id if self.is_server else None
+        self._unused.pop(peer, None)
         self.undelivered += undelivered if self.closing else 0
         # A newer session may have this id already: `_admit` replaces the peer, and ends the earlier one afterwards.
         # That end must not remove the newer one, nor report `fin` for it.

@@ -17,7 +17,7 @@ from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, ConnectionOptions, NetworkLocation
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event
-from netq.security.identity import Protection
+from netq.security.identity import Certificate, Protection
 
 
 class Link(Protocol):
@@ -56,6 +56,9 @@ class LinkListener(Protocol):
     def connect(self) -> Connection:
         """Return a connection for a new link."""
 
+    def has_room(self) -> bool:
+        """Return whether a server may make a link now; otherwise let its client wait, where the medium can."""
+
     def attach(self, link: Link) -> None:
         """Use a new link: it can send and receive."""
 
@@ -76,6 +79,12 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Stop making links."""
+
+
+def certificates_of(link: Link) -> tuple[Certificate, ...]:
+    """Return the certificates that the peer of a link has proved to have: by TLS, and by seals."""
+    protections = link.protection, link.connection.protection
+    return tuple(found.certificate for found in protections if found and found.certificate)
 
 
 def fail(loop: Loop, lose: Callable[[Exception], object], error: Exception) -> None:

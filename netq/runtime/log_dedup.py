@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 _REMEMBERED = 256  # messages remembered; the oldest are forgotten, and may be logged again
 _PER_HOST = 16  # different messages about one host: it cannot fill the log by varying what it does wrong
+_PER_MINUTE = 60  # lines of all hosts: an attacker may have any number of addresses
 _NUMBERS = re.compile(r"\d+")  # ports, counts and the like: messages that differ in these only are the same
 
 
@@ -19,9 +20,10 @@ class LogDedup:
 
     def __init__(self) -> None:
         self._logged: OrderedDict[tuple[str, str], float] = OrderedDict()  # until when; the least recent first
+        self._lines: deque[float] = deque(maxlen=_PER_MINUTE)  # times of the last ones
 
-    def is_new(self, address: str, message: str, now: float = 0.0) -> bool:
-        """Return whether to log a message: not if it was logged for this host, nor if the host has too many."""
+    def is_new(self, address: str, message: str, now: float) -> bool:
+        """Return whether to log a message: not if it was logged for this host, nor if there are too many."""
         for expired in [key for key, end in self._logged.items() if end <= now]:
             del self._logged[expired]
         key = _host(address), _NUMBERS.sub("#", message)
@@ -30,6 +32,9 @@ class LogDedup:
             return False
         if sum(host == key[0] for host, _ in self._logged) >= _PER_HOST:
             return False
+        if len(self._lines) == _PER_MINUTE and now - self._lines[0] < 60.0:
+            return False
+        self._lines.append(now)
         self._logged[key] = math.inf
         if len(self._logged) > _REMEMBERED:
             self._logged.popitem(last=False)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from netq.errors import Closed, NetqError
@@ -24,7 +26,7 @@ from netq.protocol.events import Event, Failed, Finished, Lost, Opened
 from netq.protocol.receiver import Receiver
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
-from netq.runtime.link import Link
+from netq.runtime.link import Link, certificates_of
 from netq.runtime.statistics import Statistics
 from netq.security.identity import Certificate, Protection
 
@@ -39,10 +41,27 @@ _FEW, _MANY = 4, 64
 # Links superseded, and within how many seconds: then another process takes the session again and again. A late INI of
 # our own supersedes a link only once.
 _CONTESTS, _CONTEST_PERIOD = 3, 60.0
+_TAKEOVERS = 4  # remembered, the last ones: the processes that had the id before them are not told
 
 
 class Interrupted(ConnectionAbortedError):
     """We replace the link ourselves; nothing is wrong with the peer or the network."""
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """Another process has got the id of a client, and the rest of its session. The text is for that client."""
+
+    token: bytes  # of the client that had the id before
+    successor: str  # address of the other process
+    at: float  # seconds since 1970
+
+    def __str__(self) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
+        return (
+            f"another process ({self.successor}) has taken over this client's id at {when}, while its link was lost; "
+            "give each client its own options, or its own certificate"
+        )
 
 
 class PeerListener(Protocol):
@@ -85,6 +104,7 @@ class Peer:
         self._protection: Protection | None = None  # of the last link
         self._sealing: Protection | None = None  # of the last link's connection
         self._link_lost_at = time.monotonic()
+        self._takeovers: tuple[Takeover, ...] = ()  # a server's: the last ones, for those that had the id before
         self._superseded_at: list[float] = []  # when links were superseded lately
         self._expiry: Timer | None = None  # runs while no link is open: ends the session
         self._memory_timer: Timer | None = None  # runs then too: gives memory back
@@ -206,7 +226,7 @@ class Peer:
     def abort(self, error: Closed) -> None:
         """End at once. If our user has closed, tell the peer so that it does not come back."""
         if self._finishing and self.link is not None:
-            self.link.connection.refuse(Code.OVER, "closed before all was delivered")
+            self.link.connection.refuse(Code.OVER, "it has closed before all was delivered")
         self.end(error)
 
     # What links and events bring.
@@ -228,11 +248,46 @@ class Peer:
         resumed = resumed and self.session.begun  # False if its first link was lost before the session began
         if resumed and (objection := self._resume_refusal(greeting)):
             return self._drop(link, Code.REFUSED, objection)
-        if not link.connection.closed:  # otherwise it was lost meanwhile, and the session keeps its client
-            self.session.token = greeting.token
+        if not link.connection.closed and not resumed:  # otherwise the session keeps its client
+            self._begin_with(link, greeting.token)
         self.attach(link)
         self.handle(link, link.connection.accept(self.session, greeting, resumed=resumed, now=time.monotonic()))
         return self._flush_soon()
+
+    def _begin_with(self, link: Link, token: bytes) -> None:
+        """Let the client of this link have the session from now on."""
+        if self.session.begun and token != self.session.token:
+            takeover = Takeover(self.session.token, link.address, time.time())
+            self._takeovers = (*self._takeovers, takeover)[-_TAKEOVERS:]
+            log.warning(
+                "%s: another process (%s) has taken over this id, while its link was lost", self.id, link.address
+            )
+        self.session.token = token
+        self.certificates = certificates_of(link)
+
+    def takeover_from(self, token: bytes) -> Takeover | None:
+        """Return how the client with this token has lost the id to another process, if it has. In any thread."""
+        found = [takeover for takeover in self._takeovers if secrets.compare_digest(takeover.token, token)]
+        return found[-1] if found else None
+
+    @property
+    def grace_left(self) -> float:
+        """Seconds for which another process does not get the id of this client, whose link is lost. In any thread."""
+        if self.over or self.session.closing:
+            return 0.0  # it has said goodbye
+        return self._link_lost_at + self._options.takeover_grace - time.monotonic()
+
+    @property
+    def unused(self) -> bool:
+        """Whether the client is absent, and no message was put or has begun to arrive since it began."""
+        session = self.session
+        some = session.messages_in or session.messages_out or session.arriving or session.due
+        return self.link is None and not self.over and not some
+
+    def end_if_unused(self) -> None:
+        """End the session, if its client is absent and loses nothing."""
+        if self.unused:
+            self.end(Closed(self.id, "no message in its session, and there were too many such sessions"))
 
     def expel(self, reason: str) -> None:
         """End the session, and tell the peer why."""
@@ -277,6 +332,8 @@ class Peer:
                 self._link_lost_at = time.monotonic()
                 self._memory_timer = self.loop.at(self._link_lost_at + _SHORT_LOSS, self.session.reclaim)
                 self._start_expiry()
+            elif self._is_done:
+                self.end(Closed(self.id, "it has closed"))
             if not self.over:
                 self._listener.detached(self, error)
 
@@ -360,7 +417,7 @@ class Peer:
             self.end(Closed(self.id, str(error)))
         elif code is Code.OVER:
             self.session.closing = True
-            self.end(Closed(self.id, "it has closed"))
+            self.end(Closed(self.id, str(error)))
         elif self.link is link:
             if isinstance(error, NetqError):
                 self._drop(link, Code.REFUSED, str(error))
@@ -395,19 +452,25 @@ class Peer:
     def _start_expiry(self) -> None:
         """Start the timer that ends a session without a link."""
         # Three cases. A session in use waits `session_timeout` for its peer. One that is closing at either side waits
-        # only `linger`, and only if something is still to be delivered or the client may put more; else it ends now.
+        # only `linger`, and only if something is still to be delivered, the client may put more, or a client's link is
+        # in its handshake: the server may have begun the session, and needs the goodbye. Else it ends now.
         if self._expiry is not None:
             self._expiry.cancel()
         seconds, why = self._options.session_timeout, "no link for {:g} s (session_timeout)"
         if self.session.closing or self._server_closed:
             seconds, why = self._options.linger, "no link within {:g} s (linger) after close"
-        if self.session.closing and not self.session.due and not self._client_may_put:
+        if self._is_done:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
             if self.session.closing:
                 self.loop.at(time.monotonic() + EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
             self._expiry = self.loop.at(time.monotonic() + seconds, self._expire, error)
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether a session that closes, and has no link, has nothing to wait for."""
+        return self.session.closing and self.link is None and not self.session.due and not self._client_may_put
 
     def _expire(self, error: Closed) -> None:
         """End the session, because no link came in time."""
@@ -459,5 +522,5 @@ class Peer:
         """Send FIN if all is delivered: the last message may have been withdrawn."""
         if self.link is not None and self.link.connection.open:
             self.handle(self.link, self.link.connection.close())
-        elif not self.session.due and not self._client_may_put:
+        elif self._is_done:
             self.end(Closed(self.id, "it has closed"))

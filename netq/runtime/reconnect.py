@@ -43,12 +43,11 @@ class Reconnector:
 
     def lost(self, error: Exception) -> None:
         """Try again after a pause. A link that we dropped ourselves is replaced after the shortest pause."""
-        reason = printable(str(error))
+        reason, now = printable(str(error)), time.monotonic()
         if isinstance(error, Interrupted):
             log.info("%s: %s; connecting again", self._address(), reason)
-        elif self._log_dedup.is_new(self._address(), reason):
+        elif self._log_dedup.is_new(self._address(), reason, now):
             log.warning("%s: %s; trying again until it answers", self._address(), reason)
-        now = time.monotonic()
         if now - self._up_since >= _STEADY or isinstance(error, Interrupted):
             self.attempt = 0
         self._up_since = math.inf

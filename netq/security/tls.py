@@ -30,9 +30,10 @@ RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.
 _HEADER = 5  # bytes before a record's ciphertext
 OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
 MAX_PENDING = 256 * 1024  # bytes of ciphertext that wait for to_send; 1 MiB does not fit the cache and is 1/8 slower
-# Bytes from a peer without authentication. A client's handshake with a certificate of P-256 has 3 KiB, with a chain of
-# ML-DSA-65 32 KiB.
+# Bytes from a peer without authentication. A handshake with a certificate of P-256 has 3 KiB, with a chain of ML-DSA-65
+# 32 KiB; that of a client which shows no certificate is one message of some 2 KiB and an end.
 MAX_HANDSHAKE = 64 * 1024
+MAX_HANDSHAKE_ANONYMOUS = 16 * 1024
 MAX_EMPTY = 32 * 1024  # bytes of consecutive records without data (new keys, tickets, padding): two of the largest
 
 
@@ -41,12 +42,14 @@ class Tls:
 
     peer:    the name of the other side in errors.
     require: whether to refuse a key exchange that is not post-quantum.
+    most:    the bytes of the peer's handshake, at most.
     """
 
-    def __init__(self, engine: Engine, peer: str, *, require: bool = False) -> None:
+    def __init__(self, engine: Engine, peer: str, *, require: bool = False, most: int = MAX_HANDSHAKE) -> None:
         self._engine = engine
         self._peer = peer
         self._require = require
+        self._most = most
         self.protection: Protection | None = None  # from the end of the handshake on
         self._handshake_bytes = 0  # bytes received before the end of the handshake
         self._empty_bytes = 0  # bytes received after it, since the last data
@@ -163,7 +166,7 @@ class Tls:
                 self._engine.close()
             else:
                 self.protection = protection
-        if self.protection is None and self._handshake_bytes > MAX_HANDSHAKE and self._end is None:
+        if self.protection is None and self._handshake_bytes > self._most and self._end is None:
             self._end = SecurityError, f"{self._peer} sent {self._handshake_bytes} bytes and no end of a TLS handshake"
 
     def _read(self, buffer: memoryview) -> int:
@@ -262,7 +265,8 @@ def server_side(options: SecurityOptions) -> Callable[[], Tls]:
             f"SecurityOptions.revoked: {options.revoked}; without `authority` clients show no certificate; give both"
         )
     accept = _backend(options).server(options.key, options.certificate, options.authority)
-    return lambda: Tls(accept(), "a client", require=options.post_quantum == "require")
+    most = MAX_HANDSHAKE_ANONYMOUS if options.authority is None else MAX_HANDSHAKE
+    return lambda: Tls(accept(), "a client", require=options.post_quantum == "require", most=most)
 
 
 def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:

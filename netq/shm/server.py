@@ -25,6 +25,7 @@ from netq.text import printable
 
 log = logging.getLogger("netq")
 
+_MOST_WAITING = 256  # connections without a HELLO; they are of this machine's users, who send it with the connection
 _REPEAT_AFTER = 60.0  # seconds after which the log has the same warning about a user again
 
 
@@ -46,7 +47,7 @@ class ServerTransport:
         """Listen; raises AddressError."""
         self._listening = rendezvous.listen(self.netloc)
         self.netloc = self._listening.netloc
-        self._acceptor = Acceptor(self._loop, self._listening.sock, self._where, self._accepted)
+        self._acceptor = Acceptor(self._loop, self._listening.sock, self._where, self._has_room, self._accepted)
 
     def close(self) -> None:
         """Stop listening, and close the connections without a HELLO."""
@@ -56,6 +57,9 @@ class ServerTransport:
             self._acceptor = self._listening = None
         for connection in list(self._waiting):
             self._drop(connection)
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < _MOST_WAITING and self._listener.has_room()
 
     def _accepted(self, sock: socket.socket, address: object) -> None:
         try:

@@ -143,8 +143,8 @@ class Link:
     def close(self) -> None:
         """Send the connection's last bytes, then end in order: a reset could make the peer lose them.
 
-        A link is reset instead if the peer did not answer. Otherwise the system would go on sending for minutes, and an
-        INI that arrives so late looks like a newer link than the one that is in use by then.
+        A link is reset instead if the peer did not answer, or there is no room for it. Otherwise the system would go on
+        sending for minutes, and an INI that arrives so late looks like a newer link than the one that is in use then.
         """
         # The socket is not closed before the peer has closed its side, or a second is over. Closing a socket with
         # unread bytes sends a reset, and the peer's system then discards what its process has not read: our last frame,
@@ -286,17 +286,17 @@ class Link:
     def _is_abandoned(self) -> bool:
         """Whether the connection ended by silence: neither side said why, so the peer may not be there."""
         # The bytes that the connection still has to send show the case: after a refusal, a FIN or an error there
-        # is a last frame for the peer. There is none if the heartbeat or the handshake has timed out.
+        # is a last frame for the peer. There is none if the heartbeat or the handshake has timed out, or if a server
+        # has too many links in their handshake: then it must not wait for the peer, either.
         connection = self.connection
-        if connection.session is None:
-            return False
-        if connection.state is State.OPENING or not self._received_any:
+        session = connection.session
+        if session is not None and (connection.state is State.OPENING or not self._received_any):
             return True  # no handshake, perhaps not even that of TLS
         if not connection.closed:
             return False
         last = connection.to_send(self._batch.size, time.monotonic())
         self._unsent += map(memoryview, last)
-        return not last and not connection.session.peer_closed
+        return not last and not (session is not None and session.peer_closed)
 
     def _reset(self) -> None:
         with contextlib.suppress(OSError):

@@ -36,7 +36,8 @@ class ServerTransport:
         """Listen; raises AddressError."""
         self._sock = bind(self.netloc, _BACKLOG)
         self.netloc = NetworkLocation(self.netloc.host, self._sock.getsockname()[1])
-        self._acceptor = Acceptor(self._loop, self._sock, "{}:{}".format(*self.netloc), self._attach)
+        where, has_room = "{}:{}".format(*self.netloc), self._listener.has_room
+        self._acceptor = Acceptor(self._loop, self._sock, where, has_room, self._attach)
 
     def close(self) -> None:
         """Stop listening."""

@@ -19,8 +19,9 @@ Make = Callable[[Purpose, CommunicatorOptions], Communicator]
 
 _CONNECTION = {field.name for field in dataclasses.fields(ConnectionOptions)}
 _HERE = NetworkLocation("127.0.0.1", 0)
-# Reconnects are fast. Heartbeats are slower than LIMIT: they must not hide that a wake-up was lost.
-_DEFAULTS = {"retry_min": 0.01, "retry_max": 0.1, "heartbeat": 2 * LIMIT}
+# Reconnects are fast, and an id whose client has died is free at once. Heartbeats are slower than LIMIT: they must not
+# hide that a wake-up was lost.
+_DEFAULTS = {"retry_min": 0.01, "retry_max": 0.1, "heartbeat": 2 * LIMIT, "takeover_grace": 0.0}
 
 
 class Communicators:

@@ -72,6 +72,7 @@ def test_defaults() -> None:
         "heartbeat": 10.0,
         "misses": 3,
         "handshake_timeout": 10.0,
+        "takeover_grace": 3.0,
         "session_timeout": 3600.0,
         "linger": 10.0,
         "retry_min": 0.1,

@@ -13,8 +13,7 @@ from netq.io.loop import Loop
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.channel import Channel
-from netq.mqtt.link import Link
-from netq.mqtt.multiplexer import _GREETING_TIME, _MAX_SUSPICIOUS, _MAX_UNGREETED, Multiplexer, MultiplexerListener
+from netq.mqtt.multiplexer import _MAX_SUSPICIOUS, Multiplexer, MultiplexerListener
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import LinkTopic, new_id
 from netq.runtime.link import LinkListener
@@ -42,7 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def new_multiplexer(*, is_server: bool) -> Multiplexer:
-    listener, loop = SimpleNamespace(options=CommunicatorOptions()), SimpleNamespace(call=lambda *_: None)
+    listener = SimpleNamespace(options=CommunicatorOptions(), has_room=lambda: True)
+    loop = SimpleNamespace(call=lambda *_: None)
     host = cast(MultiplexerListener, SimpleNamespace(up=lambda: None))
     new_multiplexer = Multiplexer(cast(LinkListener, listener), cast(Loop, loop), host, is_server=is_server)
     new_multiplexer.broker = cast(Broker, SimpleNamespace(publish=lambda *_: None))
@@ -130,26 +130,14 @@ def test_failed_link_makes_the_next_start_smaller() -> None:
     assert [new_channel(multiplexer, name * 16).congestion.size for name in "ab"] == [4 * KIB, 16 * KIB]
 
 
-def test_ungreeted_links_keep_their_greeting_time(clock: Clock) -> None:
-    multiplexer = new_multiplexer(is_server=True)
-    channels = []
-    for _ in range(_MAX_UNGREETED):
-        assert multiplexer.admit(new_id())
-        channels.append(new_channel(multiplexer))
-    assert not multiplexer.admit(new_id())
-    assert not any(channel.closed for channel in channels)
-    clock.now += _GREETING_TIME
-    assert multiplexer.admit(new_id())
-    assert [channel.closed for channel in channels[:3]] == [True, False, False]
-
-
 @pytest.mark.usefixtures("clock")
-def test_greeted_link_makes_room_at_once() -> None:
+def test_client_is_admitted_while_there_is_room() -> None:
     multiplexer = new_multiplexer(is_server=True)
-    channels = [new_channel(multiplexer) for _ in range(_MAX_UNGREETED)]
-    channels[0].link = cast(Link, SimpleNamespace(connection=SimpleNamespace(open=True)))
-    assert multiplexer.admit(new_id())
-    assert not any(channel.closed for channel in channels)
+    channel = new_channel(multiplexer, "a" * 16)
+    room = iter([False, True])
+    multiplexer._listener.has_room = lambda: next(room)  # type: ignore[method-assign]
+    assert [multiplexer.admit("b" * 16) for _ in range(2)] == [False, True]
+    assert not channel.closed
 
 
 @pytest.mark.usefixtures("clock")

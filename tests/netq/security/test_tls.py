@@ -23,7 +23,17 @@ from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security import certificates
 from netq.security import tls as tls_module
-from netq.security.tls import MAX_EMPTY, MAX_HANDSHAKE, MAX_PENDING, OVERHEAD, RECORD, Tls, client_side, server_side
+from netq.security.tls import (
+    MAX_EMPTY,
+    MAX_HANDSHAKE,
+    MAX_HANDSHAKE_ANONYMOUS,
+    MAX_PENDING,
+    OVERHEAD,
+    RECORD,
+    Tls,
+    client_side,
+    server_side,
+)
 
 HOST = "aggregator.local"
 MIB = 1024**2
@@ -481,10 +491,12 @@ def test_random_bytes(new_pair: Callable[[], Pair], side: str) -> None:
             read(tls)
 
 
-def test_endless_handshake(new_pair: Callable[[], Pair]) -> None:
-    _, server = new_pair()
-    hello = b"\x01\x01\xff\xff" + bytes(MAX_HANDSHAKE)  # one message that announces 128 KiB
-    for at in range(0, MAX_HANDSHAKE, RECORD):
+@pytest.mark.parametrize(("mutual", "most"), [(False, MAX_HANDSHAKE_ANONYMOUS), (True, MAX_HANDSHAKE)])
+def test_endless_handshake(files: certificates.Files, mutual: bool, most: int) -> None:
+    authority = files.authority if mutual else None
+    server = server_side(SecurityOptions(files.key, files.certificate, authority))()
+    hello = b"\x01\x01\xff\xff" + bytes(most)  # one message that announces 128 KiB
+    for at in range(0, most, RECORD):
         assert read(server) == b""
         server.received(struct.pack(">BHH", 0x16, 0x0301, RECORD) + hello[at : at + RECORD])
     with pytest.raises(SecurityError, match=r"a client sent \d+ bytes and no end of a TLS handshake"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -115,3 +116,24 @@ def test_refusal_of_a_found_session_arrives_without_a_reset(communicators: Commu
         )
         assert read_to_end(newer)[:1] == bytes([Kind.FIN])
     communicators.abort(server)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_client_that_closes_in_its_handshake_waits_for_the_answer(
+    communicators: Communicators, listener: socket.socket, answers: bool
+) -> None:
+    """Its server has begun the session, and would keep it."""
+    client = communicators.client(NetworkLocation(*listener.getsockname()))
+    sock, _ = listener.accept()
+    with sock, ThreadPoolExecutor() as threads:
+        closing = threads.submit(client.close, LIMIT)
+        while not client._endpoint.closing:
+            pass
+        if answers:
+            sock.sendall(Greeting(uuid.UUID(int=98), bytes(16), 2**40, 2**20, 100, epoch=1).frame().whole())
+            sock.sendall(Frame(Kind.FIN).whole())
+            assert read_to_end(sock).endswith(Frame(Kind.FIN).whole())
+        else:
+            assert not closing.done()
+            sock.close()
+        assert closing.result(LIMIT) == 0

@@ -38,6 +38,9 @@ class Server:
     def connect(self) -> Connection:
         return Connection(self.options.id, self.options.connection, 0.0)
 
+    def has_room(self) -> bool:
+        raise AssertionError
+
     def attach(self, link: AnyLink) -> None:
         raise AssertionError
 

@@ -1,0 +1,93 @@
+"""Which links wait for their handshake, and which lose their place. Plain calls, with numbers for the time."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from netq.runtime.link import Link
+from netq.runtime.waiting_room import PATIENCE, PLACES, SHARE, WaitingRoom, origin_of
+
+
+class Fake:
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+
+def link(host: str, port: int = 1) -> Link:
+    return cast(Link, Fake(f"{host}:{port}"))
+
+
+def fill(room: WaitingRoom, count: int, host: str, now: float) -> list[Link]:
+    links = [link(host, port) for port in range(count)]
+    assert [room.enter(one, now) for one in links] == [None] * count
+    return links
+
+
+def test_every_link_finds_a_place_up_to_the_limits() -> None:
+    room = WaitingRoom()
+    fill(room, SHARE, "10.0.0.1", 0.0)
+    assert not room.is_full(0.0)
+    fill(room, PLACES - SHARE, "10.0.0.2", 0.0)
+    assert len(room) == PLACES
+    assert room.is_full(0.0)
+
+
+def test_full_room_delays_until_the_oldest_has_had_its_time() -> None:
+    room = WaitingRoom()
+    first, *_ = fill(room, SHARE, "10.0.0.1", 0.0)
+    fill(room, PLACES - SHARE, "10.0.0.2", 0.0)
+    assert room.is_full(PATIENCE - 0.001)
+    assert not room.is_full(PATIENCE)
+    assert room.enter(link("10.0.0.3"), PATIENCE) is first, "the oldest of the address that has most"
+    assert len(room) == PLACES
+
+
+def test_full_room_drops_a_link_that_comes_all_the_same() -> None:
+    room = WaitingRoom()
+    fill(room, SHARE, "10.0.0.1", 0.0)
+    fill(room, PLACES - SHARE, "10.0.0.2", 0.0)
+    newcomer = link("10.0.0.3")
+    assert room.enter(newcomer, 0.0) is newcomer
+    assert len(room) == PLACES
+
+
+def test_address_with_its_share_replaces_its_own_links() -> None:
+    room = WaitingRoom()
+    other = link("10.0.0.2")
+    assert room.enter(other, 0.0) is None
+    first, second, *_ = fill(room, SHARE, "10.0.0.1", 0.0)
+    early = link("10.0.0.1", 1000)
+    assert room.enter(early, 0.0) is early, "no link of its address has had its time"
+    assert room.enter(link("10.0.0.1", 1001), PATIENCE) is first
+    assert room.enter(link("10.0.0.1", 1002), PATIENCE) is second
+    assert len(room) == SHARE + 1
+
+
+def test_link_that_leaves_frees_its_place() -> None:
+    room = WaitingRoom()
+    links = fill(room, SHARE, "10.0.0.1", 0.0)
+    room.leave(links[5])
+    room.leave(links[5])
+    assert room.enter(link("10.0.0.1", 1000), 0.0) is None
+    for one in links:
+        room.leave(one)
+    assert len(room) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("10.0.0.1:51966", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6:51966", "2001:db8:1:2::/64"),
+        ("[2001:db8:1:2:ffff::6]:51966", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0:51966", "fe80::/64"),
+        ("127.0.0.1:1883, client 0123456789abcdef", "127.0.0.1:1883, client 0123456789abcdef"),
+        ("localhost:51966, process 4711", "localhost:51966, process 4711"),
+        ("unix:", "unix:"),
+        ("a toy", "a toy"),
+    ],
+)
+def test_origin(address: str, origin: str) -> None:
+    assert origin_of(address) == origin
