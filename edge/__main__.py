@@ -26,7 +26,7 @@ from types import FrameType
 from edge.config import Config
 from edge.runtime import run
 from fl.config.toml import in_file_terms
-from netq.cli.doctor import reach
+from netq.cli.doctor import describe, reach
 from netq.errors import InvalidOption, SecurityError
 from netq.version import version
 
@@ -113,7 +113,8 @@ def _check(config: Config) -> int:
     if isinstance(answer, str):
         print(f"edge: the file is right, but {host}:{port} {answer}", file=sys.stderr)
         return 1
-    print(f"all is well: {host}:{port} answers in {answer * 1000:.1f} ms over {config.protocol.value}")
+    link = f"{config.protocol.value}, {describe(answer.security)}"
+    print(f"all is well: {host}:{port} answers in {answer.seconds * 1000:.1f} ms over {link}")
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import OpenSSL
 from cryptography import x509
 from OpenSSL import SSL, crypto
 from service_identity import CertificateError, VerificationError
@@ -69,6 +70,11 @@ def client(
     context.set_verify(SSL.VERIFY_PEER, _verify)
     name = _Host(host)
     return lambda: OpenSslEngine(context, name)
+
+
+def library() -> str:
+    """Return the names and versions of the libraries that do the work."""
+    return f"pyOpenSSL {OpenSSL.__version__}, {SSL.OpenSSL_version(SSL.OPENSSL_VERSION).decode()}"
 
 
 class _Host:

@@ -47,6 +47,11 @@ def client(
     return lambda: StandardEngine(context, host)
 
 
+def library() -> str:
+    """Return the name and version of the library that does the work."""
+    return ssl.OPENSSL_VERSION
+
+
 class StandardEngine:
     """An Engine. `host` is the server's name; None on the server's side."""
 

@@ -50,7 +50,17 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
         assert command.main(["check", write(tmp_path, server.netloc.port)]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"all is well: 127.0.0.1:{server.netloc.port} answers in ")
-    assert out.endswith(" ms over tcp\n")
+    assert out.endswith(" ms over tcp, not encrypted\n")
+
+
+def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = certificates.init(tmp_path)
+    files = certificates.issue(tmp_path, "board")
+    table = "".join(f'{option} = "{path}"\n' for option, path in files._asdict().items())
+    with serving(netq.SecurityOptions(own.key, own.certificate, own.authority)) as server:
+        assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}[security]\n{table}")]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith(" ms over tcp, TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)\n")
 
 
 def test_check_leaves_the_session_of_the_device_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
