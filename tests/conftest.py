@@ -80,7 +80,7 @@ def new_wire(files: certificates.Files, brokers: dict[str, Mosquitto]) -> NewWir
     def new_wire(kind: str) -> Wire:
         if kind not in BROKERED:
             return Wire(kind, files)
-        return Wire(kind, files, _of_kind(brokers, kind).netloc, f"test/{new_id()}")
+        return Wire(kind, files, _of_kind(brokers, kind.removesuffix("+seal")).netloc, f"test/{new_id()}")
 
     return new_wire
 

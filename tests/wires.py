@@ -1,4 +1,4 @@
-"""Wires: the transports under test, plain or under TLS.
+"""Wires: the transports under test, plain, under TLS or sealed.
 
 A wire makes servers and clients in this process, and gives the options for one in another process. The fixtures of
 tests/conftest.py and the soak test make wires. A test chooses its kinds with `on` or `together`; a comment there says
@@ -8,28 +8,35 @@ why the other kinds are left out.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import netq
-from netq import CommunicatorOptions, MqttOptions, NetworkLocation, Protocol, Purpose, SecurityOptions
+from netq import CommunicatorOptions, MqttOptions, NetworkLocation, Protocol, Purpose, SealOptions, SecurityOptions
 from netq.core import Communicator
 from netq.security import certificates
+from tests.netq.authority import Authority
 
 SOCKETS = ("tcp", "tls")
-BROKERED = ("mqtt", "mqtt+tls")
+BROKERED = ("mqtt", "mqtt+tls", "mqtt+seal")
 PROXIED = (*SOCKETS, "mqtt", "grpc")  # go through a TCP proxy; with MQTT, the proxy is between client and broker
-PROXIED_TLS = (*PROXIED, "mqtt+tls", "grpc+tls")  # for short tests
+SEALED = ("tcp+seal", "mqtt+seal")
+PROXIED_TLS = (*PROXIED, "mqtt+tls", "grpc+tls", *SEALED)  # for short tests
 ALL = (*PROXIED, "shm")
 LISTENING = ("tcp", "tls", "grpc", "shm")  # the server itself listens; with MQTT, the broker does
 
 _PROTOCOLS = {
     "tcp": Protocol.TCP,
     "tls": Protocol.TCP,
+    "tcp+seal": Protocol.TCP,
     "mqtt": Protocol.MQTT,
     "mqtt+tls": Protocol.MQTT,
+    "mqtt+seal": Protocol.MQTT,
     "grpc": Protocol.GRPC,
     "grpc+tls": Protocol.GRPC,
     "shm": Protocol.SHM,
@@ -70,18 +77,20 @@ class Wire:
             options,
             netloc=self._where(options.netloc),
             security=self._security(purpose),
+            seal=self._seal(purpose, options.id),
             mqtt=MqttOptions(prefix=self.prefix),
         )
 
-    def facts(self, purpose: Purpose, netloc: NetworkLocation) -> dict[str, Any]:
+    def facts(self, purpose: Purpose, netloc: NetworkLocation, id: uuid.UUID) -> dict[str, Any]:
         """Return what a process needs to make a communicator (tests/programs/command_line.py)."""
-        security = self._security(purpose)
-        paths = [str(path) if path else None for path in (security.key, security.certificate)] if security else None
+        security, seal = self._security(purpose), self._seal(purpose, id)
         return {
+            "id": str(id),
             "protocol": self.protocol.value,
             "purpose": purpose.value,
             "netloc": self._where(netloc),
-            "security": paths,
+            "security": None if security is None else _paths(security.key, security.certificate),
+            "seal": None if seal is None else _paths(seal.key, seal.certificate, seal.authority),
             "prefix": self.prefix,
         }
 
@@ -94,6 +103,19 @@ class Wire:
         if purpose is Purpose.CLIENT or self.broker is not None:  # the server, too, is a client of the broker
             return SecurityOptions(certificate=self.files.authority)
         return SecurityOptions(self.files.key, self.files.certificate)
+
+    def _seal(self, purpose: Purpose, id: uuid.UUID) -> SealOptions | None:
+        return _authority(self.files.authority.parent).seal(purpose, id) if self.kind in SEALED else None
+
+
+@functools.cache
+def _authority(folder: Path) -> Authority:
+    """The authority of the sealed wires in a folder. It issues a certificate for each id."""
+    return Authority(folder)
+
+
+def _paths(*paths: Path | None) -> list[str | None]:
+    return [None if path is None else str(path) for path in paths]
 
 
 NewWire = Callable[[str], Wire]  # by kind

@@ -130,8 +130,7 @@ class Children:
     ) -> Child:
         """Start a program; `more` are facts for this program."""
         facts = {
-            **wire.facts(purpose, netloc),
-            "id": str(id or uuid.uuid4()),
+            **wire.facts(purpose, netloc, id or uuid.uuid4()),
             "connection": SOON | dict(connection or {}),
             **more,
         }

@@ -19,6 +19,7 @@ from netq import (
     NetworkLocation,
     Protocol,
     Purpose,
+    SealOptions,
     SecurityOptions,
 )
 from netq.core import Communicator
@@ -38,6 +39,7 @@ def communicator(**changes: Any) -> Communicator:
         netloc=NetworkLocation(*given["netloc"]),
         connection=ConnectionOptions(**given["connection"]),
         security=None if given["security"] is None else SecurityOptions(*given["security"]),
+        seal=None if given["seal"] is None else SealOptions(*given["seal"]),
         mqtt=MqttOptions(prefix=given["prefix"]),
     )
     return netq.new(Protocol(given["protocol"]), Purpose(given["purpose"]), dataclasses.replace(options, **changes))

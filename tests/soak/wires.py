@@ -17,7 +17,7 @@ from tests.servers.mosquitto import Mosquitto
 from tests.soak.schedule import BROKERED, LOCAL, PROXIED, Kind
 from tests.wires import Wire
 
-WIRES = ("tcp", "tls", "mqtt", "grpc", "shm")
+WIRES = ("tcp", "tls", "mqtt", "mqtt+seal", "grpc", "shm")
 
 
 class NotInstalled(Exception):
@@ -26,13 +26,13 @@ class NotInstalled(Exception):
 
 def faults(kind: str) -> frozenset[Kind]:
     """Return the faults that a wire can have."""
-    return {"mqtt": BROKERED, "shm": LOCAL}.get(kind, PROXIED)
+    return {"mqtt": BROKERED, "mqtt+seal": BROKERED, "shm": LOCAL}.get(kind, PROXIED)
 
 
 @contextmanager
 def opened(kind: str, files: certificates.Files, folder: Path) -> Iterator[tuple[Wire, Mosquitto | None]]:
     """Yield a wire, and its broker if it has one, which writes its files to the folder."""
-    if kind != "mqtt":
+    if not kind.startswith("mqtt"):
         yield Wire(kind, files), None
         return
     try:

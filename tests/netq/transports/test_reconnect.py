@@ -15,7 +15,7 @@ from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
 from tests.netq.conftest import Attempts
-from tests.wires import LISTENING, PROXIED, SOCKETS, Wire, on
+from tests.wires import LISTENING, PROXIED, SEALED, SOCKETS, Wire, on
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +23,7 @@ MIB = 1024**2
 SIZE = 50 * MIB
 CUTS = [
     *[(kind, cut) for kind in SOCKETS for cut in (10 * MIB, SIZE - 1)],
-    *[(kind, SIZE // 2 + 1) for kind in PROXIED],
+    *[(kind, SIZE // 2 + 1) for kind in (*PROXIED, *SEALED)],
 ]
 RESENT = {"tcp": 1.2, "tls": 1.2}  # bytes on the wire per byte of the message; others buffer more below the link
 Proxies = Callable[[NetworkLocation], Proxy]
