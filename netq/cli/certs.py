@@ -42,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"netq certs: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"netq certs: {error.filename}: {error.strerror}; use a folder that you may write to", file=sys.stderr)
+        path = error.filename or options.folder  # a full disk has no name
+        print(f"netq certs: {path}: {error.strerror}; use a folder that you can write to", file=sys.stderr)
         return 2
     return status
 
@@ -77,9 +78,10 @@ def _issue(options: argparse.Namespace) -> int:
     )
     print(f"copy these three files to the {side}; the key is secret")
     for entry in old:
-        print(f"the old certificate stays valid until {entry.until:%Y-%m-%d}")
-        if entry.kind == "client":
-            print(f"to refuse it: netq certs revoke {name} --serial {entry.serial:x} --folder {folder}")
+        if entry.until is not None and entry.until > datetime.datetime.now(datetime.UTC) and not entry.revoked:
+            print(f"the old certificate stays valid until {entry.until:%Y-%m-%d}")
+            if entry.kind == "client":
+                print(f"to refuse it: netq certs revoke {name} --serial {entry.serial:x} --folder {folder}")
     return 0
 
 

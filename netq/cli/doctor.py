@@ -28,6 +28,7 @@ from netq.text import format_netloc, parse_netloc
 from netq.version import DISTRIBUTION, version
 
 _LIBRARIES = {"mqtt": "paho.mqtt.client", "grpc": "grpc"}  # by extra
+_GOODBYE = 1.0  # seconds to end the session: one that is left would make the next client with its id wait
 _OPTION = re.compile(r"^SecurityOptions\.(\w+): ")
 _EXAMPLE = "example: netq doctor aggregator.local:51966 --authority authority.pem"
 
@@ -82,7 +83,7 @@ def reach(protocol: netq.Protocol, options: netq.CommunicatorOptions, timeout: f
                 seconds = time.monotonic() - begin
                 return Reached(seconds, next((each.security for each in queue.statistics().values()), None))
         finally:
-            queue.close(timeout=0)
+            queue.close(timeout=_GOODBYE if connected.is_set() else 0)
     host, port = options.netloc
     reason = warning.text.removeprefix(f"{host}:{port}: ").removesuffix("; trying again until it answers")
     return f"does not answer within {timeout:g} s" + (f" ({reason})" if reason else "")

@@ -3,7 +3,7 @@
     authority.pem, authority-key.pem    what all sides trust, and the private key that signs certificates
     server.pem, server-key.pem          the server
     NAME.pem, NAME-key.pem              a client, or another server
-    revoked.txt                         serial numbers that servers refuse (SecurityOptions.revoked)
+    revoked.txt                         serial numbers that servers refuse: the option `revoked`
 
 Called by `netq certs` and by users, never by a communicator. A federation with an authority of its own does not need
 this module. Functions raise SecurityError, which names the file, and OSError if a file cannot be written.
@@ -134,7 +134,7 @@ def issue(folder: Path, name: str, hosts: Sequence[str] = (), days: int = DAYS, 
 def revoke(folder: Path, name: str, serial: int | None = None) -> int:
     """Add a client's certificate to revoked.txt, and return its serial number. It may be there already.
 
-    A server with SecurityOptions.revoked reads the file again when it changes, and ends sessions of that certificate.
+    A server with the option `revoked` reads the file again when it changes, and ends sessions of that certificate.
     `serial` is that of an older certificate of this client; `issue` with `renew` leaves it valid.
     """
     folder = Path(folder)

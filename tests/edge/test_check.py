@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import netq
 from edge import __main__ as command
 from netq.security import certificates
+from netq.testing.fixtures import LIMIT
 
 TRAIN = '[client]\ntrain = "numpy:mean"\n'
 
@@ -36,11 +38,12 @@ def write(folder: Path, port: int, more: str = TRAIN) -> str:
     return str(path)
 
 
-def serving(security: netq.SecurityOptions | None = None) -> netq.Communicator:
+def serving(security: netq.SecurityOptions | None = None, events: netq.EventOptions | None = None) -> netq.Communicator:
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation("127.0.0.1", 0),
         security=security,
         connection=netq.ConnectionOptions(linger=0.0),
+        events=events or netq.EventOptions(),
     )
     return netq.new(purpose=netq.Purpose.SERVER, options=options)
 
@@ -57,8 +60,11 @@ def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     own = certificates.init(tmp_path)
     files = certificates.issue(tmp_path, "board")
     table = "".join(f'{option} = "{path}"\n' for option, path in files._asdict().items())
-    with serving(netq.SecurityOptions(own.key, own.certificate, own.authority)) as server:
+    ended = threading.Event()
+    events = netq.EventOptions(fin=lambda peer: ended.set())
+    with serving(netq.SecurityOptions(own.key, own.certificate, own.authority), events) as server:
         assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}[security]\n{table}")]) == 0
+        assert ended.wait(LIMIT)  # no session is left that the device would have to take over
     out = capsys.readouterr().out
     assert out.endswith(" ms over tcp, TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)\n")
 

@@ -100,6 +100,14 @@ def test_renewal_prints_how_to_revoke_the_old_one(certs: Certs) -> None:
     assert certs("issue", "server", "--renew")[-1].startswith("the old certificate stays valid until")
 
 
+def test_renewal_of_a_revoked_certificate_is_silent_about_it(certs: Certs) -> None:
+    certs("init")
+    certs("issue", "board")
+    certs("revoke", "board")
+    assert certs("issue", "board", "--renew")[-1] == "copy these three files to the client; the key is secret"
+    assert not show(certs.folder)[-1].revoked
+
+
 def test_revoke_prints_the_serial(certs: Certs) -> None:
     certs("init")
     certs("issue", "board")
