@@ -11,6 +11,7 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
               compression        compression of this device's updates, as in { dtype = "int8" }; default: the server's
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
+[seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
@@ -33,6 +34,7 @@ from netq.options import (
     MqttOptions,
     NetworkLocation,
     Protocol,
+    SealOptions,
     SecurityOptions,
 )
 from netq.security.files import own_id
@@ -49,6 +51,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression"),
     "security": ("key", "certificate", "authority", "post_quantum"),
+    "seal": ("key", "certificate", "authority"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "settings": None,  # any
@@ -66,6 +69,7 @@ class Config:
     evaluate: Evaluate | None = None
     compression: fl.Compression | None = None
     security: SecurityOptions | None = None
+    seal: SealOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -91,18 +95,24 @@ class Config:
     def options(self) -> CommunicatorOptions:
         """Return the options of the device's communicator."""
         return CommunicatorOptions(
-            id=self.id, netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
+            id=self.id,
+            netloc=self.netloc,
+            connection=self.connection,
+            security=self.security,
+            mqtt=self.mqtt,
+            seal=self.seal,
         )
 
 
 def from_file(file: File, **fields: Any) -> Config:
     """Return a configuration with the tables that every kind of device has; `fields`: the fields of this kind."""
-    protocol, security = file.choice("server", "protocol", Protocol.TCP), file.security()
+    protocol, security, seal = file.choice("server", "protocol", Protocol.TCP), file.security(), file.seal()
     return Config(
         netloc=_netloc(file),
         protocol=protocol,
-        id=_id(file, protocol, security),
+        id=_id(file, protocol, security, seal),
         security=security,
+        seal=seal,
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
         **fields,
@@ -114,14 +124,14 @@ def _netloc(file: File) -> NetworkLocation:
     return NetworkLocation(host, file.whole("server", "port", "a whole number from 1 to 65535, as in 51966", 1, 65535))
 
 
-def _id(file: File, protocol: Protocol, security: SecurityOptions | None) -> uuid.UUID:
+def _id(file: File, protocol: Protocol, security: SecurityOptions | None, seal: SealOptions | None) -> uuid.UUID:
     text = file.table("client").get("id")
-    own = None if security is None or security.authority is None else security.certificate
-    if own is not None and protocol in _CERTIFIED:
+    own = _own_certificate(protocol, security, seal)
+    if own is not None:
         if text is not None:
             raise file.wrong(f"client.id: {text!r}; the certificate names this device's id: leave it out")
         try:
-            return own_id("SecurityOptions", own)
+            return own_id(*own)
         except SecurityError as error:
             raise file.wrong(in_file_terms(error)) from error
     if text is None:
@@ -133,6 +143,16 @@ def _id(file: File, protocol: Protocol, security: SecurityOptions | None) -> uui
         raise file.wrong(
             f'client.id: {text!r}; expected a UUID, as in "{example}", or leave it out for a new one each time'
         ) from None
+
+
+def _own_certificate(
+    protocol: Protocol, security: SecurityOptions | None, seal: SealOptions | None
+) -> tuple[str, Path] | None:
+    """Return the certificate that the server sees, and the options that name it."""
+    if seal is not None:
+        return "SealOptions", seal.certificate
+    own = None if security is None or security.authority is None else security.certificate
+    return None if own is None or protocol not in _CERTIFIED else ("SecurityOptions", own)
 
 
 def _function(file: File, key: str) -> Callable[..., Any] | None:

@@ -119,7 +119,9 @@ def simulate(
 @flower.command("run", epilog="Example: fl flower run farm.server_app:app server.toml --nodes 2")
 def run_flower(
     server_app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="a Flower ServerApp")],
-    config: Annotated[Path, typer.Argument(metavar="SERVER.toml", help="[server], [security], [mqtt], [connection]")],
+    config: Annotated[
+        Path, typer.Argument(metavar="SERVER.toml", help="[server], [security], [seal], [mqtt], [connection]")
+    ],
     nodes: Annotated[int, typer.Option(min=1, help="nodes to wait for")] = 1,
     run_config: Annotated[str, typer.Option(metavar="TOML", help="as in 'rounds = 3, lr = 0.1'")] = "",
     verbose: _Verbose = False,

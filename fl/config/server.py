@@ -14,6 +14,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
                                  that class: see fl/config/strategy.py
 [security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
                                  table turns TLS on
+[seal]        key, certificate, authority, revoked: see SealOptions; all are paths. The table turns sealing on
 [mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
 [connection]  any field of netq.ConnectionOptions
 [callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
@@ -43,6 +44,7 @@ from netq.options import (
     MqttOptions,
     NetworkLocation,
     Protocol,
+    SealOptions,
     SecurityOptions,
 )
 
@@ -73,6 +75,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "model": ("initial", "measure", "save"),
     "strategy": None,  # the options of the class
     "security": tuple(option.name for option in fields(SecurityOptions)),
+    "seal": tuple(option.name for option in fields(SealOptions)),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
@@ -94,6 +97,7 @@ class Config:
     save: Path | None = None
     strategy: fl.Strategy = field(default_factory=fl.FedAvg)
     security: SecurityOptions | None = None
+    seal: SealOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
     connection: ConnectionOptions = field(default_factory=ConnectionOptions)
     callbacks: CallbackOptions = field(default_factory=CallbackOptions)
@@ -119,6 +123,7 @@ class Config:
             save=file.output("model", "save", suffix=".new"),
             strategy=strategy.strategy(file),
             security=file.security(),
+            seal=file.seal(),
             mqtt=file.mqtt(protocol),
             connection=file.options("connection", ConnectionOptions, file.table("connection")),
             callbacks=_callbacks(file),
@@ -130,7 +135,7 @@ class Config:
         Raises InvalidOption as `load` does, also for certificates; CheckpointError; AddressError.
         """
         options = CommunicatorOptions(
-            netloc=self.netloc, connection=self.connection, security=self.security, mqtt=self.mqtt
+            netloc=self.netloc, connection=self.connection, security=self.security, seal=self.seal, mqtt=self.mqtt
         )
         settings = {
             **self.settings,
@@ -168,12 +173,13 @@ class Config:
 def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:
     """Read the tables that concern the connection, for a server that is not fl.Server. Raises InvalidOption."""
     file = File(Path(path), "the server's TOML file")
-    file.check_names({**{name: KEYS[name] for name in ("security", "mqtt", "connection")}, "server": _ADDRESS})
+    file.check_names({**{name: KEYS[name] for name in ("security", "seal", "mqtt", "connection")}, "server": _ADDRESS})
     protocol = file.choice("server", "protocol", Protocol.TCP)
     options = CommunicatorOptions(
         netloc=_netloc(file),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
         security=file.security(),
+        seal=file.seal(),
         mqtt=file.mqtt(protocol),
     )
     return options, protocol

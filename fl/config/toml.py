@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from netq.errors import InvalidOption
-from netq.options import MqttOptions, Protocol, SecurityOptions
+from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
 from netq.text import did_you_mean
 from netq.validate import is_whole
 
@@ -30,9 +30,11 @@ Choice = TypeVar("Choice", bound=enum.Enum)
 # How errors of option classes and transports begin, and the same in terms of the file.
 _TERMS = {
     "CommunicatorOptions.netloc": "[server]",
+    "CommunicatorOptions.seal": "[seal]",
     "CommunicatorOptions.security": "[security]",
     "ConnectionOptions.": "connection.",
     "MqttOptions.": "mqtt.",
+    "SealOptions.": "seal.",
     "SecurityOptions.": "security.",
     "Server.": "server.",
 }
@@ -143,6 +145,15 @@ class File:
             else:
                 values[key] = self.existing("security", key, "text" if key == "revoked" else "PEM")
         return self.options("security", SecurityOptions, values)
+
+    def seal(self) -> SealOptions | None:
+        """Return the options of [seal]. The table turns sealing on: without it, None."""
+        if "seal" not in self.tables:
+            return None
+        values = {key: self.existing("seal", key, "PEM") for key in ("key", "certificate", "authority")}
+        if "revoked" in self.table("seal"):
+            values["revoked"] = self.existing("seal", "revoked", "text")
+        return self.options("seal", SealOptions, values)
 
     def mqtt(self, protocol: Protocol) -> MqttOptions:
         """Return the options of [mqtt]. Refuses the table for other protocols."""

@@ -18,7 +18,7 @@ import edge
 from edge.config import KEYS
 from fl import Compression
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
+from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from netq.security import certificates
 from tests.pages import Page
 
@@ -230,12 +230,12 @@ def test_verbose_adds_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in done.stderr
 
 
-def certified(folder: Path, *more: str) -> Path:
+def certified(folder: Path, *more: str, table: str = "security") -> Path:
     """Write the file of a device with a certificate of its own."""
     certificates.init(folder)
     files = certificates.issue(folder, "board")
     lines = [f'{name} = "{path.name}"' for name, path in files._asdict().items()]
-    return write(folder, "\n".join([SERVER, "[security]", *lines, *more]))
+    return write(folder, "\n".join([SERVER, f"[{table}]", *lines, *more]))
 
 
 def test_certificate_names_the_id_of_the_device(tmp_path: Path) -> None:
@@ -246,8 +246,26 @@ def test_certificate_names_the_id_of_the_device(tmp_path: Path) -> None:
     assert config.security == SecurityOptions(key, certificate, authority, "require")
 
 
-def test_id_beside_a_certificate_is_refused(tmp_path: Path) -> None:
-    path = certified(tmp_path, f'[client]\nid = "{ID}"')
+@pytest.mark.parametrize("protocol", ["tcp", "mqtt"])
+def test_sealed_device_has_the_id_of_its_certificate(tmp_path: Path, protocol: str) -> None:
+    path = certified(tmp_path, table="seal")
+    path.write_text(path.read_text().replace("port = 51966", f'port = 51966\nprotocol = "{protocol}"'))
+    config = edge.Config.load(path)
+    assert config.id == config.options().id == certificates.show(tmp_path)[-1].id
+    key, certificate, authority = (tmp_path / name for name in ("board-key.pem", "board.pem", "authority.pem"))
+    assert config.options().seal == SealOptions(key, certificate, authority)
+    assert config.security is None
+
+
+def test_seal_needs_all_files(tmp_path: Path) -> None:
+    path = certified(tmp_path, table="seal")
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if "authority" not in line))
+    assert refusal(path).startswith(f"{path}: seal.authority: missing; expected the path of a PEM file that is there")
+
+
+@pytest.mark.parametrize("table", ["security", "seal"])
+def test_id_beside_a_certificate_is_refused(tmp_path: Path, table: str) -> None:
+    path = certified(tmp_path, f'[client]\nid = "{ID}"', table=table)
     assert refusal(path) == f"{path}: client.id: '{ID}'; the certificate names this device's id: leave it out"
 
 

@@ -15,7 +15,7 @@ import fl
 from fl.config.server import KEYS, CallbackOptions, Config
 from fl.config.strategy import STRATEGIES
 from netq.errors import InvalidOption
-from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SecurityOptions
+from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
 from tests.fl.federation import Federation as Running
 from tests.pages import Page
@@ -114,6 +114,13 @@ def test_example_of_the_page_loads(
         authority=tmp_path / "authority.pem",
         revoked=tmp_path / "revoked.txt",
     )
+    if mqtt != MqttOptions():  # these tables are comments in the file on the page
+        assert config.seal == SealOptions(
+            key=tmp_path / "server-key.pem",
+            certificate=tmp_path / "server.pem",
+            authority=tmp_path / "authority.pem",
+            revoked=tmp_path / "revoked.txt",
+        )
     assert config.mqtt == mqtt
     assert config.connection == ConnectionOptions(heartbeat=30.0)
     options = CallbackOptions(
@@ -125,7 +132,7 @@ def test_example_of_the_page_loads(
 def test_example_of_the_page_has_every_key() -> None:
     example = tomllib.loads(OF_MQTT)
     assert set(example) == set(KEYS)
-    for table in ("server", "model", "security", "callbacks"):
+    for table in ("server", "model", "security", "seal", "callbacks"):
         assert set(example[table]) == set(KEYS[table] or ())
 
 
