@@ -17,6 +17,7 @@ from netq import (
     Closed,
     CommunicatorOptions,
     ConnectionOptions,
+    NetworkLocation,
     Protocol,
     Purpose,
     Security,
@@ -29,6 +30,7 @@ from netq.grpc import tls as grpc_tls
 from netq.runtime import endpoint
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
+from netq.testing.proxy import Proxy
 from tests.netq.authority import CLIENT, HOSTS, SERVER, Authority
 from tests.netq.makers import plain
 
@@ -45,7 +47,7 @@ def protocol(request: pytest.FixtureRequest) -> Protocol:
 
 
 @pytest.fixture
-def communicators(protocol: Protocol) -> Iterator[Communicators]:
+def communicators(protocol: Protocol, proxies: Callable[[NetworkLocation], Proxy]) -> Iterator[Communicators]:
     with Communicators(plain(protocol)) as communicators:
         yield communicators
 
@@ -212,6 +214,21 @@ def test_a_stolen_token_needs_its_certificate(
     assert not waits.done()
     assert server.close(0) == 1
     communicators.release(server)
+
+
+def test_a_renewed_certificate_resumes_its_own_session(
+    communicators: Communicators, authority: Authority, proxies: Callable[[NetworkLocation], Proxy]
+) -> None:
+    """A process that is started again with another certificate of its id has a session of its own to resume."""
+    server = communicators.server(security=authority.server())
+    killed, proxy = proxies(server.netloc), proxies(server.netloc)
+    first = communicators.client(killed.netloc, security=authority.client(IDS[0]), linger=0.0)
+    introduce(server, first)
+    killed.close()
+    second = communicators.client(proxy.netloc, security=authority.client(IDS[0]))
+    introduce(server, second)
+    proxy.cut()
+    introduce(server, second)
 
 
 @pytest.mark.parametrize("moment", ["before", "while connected"])
