@@ -290,7 +290,7 @@ def test_broker_that_wants_certificates(new_broker: NewBroker, tmp_path: Path, l
         introduce(*communicators.pair())
     with Communicators(at_broker(broker.netloc, authority.trusting())) as communicators:
         opened(communicators, Purpose.CLIENT, broker.netloc)
-        assert "certificate required; give SecurityOptions.key" in log.wait("trying again until it answers")
+        log.wait("trying again until it answers")  # by its alert, or by a reset that overtakes the alert
 
 
 def opened(communicators: Communicators, purpose: Purpose, netloc: NetworkLocation, **options: object) -> Communicator:
