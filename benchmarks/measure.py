@@ -60,6 +60,7 @@ class Stage:
             from netq.security import certificates  # imported here: it needs cryptography
 
             certificates.init(self.folder)
+            certificates.issue(self.folder, "client")
         if peer.broker and not self.broker_port:
             self.broker_port = self.stack.enter_context(broker.running(self.folder))
         port = self.broker_port if peer.broker else broker.free_port()

@@ -219,12 +219,14 @@ QUESTIONS = (
         "TLS 1.3, one way, arrays of 128 MiB",
         Task("one_way", "array", 128 * MIB, 6, warm=1),
         _BYTES,
-        ("netq tls", "raw pyOpenSSL", "netq tls of Python", "raw tls", "netq tcp"),
+        ("netq tls", "raw pyOpenSSL", "netq tls of Python", "raw tls", "netq sealed", "netq tcp"),
         (
+            Goal("throughput", "netq sealed", ("netq tls",), at_least=0.7),
             Goal("throughput", "netq tls", ("raw pyOpenSSL",), at_least=0.9),
             Goal("throughput", "netq tls of Python", ("raw tls",), at_least=0.9),
         ),
-        "netq's TLS is pyOpenSSL's if that is installed. Each is compared with a bare socket of the same library.",
+        "netq's TLS is pyOpenSSL's if that is installed. Each is compared with a bare socket of the same library. "
+        "Sealing is on plain TCP here.",
     ),
     _question(
         "memory",

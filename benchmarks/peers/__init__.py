@@ -103,6 +103,7 @@ PEERS = {
         Peer("netq tcp pure", "netq_", variant="tcp", environment=(("NETQ_PURE", "1"),)),
         Peer("netq tls", "netq_", _OPENSSL, variant="tls", tls=True),
         Peer("netq tls of Python", "netq_", _TLS, variant="tls-of-python", tls=True),
+        Peer("netq sealed", "netq_", _OPENSSL, variant="sealed", tls=True),
         Peer("netq mqtt", "netq_", _PAHO, variant="mqtt", broker=True),
         Peer("netq grpc", "netq_", _GRPC, variant="grpc"),
         Peer("netq shm", "netq_", variant="shm"),

@@ -1,6 +1,6 @@
 """netq itself: `put`, and `get`, over the transport that the variant names.
 
-"tls" is TCP under the TLS of pyOpenSSL, "tls-of-python" under that of the standard library.
+"tls" is TCP under the TLS of pyOpenSSL, "tls-of-python" under that of the standard library, "sealed" is TCP with seals.
 
 README.md: the data is not copied, and the future is done when the peer holds the message. `put` never waits, so this
 module bounds the messages in flight by waiting for futures: IN_FLIGHT messages or BYTES. An exchange has no bound,
@@ -34,12 +34,13 @@ def connect(place: Place) -> Wire:
 
 
 def _new(place: Place, purpose: netq.Purpose) -> netq.Communicator:
-    is_tls = place.variant.startswith("tls")
+    is_tls, is_sealed = place.variant.startswith("tls"), place.variant == "sealed"
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(place.host, place.port),
         security=_security(place, purpose) if is_tls else None,
+        seal=_seal(place, purpose) if is_sealed else None,
     )
-    return netq.new(netq.Protocol("tcp" if is_tls else place.variant), purpose, options)
+    return netq.new(netq.Protocol("tcp" if is_tls or is_sealed else place.variant), purpose, options)
 
 
 def _security(place: Place, purpose: netq.Purpose) -> netq.SecurityOptions:
@@ -48,6 +49,12 @@ def _security(place: Place, purpose: netq.Purpose) -> netq.SecurityOptions:
         return netq.SecurityOptions(certificate=place.folder / "authority.pem", post_quantum=post_quantum)
     key, certificate = place.folder / "server-key.pem", place.folder / "server.pem"
     return netq.SecurityOptions(key, certificate, post_quantum=post_quantum)
+
+
+def _seal(place: Place, purpose: netq.Purpose) -> netq.SealOptions:
+    name = "server" if purpose is netq.Purpose.SERVER else "client"
+    names = f"{name}-key.pem", f"{name}.pem", "authority.pem"
+    return netq.SealOptions(*[place.folder / file for file in names])
 
 
 class Wire:

@@ -1,4 +1,4 @@
-"""python -m examples.digits: federated learning of handwritten digits, with processes, sockets and mutual TLS.
+"""python -m examples.digits: federated learning of handwritten digits, with processes and sockets, under TLS or sealed.
 
 Shows each round, draws out/digits.png, and compares the model with what the same rounds give in one process.
 Owns the terminal and the exit status; the processes are federation.py's.

@@ -29,6 +29,7 @@ def main() -> None:
         netloc=netq.NetworkLocation(args.host, args.port),
         mqtt=netq.MqttOptions(user=args.user, password=password(args.password_file), prefix=args.prefix),
         security=netq.SecurityOptions(args.key, args.certificate, args.authority) if args.certificate else None,
+        seal=seal(args.seal) if args.seal else None,
     )
     fewest = max(1, args.clients // 2)  # a round that loses more does not count
     with fl.Server(
@@ -42,7 +43,7 @@ def main() -> None:
     ) as server:
         say(port=server.netloc.port)
         server.wait(args.clients)
-        say(links=[protection(client.security) for client in server.statistics().values()])
+        say(links=[protection(client) for client in server.statistics().values()])
         for report in server.rounds(args.rounds):
             accuracy, loss = model.measure(server.model, test)
             say(
@@ -58,9 +59,17 @@ def main() -> None:
             np.savez(args.save, allow_pickle=False, **server.model)
 
 
-def protection(security: netq.Security | None) -> str:
+def seal(folder: Path) -> netq.SealOptions:
+    """Return the server's files in a folder of `netq certs`."""
+    return netq.SealOptions(folder / "server-key.pem", folder / "server.pem", folder / "authority.pem")
+
+
+def protection(client: netq.Statistics) -> str:
     """Return how the link to a client is protected, as the communicator reports it."""
-    if security is None:
+    if client.seal is not None:
+        hop = "without TLS" if client.security is None else client.security.version
+        return f"sealed from end to end, {client.seal.cipher}, {client.seal.group}; to the broker {hop}"
+    if (security := client.security) is None:
         return "without TLS"
     version = security.version if security.identity is None else f"mutual {security.version}"
     return ", ".join(fact for fact in (version, security.cipher, security.group) if fact)
@@ -88,6 +97,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--authority", type=Path, help="PEM file of the authority of the clients' certificates, which they then need"
+    )
+    parser.add_argument(
+        "--seal", type=Path, help="folder of `netq certs`: seal from end to end, with the server's certificate in it"
     )
     parser.add_argument("--user", help="with mqtt, the broker's name for the server")
     parser.add_argument("--password-file", type=Path, help="with mqtt, a file that holds the user's password")

@@ -166,8 +166,8 @@ def _aggregator(setting: Setting, folder: Path, files: certificates.Files, port:
         "seed": setting.seed,
         "save": folder / "model.npz",
     }
-    if setting.protocol is Protocol.MQTT:  # TLS is the broker's: here is whom they trust
-        options |= {"certificate": files.authority}
+    if setting.protocol is Protocol.MQTT:  # TLS is the broker's: here is whom they trust. Seals keep it out
+        options |= {"certificate": files.authority, "seal": files.authority.parent}
     elif setting.protocol is not Protocol.SHM:
         options |= files._asdict()
     return ["examples.digits.aggregator", *(f"--{name}={value}" for name, value in options.items())]
@@ -196,10 +196,10 @@ partitions = {setting.clients}
 
 
 def _security(protocol: Protocol, folder: Path, name: str) -> str:
-    """Return the table [security] of a client, and issue its certificate if it needs one."""
+    """Return the tables [security] and [seal] of a client, and issue its certificate if it needs one."""
     if protocol is Protocol.SHM:
         return ""
+    own = [f'{option} = "{path}"' for option, path in certificates.issue(folder, name)._asdict().items()]
     if protocol is Protocol.MQTT:
-        return f'[security]\ncertificate = "{folder / "authority.pem"}"'
-    files = certificates.issue(folder, name)
-    return "\n".join(["[security]", *(f'{option} = "{path}"' for option, path in files._asdict().items())])
+        return "\n".join(["[security]", f'certificate = "{folder / "authority.pem"}"', "", "[seal]", *own])
+    return "\n".join(["[security]", *own])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import fl
-from examples.digits import data, model, plot
+from examples.digits import broker, data, model, plot
 from examples.digits.reference import largest_difference, mean, reference
 from examples.digits_torch import model as torch_model
 
@@ -189,3 +189,15 @@ def test_demo_equals_the_reference(tmp_path: Path, example: str) -> None:
     assert float(difference.rpartition(" ")[2]) <= 1e-5
     assert float(last.removeprefix("final accuracy ")) > 0.6
     assert (tmp_path / "accuracy.png").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(broker.program() is None, reason="no mosquitto here; `apt install mosquitto` brings it")
+def test_demo_over_a_broker_is_sealed(tmp_path: Path) -> None:
+    command = ["-m", "examples.digits", "--protocol", "mqtt", "--rounds", "1", "--clients", "2"]
+    command += ["--out", str(tmp_path / "accuracy.png")]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    _, links, *_ = done.stdout.splitlines()
+    assert links.startswith("2 connected: sealed from end to end, ")
+    assert links.endswith(", MLKEM768_X25519; to the broker TLSv1.3")
