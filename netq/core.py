@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import ipaddress
+import logging
 import math
 import threading
 import time
@@ -29,6 +31,8 @@ from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
 from netq.utils.stream import PickleSerializer, Stream, stream_of
+
+log = logging.getLogger("netq")
 
 
 class Message(NamedTuple):
@@ -65,6 +69,12 @@ class Communicator:
             self._dump = self._dump.__self__.pack  # type: ignore[attr-defined]
         self._load: Callable[[Any], Any] = self.options.serialization.load
         self._loads_bytes = getattr(self._load, "__func__", None) is PickleSerializer.load
+        if purpose is Purpose.SERVER and _is_open(self.netloc.host) and _loads_anything(self._load):
+            log.warning(
+                "%s:%s: a process that reaches this address can run code here, because messages are loaded as pickles "
+                "without an allow-list; use PickleSerializer(allow=…).load, or another serialiser",
+                *self.netloc,
+            )
         atexit.register(self.close, self.options.connection.linger)
 
     @property
@@ -300,3 +310,16 @@ def _check_ids(name: str, peers: tuple[uuid.UUID, ...]) -> None:
             raise TypeError(
                 f"{name}: the peer {id!r} is a {type(id).__name__}; expected a uuid.UUID, as in Message.peer"
             )
+
+
+def _is_open(host: str) -> bool:
+    """Whether processes on other machines may reach this host; with MQTT, it is the broker's."""
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or the path of a socket
+        return host != "localhost" and not host.startswith("/")
+
+
+def _loads_anything(load: Callable[[Any], Any]) -> bool:
+    serializer = getattr(load, "__self__", None)
+    return isinstance(serializer, PickleSerializer) and not serializer.is_restricted

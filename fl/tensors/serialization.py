@@ -46,6 +46,7 @@ _TORCH: dict[str, np.dtype[Any] | None] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _IN_BOTH},
     **dict.fromkeys(TORCH_ONLY),
 }
+_BOOLS = ("|b1", "bool")
 _KINDS = ("numpy", "torch", "parameter")
 _MAX_SIZE = 2**62  # elements of a dimension, or of a stride
 # the types of most objects that pickle asks `dump` about: a quick exit
@@ -58,20 +59,18 @@ class Storage:
     `memory` keeps the owner of the memory alive in the sender. In the receiver it is a view of the message.
     """
 
-    __slots__ = ("__weakref__", "loaded", "memory", "torch_storage")
+    __slots__ = ("__weakref__", "are_bools", "loaded", "memory", "torch_storage")
 
     def __init__(self, memory: Any) -> None:
         # An array is kept as it is: a memoryview of a memoryview does not keep the owner alive through the garbage
         # collector.
         self.memory: Any = memory if type(memory) is np.ndarray else memoryview(memory)
+        self.are_bools = False  # whether the memory was found to hold 0 and 1 only
         self.loaded: dict[Hashable, Any] = {}  # tensors built on this memory; the same fields give the same object
         self.torch_storage: Any = None  # of `memory`; torch recognises tied weights by a common storage
 
     def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:
         return Storage, (pickle.PickleBuffer(self.memory),)
-
-    def __setstate__(self, state: object) -> None:
-        raise Unreadable("a message sets the state of a Storage, which has none")
 
 
 STORAGE = f"{Storage.__module__}.{Storage.__qualname__}"
@@ -242,7 +241,9 @@ def _load_tensor(kind: str, storage: Storage, name: str, shape: tuple[int, ...],
     dense = strides is None or (len(strides) == len(shape) and _dense_strides(shape, strides) == strides)
     expect(dense, f"the strides of {what}", "one for each dimension, without gap or overlap")
     expect(not memory.readonly, "the memory of the message", "writable memory, such as a bytearray")
-    _check_bools(name, memory)
+    if not storage.are_bools:  # once, though a message may view the memory in many shapes
+        _check_bools(name, memory)
+        storage.are_bools = name in _BOOLS
     try:
         if torch is None:
             return _numpy_view(memory, dtype, shape, strides)
@@ -293,7 +294,7 @@ def _torch_dtype(torch: Any, name: str) -> Any:
 
 def _check_bools(name: str, memory: memoryview | bytes) -> None:
     """Raise Unreadable for a bool that is neither 0 nor 1: computing with such a bool is undefined."""
-    if name in ("|b1", "bool"):
+    if name in _BOOLS:
         expect(np.frombuffer(memory, np.uint8).max(initial=0) <= 1, "a bool", "0 or 1")
 
 

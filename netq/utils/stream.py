@@ -12,22 +12,26 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
-import reprlib
 import struct
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from netq.buffers import ALIGNMENT, Buffer, aligned
-from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.errors import SerializationError, Unreadable
+from netq.text import printable
+from netq.utils import data_pickle
+from netq.utils.data_classes import Classes
 from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
 _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
-_NAME = 200  # characters: a longer name is shortened in errors, because a peer supplied it
+_COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
 _LINE = 4096  # bytes that `readline` reads at once
+
+_Loads: TypeAlias = Callable[[bytes | memoryview, Iterable[memoryview]], Any]
 
 
 class Stream:
@@ -199,10 +203,11 @@ def stream_of(dumped: object, dump: Callable[[Any], object]) -> Stream:
 class PickleSerializer:
     """Pickle, protocol 5, with large buffers out of band.
 
-    A pickle can run any code: load only messages that you trust, or pass `allow`. `allow` alone does not stop a
-    malicious peer (docs/explanation/security.md).
+    Unsafe without `allow`: a pickle can run any code, so load only messages of peers that you trust. With `allow`, a
+    message is data whatever its bytes are: instances of the allowed classes are made by their constructors, functions
+    are refused, and time and memory are bounded (docs/explanation/security.md).
 
-    allow: takes "module.name" for each global that a message names; returns True to load it. Default: all.
+    allow: takes "module.name" for each class that a message names; returns True to load it. Default: anything goes.
     dump:  takes each object; returns a persistent identifier (any picklable object) for an object that is sent as an
            identifier, otherwise None. A `pickle.PickleBuffer` in it is sent out of band. Default: none.
     load:  takes a persistent identifier; returns the object. Default: refuse all.
@@ -216,12 +221,16 @@ class PickleSerializer:
     ) -> None:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
             expect(function is None or callable(function), f"PickleSerializer.{name}", function, "a function, or None")
+        self.is_restricted = allow is not None
         self._dumps = None if dump is None else _dumps(dump)
-        self._loads = None if allow is None and load is None else _loads(allow, load)
+        self._loads = _loads_data(allow, load) if allow is not None else None if load is None else _loads(load)
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
-        """Return an `allow` function. "uuid.UUID" allows one class, "uuid" all that this module itself defines."""
+        """Return an `allow` function. "uuid.UUID" allows one class, "uuid" all that this module itself defines.
+
+        The modules must be imported where messages are loaded; a message imports none.
+        """
         form = 'names, as in allow_by_name("uuid.UUID", "mine")'
         for name in names:
             expect(isinstance(name, str) and name != "", "allow_by_name", name, form)
@@ -249,7 +258,7 @@ class PickleSerializer:
         """Return the object of a stream, or of bytes. Arrays are writable, aligned views.
 
         They lie in the memory of the stream, or in a copy of the bytes. Raises NotAllowed, or Unreadable for bytes that
-        `dump` did not make.
+        `dump` did not make, or that exceed the limits.
         """
         data: bytes | memoryview
         if isinstance(stream, bytes):
@@ -268,7 +277,7 @@ class PickleSerializer:
         except Unreadable:
             raise
         except Exception as error:  # a damaged pickle may raise any exception, says its documentation
-            raise Unreadable(f"a message of {len(data)} bytes cannot be loaded: {error!r}") from error
+            raise Unreadable(f"a message of {len(data)} bytes cannot be loaded: {_described(error)}") from error
 
 
 def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
@@ -284,34 +293,35 @@ def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.Pickle
     return dumps
 
 
-def _loads(
-    allow: Callable[[str], bool] | None, persistent_load: Callable[[Any], Any] | None
-) -> Callable[[bytes | memoryview, Iterable[memoryview]], Any]:
+def _loads(persistent_load: Callable[[Any], Any]) -> _Loads:
     class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if allow is None:
-                return super().find_class(module, name)
-            full = f"{module}.{name}"
-            if allow(full):
-                found = super().find_class(module, name)
-                if _is_defined_there(found, module, name):
-                    return found
-            shown = full if full.isprintable() and len(full) <= _NAME else reprlib.repr(full)
-            raise NotAllowed(f"a message names {shown}, which `allow` refuses; it was not loaded")
-
         def persistent_load(self, pid: Any) -> Any:
-            if persistent_load is None:
-                raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
             return persistent_load(pid)
 
     return lambda pickled, buffers: Unpickler(io.BytesIO(pickled), buffers=buffers).load()
 
 
-def _is_defined_there(found: Any, module: str, name: str) -> bool:
-    """Whether `module` itself defines it: "numpy" must not allow numpy.f2py.os.system, nor the methods of a class."""
-    if "." in name and not isinstance(found, type):
-        return False
-    return getattr(found, "__module__", None) == module and getattr(found, "__qualname__", name) == name
+def _loads_data(allow: Callable[[str], bool], persistent_load: Callable[[Any], Any] | None) -> _Loads:
+    classes, persistent = Classes(allow), persistent_load or _refuse_identifier
+
+    def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
+        # indexing bytes is faster; for a large pickle the copy is not
+        data = pickled if len(pickled) > _COPIED else bytes(pickled)
+        return data_pickle.load(data, buffers, classes, persistent)
+
+    return loads
+
+
+def _described(error: Exception) -> str:
+    """Return an error as text. It may hold values of a peer, such as an integer too large to be printed."""
+    try:
+        return printable(repr(error))
+    except Exception:  # of a `__repr__`
+        return type(error).__name__
+
+
+def _refuse_identifier(pid: Any) -> Any:
+    raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
 
 
 def _layout(pickled: bytes, buffers: list[memoryview]) -> Iterator[Buffer]:

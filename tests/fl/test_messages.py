@@ -224,10 +224,11 @@ class TestHostile:
     def test_message_classes_cannot_be_named(self, kind: type) -> None:
         poison = b"N}" + text("poison") + text("x") + b"s\x86b"  # BUILD with (None, {"poison": "x"})
         named = b"\x80\x05" + name(kind.__name__, kind.__module__)
-        old = f"(i{kind.__module__}\n{kind.__name__}\n.".encode()  # INST
-        for opcodes in (named + b".", named + b")\x81.", named + b")}\x92.", named + poison + b".", old):
+        for opcodes in (named + b".", named + b")\x81.", named + b")}\x92.", named + poison + b"."):
             with pytest.raises(NotAllowed, match=kind.__name__):
                 arrived(pickled(opcodes))
+        with pytest.raises(Unreadable, match="the opcode INST"):
+            arrived(pickled(f"\x80\x05(i{kind.__module__}\n{kind.__name__}\n.".encode("latin1")))
         assert not hasattr(kind, "poison")
 
     @pytest.mark.parametrize("function", ["build", "_load", "Job.__init__"])

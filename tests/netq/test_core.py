@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
-from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation
+import netq
+from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Protocol, SerializationOptions
 from netq.core import Communicator
 from netq.options import Purpose
 from netq.runtime.peer import Interrupted
 from netq.testing import loopback
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
+from netq.utils.stream import BytesSerializer, PickleSerializer
 
 
 def make(purpose: Purpose, options: CommunicatorOptions) -> Communicator:
@@ -159,3 +162,36 @@ def test_an_interrupted_link_is_replaced_after_the_shortest_pause() -> None:
         assert endpoint.reconnector.attempt == 6
     finally:
         client.close(0)
+
+
+DATA = PickleSerializer(allow=PickleSerializer.allow_by_name("uuid.UUID"))
+LOADS = {"default": None, "hooks": PickleSerializer(load=int).load, "allow": DATA.load, "bytes": BytesSerializer().load}
+
+
+@pytest.mark.parametrize(
+    ("host", "load", "warned"),
+    [
+        *(("0.0.0.0", "default", True), ("0.0.0.0", "hooks", True), ("::", "default", True)),
+        *(("0.0.0.0", "allow", False), ("0.0.0.0", "bytes", False)),
+        *(("127.0.0.1", "default", False), ("127.0.0.2", "default", False), ("::1", "default", False)),
+        ("localhost", "default", False),
+    ],
+)
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.GRPC])
+def test_an_open_server_that_loads_any_pickle_warns_once(
+    log: LogRecorder, protocol: Protocol, host: str, load: str, warned: bool
+) -> None:
+    chosen = LOADS[load]
+    serialization = SerializationOptions() if chosen is None else SerializationOptions(load=chosen)
+    options = CommunicatorOptions(netloc=NetworkLocation(host, 0), serialization=serialization)
+    with netq.new(protocol, Purpose.SERVER, options):
+        pass
+    warnings = log.having("can run code here", logging.WARNING)
+    assert len(warnings) == warned
+    assert all(warning.startswith(f"{host}:") and "PickleSerializer(allow=" in warning for warning in warnings)
+
+
+def test_a_client_does_not_warn(log: LogRecorder) -> None:
+    options = CommunicatorOptions(netloc=NetworkLocation("192.0.2.1", 1))
+    netq.new(Protocol.TCP, Purpose.CLIENT, options).close(0)
+    assert not log.having("can run code")

@@ -1,0 +1,661 @@
+"""Interprets pickles of protocol 5 as data. Pure; called by PickleSerializer when it has `allow`.
+
+`load` takes the opcodes that pickle's own Pickler writes, and no others. It never imports, never changes a class or a
+function, and calls only what netq/utils/data_classes.py has made for an allowed class. Time and memory are bounded by
+the constants below and by the bytes of the message, whatever these bytes are.
+
+A stack of values is all that most opcodes see. Containers, instances and classes also have a `_Part`, in the order in
+which they lie on the stack, with what the limits need. Three rules follow from it:
+
+- A class is no value. It can be called, and cannot get into a container, an instance or the result.
+- A container can be filled until it is used a second time (fetched from the memo). So a message cannot change what a
+  constructor has checked, and nothing contains itself.
+- NEWOBJ opens a frame, as MARK does, and BUILD closes it: an instance is on no stack before it is whole. BUILD has no
+  other target, except an exception or OrderedDict that REDUCE has just made.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from netq.errors import NotAllowed, Unreadable
+from netq.utils.data_classes import set_attributes
+from netq.utils.data_values import Builder
+
+MAX_OPCODES = 2**20  # some 0.2 s of work; a list of a million numbers
+MAX_MEMO = 2**19  # values in the memo: each takes an opcode more
+MAX_DEPTH = 100  # containers and instances in one another: code that recurses over a message has 1000 frames
+MAX_SIZE = 2**22  # values, each as often as it can be reached: what a walk over the result visits
+MAX_KEY_SIZE = 100  # values in a dict's key or a set's member, which are hashed each time they are used
+MAX_WORK = 2**22  # values that are hashed in keys, compared, or given to constructors, each time they are
+MAX_SAME_HASH = 8  # keys of one dict or set with one hash: looking up n of them takes n**2 steps
+MAX_SAME_HASHES = 1000  # such keys in a message: comparing two may compare long texts
+MAX_INT = 4096  # bytes of an integer: hashing and printing it take more than linear time
+_SMALL_INT = 32  # bytes: a larger integer has a part, as containers have
+_FREE_PARTS = 2**15  # parts that any message may have; above, one more for each `_BYTES_A_PART` bytes read
+_BYTES_A_PART = 8  # an empty dict takes one byte in a message, and a hundred and fifty here
+_SET_PARTS = 4  # an empty set takes as much memory as four other containers
+_UNBUILT = object()  # the value in the memo of an instance whose BUILD has not come
+
+_unpack_int = struct.Struct("<i").unpack_from
+_unpack_uint = struct.Struct("<I").unpack_from
+_unpack_short = struct.Struct("<H").unpack_from
+_unpack_long = struct.Struct("<Q").unpack_from
+_unpack_float = struct.Struct(">d").unpack_from
+_STOP = pickle.STOP[0]
+_READONLY = pickle.READONLY_BUFFER[0]
+_DICTS = (dict, OrderedDict, defaultdict)
+_TEXT = {str}
+
+
+class _Part:
+    """A container, an instance, a class or a large integer, at index `at` of the stack of its frame."""
+
+    __slots__ = ("at", "depth", "hashes", "keys", "open", "same", "size", "value")
+
+    def __init__(self, value: Any, at: int, depth: int, size: int, is_open: bool) -> None:
+        self.value = value
+        self.at = at
+        self.depth = depth  # of containers and instances in it; with it, if it is one
+        self.size = size  # values in it, each as often as it can be reached
+        self.open = is_open  # may be filled; an exception: may get its state
+        self.keys = 0  # set by this message
+        self.hashes: set[int] | None = None  # of its keys, once one is no text
+        self.same = 0  # keys with the hash of an earlier one
+
+
+class _Opened:
+    """An instance between its NEWOBJ and its BUILD."""
+
+    __slots__ = ("args", "builder", "depth", "part", "size")
+
+    def __init__(self, builder: Builder, args: tuple[Any, ...], depth: int, size: int) -> None:
+        self.builder = builder
+        self.args = args
+        self.depth = depth
+        self.size = size
+        self.part: _Part | None = None  # in the memo
+
+
+class _Load:
+    """The state of loading one pickle."""
+
+    __slots__ = (
+        *("buffers", "classes", "copied", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
+        *("same", "stack", "work"),
+    )
+
+    def __init__(
+        self,
+        data: bytes | memoryview,
+        buffers: Iterable[Any],
+        classes: Callable[[str, str], Any],
+        persistent: Callable[[Any], Any],
+    ) -> None:
+        self.data = data
+        self.end = len(data)
+        self.buffers = iter(buffers)
+        self.classes = classes
+        self.persistent = persistent
+        self.memo: list[Any] = []  # a value, or the _Part of one
+        self.stack: list[Any] = []  # of the current frame
+        self.parts: list[_Part] = []
+        self.opened: _Opened | None = None  # what the current frame will build; None: a MARK, or the whole message
+        self.frames: list[tuple[list[Any], list[_Part], _Opened | None]] = []  # around the current one
+        self.made = 0  # parts
+        self.work = 0  # values hashed, compared, or given to constructors
+        self.same = 0  # keys with the hash of another in their dict or set
+        self.copied = 0  # bytes that constructors have copied
+
+    def run(self) -> Any:
+        data, table = self.data, _TABLE
+        if bytes(data[:2]) != b"\x80\x05":
+            raise Unreadable("a message is no pickle of protocol 5")
+        at = 2
+        for _ in range(MAX_OPCODES):
+            opcode = data[at]
+            if opcode == _STOP:
+                return self.stop(at + 1)
+            at = table[opcode](self, at + 1)
+        raise Unreadable(f"a message has more than {MAX_OPCODES} opcodes; send many numbers as an array or as bytes")
+
+    def stop(self, at: int) -> Any:
+        if self.frames or len(self.stack) != 1:
+            raise Unreadable("a pickle ends before its value is complete")
+        self.take_parts(0)
+        if at != self.end:
+            raise Unreadable(f"{self.end - at} bytes follow the end of a pickle")
+        if next(self.buffers, None) is not None:
+            raise Unreadable("a message has more out-of-band buffers than its pickle uses")
+        return self.stack[0]
+
+    def span(self, at: int, size: int) -> int:
+        """Return the end of the next `size` bytes."""
+        if size > self.end - at:
+            raise Unreadable(f"a pickle announces {size} bytes, and has {self.end - at}")
+        return at + size
+
+    def push(self, at: int, value: Any, depth: int, size: int, is_open: bool = False, weight: int = 1) -> int:
+        """Put a value with a part on the stack; return `at`, the number of bytes read."""
+        self.made += weight
+        if self.made > _FREE_PARTS and self.made > _FREE_PARTS + at // _BYTES_A_PART:
+            raise Unreadable(f"a message has more than {_FREE_PARTS} containers, most of them empty or shared")
+        if depth > MAX_DEPTH or size > MAX_SIZE:
+            raise _too_much(depth)
+        self.parts.append(_Part(value, len(self.stack), depth, size, is_open))
+        self.stack.append(value)
+        return at
+
+    def take_parts(self, base: int) -> tuple[int, int]:
+        """Forget the parts of the values from index `base` of the stack; return their depth and size."""
+        parts, depth, size = self.parts, 0, 0
+        while parts and parts[-1].at >= base:
+            part = parts.pop()
+            if type(part.value) is Builder:
+                raise NotAllowed(f"a message has the class {part.value.name} as a value; expected data")
+            depth = max(depth, part.depth)
+            size += part.size
+        return depth, size
+
+    def begin_frame(self, opened: _Opened | None) -> None:
+        """Set the stack aside, and begin a new one."""
+        if len(self.frames) > 2 * MAX_DEPTH:
+            raise _too_much(MAX_DEPTH + 1)
+        self.frames.append((self.stack, self.parts, self.opened))
+        self.stack, self.parts, self.opened = [], [], opened
+
+    def end_frame(self) -> tuple[list[Any], int, int]:
+        """Return the values since the last MARK, with their depth and size; go on with the stack before it."""
+        if self.opened is not None or not self.frames:
+            raise Unreadable("a pickle ends a part that it has not begun")
+        values = self.stack
+        depth, size = self.take_parts(0)
+        self.stack, self.parts, self.opened = self.frames.pop()
+        return values, depth, size + len(values)
+
+    def filled(self, kinds: tuple[type, ...], depth: int, size: int) -> _Part:
+        """Return the part of the container at the top of the stack, to which these values are added."""
+        part = self.parts[-1] if self.parts else None
+        if part is None or part.at != len(self.stack) - 1 or not isinstance(part.value, kinds):
+            raise Unreadable(f"a pickle adds values to something that is no {kinds[0].__name__} of its own")
+        if not part.open:
+            raise Unreadable("a message changes a container after it was used, or has one that contains itself")
+        part.depth = max(part.depth, depth + 1)
+        part.size += size
+        if part.depth > MAX_DEPTH or part.size > MAX_SIZE:
+            raise _too_much(part.depth)
+        return part
+
+    def check_keys(self, base: int, step: int) -> None:
+        """Refuse keys that take long to hash. They are each `step`th value from index `base` of the stack."""
+        for part in reversed(self.parts):
+            if part.at < base:
+                break
+            if (part.at - base) % step == 0:
+                if part.size > MAX_KEY_SIZE:
+                    raise Unreadable(f"a message has a key of more than {MAX_KEY_SIZE} values")
+                self.charge(part.size)
+
+    def check_hashes(self, part: _Part, keys: Sequence[Any]) -> None:
+        """Refuse many keys of equal hash: a peer can choose such numbers, and tuples of them, but not such texts."""
+        if set(map(type, keys)) <= _TEXT:
+            if len(set(map(id, keys))) < len(keys):  # comparing two long texts once is enough
+                raise Unreadable("a message sets a key twice")
+            return
+        hashes = part.hashes = part.hashes or set()
+        for key in keys:
+            value = hash(key)
+            if value in hashes:
+                part.same += 1
+                self.same += 1
+                if part.same > MAX_SAME_HASH or self.same > MAX_SAME_HASHES:
+                    raise Unreadable(f"a message has a dict or set with more than {MAX_SAME_HASH} keys of equal hash")
+            hashes.add(value)
+
+    def charge(self, size: int) -> None:
+        self.work += size
+        if self.work > MAX_WORK:
+            raise Unreadable(f"a message has more than {MAX_WORK} values in keys and in the arguments of constructors")
+
+    def refuse(self, at: int) -> int:
+        opcode = bytes(self.data[at - 1 : at])
+        name = next((name for name, value in vars(pickle).items() if value == opcode and name.isupper()), repr(opcode))
+        raise Unreadable(f"a message has the opcode {name}, which PickleSerializer.dump never makes")
+
+
+def _too_much(depth: int) -> Unreadable:
+    if depth > MAX_DEPTH:
+        return Unreadable(f"a message has more than {MAX_DEPTH} containers in one another")
+    return Unreadable(f"a message has more than {MAX_SIZE} values, if shared ones count each time")
+
+
+def load(
+    data: bytes | memoryview,
+    buffers: Iterable[Any],
+    classes: Callable[[str, str], Any],
+    persistent: Callable[[Any], Any],
+) -> Any:
+    """Return the value of a pickle.
+
+    buffers:    its out-of-band buffers; it must use all of them.
+    classes:    takes module and name; returns a Builder, or a value. Raises NotAllowed.
+    persistent: takes a persistent identifier; returns the object.
+
+    Raises Unreadable, what `classes` and `persistent` raise, and what constructors raise for the values they get.
+    """
+    return _Load(data, buffers, classes, persistent).run()
+
+
+_TABLE: list[Callable[[_Load, int], int]] = [_Load.refuse] * 256
+
+
+def _opcode(*names: bytes) -> Callable[[Callable[[_Load, int], int]], Callable[[_Load, int], int]]:
+    """Enter a function for these opcodes. It gets the offset after the opcode, and returns that of the next one."""
+
+    def enter(function: Callable[[_Load, int], int]) -> Callable[[_Load, int], int]:
+        for name in names:
+            _TABLE[name[0]] = function
+        return function
+
+    return enter
+
+
+# Single values
+
+
+@_opcode(pickle.FRAME)
+def _frame(load: _Load, at: int) -> int:
+    load.span(at + 8, _unpack_long(load.data, at)[0])
+    return at + 8
+
+
+@_opcode(pickle.NONE)
+def _none(load: _Load, at: int) -> int:
+    load.stack.append(None)
+    return at
+
+
+@_opcode(pickle.NEWTRUE)
+def _true(load: _Load, at: int) -> int:
+    load.stack.append(True)
+    return at
+
+
+@_opcode(pickle.NEWFALSE)
+def _false(load: _Load, at: int) -> int:
+    load.stack.append(False)
+    return at
+
+
+@_opcode(pickle.BININT1)
+def _int_of_1(load: _Load, at: int) -> int:
+    load.stack.append(load.data[at])
+    return at + 1
+
+
+@_opcode(pickle.BININT2)
+def _int_of_2(load: _Load, at: int) -> int:
+    load.stack.append(_unpack_short(load.data, at)[0])
+    return at + 2
+
+
+@_opcode(pickle.BININT)
+def _int_of_4(load: _Load, at: int) -> int:
+    load.stack.append(_unpack_int(load.data, at)[0])
+    return at + 4
+
+
+@_opcode(pickle.LONG1)
+def _long_of_1(load: _Load, at: int) -> int:
+    return _long(load, at + 1, load.data[at])
+
+
+@_opcode(pickle.LONG4)
+def _long_of_4(load: _Load, at: int) -> int:
+    return _long(load, at + 4, _unpack_uint(load.data, at)[0])
+
+
+def _long(load: _Load, at: int, size: int) -> int:
+    if size > MAX_INT:
+        raise Unreadable(f"a message has an integer of {size} bytes; expected at most {MAX_INT}; send bytes")
+    stop = load.span(at, size)
+    value = int.from_bytes(load.data[at:stop], "little", signed=True)
+    if size > _SMALL_INT:  # hashing it takes as long as that of several values
+        return load.push(stop, value, 0, size // 8)
+    load.stack.append(value)
+    return stop
+
+
+@_opcode(pickle.BINFLOAT)
+def _float(load: _Load, at: int) -> int:
+    load.stack.append(_unpack_float(load.data, at)[0])
+    return at + 8
+
+
+@_opcode(pickle.SHORT_BINUNICODE)
+def _text_of_1(load: _Load, at: int) -> int:
+    return _text(load, at + 1, load.data[at])
+
+
+@_opcode(pickle.BINUNICODE)
+def _text_of_4(load: _Load, at: int) -> int:
+    return _text(load, at + 4, _unpack_uint(load.data, at)[0])
+
+
+@_opcode(pickle.BINUNICODE8)
+def _text_of_8(load: _Load, at: int) -> int:
+    return _text(load, at + 8, _unpack_long(load.data, at)[0])
+
+
+def _text(load: _Load, at: int, size: int) -> int:
+    stop = load.span(at, size)
+    load.stack.append(str(load.data[at:stop], "utf-8", "surrogatepass"))
+    return stop
+
+
+@_opcode(pickle.SHORT_BINBYTES)
+def _bytes_of_1(load: _Load, at: int) -> int:
+    return _bytes(load, at + 1, load.data[at])
+
+
+@_opcode(pickle.BINBYTES)
+def _bytes_of_4(load: _Load, at: int) -> int:
+    return _bytes(load, at + 4, _unpack_uint(load.data, at)[0])
+
+
+@_opcode(pickle.BINBYTES8)
+def _bytes_of_8(load: _Load, at: int) -> int:
+    return _bytes(load, at + 8, _unpack_long(load.data, at)[0])
+
+
+def _bytes(load: _Load, at: int, size: int) -> int:
+    stop = load.span(at, size)
+    load.stack.append(bytes(load.data[at:stop]))
+    return stop
+
+
+@_opcode(pickle.BYTEARRAY8)
+def _bytearray(load: _Load, at: int) -> int:
+    stop = load.span(at + 8, _unpack_long(load.data, at)[0])
+    load.stack.append(bytearray(load.data[at + 8 : stop]))
+    return stop
+
+
+@_opcode(pickle.NEXT_BUFFER)
+def _next_buffer(load: _Load, at: int) -> int:
+    buffer = next(load.buffers, None)
+    if buffer is None:
+        raise Unreadable("a pickle uses more out-of-band buffers than its message has")
+    if load.data[at] != _READONLY:
+        load.stack.append(buffer)
+        return at
+    load.stack.append(buffer.toreadonly())  # one view, which keeps its hash: hashing another takes as long again
+    return at + 1
+
+
+@_opcode(pickle.BINPERSID)
+def _persistent_id(load: _Load, at: int) -> int:
+    pid = load.stack.pop()
+    load.charge(load.take_parts(len(load.stack))[1])
+    load.stack.append(load.persistent(pid))
+    return at
+
+
+# The memo
+
+
+@_opcode(pickle.MEMOIZE)
+def _memoize(load: _Load, at: int) -> int:
+    memo, parts, opened = load.memo, load.parts, load.opened
+    if len(memo) == MAX_MEMO:
+        raise Unreadable(f"a message has more than {MAX_MEMO} values that it may use again")
+    if load.stack:
+        last = len(load.stack) - 1
+        memo.append(parts[-1] if parts and parts[-1].at == last else load.stack[last])
+    elif opened is not None and opened.part is None:
+        opened.part = _Part(_UNBUILT, 0, 0, 0, is_open=False)
+        memo.append(opened.part)
+    else:
+        raise Unreadable("a pickle stores a value before it has one")
+    return at
+
+
+@_opcode(pickle.BINGET)
+def _get_of_1(load: _Load, at: int) -> int:
+    return _get(load, at + 1, load.data[at])
+
+
+@_opcode(pickle.LONG_BINGET)
+def _get_of_4(load: _Load, at: int) -> int:
+    return _get(load, at + 4, _unpack_uint(load.data, at)[0])
+
+
+def _get(load: _Load, at: int, index: int) -> int:
+    value = load.memo[index]
+    if type(value) is not _Part:
+        load.stack.append(value)
+        return at
+    if value.value is _UNBUILT:
+        raise Unreadable("a message has an object that contains itself")
+    value.open = False
+    return load.push(at, value.value, value.depth, value.size)
+
+
+# Containers
+
+
+@_opcode(pickle.MARK)
+def _mark(load: _Load, at: int) -> int:
+    load.begin_frame(None)
+    return at
+
+
+@_opcode(pickle.EMPTY_TUPLE)
+def _empty_tuple(load: _Load, at: int) -> int:
+    return load.push(at, (), 1, 1)
+
+
+@_opcode(pickle.TUPLE1)
+def _tuple_of_1(load: _Load, at: int) -> int:
+    return _tuple(load, at, 1)
+
+
+@_opcode(pickle.TUPLE2)
+def _tuple_of_2(load: _Load, at: int) -> int:
+    return _tuple(load, at, 2)
+
+
+@_opcode(pickle.TUPLE3)
+def _tuple_of_3(load: _Load, at: int) -> int:
+    return _tuple(load, at, 3)
+
+
+def _tuple(load: _Load, at: int, length: int) -> int:
+    stack = load.stack
+    base = len(stack) - length
+    if base < 0:
+        raise Unreadable("a pickle makes a tuple of more values than it has")
+    values = tuple(stack[base:])
+    del stack[base:]
+    parts = load.parts
+    depth, size = load.take_parts(base) if parts and parts[-1].at >= base else (0, 0)
+    return load.push(at, values, depth + 1, size + length)
+
+
+@_opcode(pickle.TUPLE)
+def _tuple_of_frame(load: _Load, at: int) -> int:
+    values, depth, size = load.end_frame()
+    return load.push(at, tuple(values), depth + 1, size)
+
+
+@_opcode(pickle.EMPTY_LIST)
+def _empty_list(load: _Load, at: int) -> int:
+    return load.push(at, [], 1, 1, is_open=True)
+
+
+@_opcode(pickle.EMPTY_DICT)
+def _empty_dict(load: _Load, at: int) -> int:
+    return load.push(at, {}, 1, 1, is_open=True)
+
+
+@_opcode(pickle.EMPTY_SET)
+def _empty_set(load: _Load, at: int) -> int:
+    return load.push(at, set(), 1, 1, is_open=True, weight=_SET_PARTS)
+
+
+@_opcode(pickle.APPEND)
+def _append(load: _Load, at: int) -> int:
+    value = load.stack.pop()
+    depth, size = load.take_parts(len(load.stack))
+    load.filled((list, deque), depth, size + 1).value.append(value)
+    return at
+
+
+@_opcode(pickle.APPENDS)
+def _appends(load: _Load, at: int) -> int:
+    values, depth, size = load.end_frame()
+    load.filled((list, deque), depth, size).value.extend(values)
+    return at
+
+
+@_opcode(pickle.SETITEM)
+def _set_item(load: _Load, at: int) -> int:
+    stack = load.stack
+    base = len(stack) - 2
+    key, value = stack[base:]
+    load.check_keys(base, 2)
+    del stack[base:]
+    depth, size = load.take_parts(base)
+    part = load.filled(_DICTS, depth, size + 2)
+    if type(key) is not str:
+        load.check_hashes(part, (key,))
+    part.value[key] = value
+    return _check_grown(part, 1, at)
+
+
+@_opcode(pickle.SETITEMS)
+def _set_items(load: _Load, at: int) -> int:
+    load.check_keys(0, 2)
+    values, depth, size = load.end_frame()
+    part, keys = load.filled(_DICTS, depth, size), values[::2]
+    load.check_hashes(part, keys)
+    part.value.update(zip(keys, values[1::2], strict=True))
+    return _check_grown(part, len(keys), at)
+
+
+@_opcode(pickle.ADDITEMS)
+def _add_items(load: _Load, at: int) -> int:
+    load.check_keys(0, 1)
+    values, depth, size = load.end_frame()
+    part = load.filled((set,), depth, size)
+    load.check_hashes(part, values)
+    part.value.update(values)
+    return _check_grown(part, len(values), at)
+
+
+@_opcode(pickle.FROZENSET)
+def _frozenset(load: _Load, at: int) -> int:
+    load.check_keys(0, 1)
+    values, depth, size = load.end_frame()
+    part = _Part(set(), 0, 0, 0, is_open=False)
+    load.check_hashes(part, values)
+    part.value.update(values)
+    _check_grown(part, len(values), at)
+    return load.push(at, frozenset(part.value), depth + 1, size, weight=_SET_PARTS)
+
+
+def _check_grown(part: _Part, count: int, at: int) -> int:
+    """Refuse a key that was there before; return `at`. Comparing equal texts takes long, and pickle repeats no key."""
+    part.keys += count
+    if len(part.value) != part.keys:
+        raise Unreadable("a message sets a key twice")
+    return at
+
+
+# Instances of allowed classes
+
+
+@_opcode(pickle.STACK_GLOBAL)
+def _class(load: _Load, at: int) -> int:
+    base = len(load.stack) - 2
+    module, name = load.stack[base:]
+    if type(module) is not str or type(name) is not str:
+        raise Unreadable("a pickle names a class by something that is no text")
+    del load.stack[base:]
+    found = load.classes(module, name)
+    if type(found) is Builder:
+        return load.push(at, found, 0, 0)
+    load.stack.append(found)
+    return at
+
+
+@_opcode(pickle.REDUCE)
+def _reduce(load: _Load, at: int) -> int:
+    builder, args, depth, size = _take_call(load)
+    return _make(load, at, builder, builder.call, args, depth, size)
+
+
+@_opcode(pickle.NEWOBJ)
+def _new_object(load: _Load, at: int) -> int:
+    builder, args, depth, size = _take_call(load)
+    return _make(load, at, builder, builder.new, args, depth, size)
+
+
+def _take_call(load: _Load) -> tuple[Builder, tuple[Any, ...], int, int]:
+    """Take a class and a tuple of arguments from the stack."""
+    stack = load.stack
+    base = len(stack) - 2
+    builder, args = stack[base:]
+    depth, size = load.take_parts(base + 1)
+    if type(builder) is not Builder or type(args) is not tuple:
+        raise Unreadable("a pickle calls something that is no class, or without arguments")
+    load.parts.pop()
+    load.charge(size)
+    del stack[base:]
+    return builder, args, depth, size
+
+
+def _make(
+    load: _Load,
+    at: int,
+    builder: Builder,
+    make: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    depth: int,
+    size: int,
+) -> int:
+    if make is not None:
+        return load.push(at, make(*args), depth + 1, size + 1, is_open=builder.opens)
+    if builder.build is None:
+        raise NotAllowed(f"a message makes a {builder.name} in a way that pickle itself would not for this class")
+    load.begin_frame(_Opened(builder, args, depth, size))
+    return at
+
+
+@_opcode(pickle.BUILD)
+def _build(load: _Load, at: int) -> int:
+    state = load.stack.pop()
+    depth, size = load.take_parts(len(load.stack))
+    load.charge(size)
+    if load.stack:
+        part = load.filled((OrderedDict, BaseException), depth, size)
+        set_attributes(part.value, state)
+        return at
+    opened = load.opened
+    if opened is None or opened.builder.build is None:
+        raise Unreadable("a pickle sets the state of something that it has not made")
+    load.stack, load.parts, load.opened = load.frames.pop()
+    if opened.builder.copies and type(state) is tuple:
+        load.copied += sum([len(value) for value in state if type(value) is bytes])
+        if load.copied > load.end:
+            raise Unreadable("a message uses the bytes of an array for another one")
+    value = opened.builder.build(opened.args, state)
+    load.push(at, value, max(depth, opened.depth) + 1, size + opened.size + 1)
+    if opened.part is not None:
+        made = load.parts[-1]
+        opened.part.value, opened.part.depth, opened.part.size = made.value, made.depth, made.size
+    return at
