@@ -96,7 +96,7 @@ class Connection:
         self._options = options
         self._reader = Reader(self._place)
         self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
-        self._keeps_parts = False  # the link uses `pieces`
+        self._is_block: Callable[[Part], bool] | None = None  # the link uses `pieces`: which Parts it gets
         # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
         self.open = False  # both INIs have been exchanged, and not both FINs
@@ -211,29 +211,23 @@ class Connection:
             parts = session.frames(out, limit)
         if out:
             self._last_sent = now
-        if not parts or self._keeps_parts:
+        if not parts:
             return cast(list[Buffer], out)
-        buffers: list[Buffer] = []
+        pieces: list[Buffer | Part] = []
         for piece in out:
-            if isinstance(piece, Part):
-                buffers += piece.buffers()
+            if isinstance(piece, Part) and (self._is_block is None or not self._is_block(piece)):
+                pieces += piece.buffers()
             else:
-                buffers.append(piece)
-        return buffers
+                pieces.append(piece)
+        return cast(list[Buffer], pieces)
 
     def pieces(self, limit: int, now: float, is_block: Callable[[Part], bool]) -> list[Buffer | Part]:
         """Do as `to_send`, but return the bodies that `is_block` accepts as Parts.
 
         For a link that can send one packet to several peers: a Part is the same for all of them.
         """
-        self._keeps_parts = True
-        out: list[Buffer | Part] = []
-        for piece in cast(list[Buffer | Part], self.to_send(limit, now)):
-            if isinstance(piece, Part) and not is_block(piece):
-                out += piece.buffers()
-            else:
-                out.append(piece)
-        return out
+        self._is_block = is_block
+        return cast(list[Buffer | Part], self.to_send(limit, now))
 
     def deadline(self) -> float:
         """Return when `tick` must be called, if nothing is received or sent before."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mldsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -57,13 +57,17 @@ class Authority:
 
     def verify(self, chain: Sequence[bytes]) -> Shown:
         """Return the first certificate of a chain in DER, which must lead to this authority. Raises SecurityError."""
+        # The two libraries parse here what a stranger sends, and raise errors of many kinds, not only ValueError: for a
+        # version, an extension or a name that they do not know. None of them may end more than the link.
         try:
             own, *others = [x509.load_der_x509_certificate(der) for der in chain]
             self._verify_chain(own, others)
             self._check_purpose(own)
             return Shown(certificate_of(chain[0], own.serial_number, uris(own)), _verifier(own.public_key()))
-        except (ValueError, UnsupportedAlgorithm, crypto.Error) as error:
-            raise SecurityError(f"the certificate of the {self._role} cannot be read: {error}") from error
+        except SecurityError:
+            raise
+        except Exception as error:
+            raise SecurityError(f"the certificate of the {self._role} cannot be read: {error!r}") from error
 
     def _verify_chain(self, own: x509.Certificate, others: list[x509.Certificate]) -> None:
         first, *rest = [crypto.X509.from_cryptography(certificate) for certificate in (own, *others)]

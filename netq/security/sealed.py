@@ -53,7 +53,6 @@ class SealedConnection(Connection):
         session: Session | None = None,
     ) -> None:
         super().__init__(id, options, now, session)
-        self._keeps_parts = True
         self._blocks = sealing.blocks
         # Before the end of the handshake: units of its own. After it: a reader and a writer of records.
         self._is_client = sealing.is_client
@@ -159,11 +158,10 @@ class SealedConnection(Connection):
     # Sending.
 
     def to_send(self, limit: int, now: float) -> list[Buffer]:
-        """Return the next bytes to send, about `limit`; an empty list if there are none."""
-        return cast(list[Buffer], self.pieces(limit, now, _no_block))
+        """Return the next bytes to send, about `limit`; an empty list if there are none.
 
-    def pieces(self, limit: int, now: float, is_block: Callable[[Part], bool]) -> list[Buffer | Part]:
-        """Do as `to_send`, with the Parts that `is_block` accepts as they are for all peers: see Connection."""
+        After `pieces`, the Parts that its `is_block` accepts are among them, sealed as they are for all peers.
+        """
         out: list[Buffer | Part] = []
         if self._handshake is not None:
             out += self._handshake.take_output()
@@ -171,12 +169,13 @@ class SealedConnection(Connection):
             if self._record_writer is not None:
                 self._handshake = None
         if self._record_writer is not None:
-            self._seal(cast(list[Buffer | Part], super().to_send(limit, now)), out, is_block)
+            self._seal(cast(list[Buffer | Part], super().to_send(limit, now)), out)
         elif self._alert:
-            out.append(b"" if self._greeted else PREFACE)
+            if not self._greeted:
+                out.append(PREFACE)
             out.append(unit_header(Unit.ALERT, len(self._alert)) + self._alert)
             self._alert = b""
-        return out
+        return cast(list[Buffer], out)
 
     def refuse(self, code: Code, reason: str) -> None:
         """End the link with the reason: in a FIN, or before there are keys in an ALERT."""
@@ -184,14 +183,14 @@ class SealedConnection(Connection):
         if self._record_writer is None:
             self._alert = reason.encode()[:REASON].ljust(_PADDING)
 
-    def _seal(self, pieces: list[Buffer | Part], out: list[Buffer | Part], is_block: Callable[[Part], bool]) -> None:
+    def _seal(self, pieces: list[Buffer | Part], out: list[Buffer | Part]) -> None:
         """Append the records of these pieces."""
         writer = self._record_writer
         assert writer is not None
         for piece in pieces:
             if not isinstance(piece, Part):
                 writer.add(piece, out)
-            elif piece.size <= LARGEST and is_block(piece):
+            elif piece.size <= LARGEST:
                 writer.flush(out)
                 block = self._blocks.seal(piece)
                 out += writer.seal(Unit.SHARED, block.opening)
@@ -200,7 +199,3 @@ class SealedConnection(Connection):
                 for buffer in piece.buffers():
                     writer.add(buffer, out)
         writer.flush(out)
-
-
-def _no_block(part: Part) -> bool:
-    return False

@@ -179,6 +179,8 @@ def test_certificate_of_an_unknown_authority_is_refused(tmp_path: Path, root: Is
 
 def test_bytes_that_are_no_certificate_are_refused(tmp_path: Path, root: Issuer) -> None:
     client = root.issue("client", usages=(CLIENT,))
-    for der in (b"", b"0", client.der[:-1], client.der + b"0", b"\0" * 1000):
+    version_5 = client.der.replace(bytes.fromhex("a003020102"), bytes.fromhex("a003020104"))
+    assert version_5 != client.der
+    for der in (b"", b"0", client.der[:-1], client.der + b"0", b"\0" * 1000, version_5):
         with pytest.raises(SecurityError, match="cannot be read"):
             root.trust(tmp_path).verify([der])

@@ -8,10 +8,13 @@ import struct
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from netq.errors import SecurityError
 from netq.options import ConnectionOptions
 from netq.protocol.connection import Connection
+from netq.protocol.events import Lost
 from netq.security import records
 from netq.security.handshake import PREFACE, UNIT, Unit
 from netq.security.sealed import SealedConnection
@@ -335,6 +338,44 @@ def test_replayed_handshake_opens_no_session(seals: Seals, number: int) -> None:
     assert not _has_opened(pair, number)
     assert pair.server.received == {}
     assert pair.client.lost or pair.server.lost
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_any_bytes_end_the_link_and_nothing_else(seals: Seals, data: st.DataObject) -> None:
+    """Both sides at each step of the handshake, and after it, are given bytes of the right form, and others."""
+    pair = LossyPair(OPTIONS, new=seals)
+    pair.put(pair.client, SECRET)
+    pair.connect()
+    for flight in range(data.draw(st.integers(0, 3))):
+        end = (pair.client, pair.server)[flight % 2]
+        pair.send(end)
+        while end.wire and pair.deliver(end, 65536):
+            pass
+    ends = (pair.server, pair.client)
+    connection = ends[data.draw(st.integers(0, 1))].connection
+    assert isinstance(connection, SealedConnection)
+    for _ in range(data.draw(st.integers(1, 3))):
+        kind, limit = data.draw(st.sampled_from(sorted(connection._units.limits.items())))
+        size = data.draw(st.sampled_from([0, 1, 31, 33, 34, limit - 1, limit]))
+        body = random.Random(size).randbytes(max(size, 0)) if data.draw(st.booleans()) else bytes(max(size, 0))
+        begin = data.draw(st.sampled_from([PREFACE, b""]))
+        before = len(pair.server.received.get(0, []))
+        events = connection.feed(memoryview(begin + struct.pack("<I", kind | len(body) << 8) + body), 0.0)
+        assert all(isinstance(event, Lost) for event in events)
+        assert len(pair.server.received.get(0, [])) == before
+        if connection.closed:
+            break
+
+
+def test_public_key_that_makes_no_secret_is_refused(seals: Seals) -> None:
+    """A point of small order in X25519, and numbers out of range in ML-KEM."""
+    for key in (b"\xff" * 1184 + bytes(32), bytes(1184 + 32), b"\xff" * 1216):
+        server = seals[1](SERVER_ID, OPTIONS, 0.0, None)
+        hello = bytes(32) + b"\x01\x01" + key
+        events = server.feed(memoryview(PREFACE + struct.pack("<I", Unit.HELLO | len(hello) << 8) + hello), 0.0)
+        assert [str(event.error) for event in events] != []  # type: ignore[union-attr]
+        assert isinstance(events[0].error, SecurityError)  # type: ignore[union-attr]
 
 
 def test_handshake_is_bounded(seals: Seals) -> None:
