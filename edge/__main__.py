@@ -113,7 +113,8 @@ def _check(config: Config) -> int:
     if isinstance(answer, str):
         print(f"edge: the file is right, but {host}:{port} {answer}", file=sys.stderr)
         return 1
-    link = f"{config.protocol.value}, {describe(answer.security)}"
+    sealed = f"sealed by {answer.seal.group} and {answer.seal.cipher}, " if answer.seal else ""
+    link = f"{config.protocol.value}, {sealed}{describe(answer.security)}"
     print(f"all is well: {host}:{port} answers in {answer.seconds * 1000:.1f} ms over {link}")
     return 0
 

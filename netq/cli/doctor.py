@@ -38,6 +38,7 @@ class Reached(NamedTuple):
 
     seconds: float
     security: netq.Security | None  # of the link; with MQTT, of the link to the broker
+    seal: netq.Security | None  # from end to end
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,7 +82,8 @@ def reach(protocol: netq.Protocol, options: netq.CommunicatorOptions, timeout: f
         try:
             if connected.wait(timeout):
                 seconds = time.monotonic() - begin
-                return Reached(seconds, next((each.security for each in queue.statistics().values()), None))
+                found = [(each.security, each.seal) for each in queue.statistics().values()]
+                return Reached(seconds, *(found[0] if found else (None, None)))
         finally:
             queue.close(timeout=_GOODBYE if connected.is_set() else 0)
     host, port = options.netloc

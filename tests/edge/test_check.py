@@ -38,10 +38,15 @@ def write(folder: Path, port: int, more: str = TRAIN) -> str:
     return str(path)
 
 
-def serving(security: netq.SecurityOptions | None = None, events: netq.EventOptions | None = None) -> netq.Communicator:
+def serving(
+    security: netq.SecurityOptions | None = None,
+    events: netq.EventOptions | None = None,
+    seal: netq.SealOptions | None = None,
+) -> netq.Communicator:
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation("127.0.0.1", 0),
         security=security,
+        seal=seal,
         connection=netq.ConnectionOptions(linger=0.0),
         events=events or netq.EventOptions(),
     )
@@ -54,6 +59,15 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert out.startswith(f"all is well: 127.0.0.1:{server.netloc.port} answers in ")
     assert out.endswith(" ms over tcp, not encrypted\n")
+
+
+def test_sealed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server_files, own = certificates.init(tmp_path), certificates.issue(tmp_path, "board")
+    table = "\n".join(["[seal]", *(f'{name} = "{path}"' for name, path in own._asdict().items())])
+    seal = netq.SealOptions(server_files.key, server_files.certificate, server_files.authority)
+    with serving(seal=seal) as server:
+        assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}{table}\n")]) == 0
+    assert " over tcp, sealed by MLKEM768_X25519 and " in capsys.readouterr().out
 
 
 def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
