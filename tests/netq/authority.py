@@ -61,10 +61,11 @@ class Authority:
         hosts: tuple[str, ...] = (),
         urns: tuple[str, ...] = (),
         days: int = 5,
+        age: int = 30,
     ) -> tuple[Path, Path]:
-        """Return the paths of a new key and its certificate. `days` below 0: it has expired so long ago."""
+        """Return the paths of a new key and its certificate, valid from `age` days ago to `days` from now."""
         key: Any = self._new_key()
-        builder = _builder(self._name, _name("a peer"), key.public_key(), days)
+        builder = _builder(self._name, _name("a peer"), key.public_key(), days, age)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         names = [*map(_host, hosts), *map(x509.UniformResourceIdentifier, urns)]
         if names:
@@ -84,11 +85,11 @@ class Authority:
         return SecurityOptions(**fields)
 
 
-def _builder(issuer: x509.Name, subject: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
+def _builder(issuer: x509.Name, subject: x509.Name, key: Any, days: int, age: int = 30) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=30))
+        .not_valid_before(now - datetime.timedelta(days=age))
         .not_valid_after(now + datetime.timedelta(days=days))
     )
 
