@@ -142,3 +142,51 @@ def test_close_does_not_wait_for_strangers(
     assert time.monotonic() - start < 5.0
     assert log.wait("the server is closing")
     assert ended(sockets[0])
+
+
+def test_connections_stay_in_the_queue_while_there_is_no_room(
+    communicators: Communicators, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PLACES", 4), ("SHARE", 4), ("PATIENCE", 2 * LIMIT)):
+        monkeypatch.setattr(f"netq.runtime.waiting_room.{name}", value)
+    server = communicators.server(handshake_timeout=2 * LIMIT)
+    for _ in range(4):
+        connect_and_send(server, sockets, b"")
+    while server._endpoint.home.ask(lambda: len(server._endpoint._waiting_room)) != 4:
+        pass
+    client = communicators.client(server.netloc)
+    future = client.put("hello")
+    with pytest.raises(TimeoutError):
+        future.result(0.1)
+    sockets[0].close()
+    future.result(LIMIT)
+    assert server.get(timeout=0) == (client.id, "hello")
+
+
+def test_slow_connection_loses_its_place_to_a_newcomer(
+    communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("SHARE", 4), ("PATIENCE", 0.0)):
+        monkeypatch.setattr(f"netq.runtime.waiting_room.{name}", value)
+    server = communicators.server(handshake_timeout=LIMIT)
+    address, *_ = [connect_and_send(server, sockets, b"") for _ in range(4)]
+    introduce(server, communicators.client(server.netloc))
+    assert "too many connections are in their handshake" in log.wait(f"{address}: ")
+    assert ended(sockets[0])
+
+
+def test_sessions_that_were_never_used_are_bounded(
+    communicators: Communicators, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netq.runtime.endpoint._MOST_UNUSED", 5)
+    server = communicators.server()
+    used = communicators.client(server.netloc)
+    introduce(server, used)
+    strangers = [uuid.uuid4() for _ in range(20)]
+    for id in strangers:
+        connect_and_send(server, sockets, Greeting(id, bytes(16), 2**40, 2**20, 10_000).frame().whole())
+        assert sockets[-1].recv(1), "the server's INI"
+        sockets[-1].close()
+    while len(server.statistics()) > 6:
+        pass
+    assert set(server.statistics()) == {used.id, *strangers[-5:]}

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from netq.protocol.wire import Greeting
+from netq.runtime.waiting_room import PATIENCE, PLACES
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.wires import Wire, on
@@ -92,6 +93,53 @@ def test_200_silent_connections_end_in_time_and_delay_no_client(
         wait_for_end(sock)
     if wire.kind != "grpc":  # which does not report connections without a stream
         log.wait("no greeting within 1 s", 200)
+
+
+@pytest.mark.slow
+@on(*BOUND)
+@pytest.mark.parametrize("data", [INI, TLS_HELLO, HTTP2], ids=["netq", "tls", "http2"])
+def test_bytes_that_trickle_in_do_not_extend_the_handshake(
+    communicators: Communicators, connect: Connect, data: bytes
+) -> None:
+    server = communicators.server(handshake_timeout=1.0)
+    sock = connect(server.netloc, data[:1])
+    sock.settimeout(0.05)
+    start = time.monotonic()
+    ended = False
+    for byte in data[1:]:
+        try:
+            sock.sendall(bytes([byte]))
+            ended = not sock.recv(4096)
+        except TimeoutError:  # nothing came for 0.05 s
+            continue
+        except OSError:
+            ended = True
+        if ended:
+            break
+    assert ended
+    assert time.monotonic() - start < 3.0
+
+
+@pytest.mark.slow
+@on(*BOUND)
+def test_more_slow_connections_than_places_keep_no_client_out(communicators: Communicators, connect: Connect) -> None:
+    server = communicators.server(handshake_timeout=LIMIT)
+    for _ in range(PLACES + 10):
+        connect(server.netloc, b"")
+    begin = time.monotonic()
+    introduce(server, communicators.client(server.netloc))
+    assert time.monotonic() - begin < PATIENCE + 0.5
+
+
+@on("grpc", "mqtt", "shm")  # those of TCP are in tests/netq/tcp/test_strangers.py
+def test_client_connects_when_there_is_room_again(
+    communicators: Communicators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = communicators.server()
+    answers = iter([False, False])
+    monkeypatch.setattr(server._endpoint, "has_room", lambda: next(answers, True))
+    introduce(server, communicators.client(server.netloc))
+    assert next(answers, None) is None
 
 
 @pytest.mark.slow
