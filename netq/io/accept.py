@@ -16,7 +16,8 @@ from netq.io.selector import READ
 
 log = logging.getLogger("netq")
 
-_ACCEPTS = 64  # connections accepted in one turn, so that the links of the loop have theirs
+# Connections accepted in one turn. Few: the handshakes that have begun go on before others begin.
+_ACCEPTS = 8
 _NO_ROOM_PAUSE = 0.02  # seconds without accepting when there is no room; clients wait in the listen queue
 _PAUSE = 1.0  # seconds without accepting when the system has no descriptors; clients wait in the listen queue
 

@@ -369,6 +369,7 @@ class Endpoint:
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
+        self._waiting_room.finished(link, time.monotonic())
         self._handshake_done(link)
         self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
         link.peer = peer

@@ -4,13 +4,14 @@ Such a link belongs to an unknown process: it may be a slow client, or one of th
 newcomer does not wait for the end of their `handshake_timeout`:
 
     places left            the newcomer waits for its handshake
-    its address has its    it replaces the oldest link of the same address, if that has had PATIENCE; otherwise it is
+    its address has its    it replaces the oldest link of the same address, if that has had its time; otherwise it is
     share of the places    dropped, and its client tries again after a random pause
-    no place left          it replaces the oldest link of the address that has most, if that has had PATIENCE; otherwise
+    no place left          it replaces the oldest link of the address that has most, if that has had its time; otherwise
                            `is_full`: it stays in the system's queue of connections, and is accepted later
 
-So a crowd of honest clients, which need a fraction of PATIENCE each, is delayed and not dropped. Slow links lose their
-places only when others need them.
+The time of a link is four times what handshakes take here at present, within bounds. So a crowd of honest clients is
+delayed and not dropped, even if all of them are slow because they are so many. A link that is slower than the others
+loses its place only when a newcomer needs it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ PLACES = 256  # links: some 10 MiB under TLS
 # Links of one address. Many honest clients share one: behind a NAT, a proxy, on this machine. So an address may have
 # nearly all of the places; what it may not have is for the others.
 SHARE = 224
-# Seconds that each link gets for its handshake. The two round trips of TLS take less on most links; those that are
-# slower lose their place only while there are too many.
-PATIENCE = 0.5
+# Seconds that each link gets for its handshake, at least and at most. The two round trips of TLS take less than the
+# first on most links. The second bounds what slow handshakes can do that succeed in the end.
+PATIENCE, MOST_PATIENCE = 0.5, 4.0
+_TIMES = 4  # as long as a handshake takes on average
+_WEIGHT = 1 / 8  # of the last handshake in that average, as of a round trip in TCP's (RFC 6298)
 
 
 class _Guest(NamedTuple):
@@ -41,6 +44,7 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._guests: dict[Link, _Guest] = {}
         self._counts: Counter[str] = Counter()  # links by origin
+        self._duration = 0.0  # seconds: average of the last handshakes that have succeeded
 
     def __len__(self) -> int:
         return len(self._guests)
@@ -67,6 +71,12 @@ class WaitingRoom:
             self._counts[origin] += 1
         return dropped
 
+    def finished(self, link: Link, now: float) -> None:
+        """Free the place of a link whose handshake has succeeded."""
+        if link in self._guests:
+            self._duration += _WEIGHT * (now - self._guests[link].since - self._duration)
+            self.leave(link)
+
     def leave(self, link: Link) -> None:
         """Free the place of a link; harmless if it has none."""
         guest = self._guests.pop(link, None)
@@ -83,7 +93,8 @@ class WaitingRoom:
     def _replaceable(self, origin: str, now: float) -> Link | None:
         """Return the oldest link of this origin, if it has had its time."""
         link, guest = next((link, guest) for link, guest in self._guests.items() if guest.origin == origin)
-        return link if now - guest.since >= PATIENCE else None
+        patience = min(max(PATIENCE, _TIMES * self._duration), MOST_PATIENCE)
+        return link if now - guest.since >= patience else None
 
 
 def origin_of(address: str) -> str:

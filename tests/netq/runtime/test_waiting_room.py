@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from netq.runtime.link import Link
-from netq.runtime.waiting_room import PATIENCE, PLACES, SHARE, WaitingRoom, origin_of
+from netq.runtime.waiting_room import MOST_PATIENCE, PATIENCE, PLACES, SHARE, WaitingRoom, origin_of
 
 
 class Fake:
@@ -65,11 +65,34 @@ def test_address_with_its_share_replaces_its_own_links() -> None:
     assert len(room) == SHARE + 1
 
 
+def test_links_get_four_times_what_handshakes_take_at_present() -> None:
+    room = WaitingRoom()
+    for number in range(100):
+        finishing = link("10.0.0.3", number)
+        room.enter(finishing, 0.0)
+        room.finished(finishing, 0.5)
+    first, *_ = fill(room, SHARE, "10.0.0.1", 0.0)
+    early = link("10.0.0.1", 1000)
+    assert room.enter(early, 1.9) is early
+    assert room.enter(early, 2.0) is first
+
+
+def test_slow_handshakes_do_not_extend_the_time_without_bound() -> None:
+    room = WaitingRoom()
+    for number in range(100):
+        finishing = link("10.0.0.3", number)
+        room.enter(finishing, 0.0)
+        room.finished(finishing, 9.0)
+    first, *_ = fill(room, SHARE, "10.0.0.1", 0.0)
+    assert room.enter(link("10.0.0.1", 1000), MOST_PATIENCE) is first
+
+
 def test_link_that_leaves_frees_its_place() -> None:
     room = WaitingRoom()
     links = fill(room, SHARE, "10.0.0.1", 0.0)
+    room.finished(links[5], 0.0)
     room.leave(links[5])
-    room.leave(links[5])
+    room.finished(links[5], 0.0)
     assert room.enter(link("10.0.0.1", 1000), 0.0) is None
     for one in links:
         room.leave(one)
