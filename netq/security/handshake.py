@@ -124,7 +124,7 @@ class Handshake:
         self._secrets = b""
         self._server_key = b""
         self._cipher = credentials.ciphers[0]
-        self._mlkem_key, self._x25519_key = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
+        self._private_key: hpke.MLKEM768X25519PrivateKey | None = None
         self._shown: Shown | None = None
         self.keys: Keys | None = None  # once the handshake is over
         # The unit that must come next, and the most bytes that its body may have.
@@ -134,7 +134,7 @@ class Handshake:
         if is_client:
             offer = bytes([len(credentials.ciphers), *credentials.ciphers])
             self._preface()
-            self._send(Unit.HELLO, os.urandom(RANDOM) + offer + self._public_key())
+            self._send(Unit.HELLO, os.urandom(RANDOM) + offer + self._new_public_key())
 
     def take_output(self) -> list[bytes]:
         """Return what is to be sent, once."""
@@ -159,7 +159,7 @@ class Handshake:
         self._cipher = self._choose(bytes(body[RANDOM + 1 : RANDOM + 1 + count]))
         self._transcript.update(PREFACE + header + body)
         self._preface()
-        hello = os.urandom(RANDOM) + bytes([self._cipher]) + self._public_key()
+        hello = os.urandom(RANDOM) + bytes([self._cipher]) + self._new_public_key()
         self._transcript.update(unit_header(Unit.HELLO, len(hello) + ENCAPSULATED) + hello)
         encapsulated = self._encapsulate(b"server key", bytes(body[RANDOM + 1 + count :]))
         self._transcript.update(encapsulated)
@@ -221,8 +221,11 @@ class Handshake:
     def _expect(self, kind: Unit, limit: int, step: Callable[[bytes, memoryview], None]) -> None:
         self.expected, self.limit, self._next = kind, limit, step
 
-    def _public_key(self) -> bytes:
-        return self._mlkem_key.public_key().public_bytes_raw() + self._x25519_key.public_key().public_bytes_raw()
+    def _new_public_key(self) -> bytes:
+        """Make the key pair of this link. A server does so when a client has spoken: silent links cost it nothing."""
+        mlkem, x25519 = MLKEM768PrivateKey.generate(), X25519PrivateKey.generate()
+        self._private_key = hpke.MLKEM768X25519PrivateKey(mlkem, x25519)
+        return mlkem.public_key().public_bytes_raw() + x25519.public_key().public_bytes_raw()
 
     def _encapsulate(self, label: bytes, key: bytes) -> bytes:
         secret = os.urandom(SECRET)
@@ -234,8 +237,8 @@ class Handshake:
         return _SUITE.encrypt(secret, public, self._info(label))
 
     def _decapsulate(self, label: bytes, encapsulated: memoryview) -> None:
-        private = hpke.MLKEM768X25519PrivateKey(self._mlkem_key, self._x25519_key)
-        self._secrets += _SUITE.decrypt(encapsulated, private, self._info(label))
+        assert self._private_key is not None  # our HELLO comes before any secret of the peer
+        self._secrets += _SUITE.decrypt(encapsulated, self._private_key, self._info(label))
         self._transcript.update(encapsulated)
 
     def _prove(self, label: bytes) -> None:
