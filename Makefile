@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults soak check docs pictures bench bench-federation wheel wheel-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation wheel wheel-aarch64 clean
 
 # PROTOCOL of `make demo`: tcp, mqtt, grpc or shm. SECONDS of `make soak`; SEED=… repeats the faults of a run.
 PROTOCOL ?= tcp
@@ -17,6 +17,9 @@ setup: .venv/dev
 
 .venv/dev: .venv/demo
 	$(PIP) --editable '.[dev]' && touch $@
+
+.venv/fuzz: .venv/dev
+	$(PIP) --editable '.[fuzz]' && touch $@
 
 .venv/docs: .venv/dev
 	$(PIP) --editable '.[docs]' && touch $@
@@ -65,6 +68,10 @@ flower: .venv-flower tools
 
 faults: .venv/dev tools
 	$(RUN) -m pytest tests/faults
+
+# Each fuzz target for SECONDS, by atheris; an input that fails is kept in build/fuzz (tests/fuzz).
+fuzz: .venv/fuzz
+	for target in pickles links packets; do $(RUN) -m tests.fuzz $$target -max_total_time=$(SECONDS) || exit 1; done
 
 soak: .venv/dev
 	$(RUN) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

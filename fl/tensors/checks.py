@@ -10,20 +10,27 @@ from typing import Any
 
 from fl.errors import InvalidUpdate
 from fl.tensors import serialization
+from netq.utils import data_pickle
 
 
 def unserializable(values: Mapping[str, Any]) -> str:
-    """Return an error message for the first value that cannot be serialised, or an empty string.
+    """Return an error message for the first value that cannot be serialised or loaded again, or an empty string.
 
     Python's own constants and containers, arrays and tensors can be serialised. Objects that pickle stores by the name
-    of a class or function cannot: the receiver loads no names.
+    of a class or function cannot: the receiver loads no names. A receiver has limits too (netq/utils/data_pickle.py).
     """
     for name, value in values.items():
         try:
-            _Checker(io.BytesIO(), 5).dump(value)
+            pickled = io.BytesIO()
+            _Checker(pickled, 5).dump(value)
+            data_pickle.load(pickled.getvalue(), (), _refuse, lambda identifier: None)
         except Exception as error:  # pickling a user's value may raise anything
             return f"{name!r}: {error}; expected plain values: numbers, texts, lists, dicts, arrays, tensors"
     return ""
+
+
+def _refuse(module: str, name: str) -> Any:
+    raise TypeError(f"has a {module}.{name} in it")
 
 
 class _Checker(pickle.Pickler):

@@ -72,6 +72,8 @@ def serving(
     anything = PickleSerializer(None, tensor_dump)
 
     def dump(message: Any) -> Stream:
+        if isinstance(message, Stream):
+            return message
         return MESSAGES.dump(message) if isinstance(message, (Task, Reply)) else anything.dump(message)
 
     options = netq.CommunicatorOptions(

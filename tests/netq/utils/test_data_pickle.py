@@ -25,10 +25,10 @@ from netq.errors import NotAllowed, Unreadable
 from netq.utils.data_pickle import MAX_DEPTH, MAX_KEY_SIZE, MAX_SAME_HASH, MAX_SIZE
 from netq.utils.stream import PickleSerializer, Stream
 from tests.attacks import classes
-from tests.attacks.pickles import PRIME, Payload
+from tests.attacks.pickles import PRIME
+from tests.fuzz import pickles
 
-ALLOWED = ("tests.attacks.classes", "builtins", "collections", "datetime", "decimal", "fractions", "ipaddress")
-data = PickleSerializer(PickleSerializer.allow_by_name(*ALLOWED, "numpy", "uuid", "netq.errors"))
+data = pickles.SERIALIZER
 trusting = PickleSerializer()
 
 
@@ -94,14 +94,10 @@ def test_exception_arrives_with_attributes_and_notes(error: Exception) -> None:
     ids=lambda array: f"{array.dtype} {array.shape}",
 )
 def test_numpy_array_arrives(array: Any) -> None:
-    for there in (moved(array), data.load(pickled(pickle.dumps(array, 5)))):
+    for there in (moved(array), data.load(pickles.pickled(pickle.dumps(array, 5)))):
         assert (there.dtype, there.shape) == (array.dtype, array.shape)
         assert np.array_equal(there, array)
         there[...] = array
-
-
-def pickled(content: bytes) -> Stream:
-    return Stream([Payload(content[2:]).message])
 
 
 def test_restored_state_of_a_deep_copy_is_the_same() -> None:
@@ -267,7 +263,7 @@ def test_module_that_is_not_imported_is_not_imported() -> None:
     anything = PickleSerializer(lambda name: True)
     assert "this" not in sys.modules
     with pytest.raises(Unreadable, match=r"names this\.zen, whose module is not imported here; import it first"):
-        anything.load(pickled(pickle.dumps(None, 5)[:2] + b"\x8c\x04this\x8c\x03zen\x93."))
+        anything.load(pickles.pickled(pickle.dumps(None, 5)[:2] + b"\x8c\x04this\x8c\x03zen\x93."))
     assert "this" not in sys.modules
 
 
@@ -321,18 +317,6 @@ def test_any_value_loads_as_by_pickle(value: Any) -> None:
     assert moved(value) == pickle.loads(pickle.dumps(value, 5)) == value
 
 
-def agrees(content: bytes) -> bool:
-    """Load by our interpreter, and compare with pickle's own. Returns whether it loads."""
-    try:
-        there = data.load(pickled(content))
-    except Unreadable:
-        return False
-    expected = pickle.loads(content)
-    assert type(there) is type(expected)
-    assert repr(there) == repr(expected)
-    return True
-
-
 SAMPLES = [pickle.dumps(value, 5) for value in VALUES if len(pickle.dumps(value, 5)) < 500]
 
 
@@ -343,7 +327,7 @@ def test_damaged_pickle_loads_as_by_pickle_or_is_refused(content: bytes, draw: s
     for _ in range(draw.draw(st.integers(1, 3))):
         at = draw.draw(st.integers(2, len(damaged) - 1))
         damaged[at] = draw.draw(st.sampled_from(list(OPCODES)) | st.integers(0, 255))
-    agrees(bytes(damaged))
+    pickles.run(bytes(damaged))
 
 
 OPCODES = (
@@ -371,7 +355,7 @@ pieces = st.sampled_from(
 @given(st.lists(pieces, max_size=25).map(b"".join))
 @example(b"]\x94h\x00a.")
 def test_random_opcodes_load_as_by_pickle_or_are_refused(opcodes: bytes) -> None:
-    agrees(b"\x80\x05" + opcodes + b".")
+    pickles.run(b"\x80\x05" + opcodes + b".")
 
 
 @pytest.mark.slow
@@ -382,5 +366,5 @@ def test_flipped_bits_load_as_by_pickle_or_are_refused() -> None:
             damaged = bytearray(content)
             at = chance.randrange(16, 8 * len(damaged)) if len(damaged) > 2 else 0
             damaged[at // 8] ^= 1 << at % 8
-            loaded += agrees(bytes(damaged))
+            loaded += pickles.run(bytes(damaged))
     assert loaded > 100
