@@ -339,7 +339,7 @@ class Endpoint:
         #
         #     same             it resumes its session
         #     proven only      it is that process, and has begun anew with another server meanwhile
-        #     neither          another process: admitted unless the session has a link
+        #     neither          another process: admitted unless the session has a link, or has just lost it
         #
         # While we close, a client that has begun anew is refused. Its old session is ended here, or the close would
         # wait for a client that will never resume it.

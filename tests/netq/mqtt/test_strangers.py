@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,7 +13,7 @@ from netq.mqtt import packet
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import MAX_PACKETS
-from netq.runtime.waiting_room import PATIENCE, PLACES
+from netq.runtime.waiting_room import PLACES
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
@@ -103,7 +102,7 @@ def test_ungreeted_client_has_one_link_and_no_share(communicators: Communicators
 def test_many_ungreeted_ids_do_not_block_others(
     communicators: Communicators, stranger: Stranger, log: LogRecorder
 ) -> None:
-    server = communicators.server(handshake_timeout=1.0)
+    server = communicators.server(handshake_timeout=2 * LIMIT)
     client = communicators.client(server.netloc)
     echoed(server, client)
     open_packet = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
@@ -111,12 +110,9 @@ def test_many_ungreeted_ids_do_not_block_others(
         stranger.publish(f"s/{new_id()}/{new_id()}", open_packet)
     stranger.wait(Kind.WELCOME, "c", 1 + PLACES)
     echoed(server, client)
-    begin = time.monotonic()
     echoed(server, communicators.client(server.netloc))
-    assert time.monotonic() - begin < PATIENCE + 0.5
-    log.wait("no greeting within")
     assert stranger.count(Kind.WELCOME, "c") < 500, "some are not answered"
-    assert len(log.having("the connection was closed", logging.WARNING)) <= 2
+    assert len(log.having("the connection was closed", logging.WARNING)) == 1
 
 
 def test_reset_names_both_versions(communicators: Communicators, stranger: Stranger, log: LogRecorder) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import cast
 
 import pytest
@@ -97,6 +99,32 @@ def test_link_that_leaves_frees_its_place() -> None:
     for one in links:
         room.leave(one)
     assert len(room) == 1
+
+
+def test_limits_hold_whatever_comes_and_goes() -> None:
+    chance, room, now = random.Random(1), WaitingRoom(), 0.0
+    inside: list[Link] = []
+    full = 0
+    for number in range(3000):
+        now += chance.random() / 100
+        if inside and chance.random() < 0.3:
+            leaver = inside.pop(chance.randrange(len(inside)))
+            if chance.random() < 0.5:
+                room.leave(leaver)
+            else:
+                room.finished(leaver, now)
+        elif room.is_full(now):
+            full += 1
+        else:
+            inside.append(link(f"10.0.0.{chance.choice([1, 1, 1, 2, chance.randrange(250)])}", number))
+            dropped = room.enter(inside[-1], now)
+            inside = [one for one in inside if one is not dropped]
+        if number % 10 == 0:
+            counts = Counter(origin_of(one.address) for one in inside)
+            assert len(room) == len(inside) <= PLACES
+            assert room._counts == counts
+            assert max(counts.values(), default=0) <= SHARE
+    assert full > 10
 
 
 @pytest.mark.parametrize(

