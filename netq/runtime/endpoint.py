@@ -43,7 +43,7 @@ log = logging.getLogger("netq")
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
-_MOST_UNUSED = 2048  # absent sessions without a message: some 15 MiB
+_MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
