@@ -123,7 +123,7 @@ def _inherits(found: type, method: str, *kinds: type) -> bool:
 
 def _by_kind(full: str, found: type) -> Builder | None:
     if issubclass(found, enum.Enum):
-        return Builder(full, call=functools.partial(_member, found))
+        return Builder(full, call=functools.partial(_member, found), is_atom=True)
     if issubclass(found, BaseException):
         return Builder(full, call=found, opens=True)
     fields = _fields(found)
@@ -196,7 +196,7 @@ def set_attributes(made: BaseException | OrderedDict[Any, Any], state: Any) -> N
     attributes = vars(made)
     for name, value in state.items():
         if isinstance(made, OrderedDict):
-            right = type(name) is str and not hasattr(OrderedDict, name)
+            right = type(name) is str and not name.startswith("__") and not hasattr(OrderedDict, name)
         elif name == "__notes__":
             right = type(value) is list and set(map(type, value)) <= {str}
         else:

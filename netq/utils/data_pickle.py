@@ -37,8 +37,8 @@ MAX_SAME_HASHES = 1000  # such keys in a message: comparing two may compare long
 MAX_INT = 4096  # bytes of an integer: hashing and printing it take more than linear time
 _SMALL_INT = 32  # bytes: a larger integer has a part, as containers have
 _FREE_PARTS = 2**15  # parts that any message may have; above, one more for each `_BYTES_A_PART` bytes read
-_BYTES_A_PART = 8  # an empty dict takes one byte in a message, and a hundred and fifty here
-_SET_PARTS = 4  # an empty set takes as much memory as four other containers
+_BYTES_A_PART = 4  # an empty dict takes one byte in a message, and a hundred and fifty here
+_SET_PARTS = 3  # an empty set takes as much memory as four other containers: so many more
 _UNBUILT = object()  # the value in the memo of an instance whose BUILD has not come
 
 _unpack_int = struct.Struct("<i").unpack_from
@@ -55,14 +55,17 @@ _TEXT = {str}
 class _Part:
     """A container, an instance, a class or a large integer, at index `at` of the stack of its frame."""
 
-    __slots__ = ("at", "depth", "hashes", "keys", "open", "same", "size", "value")
+    __slots__ = ("at", "depth", "hashes", "is_again", "keys", "open", "same", "size", "value")
 
-    def __init__(self, value: Any, at: int, depth: int, size: int, is_open: bool) -> None:
+    def __init__(
+        self, value: Any, at: int, depth: int, size: int, is_open: bool = False, is_again: bool = False
+    ) -> None:
         self.value = value
         self.at = at
         self.depth = depth  # of containers and instances in it; with it, if it is one
         self.size = size  # values in it, each as often as it can be reached
         self.open = is_open  # may be filled; an exception: may get its state
+        self.is_again = is_again  # a class, or fetched from the memo: takes no memory once it is off the stack
         self.keys = 0  # set by this message
         self.hashes: set[int] | None = None  # of its keys, once one is no text
         self.same = 0  # keys with the hash of an earlier one
@@ -71,14 +74,14 @@ class _Part:
 class _Opened:
     """An instance between its NEWOBJ and its BUILD."""
 
-    __slots__ = ("args", "builder", "depth", "part", "size")
+    __slots__ = ("args", "builder", "depth", "memo_at", "size")
 
     def __init__(self, builder: Builder, args: tuple[Any, ...], depth: int, size: int) -> None:
         self.builder = builder
         self.args = args
         self.depth = depth
         self.size = size
-        self.part: _Part | None = None  # in the memo
+        self.memo_at: int | None = None  # its place in the memo
 
 
 class _Load:
@@ -139,14 +142,18 @@ class _Load:
             raise Unreadable(f"a pickle announces {size} bytes, and has {self.end - at}")
         return at + size
 
-    def push(self, at: int, value: Any, depth: int, size: int, is_open: bool = False, weight: int = 1) -> int:
-        """Put a value with a part on the stack; return `at`, the number of bytes read."""
+    def count(self, at: int, weight: int = 1) -> None:
+        """Count a part. `at` is the number of bytes read."""
         self.made += weight
         if self.made > _FREE_PARTS and self.made > _FREE_PARTS + at // _BYTES_A_PART:
             raise Unreadable(f"a message has more than {_FREE_PARTS} containers, most of them empty or shared")
+
+    def push(self, at: int, value: Any, depth: int, size: int, is_open: bool = False, is_again: bool = False) -> int:
+        """Put a value with a part on the stack; return `at`, the number of bytes read."""
+        self.count(at)
         if depth > MAX_DEPTH or size > MAX_SIZE:
             raise _too_much(depth)
-        self.parts.append(_Part(value, len(self.stack), depth, size, is_open))
+        self.parts.append(_Part(value, len(self.stack), depth, size, is_open, is_again))
         self.stack.append(value)
         return at
 
@@ -157,6 +164,7 @@ class _Load:
             part = parts.pop()
             if type(part.value) is Builder:
                 raise NotAllowed(f"a message has the class {part.value.name} as a value; expected data")
+            self.made -= part.is_again
             depth = max(depth, part.depth)
             size += part.size
         return depth, size
@@ -416,9 +424,9 @@ def _memoize(load: _Load, at: int) -> int:
     if load.stack:
         last = len(load.stack) - 1
         memo.append(parts[-1] if parts and parts[-1].at == last else load.stack[last])
-    elif opened is not None and opened.part is None:
-        opened.part = _Part(_UNBUILT, 0, 0, 0, is_open=False)
-        memo.append(opened.part)
+    elif opened is not None and opened.memo_at is None:
+        opened.memo_at = len(memo)
+        memo.append(_UNBUILT)
     else:
         raise Unreadable("a pickle stores a value before it has one")
     return at
@@ -436,13 +444,13 @@ def _get_of_4(load: _Load, at: int) -> int:
 
 def _get(load: _Load, at: int, index: int) -> int:
     value = load.memo[index]
-    if type(value) is not _Part:
-        load.stack.append(value)
-        return at
-    if value.value is _UNBUILT:
+    if type(value) is _Part:
+        value.open = False
+        return load.push(at, value.value, value.depth, value.size, is_again=True)
+    if value is _UNBUILT:
         raise Unreadable("a message has an object that contains itself")
-    value.open = False
-    return load.push(at, value.value, value.depth, value.size)
+    load.stack.append(value)
+    return at
 
 
 # Containers
@@ -456,7 +464,8 @@ def _mark(load: _Load, at: int) -> int:
 
 @_opcode(pickle.EMPTY_TUPLE)
 def _empty_tuple(load: _Load, at: int) -> int:
-    return load.push(at, (), 1, 1)
+    load.stack.append(())
+    return at
 
 
 @_opcode(pickle.TUPLE1)
@@ -504,7 +513,8 @@ def _empty_dict(load: _Load, at: int) -> int:
 
 @_opcode(pickle.EMPTY_SET)
 def _empty_set(load: _Load, at: int) -> int:
-    return load.push(at, set(), 1, 1, is_open=True, weight=_SET_PARTS)
+    load.count(at, _SET_PARTS)
+    return load.push(at, set(), 1, 1, is_open=True)
 
 
 @_opcode(pickle.APPEND)
@@ -561,11 +571,12 @@ def _add_items(load: _Load, at: int) -> int:
 def _frozenset(load: _Load, at: int) -> int:
     load.check_keys(0, 1)
     values, depth, size = load.end_frame()
-    part = _Part(set(), 0, 0, 0, is_open=False)
+    load.count(at, _SET_PARTS)
+    part = _Part(set(), 0, 0, 0)
     load.check_hashes(part, values)
     part.value.update(values)
     _check_grown(part, len(values), at)
-    return load.push(at, frozenset(part.value), depth + 1, size, weight=_SET_PARTS)
+    return load.push(at, frozenset(part.value), depth + 1, size)
 
 
 def _check_grown(part: _Part, count: int, at: int) -> int:
@@ -588,7 +599,7 @@ def _class(load: _Load, at: int) -> int:
     del load.stack[base:]
     found = load.classes(module, name)
     if type(found) is Builder:
-        return load.push(at, found, 0, 0)
+        return load.push(at, found, 0, 0, is_again=True)
     load.stack.append(found)
     return at
 
@@ -614,6 +625,7 @@ def _take_call(load: _Load) -> tuple[Builder, tuple[Any, ...], int, int]:
     if type(builder) is not Builder or type(args) is not tuple:
         raise Unreadable("a pickle calls something that is no class, or without arguments")
     load.parts.pop()
+    load.made -= 1
     load.charge(size)
     del stack[base:]
     return builder, args, depth, size
@@ -629,7 +641,7 @@ def _make(
     size: int,
 ) -> int:
     if make is not None:
-        return load.push(at, make(*args), depth + 1, size + 1, is_open=builder.opens)
+        return _push_made(load, at, builder, make(*args), depth + 1, size + 1)
     if builder.build is None:
         raise NotAllowed(f"a message makes a {builder.name} in a way that pickle itself would not for this class")
     load.begin_frame(_Opened(builder, args, depth, size))
@@ -654,8 +666,15 @@ def _build(load: _Load, at: int) -> int:
         if load.copied > load.end:
             raise Unreadable("a message uses the bytes of an array for another one")
     value = opened.builder.build(opened.args, state)
-    load.push(at, value, max(depth, opened.depth) + 1, size + opened.size + 1)
-    if opened.part is not None:
-        made = load.parts[-1]
-        opened.part.value, opened.part.depth, opened.part.size = made.value, made.depth, made.size
+    _push_made(load, at, opened.builder, value, max(depth, opened.depth) + 1, size + opened.size + 1)
+    if opened.memo_at is not None:
+        load.memo[opened.memo_at] = value if opened.builder.is_atom else load.parts[-1]
+    return at
+
+
+def _push_made(load: _Load, at: int, builder: Builder, value: Any, depth: int, size: int) -> int:
+    if not builder.is_atom:
+        return load.push(at, value, depth, size, is_open=builder.opens)
+    load.count(at)
+    load.stack.append(value)
     return at

@@ -36,6 +36,7 @@ class Builder:
     new:   NEWOBJ: takes the arguments.
     build: if the other is None: takes the tuple of arguments, and the state of BUILD.
     opens: the result may be filled (a list, a dict), or get its state (an exception).
+    is_atom: the result is a single value, like a number: it holds nothing that the message could change or nest.
     copies: `build` copies the bytes in the state, so that a message may use these only once.
     """
 
@@ -44,6 +45,7 @@ class Builder:
     new: Callable[..., Any] | None = None
     build: Callable[[tuple[Any, ...], Any], Any] | None = None
     opens: bool = False
+    is_atom: bool = False
     copies: bool = False
 
 
@@ -63,7 +65,7 @@ def _calling(*kinds: type, least: int | None = None) -> Callable[[str, Any], Bui
                 _expect(type(value) is kind and (type(value) is not str or len(value) <= _LONGEST), name)
             return found(*args)
 
-        return Builder(name, call=call)
+        return Builder(name, call=call, is_atom=True)
 
     return builder
 
@@ -77,7 +79,7 @@ def _slice(name: str, found: Any) -> Builder:
         _expect(len(args) == 3 and {type(value) for value in args} <= {int, type(None)}, name)
         return found(*args)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _address(name: str, found: Any) -> Builder:
@@ -85,7 +87,7 @@ def _address(name: str, found: Any) -> Builder:
         _expect(len(args) == 1 and (is_whole(args[0], 0) or (type(args[0]) is str and len(args[0]) <= 64)), name)
         return found(args[0])
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _uuid(name: str, found: Any) -> Builder:
@@ -97,7 +99,7 @@ def _uuid(name: str, found: Any) -> Builder:
         _expect(args == () and type(state) is dict and type(state.get("int")) is int, name)
         return found(int=state["int"])
 
-    return Builder(name, call=call, build=build)
+    return Builder(name, call=call, build=build, is_atom=True)
 
 
 def _fraction(name: str, found: Any) -> Builder:
@@ -109,7 +111,7 @@ def _fraction(name: str, found: Any) -> Builder:
             _expect(max(args[0].bit_length(), args[1].bit_length()) <= _LARGEST, name)
         return found(*args)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 # Dates: pickle stores the fields as bytes, which the classes do not check
@@ -121,7 +123,7 @@ def _date(name: str, found: Any) -> Builder:
         high, low, month, day = args[0]
         return found(high * 256 + low, month, day)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _time(name: str, found: Any) -> Builder:
@@ -130,7 +132,7 @@ def _time(name: str, found: Any) -> Builder:
         hour, minute, second, *micro = args[0]
         return found(hour & 127, minute, second, int.from_bytes(micro), *args[1:], fold=hour >> 7)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _datetime(name: str, found: Any) -> Builder:
@@ -140,7 +142,7 @@ def _datetime(name: str, found: Any) -> Builder:
         fields = (high * 256 + low, month & 127, day, hour, minute, second, int.from_bytes(micro))
         return found(*fields, *args[1:], fold=month >> 7)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _timezone(name: str, found: Any) -> Builder:
@@ -148,7 +150,7 @@ def _timezone(name: str, found: Any) -> Builder:
         _expect(1 <= len(args) <= 2 and all(type(value) is str for value in args[1:]), name)
         return found(*args)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 # Containers: made empty, and filled by the opcodes of list and dict
@@ -201,7 +203,7 @@ def _dtype(name: str, found: Any) -> Builder:
         _expect(made.__reduce__()[2] == state, name)
         return made
 
-    return Builder(name, build=build)
+    return Builder(name, build=build, is_atom=True)
 
 
 def _array(name: str, memory: Any, dtype: Any, shape: Any, order: str) -> Any:
@@ -219,7 +221,7 @@ def _from_buffer(name: str, _found: Any) -> Builder:
         _expect(len(args) == 4 and type(args[3]) is str and args[3] in ("C", "F"), name)
         return _array(name, *args)
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 def _reconstruct(name: str, _found: Any) -> Builder:
@@ -228,7 +230,7 @@ def _reconstruct(name: str, _found: Any) -> Builder:
         _expect(type(state) is tuple and len(state) == 5 and state[0] == 1 and type(state[3]) is bool, name)
         return _array(name, state[4], state[2], state[1], "F" if state[3] else "C").copy(order="K")
 
-    return Builder(name, build=build, copies=True)
+    return Builder(name, build=build, copies=True, is_atom=True)
 
 
 def _scalar(name: str, _found: Any) -> Builder:
@@ -236,7 +238,7 @@ def _scalar(name: str, _found: Any) -> Builder:
         _expect(len(args) == 2 and type(args[1]) is bytes and len(args[1]) <= _MAX_NUMBER, name)
         return _array(name, args[1], args[0], (), "C")[()]
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, is_atom=True)
 
 
 _FACTORIES = (int, float, str, bool, list, dict, set)

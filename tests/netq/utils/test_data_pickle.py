@@ -179,6 +179,23 @@ def test_many_records_load() -> None:
     assert moved(records) == records
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [classes.Key, classes.Point, classes.Slotted, classes.Reduced, classes.Restored, lambda n: {"n": n}, lambda n: [n]],
+)
+def test_many_instances_load(make: Callable[[int], Any]) -> None:
+    values = [make(n) for n in range(50_000)]
+    assert moved(values) == values
+
+
+@pytest.mark.slow
+def test_many_references_load() -> None:
+    shared = [classes.Colour.RED, classes.Point(1), uuid.UUID(int=1), {"a": 1}, ("x",)]
+    values = shared * 30_000
+    assert moved(values) == values
+
+
 def test_keys_of_equal_hash_are_limited() -> None:
     keys = {n * PRIME: n for n in range(MAX_SAME_HASH + 1)}
     assert moved(keys) == keys
