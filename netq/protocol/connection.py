@@ -96,7 +96,7 @@ class Connection:
         self._options = options
         self._reader = Reader(self._place)
         self.source: Memory | None = None  # memory of the link itself, for bodies of messages; None: the session's
-        self._is_block: Callable[[Part], bool] | None = None  # the link uses `pieces`: which Parts it gets
+        self._is_block: Callable[[Part], bool] | None = None  # within `pieces`: which Parts the link gets
         # The state, as in the table above; `open` and `closed` are derived from it.
         self._state = State.OPENING
         self.open = False  # both INIs have been exchanged, and not both FINs
@@ -227,7 +227,9 @@ class Connection:
         For a link that can send one packet to several peers: a Part is the same for all of them.
         """
         self._is_block = is_block
-        return cast(list[Buffer | Part], self.to_send(limit, now))
+        pieces = cast(list[Buffer | Part], self.to_send(limit, now))
+        self._is_block = None  # it refers to the link, which refers to this connection: no cycle is to stay
+        return pieces
 
     def deadline(self) -> float:
         """Return when `tick` must be called, if nothing is received or sent before."""

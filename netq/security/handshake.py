@@ -130,7 +130,7 @@ class Handshake:
         # The unit that must come next, and the most bytes that its body may have.
         self.expected = Unit.HELLO
         self.limit = RANDOM + 1 + PUBLIC_KEY + ENCAPSULATED if is_client else RANDOM + 1 + CIPHERS + PUBLIC_KEY
-        self._next: Callable[[bytes, memoryview], None] = self._on_server_hello if is_client else self._on_client_hello
+        self._next: _Step = Handshake._on_server_hello if is_client else Handshake._on_client_hello
         if is_client:
             offer = bytes([len(credentials.ciphers), *credentials.ciphers])
             self._preface()
@@ -144,7 +144,7 @@ class Handshake:
     def receive(self, header: bytes, body: memoryview) -> None:
         """Process a unit of the type and size that were expected. Raises SecurityError."""
         try:
-            self._next(header, body)
+            self._next(self, header, body)
         except (ValueError, IndexError, struct.error) as error:
             raise SecurityError(f"the sealing handshake cannot be read: {error}") from error
         except InvalidTag:
@@ -165,12 +165,12 @@ class Handshake:
         self._transcript.update(encapsulated)
         self._output.append(unit_header(Unit.HELLO, len(hello) + ENCAPSULATED) + hello + encapsulated)
         self._prove(b"server proof")
-        self._expect(Unit.KEY, ENCAPSULATED, self._on_key)
+        self._expect(Unit.KEY, ENCAPSULATED, Handshake._on_key)
 
     def _on_key(self, header: bytes, body: memoryview) -> None:
         self._transcript.update(header)
         self._decapsulate(b"client key", body)
-        self._expect(Unit.PROOF, PROOF, self._on_client_proof)
+        self._expect(Unit.PROOF, PROOF, Handshake._on_client_proof)
 
     def _on_client_proof(self, header: bytes, body: memoryview) -> None:
         self._check_proof(b"client proof", header, body)
@@ -196,7 +196,7 @@ class Handshake:
         self._server_key = bytes(body[RANDOM + 1 : RANDOM + 1 + PUBLIC_KEY])
         self._transcript.update(PREFACE + header + body[: RANDOM + 1 + PUBLIC_KEY])
         self._decapsulate(b"server key", body[RANDOM + 1 + PUBLIC_KEY :])
-        self._expect(Unit.PROOF, PROOF, self._on_server_proof)
+        self._expect(Unit.PROOF, PROOF, Handshake._on_server_proof)
 
     def _on_server_proof(self, header: bytes, body: memoryview) -> None:
         self._check_proof(b"server proof", header, body)
@@ -218,7 +218,7 @@ class Handshake:
         self._output.append(unit)
         self._transcript.update(unit)
 
-    def _expect(self, kind: Unit, limit: int, step: Callable[[bytes, memoryview], None]) -> None:
+    def _expect(self, kind: Unit, limit: int, step: _Step) -> None:
         self.expected, self.limit, self._next = kind, limit, step
 
     def _new_public_key(self) -> bytes:
@@ -271,6 +271,9 @@ class Handshake:
 
     def _derive(self, label: bytes) -> bytes:
         return derive(self._secrets, self._info(label))
+
+
+_Step = Callable[[Handshake, bytes, memoryview], None]
 
 
 def derive(secret: bytes, info: bytes) -> bytes:

@@ -160,7 +160,7 @@ class SealedConnection(Connection):
     def to_send(self, limit: int, now: float) -> list[Buffer]:
         """Return the next bytes to send, about `limit`; an empty list if there are none.
 
-        After `pieces`, the Parts that its `is_block` accepts are among them, sealed as they are for all peers.
+        Within `pieces` the Parts that its `is_block` accepts are among them, sealed as they are for all peers.
         """
         out: list[Buffer | Part] = []
         if self._handshake is not None:

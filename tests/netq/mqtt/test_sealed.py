@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -154,6 +156,27 @@ def test_members_with_other_packet_sizes_get_the_message_alone(broker: Mosquitto
         introduce(server, *clients)
         for size in (MIB, 65_537, 4 * MIB + 1):
             assert_all_got_array(server, clients, np.arange(size, dtype=np.uint8))
+
+
+def test_message_is_freed_after_a_sealed_broadcast(broker: Mosquitto, seal: Callable[[Make], Make]) -> None:
+    """Without the garbage collector: neither the groups nor the links keep a block, and with it the message."""
+    with Communicators(seal(at_broker(broker.netloc))) as communicators:
+        server = communicators.server()
+        clients = [communicators.client(server.netloc) for _ in range(3)]
+        introduce(server, *clients)
+        gc.collect()
+        gc.disable()
+        try:
+            data, freed = np.zeros(2 * MIB, np.uint8), threading.Event()
+            weakref.finalize(data, freed.set)
+            future = server.put(data)
+            for client in clients:
+                client.get(timeout=LIMIT)
+            future.result(LIMIT)
+            del data
+            assert freed.wait(LIMIT)
+        finally:
+            gc.enable()
 
 
 def test_concurrent_sealed_broadcasts_arrive_complete(broker: Mosquitto, seal: Callable[[Make], Make]) -> None:

@@ -922,6 +922,7 @@ def test_pieces_returns_accepted_bodies_as_parts() -> None:
         connection.session.put(Outgoing(Stream([bytes(SMALL + 1)])))
         connection.session.put(Outgoing(Stream([b"for one"])))
         sent.append([piece for _ in range(3) for piece in take(4000, 0.0)])
+        assert connection._is_block is None, "a reference to the link would make a cycle"
     plain, taken = sent
     bodies = [piece for piece in taken if isinstance(piece, Part)]
     assert [(part.start, part.stop, part.audience) for part in bodies] == [

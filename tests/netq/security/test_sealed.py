@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import random
 import struct
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +18,7 @@ from netq.options import ConnectionOptions
 from netq.protocol.connection import Connection
 from netq.protocol.events import Lost
 from netq.security import records
-from netq.security.handshake import PREFACE, UNIT, Unit
+from netq.security.handshake import PREFACE, UNIT, Handshake, Unit
 from netq.security.sealed import SealedConnection
 from netq.testing.lossy_pair import CLIENT_ID, SERVER_ID, TOKEN, End, LossyPair
 from tests.netq.security.conftest import Seals
@@ -115,6 +117,27 @@ def test_keys_change_after_a_count_of_records(seals: Seals, monkeypatch: pytest.
     assert len(keys) >= 5
     assert len(pair.server.received[0]) == 20
     assert len(pair.links) == 1
+
+
+def test_handshake_is_freed_with_its_secrets_when_it_is_over(seals: Seals) -> None:
+    """Without the garbage collector: its private key would let a thief of the memory read what was recorded."""
+    gc.collect()
+    gc.disable()
+    try:
+        pair = LossyPair(OPTIONS, new=seals)
+        pair.connect()
+        handshakes = [weakref.ref(_handshake(end)) for end in (pair.client, pair.server)]
+        pair.run()
+        assert pair.server.opened
+        assert [handshake() for handshake in handshakes] == [None, None]
+    finally:
+        gc.enable()
+
+
+def _handshake(end: End) -> Handshake:
+    assert isinstance(end.connection, SealedConnection)
+    assert end.connection._handshake is not None
+    return end.connection._handshake
 
 
 # What an attacker may do to the units of two messages that are on the wire, with those of the messages before them.
