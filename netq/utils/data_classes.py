@@ -9,7 +9,8 @@ class, or by a `__setstate__` that the class defines, so that a message cannot s
     dataclass     by its constructor, with the values of its fields by name; so is a class of attrs
     named tuple   by its constructor
     other         by `__setstate__`, or, if it has a `__reduce__`, by its constructor. Both must be functions of the
-                  class itself, or of a base that is allowed as well; the constructor must be written in Python
+                  class itself, or of a base that is allowed as well; the constructor must be written in Python. The
+                  class must be named itself, not only its module: torch has many whose constructors allocate
     of Python     those of netq/utils/data_values.py, whose arguments are checked there, and the first four kinds
 
 A function is never called and never a value. For a class that fits nowhere, PickleSerializer has `dump` and `load`.
@@ -22,7 +23,7 @@ import enum
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -31,7 +32,26 @@ from netq.text import printable
 from netq.utils.data_values import VALUES, Builder
 
 _NAME = 100  # characters: a longer name is shortened in errors, because a peer supplied it
-_HINT = "make it a dataclass, define __setstate__, or give PickleSerializer `dump` and `load` for it"
+_HINT = (
+    "make it a dataclass; or define __setstate__ or __reduce__, and allow the class by its own name; or give "
+    "PickleSerializer `dump` and `load` for it"
+)
+
+
+class AllowedNames:
+    """An `allow` function: the names themselves, and all that a module among them defines."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._exact = frozenset(names)
+        self._prefixes = tuple([f"{name}." for name in names])
+
+    def __call__(self, name: str) -> bool:
+        """Return whether a name is allowed."""
+        return name in self._exact or name.startswith(self._prefixes)
+
+    def by_itself(self, name: str) -> bool:
+        """Return whether a name is allowed, and not only its module."""
+        return name in self._exact
 
 
 class Classes:
@@ -39,6 +59,7 @@ class Classes:
 
     def __init__(self, allow: Callable[[str], bool]) -> None:
         self._allow = allow
+        self._by_itself: Callable[[str], bool] = getattr(allow, "by_itself", allow)
         self._known: dict[str, tuple[Any, Any]] = {}  # by name: what was found, and what may be made of it
 
     def __call__(self, module: str, name: str) -> Any:
@@ -65,7 +86,7 @@ class Classes:
     def _by_protocol(self, full: str, found: type) -> Builder:
         """Return the Builder of a class with its own `__setstate__` or `__reduce__`."""
         builder = Builder(full)
-        if full.partition(".")[0] not in sys.stdlib_module_names:
+        if full.partition(".")[0] not in sys.stdlib_module_names and self._by_itself(full):
             if self._defines(found, "__setstate__") and _inherits(found, "__new__"):
                 builder = dataclasses.replace(builder, build=functools.partial(_from_own_state, found))
             reduces = self._defines(found, "__reduce__") or self._defines(found, "__reduce_ex__")
@@ -80,7 +101,7 @@ class Classes:
         owner = next(base for base in (*found.__mro__, None) if base is None or method in vars(base))
         if owner is None or not isinstance(vars(owner)[method], FunctionType):
             return False
-        return owner is found or bool(self._allow(f"{owner.__module__}.{owner.__qualname__}"))
+        return owner is found or bool(self._by_itself(f"{owner.__module__}.{owner.__qualname__}"))
 
 
 def _find(module: str, name: str) -> Any:

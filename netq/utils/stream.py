@@ -21,7 +21,7 @@ from netq.buffers import ALIGNMENT, Buffer, aligned
 from netq.errors import SerializationError, Unreadable
 from netq.text import printable
 from netq.utils import data_pickle
-from netq.utils.data_classes import Classes
+from netq.utils.data_classes import AllowedNames, Classes
 from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
@@ -229,14 +229,13 @@ class PickleSerializer:
     def allow_by_name(*names: str) -> Callable[[str], bool]:
         """Return an `allow` function. "uuid.UUID" allows one class, "uuid" all that this module itself defines.
 
-        The modules must be imported where messages are loaded; a message imports none.
+        The modules must be imported where messages are loaded; a message imports none. Classes that are no data of a
+        usual kind must be named themselves (docs/explanation/security.md, "Classes in messages").
         """
         form = 'names, as in allow_by_name("uuid.UUID", "mine")'
         for name in names:
             expect(isinstance(name, str) and name != "", "allow_by_name", name, form)
-        prefixes = tuple(f"{name}." for name in names)
-        exact = frozenset(names)
-        return lambda name: name in exact or name.startswith(prefixes)
+        return AllowedNames(names)
 
     def dump(self, data: Any) -> Stream:
         """Return the stream of `data`. Its out-of-band buffers must not change until the future is done."""

@@ -21,7 +21,18 @@ from netq.errors import Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
 ALLOWED = (
-    *("tests.attacks.classes", "builtins", "collections", "copyreg", "datetime", "decimal", "enum", "fractions"),
+    *(
+        "tests.attacks.classes",
+        "tests.attacks.classes.Plain",
+        "tests.attacks.classes.Restored",
+        "builtins",
+        "collections",
+        "copyreg",
+        "datetime",
+        "decimal",
+        "enum",
+        "fractions",
+    ),
     *("functools", "io", "numpy", "operator", "os", "posix", "subprocess", "torch", "uuid"),
 )
 PRIME = 2**61 - 1  # hash(n) is n modulo this
@@ -254,6 +265,7 @@ PAYLOADS: dict[str, Payload] = {
         + whole(2**31)
         + b"\x85C\x01b\x87R(K\x01K\x00\x85NN\x89C\x00tb."
     ),
+    "P19 torch.storage.TypedStorage(2**40)": Payload(call("torch.storage", "TypedStorage", 2**40) + b"."),
     "P19 torch.Tensor(2**40)": Payload(call("torch", "Tensor", 2**40) + b"."),
     "P20 a dtype of objects": Payload(
         name("numpy", "dtype")

@@ -11,7 +11,8 @@ from tests.attacks import classes
 from tests.attacks.pickles import PAYLOADS, Payload
 
 ALLOWED = ("builtins", "collections", "datetime", "decimal", "fractions", "ipaddress", "numpy", "uuid")
-SERIALIZER = PickleSerializer(PickleSerializer.allow_by_name(classes.__name__, "netq.errors", *ALLOWED))
+OWN = [f"{classes.__name__}.{kind.__name__}" for kind in (classes.Reduced, classes.Restored, classes.Inherited)]
+SERIALIZER = PickleSerializer(PickleSerializer.allow_by_name(classes.__name__, *OWN, "netq.errors", *ALLOWED))
 SHORT = 2000  # bytes of a seed
 
 SEEDS = [

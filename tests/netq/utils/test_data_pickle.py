@@ -255,6 +255,15 @@ def test_inherited_setstate_needs_its_class_to_be_allowed() -> None:
         only.load(message)
 
 
+@pytest.mark.parametrize("value", [classes.Reduced(5), classes.Restored(5)])
+def test_other_class_is_named_itself_or_by_a_function(value: Any) -> None:
+    message = received(trusting.dump(value))
+    with pytest.raises(NotAllowed, match="allow the class by its own name"):
+        PickleSerializer(PickleSerializer.allow_by_name(classes.__name__)).load(message)
+    for allow in (PickleSerializer.allow_by_name(f"{classes.__name__}.{type(value).__name__}"), lambda name: True):
+        assert PickleSerializer(allow).load(message) == value
+
+
 def test_class_of_attrs_is_made_by_its_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     attrs = pytest.importorskip("attrs")
     fields = {"_rate": attrs.field(validator=attrs.validators.lt(1)), "names": attrs.field(factory=list)}
