@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import netq
-from netq import CommunicatorOptions, MqttOptions, NetworkLocation, SerializationOptions
+from netq import CommunicatorOptions, ConnectionOptions, MqttOptions, NetworkLocation, SerializationOptions
 from netq.core import Communicator
 from netq.mqtt.topic import new_id
 from netq.testing.fixtures import LIMIT
@@ -193,7 +193,7 @@ def test_closing_server_that_gives_up_ends_session(place: Place) -> None:
 
 def test_process_with_same_id_gets_waiting_messages(place: Place) -> None:
     id = uuid.uuid4()
-    with place.server() as server:
+    with place.server(connection=ConnectionOptions(takeover_grace=0.0)) as server:
         with place.client(DIES, id) as client:
             assert server.get(timeout=LIMIT) == (id, "hello")
             client.go_on()
