@@ -7,7 +7,7 @@ the constants below and by the bytes of the message, whatever these bytes are.
 A stack of values is all that most opcodes see. Containers, instances and classes also have a `_Part`, in the order in
 which they lie on the stack, with what the limits need. Three rules follow from it:
 
-- A class is no value. It can be called, and cannot get into a container, an instance or the result.
+- A class with a Builder is no value. It can be called, and cannot get into a container, an instance or the result.
 - A container can be filled until it is used a second time (fetched from the memo). So a message cannot change what a
   constructor has checked, and nothing contains itself.
 - NEWOBJ opens a frame, as MARK does, and BUILD closes it: an instance is on no stack before it is whole. BUILD has no
@@ -26,7 +26,7 @@ from netq.errors import NotAllowed, Unreadable
 from netq.utils.data_classes import set_attributes
 from netq.utils.data_values import Builder
 
-MAX_OPCODES = 2**20  # some 0.2 s of work; a list of a million numbers
+MAX_OPCODES = 2**20  # half a second of work at most; a list of a million numbers
 MAX_MEMO = 2**19  # values in the memo: each takes an opcode more
 MAX_DEPTH = 100  # containers and instances in one another: code that recurses over a message has 1000 frames
 MAX_SIZE = 2**22  # values, each as often as it can be reached: what a walk over the result visits
