@@ -9,8 +9,8 @@ newcomer does not wait for the end of their `handshake_timeout`:
     no place left          it replaces the oldest link of the address that has most, if that has had its time; otherwise
                            `is_full`: it stays in the system's queue of connections, and is accepted later
 
-The time of a link is four times what handshakes take here at present, within bounds. So a crowd of honest clients is
-delayed and not dropped, even if all of them are slow because they are so many. A link that is slower than the others
+The time of a link is four times what handshakes take here at present, within bounds. So the clients of an honest crowd
+do not push each other out, even if all of them are slow because they are so many. A link that is slower than the others
 loses its place only when a newcomer needs it.
 """
 

@@ -39,7 +39,7 @@ class Counts:
 
 
 def ini() -> bytes:
-    """Return the INI of a client that nobody has seen before."""
+    """Return the INI of a new client."""
     return Greeting(uuid.uuid4(), uuid.uuid4().bytes, 2**40, 2**18, 10_000).frame().whole()
 
 
