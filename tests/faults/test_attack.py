@@ -50,7 +50,9 @@ def test_attack_delays_no_client_and_leaves_no_memory(
                 communicators.release(newcomer)
         finally:
             attacker.close()
-        growth = server.ask("cost")["private"] - before
+        end = time.monotonic() + LIMIT
+        while (growth := server.ask("cost")["private"] - before) > MOST_GROWTH and time.monotonic() < end:
+            pass  # the last links of the attack end
         tried = f"{attacker.tried} handshakes, {attacker.answered} answered"
         figure("41 handshakes, 40 slow", f"{kind}: {tried}; a client in {slowest:.2f} s; {growth / MIB:.0f} MiB more")
         assert attacker.tried > 100 * ATTACK
