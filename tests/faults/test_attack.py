@@ -17,7 +17,7 @@ LISTENING = (*SOCKETS, "grpc", "grpc+tls")  # the server itself accepts connecti
 
 MIB = 2**20
 ATTACK = 5.0  # seconds
-MOST_GROWTH = 30 * MIB  # 20 of sessions that were never used, and what the allocator keeps of the handshakes
+MOST_GROWTH = 20 * MIB  # of sessions that were never used, and what the allocator keeps of the handshakes
 
 
 @pytest.mark.slow
