@@ -115,7 +115,7 @@ def uris(certificate: x509.Certificate) -> list[str]:
     module = _x509()
     try:
         names = certificate.extensions.get_extension_for_class(module.SubjectAlternativeName).value
-    except (module.ExtensionNotFound, ValueError):
+    except Exception:  # there is none; or one of many kinds for an extension that `cryptography` does not know
         return []
     return list(names.get_values_for_type(module.UniformResourceIdentifier))
 

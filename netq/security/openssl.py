@@ -30,7 +30,7 @@ _OUTPUT = 16 * 1024  # bytes of ciphertext taken at once, beyond what `write` ha
 _RECORD, _OVERHEAD = 16 * 1024, 22  # bytes of plaintext in a record, at most; bytes that a record adds
 _PARTIAL_WRITE = 1  # SSL_MODE_ENABLE_PARTIAL_WRITE: one record for each call
 _CHACHA, _AES = b"TLS_CHACHA20_POLY1305_SHA256", b"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
-_HOST_MISMATCH, _ADDRESS_MISMATCH = 62, 64  # verify codes of OpenSSL's x509_vfy.h
+_UNSPECIFIED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 1, 62, 64  # verify codes of OpenSSL's x509_vfy.h
 _VERIFIED = {  # OpenSSL's words for its verify codes, which pyOpenSSL does not tell
     9: "certificate is not yet valid",
     10: "certificate has expired",
@@ -231,13 +231,25 @@ class _Checks:
 
 
 def _verify(connection: SSL.Connection, certificate: crypto.X509, code: int, depth: int, valid: int) -> bool:
-    """Accept a certificate that OpenSSL accepts, if the server's own names the host."""
+    """Accept a certificate that OpenSSL accepts, if the peer's own can be read, and the server's names the host."""
     checks: _Checks = connection.get_app_data()
     if not valid:
         checks.refusal = _VERIFIED.get(code, f"error {code} of OpenSSL's verification"), code
-    elif depth == 0 and checks.host is not None and (mismatch := checks.host.mismatch(certificate.to_cryptography())):
-        checks.refusal = mismatch
+    elif depth == 0:
+        checks.refusal = _objection(certificate, checks.host) or checks.refusal
     return not checks.refusal[0]
+
+
+def _objection(certificate: crypto.X509, host: _Host | None) -> tuple[str, int] | None:
+    """Return what is wrong with a peer's own certificate, and OpenSSL's code of that; None if nothing is."""
+    # The parser of `cryptography` is stricter than OpenSSL's. It raises errors of many kinds, not only ValueError: for
+    # a version, a text or an extension that it does not know. None of them may end more than the link.
+    try:
+        parsed = certificate.to_cryptography()
+        parsed.extensions  # noqa: B018  # parses them
+    except Exception as error:
+        return f"it cannot be read: {error!r}", _UNSPECIFIED
+    return None if host is None else host.mismatch(parsed)
 
 
 def _context(method: int) -> SSL.Context:

@@ -107,7 +107,9 @@ class StandardEngine:
         name, version, _ = self._ssl.cipher() or ("", "", 0)
         certificate = None
         if der := self._ssl.getpeercert(binary_form=True):
-            fields: dict[str, Any] = self._ssl.getpeercert() or {}
+            fields: dict[str, Any] = {}
+            with contextlib.suppress(ValueError):  # a name that is no text; the certificate then names no client
+                fields = self._ssl.getpeercert() or {}
             uris = [value for kind, value in fields.get("subjectAltName", ()) if kind == "URI"]
             certificate = certificate_of(der, int(fields.get("serialNumber", "0"), 16), uris)
         # Python has no method that tells the group before 3.15.

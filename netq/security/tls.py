@@ -325,6 +325,7 @@ _NOT_TLS = {
 _OLD_TLS = {"UNSUPPORTED_PROTOCOL", "TLSV1_ALERT_PROTOCOL_VERSION"}
 _CLOCK = "or the clock of this machine is wrong"
 _ADVICE = {  # by the verify codes of OpenSSL's x509_vfy.h
+    1: "make a new one",
     9: f"make a new one, {_CLOCK}",
     10: f"make a new one, {_CLOCK}",
     26: "make one with the extended key usage serverAuth for a server, clientAuth for a client",

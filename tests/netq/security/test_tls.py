@@ -597,6 +597,43 @@ def test_valid_variants_of_the_bad_certificates(tmp_path: Path, extensions: list
         complete_handshake(Pair(client(), server()))
 
 
+SAN = x509.SubjectAlternativeName.oid
+UNREADABLE = {
+    "a name of a kind that cryptography does not know": (SAN, b"\x30\x06\xa5\x04\xa1\x02\x0c\x00"),
+    "a name that is no text": (SAN, b"\x30\x04\x82\x02\xff\xfe"),
+    "an unknown TLS feature": (x509.TLSFeature.oid, b"\x30\x03\x02\x01\x63"),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_server_with_a_certificate_that_python_cannot_read(tmp_path: Path, what: str) -> None:
+    case = self_signed(tmp_path, "", [x509.UnrecognizedExtension(*UNREADABLE[what])], trusted=True)
+    pair = Pair(
+        client_side(SecurityOptions(certificate=case.trusted), HOST)(),
+        server_side(SecurityOptions(case.key, case.certificate))(),
+    )
+    carry(*pair)
+    with pytest.raises(SecurityError, match=f"the certificate of the server {HOST} is refused"):
+        read(pair.client)
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_clients_with_certificates_that_python_cannot_read(
+    tmp_path: Path, files: certificates.Files, what: str, backend: str
+) -> None:
+    """The server refuses them, or finds no identity in them."""
+    case = self_signed(tmp_path, "", [x509.UnrecognizedExtension(*UNREADABLE[what])], trusted=True)
+    client = client_side(SecurityOptions(case.key, case.certificate, authority=files.authority), HOST)()
+    server = server_side(SecurityOptions(files.key, files.certificate, authority=case.certificate))()
+    carry(client, server)
+    if backend == "openssl":
+        with pytest.raises(SecurityError, match=r"a client is refused: it cannot be read: .*; make"):
+            read(server)
+    else:
+        assert server.protection is not None
+        assert server.protection.security.identity is None
+
+
 def test_client_without_certificate_refuses_a_private_authority(files: certificates.Files) -> None:
     server = server_side(SecurityOptions(files.key, files.certificate))()
     client = client_side(SecurityOptions(), HOST)()
