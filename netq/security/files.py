@@ -29,8 +29,11 @@ class Identity(NamedTuple):
 
 
 def read(option: str, path: Path) -> bytes:
-    """Return the bytes of a file. Raises SecurityError."""
+    """Return the bytes of a file. Raises SecurityError, also for what is no file: reading a pipe could take forever."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise SecurityError(f"{option}: {path}: a pipe or a device; expected a file")
         return path.read_bytes()
     except OSError as error:
         raise SecurityError(f"{option}: {path}: not readable: {error.strerror}") from error

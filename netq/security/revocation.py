@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from netq.errors import SecurityError
+from netq.security.files import read
 
 log = logging.getLogger("netq")
 
@@ -56,8 +57,8 @@ class RevocationList:
         if seen is None:
             raise SecurityError(f"{self._option}: {self._path}: not readable: there is no such file")
         try:
-            return serials(self._path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
+            return serials(read(self._option, self._path).decode())
+        except UnicodeDecodeError as error:
             raise SecurityError(f"{self._option}: {self._path}: not readable: {error}") from error
         except ValueError as error:
             raise SecurityError(f"{self._option}: {self._path}: {error}") from None

@@ -11,7 +11,7 @@ from typing import Any
 from netq.buffers import Buffer
 from netq.errors import SecurityError
 from netq.security.engine import Broken, Cut, Ended, WantInput
-from netq.security.files import ENCRYPTED, read_key
+from netq.security.files import ENCRYPTED, read, read_key
 from netq.security.identity import Protection, Security, certificate_of
 
 _RECORD = 16 * 1024  # bytes
@@ -137,11 +137,11 @@ def _context(protocol: int) -> ssl.SSLContext:
 
 
 def _load_trusted(context: ssl.SSLContext, option: str, path: Path) -> None:
+    read(f"SecurityOptions.{option}", path)  # only a check, with better errors
     try:
         context.load_verify_locations(path)
-    except OSError as error:  # ssl.SSLError is one
-        why = "no certificate in PEM" if isinstance(error, ssl.SSLError) else f"not readable: {error.strerror}"
-        raise SecurityError(f"SecurityOptions.{option}: {path}: {why}") from error
+    except ssl.SSLError as error:
+        raise SecurityError(f"SecurityOptions.{option}: {path}: no certificate in PEM") from error
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN  # trust what is in the file, be it a root or not
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import itertools
+import os
 import random
 import ssl
 import struct
@@ -830,6 +831,17 @@ def test_files_that_are_not_pem(files: certificates.Files, tmp_path: Path) -> No
     refused(files.key, files.key, "certificate", files.key, "no certificate in PEM")
     with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .*junk\.pem: no certificate in PEM"):
         client_side(SecurityOptions(certificate=junk), HOST)
+
+
+def test_pipes_and_devices(files: certificates.Files, tmp_path: Path) -> None:
+    """Reading them could take forever, or all memory."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refused(pipe, files.certificate, "key", pipe, "a pipe or a device; expected a file")
+    refused(files.key, pipe, "certificate", pipe, "a pipe or a device; expected a file")
+    refused(Path("/dev/zero"), files.certificate, "key", Path("/dev/zero"), "a pipe or a device; expected a file")
+    with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .*pipe: a pipe or a device"):
+        client_side(SecurityOptions(certificate=pipe), HOST)
 
 
 def test_missing_files(files: certificates.Files, tmp_path: Path) -> None:
