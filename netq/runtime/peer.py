@@ -348,6 +348,7 @@ class Peer:
         self._link_lost_at = time.monotonic()
         if self.link is not None:
             self.link.keep()
+        self.session.drain()  # while it still accepts messages: those that were put are undelivered, and count as such
         self.session.ended = True
         lost = [message for message in self.session.abandon() if not message.withdrawn]
         self._stop_expiry()

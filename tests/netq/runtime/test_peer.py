@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from netq.errors import Closed
 from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.memory import Memory
@@ -110,3 +111,13 @@ def test_the_loops_thread_sends_without_an_inline_link(peer: Peer, loop: ALoop, 
         cast(Any, peer.link).inline = False
     post(peer)
     assert loop.asked == ["flush_soon"]
+
+
+def test_a_message_that_still_waits_in_the_outbox_counts_as_undelivered(peer: Peer) -> None:
+    ended: list[int] = []
+    peer._listener = cast(Any, SimpleNamespace(ended=lambda peer, error, undelivered: ended.append(undelivered)))
+    peer.link = None
+    message = Outgoing(SMALL)
+    peer.session.outbox.append(message)
+    peer.end(Closed(None, "the end"))
+    assert ended == [1]
