@@ -109,6 +109,8 @@ def origin_of(address: str) -> str:
         parsed = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:
         return host
+    if parsed.version == 6 and parsed.ipv4_mapped:  # a server on "::" has clients of IPv4, too
+        return str(parsed.ipv4_mapped)
     if parsed.version == 4:
         return host
     return str(ipaddress.ip_network((parsed, 64), strict=False))

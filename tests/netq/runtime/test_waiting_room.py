@@ -138,6 +138,7 @@ def test_limits_hold_whatever_comes_and_goes() -> None:
         ("localhost:51966, process 4711", "localhost:51966, process 4711"),
         ("unix:", "unix:"),
         ("a toy", "a toy"),
+        ("::ffff:192.0.2.7:1234", "192.0.2.7"),
     ],
 )
 def test_origin(address: str, origin: str) -> None:
