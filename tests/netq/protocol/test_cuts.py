@@ -319,6 +319,7 @@ class Chat:
     """Chatters of one kind, and how much of them goes by the short path."""
 
     def __init__(self, receives: type[Connection], step: int, lanes: int, count: collections.Counter[str]) -> None:
+        self._receives = receives
         self._step = step
         self._lanes = lanes
         self._count = count
@@ -331,7 +332,7 @@ class Chat:
         self.whole = self.talk().moved
 
     def talk(self, *cuts: int) -> LossyPair:
-        pair = Later(SHORT, step=self._step, limit=1000, cuts=cuts)
+        pair = Later(SHORT, step=self._step, limit=1000, cuts=cuts, new=(self._receives, self._receives))
         Chatter(pair, self._lanes, self._again).check()
         self._talks += 1
         assert len(pair.links) <= len(cuts) + 1
@@ -353,9 +354,7 @@ def chat(
     step: int,
     lanes: int,
     short_path: collections.Counter[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Chat]:
-    monkeypatch.setattr("netq.testing.lossy_pair.Connection", receives)
     chat = Chat(receives, step, lanes, short_path)
     assert chat.whole > 1200
     yield chat
