@@ -38,7 +38,8 @@ MAX_INT = 4096  # bytes of an integer: hashing and printing it take more than li
 _SMALL_INT = 32  # bytes: a larger integer has a part, as containers have
 _FREE_PARTS = 2**15  # parts that any message may have; above, one more for each `_BYTES_A_PART` bytes read
 _BYTES_A_PART = 4  # an empty dict takes one byte in a message, and a hundred and fifty here
-_SET_PARTS = 3  # an empty set takes as much memory as four other containers: so many more
+_SET_PARTS = 3  # an empty set, or deque, takes as much memory as four other containers: so many more
+_VALUES_A_PART = 4  # of a dict that a constructor copies
 _UNBUILT = object()  # the value in the memo of an instance whose BUILD has not come
 
 _unpack_int = struct.Struct("<i").unpack_from
@@ -641,6 +642,8 @@ def _make(
     size: int,
 ) -> int:
     if make is not None:
+        if builder.copies or builder.opens:
+            load.count(at, size // _VALUES_A_PART if builder.copies else _SET_PARTS)
         return _push_made(load, at, builder, make(*args), depth + 1, size + 1)
     if builder.build is None:
         raise NotAllowed(f"a message makes a {builder.name} in a way that pickle itself would not for this class")

@@ -37,7 +37,7 @@ class Builder:
     build: if the other is None: takes the tuple of arguments, and the state of BUILD.
     opens: the result may be filled (a list, a dict), or get its state (an exception).
     is_atom: the result is a single value, like a number: it holds nothing that the message could change or nest.
-    copies: `build` copies the bytes in the state, so that a message may use these only once.
+    copies: `build` copies the bytes in the state, so that a message may use these only once; `call` copies a dict.
     """
 
     name: str
@@ -185,7 +185,7 @@ def _counter(name: str, found: Any) -> Builder:
         _expect(len(args) == 1 and type(args[0]) is dict, name)
         return found(args[0])
 
-    return Builder(name, call=call)
+    return Builder(name, call=call, copies=True)
 
 
 # numpy
@@ -228,6 +228,7 @@ def _reconstruct(name: str, _found: Any) -> Builder:
     def build(args: tuple[Any, ...], state: Any) -> Any:
         _expect(len(args) == 3 and args[0] is _numpy().ndarray and args[1] == (0,), name)
         _expect(type(state) is tuple and len(state) == 5 and state[0] == 1 and type(state[3]) is bool, name)
+        _expect(type(state[4]) is bytes, name)  # as numpy writes it; `copies` counts no other type
         return _array(name, state[4], state[2], state[1], "F" if state[3] else "C").copy(order="K")
 
     return Builder(name, build=build, copies=True, is_atom=True)

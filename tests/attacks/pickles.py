@@ -98,6 +98,16 @@ DEEP = 40
 MANY = 10**6
 NEGATIVE = struct.pack("<i", -1)
 
+
+def _copies(data: bytes) -> bytes:
+    """Return the opcodes of many arrays of 64 KiB, whose state has the memory that these opcodes push."""
+    args = name("numpy", "ndarray") + b"K\x00\x85C\x01b\x87"
+    dtype = name("numpy", "dtype") + text("u1") + b"\x89\x88\x87R(K\x03" + text("|") + b"NNNJ" + NEGATIVE
+    first = args + b"R(K\x01" + whole(2**16) + b"\x85\x94" + dtype + b"J" + NEGATIVE + b"K\x00tb\x94\x89" + data
+    again = b"h\x00" + args + b"R(K\x01h\x01h\x02\x89h\x03tb"
+    return b"](" + name("numpy._core.multiarray", "_reconstruct") + b"\x94" + first + b"\x94tb" + again * 1000 + b"e."
+
+
 PAYLOADS: dict[str, Payload] = {
     "P1 os.system by STACK_GLOBAL": Payload(call("os", "system", "exit 1") + b"."),
     "P1 posix.system by STACK_GLOBAL": Payload(call("posix", "system", "exit 1") + b"."),
@@ -267,6 +277,18 @@ PAYLOADS: dict[str, Payload] = {
     ),
     "P19 torch.storage.TypedStorage(2**40)": Payload(call("torch.storage", "TypedStorage", 2**40) + b"."),
     "P19 torch.Tensor(2**40)": Payload(call("torch", "Tensor", 2**40) + b"."),
+    "P19 one bytearray as a thousand arrays": Payload(_copies(b"\x96" + (2**16).to_bytes(8, "little") + bytes(2**16))),
+    "P19 one buffer as a thousand arrays": Payload(_copies(b"\x97"), (2**16,)),
+    "P19 one dict as a thousand Counters": Payload(
+        b"]("
+        + name("collections", "Counter")
+        + b"\x94}("
+        + b"".join([b"M" + struct.pack("<H", key) + b"N" for key in range(1000)])
+        + b"u\x85\x94R"
+        + b"h\x00h\x01R" * 1000
+        + b"e."
+    ),
+    "P19 many deques": Payload(b"](" + name("collections", "deque") + b"\x94)R" + b"h\x00)R" * 50_000 + b"e."),
     "P20 a dtype of objects": Payload(
         name("numpy", "dtype")
         + text("O8")
