@@ -256,6 +256,7 @@ def _context(method: int) -> SSL.Context:
     context = SSL.Context(method)
     context.set_min_proto_version(SSL.TLS1_3_VERSION)  # it has neither compression nor renegotiation
     context.clear_mode(_PARTIAL_WRITE)  # `send` into memory takes all
+    context.set_mode(SSL.MODE_RELEASE_BUFFERS)  # an idle link has 27 KiB less; a busy one is 5 % slower
     # A processor without AES instructions computes ChaCha20 several times faster. The client's order counts.
     context.set_tls13_ciphersuites(b":".join([_AES, _CHACHA] if has_aes() else [_CHACHA, _AES]))
     return context
