@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import unquote
 
 from netq import core
+from netq.errors import SecurityError
 from netq.grpc import channel_options
 from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import CONNECT, SERVICE
@@ -93,8 +94,11 @@ class ServerTransport:
         address = unquote(context.peer().partition(":")[2])
         found = error = None
         if self._files is not None:
-            found = protection(context.auth_context())
-            error = refusal(found, "a client", require=self._require)
+            try:
+                found = protection(context.auth_context())
+                error = refusal(found, "a client", require=self._require)
+            except SecurityError as unreadable:
+                error = unreadable
         await context.send_initial_metadata(headers(found.security) if found else ())
         link = await self._handle.make_link(address, found, error)
         if error is not None:

@@ -266,7 +266,7 @@ def _load(path: Path, parse: Callable[[bytes], T]) -> T:
 def _revoked(path: Path) -> tuple[str, frozenset[int]]:
     """Return the text of a list of revoked certificates, or of an empty one; and the serial numbers in it."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return text, serials(text)
     except FileNotFoundError:
         return _HEAD, frozenset()

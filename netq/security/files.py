@@ -37,6 +37,8 @@ def read(option: str, path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise SecurityError(f"{option}: {path}: not readable: {error.strerror}") from error
+    except ValueError as error:  # NUL in the path
+        raise SecurityError(f"{option}: {str(path)!r}: no path of a file: {error}") from error
 
 
 def read_key(option: str, path: Path) -> bytes:
@@ -102,8 +104,12 @@ def own_id(options: str, path: Path) -> uuid.UUID:
 
 
 def parse_certificate(pem: bytes) -> Certificate:
-    """Return what netq needs of a certificate that a TLS library has verified."""
-    return describe(_x509().load_pem_x509_certificate(pem))
+    """Return what netq needs of a certificate that a TLS library has verified. Raises SecurityError."""
+    x509 = _x509()
+    try:
+        return describe(x509.load_pem_x509_certificate(pem))
+    except Exception as error:  # of many kinds: the parser is stricter than TLS libraries
+        raise SecurityError(f"the certificate of a client is refused: it cannot be read: {error!r}") from error
 
 
 def describe(certificate: x509.Certificate) -> Certificate:

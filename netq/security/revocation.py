@@ -57,7 +57,7 @@ class RevocationList:
         if seen is None:
             raise SecurityError(f"{self._option}: {self._path}: not readable: there is no such file")
         try:
-            return serials(read(self._option, self._path).decode())
+            return serials(read(self._option, self._path).decode("utf-8-sig"))
         except UnicodeDecodeError as error:
             raise SecurityError(f"{self._option}: {self._path}: not readable: {error}") from error
         except ValueError as error:

@@ -856,6 +856,13 @@ def test_missing_files(files: certificates.Files, tmp_path: Path) -> None:
         client_side(client, HOST)
 
 
+def test_a_path_with_nul(files: certificates.Files) -> None:
+    bad = Path("a\0b.pem")
+    for options in (SecurityOptions(bad, files.certificate), SecurityOptions(files.key, bad)):
+        with pytest.raises(SecurityError, match=r"SecurityOptions\.(key|certificate): .*: no path of a file"):
+            server_side(options)
+
+
 @pytest.mark.parametrize("host", ["", ".local", "a..b", "a\0b", "a" * 64])
 def test_invalid_host(files: certificates.Files, host: str) -> None:
     with pytest.raises(SecurityError, match="is no name that a certificate could be checked for"):

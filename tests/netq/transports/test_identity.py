@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 
 from netq import (
     Closed,
@@ -279,7 +280,7 @@ def test_a_damaged_list_of_revoked_certificates(
             communicators.server(security=authority.server(revoked=revoked))
     security = authority.client(IDS[0])
     assert security.certificate is not None
-    revoked.write_text(f"{authority.serials[security.certificate]:x}")
+    revoked.write_text(f"\ufeff{authority.serials[security.certificate]:x}", encoding="utf-8")  # as some editors begin
     server = communicators.server(security=authority.server(revoked=revoked))
     revoked.write_text("damaged")
     log.wait("the list as it was before stays in force")
@@ -323,6 +324,25 @@ def test_grpc_takes_no_certificates_of_ml_dsa(protocol: Protocol, tmp_path: Path
     authority = Authority(tmp_path, post_quantum=True)
     with pytest.raises(SecurityError, match=r"a certificate of MLDSA65; gRPC takes P-256, P-384 and RSA"):
         make_client(protocol, authority.client(IDS[0]))
+
+
+@pytest.mark.parametrize("protocol", ["grpc"], indirect=True)
+def test_grpc_refuses_a_certificate_that_cannot_be_read(
+    communicators: Communicators, authority: Authority, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """grpc's parser accepts more than Python's. `cryptography` refuses the version that this one would have."""
+
+    def unreadable(pem: bytes) -> Any:
+        raise x509.InvalidVersion("9 is not a valid X509 version", 9)
+
+    monkeypatch.setattr("cryptography.x509.load_pem_x509_certificate", unreadable)
+    server = communicators.server(security=authority.server())
+    client = communicators.client(server.netloc, security=authority.client(IDS[0]))
+    client.put("later")
+    log.wait("the certificate of a client is refused: it cannot be read: InvalidVersion")
+    assert server.statistics() == {}
+    monkeypatch.undo()
+    assert server.get(timeout=LIMIT).data == "later"
 
 
 @pytest.mark.parametrize("protocol", ["grpc"], indirect=True)
