@@ -266,13 +266,20 @@ def test_statistics_report_the_tls_of_the_broker(tls_broker: Mosquitto, files: c
     [
         ({"post_quantum": "require"}, r"SecurityOptions\.post_quantum: 'require'; .* seal the messages"),
         ({"key": Path("key.pem")}, r"SecurityOptions\.key: key\.pem; with MQTT, TLS is the broker's"),
-        ({"revoked": Path("/dev/null")}, r"SecurityOptions\.revoked: /dev/null; .* the list to the broker"),
+        ({"revoked": Path("revoked.txt")}, r"SecurityOptions\.revoked: .*revoked\.txt; .* the list to the broker"),
     ],
 )
 @pytest.mark.parametrize("purpose", Purpose)
 def test_what_tls_to_a_broker_cannot_give_is_refused(
-    files: certificates.Files, purpose: Purpose, changes: dict[str, Any], error: str
+    files: certificates.Files,
+    purpose: Purpose,
+    changes: dict[str, Any],
+    error: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("revoked.txt").touch()
     security = dataclasses.replace(SecurityOptions(certificate=files.authority), **changes)
     with pytest.raises(SecurityError, match=error):
         new(Protocol.MQTT, purpose, CommunicatorOptions(security=security))
