@@ -13,8 +13,9 @@ from typing import Protocol
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
+from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
-from netq.security.tls import OVERHEAD, RECORD, Tls
+from netq.security.tls import Tls
 
 PIECE = 128 * 1024  # bytes of one receive: they stay in the core's cache from the system's copy to ours
 _VECTOR = 512  # buffers in one sendmsg; Linux takes 1024 (IOV_MAX)

@@ -31,8 +31,8 @@ from netq.runtime.inbox import Inbox
 from netq.runtime.link import Link, LinkListener, Transport, certificates_of
 from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
+from netq.runtime.pending_links import PendingLinks
 from netq.runtime.reconnect import Reconnector
-from netq.runtime.waiting_room import WaitingRoom
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
@@ -87,7 +87,7 @@ class Endpoint:
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
         self._handshaking: dict[Link, Timer | None] = {}  # with the timer of the handshake
-        self._waiting_room = WaitingRoom()  # bounds them
+        self._pending_links = PendingLinks()  # bounds them
         self._unused: dict[Peer, None] = {}  # absent, without any message: the first to go; a dict as an ordered set
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
@@ -191,13 +191,13 @@ class Endpoint:
         return self._new_connection(self.options.id, self.options.connection, time.monotonic(), session)
 
     def has_room(self) -> bool:
-        """Return whether a new link of a server finds a place; otherwise leave its connection in the system's queue."""
-        return not self._waiting_room.is_full(time.monotonic())
+        """Return whether a server can add a link; otherwise leave its connection in the listen queue."""
+        return not self._pending_links.is_full(time.monotonic())
 
     def attach(self, link: Link) -> None:
         """Use a new link: a client's at once, a server's after the handshake."""
         if self.is_server:
-            dropped = self._waiting_room.enter(link, time.monotonic())
+            dropped = self._pending_links.add(link, time.monotonic())
             self._handshaking[link] = None
             if dropped is not None:
                 self._turn_away(dropped)
@@ -308,7 +308,7 @@ class Endpoint:
 
     def _handshake_done(self, link: Link) -> None:
         """Stop the timer of the handshake, and forget the link here."""
-        self._waiting_room.leave(link)
+        self._pending_links.remove(link)
         if timer := self._handshaking.pop(link, None):
             timer.cancel()
 
@@ -369,7 +369,7 @@ class Endpoint:
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
-        self._waiting_room.finished(link, time.monotonic())
+        self._pending_links.finished(link, time.monotonic())
         self._handshake_done(link)
         self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
         link.peer = peer

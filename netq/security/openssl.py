@@ -21,13 +21,12 @@ from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressP
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
-from netq.security.engine import Broken, Cut, Ended, WantInput
+from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import describe, load_certificates, load_identity
 from netq.security.identity import Protection, Security
 from netq.security.processor import has_aes
 
 _OUTPUT = 16 * 1024  # bytes of ciphertext taken at once, beyond what `write` has made: handshakes and alerts
-_RECORD, _OVERHEAD = 16 * 1024, 22  # bytes of plaintext in a record, at most; bytes that a record adds
 _PARTIAL_WRITE = 1  # SSL_MODE_ENABLE_PARTIAL_WRITE: one record for each call
 _CHACHA, _AES = b"TLS_CHACHA20_POLY1305_SHA256", b"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
 _UNSPECIFIED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 1, 62, 64  # verify codes of OpenSSL's x509_vfy.h
@@ -168,7 +167,7 @@ class OpenSslEngine:
         """See Engine."""
         try:
             count = self._ssl.send(data)
-            self._written += count + _OVERHEAD * (count // _RECORD + 1)
+            self._written += count + OVERHEAD * (count // RECORD + 1)
             self._has_output = True
             return count
         except SSL.Error as error:

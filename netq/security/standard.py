@@ -10,11 +10,9 @@ from typing import Any
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
-from netq.security.engine import Broken, Cut, Ended, WantInput
+from netq.security.engine import RECORD, Broken, Cut, Ended, WantInput
 from netq.security.files import ENCRYPTED, read, read_key
 from netq.security.identity import Protection, Security, certificate_of
-
-_RECORD = 16 * 1024  # bytes
 
 
 def server(key: Path, certificate: Path, authority: Path | None) -> Callable[[], StandardEngine]:
@@ -79,7 +77,7 @@ class StandardEngine:
         if not (self._incoming.pending or self._ssl.pending() or self._incoming.eof):
             raise WantInput  # ssl would raise an error of its own, which takes longer
         try:
-            count: int = self._ssl.read(_RECORD, buffer)  # type: ignore[assignment]
+            count: int = self._ssl.read(RECORD, buffer)  # type: ignore[assignment]
         except ssl.SSLError as error:
             raise _translated(error) from error
         if count == 0 and buffer:

@@ -21,14 +21,12 @@ from types import ModuleType
 from netq.buffers import Buffer
 from netq.errors import SecurityError
 from netq.options import CommunicatorOptions, SecurityOptions
-from netq.security.engine import Broken, Cut, Ended, Engine, WantInput
+from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, Engine, WantInput
 from netq.security.files import own_id
 from netq.security.identity import Protection, is_post_quantum
 from netq.version import DISTRIBUTION
 
-RECORD = 16 * 1024  # bytes of plaintext in the largest TLS record (RFC 8446, 5.1)
 _HEADER = 5  # bytes before a record's ciphertext
-OVERHEAD = 22  # bytes that a record adds to its plaintext: header, content type, tag
 MAX_PENDING = 256 * 1024  # bytes of ciphertext that wait for to_send; 1 MiB does not fit the cache and is 1/8 slower
 # Bytes from a peer without authentication. A handshake with a certificate of P-256 has 3 KiB, with a chain of ML-DSA-65
 # 32 KiB; that of a client which shows no certificate is one message of some 2 KiB and an end.

@@ -15,7 +15,8 @@ from netq.errors import SecurityError
 from netq.io.sockets import PIECE, PlainSocket, TlsSocket
 from netq.options import SecurityOptions
 from netq.security import certificates
-from netq.security.tls import OVERHEAD, RECORD, Tls, client_side, server_side
+from netq.security.engine import OVERHEAD, RECORD
+from netq.security.tls import Tls, client_side, server_side
 
 BIG = 512 * 1024
 

@@ -179,23 +179,28 @@ def test_group_is_reused_for_the_same_clients(broker: Mosquitto) -> None:
 
 def test_concurrent_broadcasts_on_lanes_arrive_complete(broker: Mosquitto) -> None:
     with Communicators(at_broker(broker.netloc)) as communicators:
-        server = communicators.server()
-        clients = [communicators.client(server.netloc) for _ in range(4)]
-        introduce(server, *clients)
-        wanted: dict[uuid.UUID, list[bytes]] = {client.id: [] for client in clients}
-        futures = []
-        for number in range(24):
-            some = [client for index, client in enumerate(clients) if (number >> index) % 2 or number % 3 == index]
-            data = bytes([number]) * (300_000 + 100_000 * (number % 7))
-            if some:
-                futures.append(server.put(data, *[client.id for client in some], lane=number % 3))
-            for client in some:
-                wanted[client.id].append(data)
-        for client in clients:
-            got = [client.get(timeout=LIMIT).data for _ in wanted[client.id]]
-            assert sorted(got) == sorted(wanted[client.id])
-        for future in futures:
-            future.result(LIMIT)
+        check_concurrent_broadcasts(communicators)
+
+
+def check_concurrent_broadcasts(communicators: Communicators) -> None:
+    """Put messages to changing audiences on several lanes; each client gets all of its own."""
+    server = communicators.server()
+    clients = [communicators.client(server.netloc) for _ in range(4)]
+    introduce(server, *clients)
+    wanted: dict[uuid.UUID, list[bytes]] = {client.id: [] for client in clients}
+    futures = []
+    for number in range(24):
+        some = [client for index, client in enumerate(clients) if (number >> index) % 2 or number % 3 == index]
+        data = bytes([number]) * (300_000 + 100_000 * (number % 7))
+        if some:
+            futures.append(server.put(data, *[client.id for client in some], lane=number % 3))
+        for client in some:
+            wanted[client.id].append(data)
+    for client in clients:
+        got = [client.get(timeout=LIMIT).data for _ in wanted[client.id]]
+        assert sorted(got) == sorted(wanted[client.id])
+    for future in futures:
+        future.result(LIMIT)
 
 
 def test_broadcast_cancelled_for_one_reaches_the_others(broker: Mosquitto) -> None:

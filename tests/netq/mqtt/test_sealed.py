@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,13 @@ from tests.netq.authority import Authority
 from tests.netq.makers import at_broker, sealed
 from tests.netq.mqtt.conftest import NewBroker
 from tests.netq.mqtt.stranger import Stranger
-from tests.netq.mqtt.test_broadcast import CLIENTS, assert_all_got, assert_all_got_again, model
+from tests.netq.mqtt.test_broadcast import (
+    CLIENTS,
+    assert_all_got,
+    assert_all_got_again,
+    check_concurrent_broadcasts,
+    model,
+)
 from tests.servers.mosquitto import Mosquitto
 
 MIB = 1024**2
@@ -181,23 +186,7 @@ def test_message_is_freed_after_a_sealed_broadcast(broker: Mosquitto, seal: Call
 
 def test_concurrent_sealed_broadcasts_arrive_complete(broker: Mosquitto, seal: Callable[[Make], Make]) -> None:
     with Communicators(seal(at_broker(broker.netloc))) as communicators:
-        server = communicators.server()
-        clients = [communicators.client(server.netloc) for _ in range(4)]
-        introduce(server, *clients)
-        wanted: dict[uuid.UUID, list[bytes]] = {client.id: [] for client in clients}
-        futures = []
-        for number in range(24):
-            some = [client for index, client in enumerate(clients) if (number >> index) % 2 or number % 3 == index]
-            data = bytes([number]) * (300_000 + 100_000 * (number % 7))
-            if some:
-                futures.append(server.put(data, *[client.id for client in some], lane=number % 3))
-            for client in some:
-                wanted[client.id].append(data)
-        for client in clients:
-            got = [client.get(timeout=LIMIT).data for _ in wanted[client.id]]
-            assert sorted(got) == sorted(wanted[client.id])
-        for future in futures:
-            future.result(LIMIT)
+        check_concurrent_broadcasts(communicators)
 
 
 def assert_all_got_array(server: Communicator, clients: list[Communicator], data: np.ndarray) -> None:

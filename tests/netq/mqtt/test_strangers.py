@@ -13,7 +13,7 @@ from netq.mqtt import packet
 from netq.mqtt.packet import Kind
 from netq.mqtt.topic import new_id
 from netq.mqtt.window import MAX_PACKETS
-from netq.runtime.waiting_room import PLACES
+from netq.runtime.pending_links import MAX_LINKS
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.makers import at_broker
@@ -108,7 +108,7 @@ def test_many_ungreeted_ids_do_not_block_others(
     open_packet = packet.header(Kind.OPEN, 0, 0, 0) + packet.opening(262_144)
     for _ in range(500):
         stranger.publish(f"s/{new_id()}/{new_id()}", open_packet)
-    stranger.wait(Kind.WELCOME, "c", 1 + PLACES)
+    stranger.wait(Kind.WELCOME, "c", 1 + MAX_LINKS)
     echoed(server, client)
     echoed(server, communicators.client(server.netloc))
     assert stranger.count(Kind.WELCOME, "c") < 500, "some are not answered"

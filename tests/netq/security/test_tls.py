@@ -24,13 +24,12 @@ from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security import certificates
 from netq.security import tls as tls_module
+from netq.security.engine import OVERHEAD, RECORD
 from netq.security.tls import (
     MAX_EMPTY,
     MAX_HANDSHAKE,
     MAX_HANDSHAKE_ANONYMOUS,
     MAX_PENDING,
-    OVERHEAD,
-    RECORD,
     Tls,
     client_side,
     server_side,

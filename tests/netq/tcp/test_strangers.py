@@ -147,12 +147,12 @@ def test_close_does_not_wait_for_strangers(
 def test_connections_stay_in_the_queue_while_there_is_no_room(
     communicators: Communicators, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("PLACES", 4), ("SHARE", 4), ("PATIENCE", 2 * LIMIT)):
-        monkeypatch.setattr(f"netq.runtime.waiting_room.{name}", value)
+    for name, value in (("MAX_LINKS", 4), ("MAX_OF_ORIGIN", 4), ("MIN_TIME", 2 * LIMIT)):
+        monkeypatch.setattr(f"netq.runtime.pending_links.{name}", value)
     server = communicators.server(handshake_timeout=2 * LIMIT)
     for _ in range(4):
         connect_and_send(server, sockets, b"")
-    while server._endpoint.home.ask(lambda: len(server._endpoint._waiting_room)) != 4:
+    while server._endpoint.home.ask(lambda: len(server._endpoint._pending_links)) != 4:
         pass
     client = communicators.client(server.netloc)
     future = client.put("hello")
@@ -166,8 +166,8 @@ def test_connections_stay_in_the_queue_while_there_is_no_room(
 def test_slow_connection_loses_its_place_to_a_newcomer(
     communicators: Communicators, log: LogRecorder, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SHARE", 4), ("PATIENCE", 0.0)):
-        monkeypatch.setattr(f"netq.runtime.waiting_room.{name}", value)
+    for name, value in (("MAX_OF_ORIGIN", 4), ("MIN_TIME", 0.0)):
+        monkeypatch.setattr(f"netq.runtime.pending_links.{name}", value)
     server = communicators.server(handshake_timeout=LIMIT)
     address, *_ = [connect_and_send(server, sockets, b"") for _ in range(4)]
     introduce(server, communicators.client(server.netloc))

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 
 from netq.protocol.wire import Greeting
-from netq.runtime.waiting_room import PLACES
+from netq.runtime.pending_links import MAX_LINKS
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.wires import Wire, on
@@ -124,7 +124,7 @@ def test_bytes_that_trickle_in_do_not_extend_the_handshake(
 @on(*BOUND)
 def test_more_slow_connections_than_places_keep_no_client_out(communicators: Communicators, connect: Connect) -> None:
     server = communicators.server(handshake_timeout=2 * LIMIT)
-    for _ in range(PLACES + 10):
+    for _ in range(MAX_LINKS + 10):
         connect(server.netloc, b"")
     introduce(server, communicators.client(server.netloc))
 
