@@ -88,7 +88,7 @@ def test_answering_server_is_status_0(
     link, *identity = lines[found + 1 :]
     if secure:
         assert link == "link      TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)"
-        id = certificates.show(files.key.parent)[1].id
+        (id,) = [entry.id for entry in certificates.show(files.key.parent) if entry.name == files.certificate.stem]
         assert identity == [f"identity  a certificate for 127.0.0.1, id {id}"]
     else:
         assert (link, identity) == ("link      not encrypted", [])
