@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from netq import NetworkLocation
@@ -23,6 +24,9 @@ from tests.wires import BROKERED, NewWire, Wire
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _GRACE = 2.0  # seconds for threads that are ending
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # other processes work at the same time
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_finish() -> None:

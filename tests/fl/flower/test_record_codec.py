@@ -16,7 +16,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common import ndarrays_to_parameters
 from flwr.compat.common.recorddict_compat import arrayrecord_to_parameters, parameters_to_arrayrecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as some
 from hypothesis.extra import numpy as arrays_of
 from numpy.typing import NDArray
@@ -76,7 +76,6 @@ def test_metrics_and_config_round_trip(metrics: Any, config: Any, name: str) -> 
 
 
 @given(array=ARRAYS, fortran=some.booleans())
-@settings(deadline=None)
 def test_an_array_round_trips(array: NDArray[Any], fortran: bool) -> None:
     sent = flwr.app.Array(np.asfortranarray(array) if fortran else array)
     found = the(sent)

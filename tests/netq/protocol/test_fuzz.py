@@ -303,7 +303,7 @@ PREFIXES: dict[State, Callable[[bool], bytes]] = {
     State.OPEN: lambda server: GREETED[server],
     State.ENDING: lambda server: GREETED[server] + Frame(Kind.FIN).whole(),
 }
-quick = settings(max_examples=250, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=250, derandomize=True, database=None)
 
 
 @pytest.mark.slow

@@ -236,7 +236,6 @@ def run(examples: int) -> int:
     how = settings(
         max_examples=examples,
         stateful_step_count=50,
-        deadline=None,
         derandomize=True,
         database=None,
         suppress_health_check=list(HealthCheck),

@@ -363,7 +363,7 @@ def test_replayed_handshake_opens_no_session(seals: Seals, number: int) -> None:
     assert pair.client.lost or pair.server.lost
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_bytes_end_the_link_and_nothing_else(seals: Seals, data: st.DataObject) -> None:
     """Both sides at each step of the handshake, and after it, are given bytes of the right form, and others."""
