@@ -1,8 +1,13 @@
-"""The client: waits for tasks, does them and replies, in the caller's thread."""
+"""The client: waits for tasks, does them and replies, in the caller's thread, until its federation is over.
+
+docs/reference/fl.md, "The end of a federation", says which server's end is the end of `Client.run`.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,12 +16,14 @@ from typing import Any
 import netq
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate, describe
-from fl.messages import MESSAGES, Job, Offer, Permit, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, specs_of
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
+
+_PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
 
 Train = Callable[[Any, Mapping[str, Any]], Update]
 Evaluate = Callable[[Any, Mapping[str, Any]], Report]
@@ -51,19 +58,29 @@ class Client:
         self._packing = _Packing(compression, seed)
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
-        """Take part until the server ends the federation. Waits for a server that is absent, or lost.
+        """Take part until a server of this client's federation ends it. Waits for a server that is absent, or lost.
 
         The options' serialisation is replaced by that of the federation's messages.
         """
         known = isinstance(options, netq.CommunicatorOptions | None)
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
-        options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
-        with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
-            server = _Server(queue)
-            while (task := server.next_task()) is not None:
-                log.info("round %d: %s", task.job.round, task.job.purpose)
-                server.reply(task.job, self._do(task), task.unasked)
-                del task  # free its memory before the next task arrives
+        options = options or netq.CommunicatorOptions()
+        membership = _Membership(options.events.ini)
+        events = replace(options.events, ini=membership.connected)
+        options = replace(options, serialization=MESSAGES, events=events)
+        while True:
+            with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
+                self._serve(_Server(queue, membership))
+            if membership.over:
+                return
+            time.sleep(_PAUSE)
+
+    def _serve(self, server: _Server) -> None:
+        """Do the tasks of a session."""
+        while (task := server.next_task()) is not None:
+            log.info("round %d: %s", task.job.round, task.job.purpose)
+            server.reply(task.job, self._do(task), task.unasked)
+            del task  # free its memory before the next task arrives
 
     def _do(self, task: Task) -> Update | Report | str:
         purpose, number = task.job.purpose, task.job.round
@@ -125,15 +142,48 @@ class _Packing:
         return self._compressor.pack
 
 
+class _Membership:
+    """The federation to which a client belongs. Its identity is the id of its server's communicator.
+
+    That is the federation of the server to which the client connects first, and later of the server that has given it a
+    task last. `ini`: the user's event, which is called too.
+    """
+
+    def __init__(self, ini: Callable[[uuid.UUID], object] | None) -> None:
+        self._ini = ini
+        self._federation: uuid.UUID | None = None
+        self.over = False
+
+    def connected(self, server: uuid.UUID) -> None:
+        """Join the first server's federation. Runs in the communicator's loop, before any message of the server."""
+        if self._federation is None:
+            self._federation = server
+        if self._ini is not None:
+            self._ini(server)
+
+    def asked(self, server: uuid.UUID) -> None:
+        """Join the federation of a server that gives a task."""
+        self._federation = server
+
+    def ended(self, server: uuid.UUID, last: int) -> None:
+        """Note that a server's federation is over, after round `last`."""
+        self.over = server == self._federation
+        if self.over:
+            log.info("round %d was the last one: the server has ended the federation", last)
+        else:
+            log.warning("%s ends a federation that is not ours; waiting for a server of %s", server, self._federation)
+
+
 class _Server:
     """The client's conversation with the server: a task, a reply, a task, …"""
 
-    def __init__(self, queue: netq.Communicator) -> None:
+    def __init__(self, queue: netq.Communicator, membership: _Membership) -> None:
         self._queue = queue
+        self._membership = membership
         self._offered: Reply | None = None  # waits for a permit
 
     def next_task(self) -> Task | None:
-        """Wait for a task, and return it. Return None when the server has ended the federation.
+        """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
         Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
         others are over, and so is the round of an offered reply.
@@ -141,17 +191,23 @@ class _Server:
         task, timeout = None, None
         while True:
             try:
-                message = self._queue.get(timeout=timeout).data
+                peer, message = self._queue.get(timeout=timeout)
             except TimeoutError:
                 return task
-            except netq.Closed:
+            except netq.Closed as error:
+                log.warning("%s: the session is over, the federation is not; connecting again", error)
                 return None
             except netq.Unreadable as error:
                 log.error("a message of the server cannot be read, and is left out: %s", error)
                 continue
             if isinstance(message, Task):
+                self._membership.asked(peer)
                 self._offered = None
                 task, timeout = message, 0.0
+            elif isinstance(message, End):
+                self._membership.ended(peer, message.round)
+                if self._membership.over:
+                    return None
             elif isinstance(message, Permit):
                 self._permitted(message.job)
             else:

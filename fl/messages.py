@@ -4,6 +4,7 @@
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
     server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
+    server ───End──► client        the federation is over
 
 A message travels as a tuple of plain values, arrays and tensors:
 
@@ -12,6 +13,7 @@ A message travels as a tuple of plain values, arrays and tensors:
     ("Permit", job)
     ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
                                             ("Report", num_examples, metrics), or a text: the reason of a failure
+    ("End", round)
 
 In the model of an Update, a tuple holds the fields of a Packed. The pickle names no class of fl, so a peer can neither
 call one nor change one. `build` makes the objects from the tuple, and their constructors check every field.
@@ -163,9 +165,19 @@ class Reply:
             object.__setattr__(self, "content", printable(self.content))
 
 
-Message: TypeAlias = Task | Offer | Permit | Reply
+@dataclass(frozen=True)
+class End:
+    """Ends the federation of the server that sends it. `round`: its last round, 0 if there was none."""
 
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply)}
+    round: int
+
+    def __post_init__(self) -> None:
+        _check_number("round", self.round)
+
+
+Message: TypeAlias = Task | Offer | Permit | Reply | End
+
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, End)}
 _CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
 _PLAIN = serialization()
 
@@ -173,10 +185,10 @@ _PLAIN = serialization()
 def build(values: Any) -> Message:
     """Make a message from the plain values of a peer. Raises Unreadable unless they describe a valid message."""
     try:
-        kind, (job, *others) = _split("a message", values, _MESSAGES)
+        kind, (first, *others) = _split("a message", values, _MESSAGES)
         if kind is Reply:
             others = [_build_content(value) for value in others]
-        message: Message = kind(Job(*job), *others)
+        message: Message = kind(first if kind is End else Job(*first), *others)
         return message
     except Exception as error:  # values that a peer chose may raise anything
         raise Unreadable(f"a message is not valid: {error}") from error
@@ -202,8 +214,8 @@ def _plain_message(message: Any) -> Any:
     """Return the plain values of a message, which `build` reads. Returns any other object unchanged."""
     for name, kind in _MESSAGES.items():
         if isinstance(message, kind):
-            job, *others = _values(kind, message)
-            return name, _values(Job, job), *map(_plain_content, others)
+            first, *others = _values(kind, message)
+            return name, first if kind is End else _values(Job, first), *map(_plain_content, others)
     return message
 
 

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import MESSAGES, Job, Message, Offer, Permit, Purpose, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Job, Message, Offer, Permit, Purpose, Reply, Report, Task, Update
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission
 from fl.server.dispatcher import TaskDispatcher
 
 log = logging.getLogger("netq.fl")
 
+_END_LANE = 1  # not the tasks' lane: the end of the federation passes a model that is being sent
 _CHECK = 1.0  # seconds between checks for admitted clients that send nothing
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
@@ -145,6 +146,12 @@ class ClientTasks:
     def end(self) -> None:
         """Make `answer` raise Closed. Any thread may call this."""
         self._dispatcher.end()
+
+    def say_end(self, last: int) -> None:
+        """Tell the clients that the federation is over, after round `last`. Lost clients are not waited for."""
+        there = [peer for peer, each in self.queue.statistics().items() if each.absent <= self._grace]
+        if there:
+            self.queue.put(End(last), *there, lane=_END_LANE)
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.

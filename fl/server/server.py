@@ -16,7 +16,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -122,7 +122,9 @@ class Server:
         """
         state = load(path)
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
-        server = cls(_restored(path, state, strategy), options, **{"checkpoint": path, **settings})
+        model = _restored(path, state, strategy)
+        options = replace(options or netq.CommunicatorOptions(), id=uuid.UUID(bytes=state["federation"]))
+        server = cls(model, options, **{"checkpoint": path, **settings})
         server.number = state["number"]  # and a `run` of its own: answers to tasks of the dead server do not count
         return server
 
@@ -187,10 +189,15 @@ class Server:
         return until_connected(count, "clients", connected, self._tasks.sessions_changed, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """End the federation: the clients' run returns. Waits for them `timeout` seconds at most."""
+        """End the federation: the clients' run returns. Waits for them `timeout` seconds at most.
+
+        With a timeout of 0 only drop the links: the clients wait for the next server.
+        """
         self._closed = True
         self._tasks.end()
         self._tasks.sessions_changed.set()
+        if timeout != 0:
+            self._tasks.say_end(self.number)
         self._tasks.queue.close(timeout)
         if self._checkpoint is not None:
             self._checkpoint.close()
@@ -243,7 +250,8 @@ class Server:
 
     def _state(self) -> dict[str, Any]:
         strategy = {"name": type(self._strategy).__name__, "state": self._strategy.state()}
-        return {"number": self.number, "model": dict(self.model), "strategy": strategy}
+        federation = self._tasks.queue.id.bytes
+        return {"federation": federation, "number": self.number, "model": dict(self.model), "strategy": strategy}
 
     def _task(self, purpose: Purpose) -> Task:
         strategy = self._strategy
@@ -278,7 +286,12 @@ class Server:
 def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> Model:
     """Restore a strategy from a checkpoint's state, and return the model."""
     match state:
-        case {"number": int(), "model": dict(model), "strategy": {"name": str(name), "state": dict(own)}}:
+        case {
+            "federation": bytes(),
+            "number": int(),
+            "model": dict(model),
+            "strategy": {"name": str(name), "state": dict(own)},
+        }:
             if name != type(strategy).__name__:
                 ours = type(strategy).__name__
                 raise CheckpointError(f"{path}: is of the strategy {name}, and this is {ours}; give the one it is of")

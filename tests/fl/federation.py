@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import fl
 import netq
-from fl.messages import MESSAGES, Offer, Reply, Task, Update
+from fl.messages import MESSAGES, End, Offer, Reply, Task, Update
 from fl.tensors import serialization
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -111,6 +111,8 @@ def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[An
                 task = server.get().data
             except netq.Closed:
                 return
+            if isinstance(task, End):
+                continue
             for message in answer(task):
                 server.put(message)
 

@@ -18,7 +18,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Job, Reply, Report, Task, Update
 from fl.tensors.serialization import dump as tensor_dump
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -57,6 +57,7 @@ class ControlledServer:
 
     def close(self) -> None:
         """End the federation. There must be no further messages."""
+        self.put(End(1))
         assert self.queue.close(SOON) == 0
         self.run.result(SOON)
         with pytest.raises(netq.Closed):
@@ -74,7 +75,7 @@ def serving(
     def dump(message: Any) -> Stream:
         if isinstance(message, Stream):
             return message
-        return MESSAGES.dump(message) if isinstance(message, (Task, Reply)) else anything.dump(message)
+        return MESSAGES.dump(message) if isinstance(message, (Task, Reply, End)) else anything.dump(message)
 
     options = netq.CommunicatorOptions(
         netloc=LOCAL,
