@@ -18,7 +18,7 @@ import torch
 
 import fl
 from fl.compression.packed import Packed
-from fl.messages import MESSAGES, Job, Offer, Permit, Reply, Report, Task, Update, build
+from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update, build
 from fl.tensors.serialization import STORAGE
 from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
@@ -67,6 +67,7 @@ def hostile(obj: Any) -> Stream:
         Reply(Job(1, 3, "train"), Update({}, 5, {"loss": 0.5})),
         Reply(Job(1, 3, "evaluate"), Report(5, {"accuracy": 1})),
         Reply(Job(1, 3, "train"), "no memory"),
+        End(2**62),
     ],
     ids=lambda message: str(message)[:40],
 )
