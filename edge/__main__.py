@@ -27,6 +27,7 @@ from edge.config import Config
 from edge.runtime import run
 from fl.config.toml import in_file_terms
 from netq.cli.doctor import describe, reach
+from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, SecurityError
 from netq.version import version
 
@@ -76,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _log_to_stderr(level: int) -> None:
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter())
+    logging.basicConfig(handlers=[handler], level=level)
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -121,8 +124,7 @@ def _check(config: Config) -> int:
 
 def _fail(error: Exception, status: int) -> int:
     log.debug("where it happened", exc_info=error)
-    text = " ".join(str(error).split()) or type(error).__name__
-    print(f"edge: {text}", file=sys.stderr)
+    print(f"edge: {sentence(error)}", file=sys.stderr)
     return status
 
 

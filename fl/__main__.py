@@ -44,6 +44,7 @@ from fl.config.server import Config, load_connection
 from fl.config.toml import function, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
+from netq.cli.terminal import Formatter, sentence
 from netq.errors import AddressError, InvalidOption
 
 log = logging.getLogger("fl")
@@ -255,7 +256,7 @@ def _statuses() -> Iterator[None]:
 def _fail(error: Exception, status: int) -> None:
     log.debug("where it happened", exc_info=error)
     with suppress(BrokenPipeError):  # stderr is closed; the exit status remains
-        print(f"fl: {' '.join(str(error).split()) or type(error).__name__}", file=sys.stderr)
+        print(f"fl: {sentence(error)}", file=sys.stderr)
     raise typer.Exit(status)
 
 
@@ -268,8 +269,9 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def _log_to_stderr(level: int) -> None:
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(handlers=[_Stderr()], level=level, format=form)
+    handler = _Stderr()
+    handler.setFormatter(Formatter())
+    logging.basicConfig(handlers=[handler], level=level)
     if level > logging.DEBUG:
         logging.getLogger("urllib3").setLevel(
             logging.ERROR

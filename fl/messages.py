@@ -191,7 +191,7 @@ def build(values: Any) -> Message:
         message: Message = kind(first if kind is End else Job(*first), *others)
         return message
     except Exception as error:  # values that a peer chose may raise anything
-        raise Unreadable(f"a message is not valid: {error}") from error
+        raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
 def _build_content(values: Any) -> Any:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from netq.text import printable
+
 log = logging.getLogger("netq.fl")
 
 
@@ -35,7 +37,10 @@ class ClientFailure:
     """Why a client's update is not in the model. As text it is the reason."""
 
     why: FailureKind
-    reason: str
+    reason: str  # printable: it may be a text of the client
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))
 
     def __str__(self) -> str:
         return self.reason
@@ -107,9 +112,12 @@ class RoundState:
     def fail(self, peer: uuid.UUID, failure: ClientFailure) -> bool:
         """Record a client's failure. Return whether it is recorded.
 
-        An answer that counts outweighs any failure. A stale answer does not end the wait for the right one.
+        An answer that counts outweighs any failure, and the client's own reason any other. A stale answer does not end
+        the wait for the right one.
         """
         if peer in self.weights or (failure.why is FailureKind.STALE and peer in self.pending):
+            return False
+        if peer in self.failures and self.failures[peer].why is FailureKind.FAILED:
             return False
         self.pending.pop(peer, None)
         self.failures[peer] = failure

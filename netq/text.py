@@ -8,10 +8,10 @@ from collections.abc import Collection
 _LONGEST = 500  # characters of a peer's text in one log line
 
 
-def printable(text: str) -> str:
+def printable(text: str, longest: int = _LONGEST) -> str:
     """Escape and shorten untrusted text, so that it fits in one line of a log and cannot forge another."""
-    shown = "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:_LONGEST]])
-    return shown if len(text) <= _LONGEST else f"{shown}…"
+    shown = "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:longest]])
+    return shown if len(text) <= longest else f"{shown}…"
 
 
 def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:

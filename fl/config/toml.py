@@ -19,13 +19,18 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fl.files import read_regular
 from netq.errors import InvalidOption
 from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
-from netq.text import did_you_mean
+from netq.text import did_you_mean, printable
 from netq.validate import is_whole
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)
+
+_DEPTH = 50  # levels of tables and lists; more than any option has, and far from Python's limit of recursion
+_TOO_DEEP = f"tables or lists are nested too deeply; expected {_DEPTH} levels at most"
+_LONGEST, _LONGEST_VALUE = 10_000, 500  # characters of an error, and of a value in it
 
 # How errors of option classes and transports begin, and the same in terms of the file.
 _TERMS = {
@@ -53,15 +58,20 @@ class File:
 
     def _parse(self, what: str) -> dict[str, Any]:
         try:
-            return tomllib.loads(self.path.read_text(encoding="utf-8"))
+            tables = tomllib.loads(read_regular(self.path).decode())
         except FileNotFoundError:
             raise self.wrong(f"no such file; give the path of {what}") from None
         except OSError as error:
             raise self.wrong(f"cannot be read ({error.strerror}); give a TOML file that this user may read") from None
         except UnicodeDecodeError as error:
             raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
-        except (ValueError, RecursionError) as error:  # a whole number of 5,000 digits, lists in lists in lists
+        except ValueError as error:  # or a whole number of 5,000 digits
             raise self.wrong(f"not TOML: {error}; correct it there") from None
+        except RecursionError:
+            raise self.wrong(_TOO_DEEP) from None
+        if _is_deeper(tables, _DEPTH):
+            raise self.wrong(_TOO_DEEP)
+        return tables
 
     def check_names(self, known: Mapping[str, Collection[str] | None]) -> None:
         """Refuse unknown tables and keys. `known`: the keys by table; None: any key."""
@@ -187,11 +197,20 @@ class File:
     def check(self, where: str, value: object, right: bool, expected: str) -> None:
         """Raise InvalidOption unless the value is right. None means that it is missing."""
         if not right:
-            raise self.wrong(f"{where}: {'missing' if value is None else repr(value)}; expected {expected}")
+            shown = "missing" if value is None else printable(repr(value), _LONGEST_VALUE)
+            raise self.wrong(f"{where}: {shown}; expected {expected}")
 
     def wrong(self, what: str) -> InvalidOption:
         """Return the InvalidOption that names this file and what is wrong."""
-        return InvalidOption(f"{self.path}: {what}")
+        return InvalidOption(printable(f"{self.path}: {what}", _LONGEST))
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Return whether tables and lists are nested in more than this many levels."""
+    if not isinstance(value, (dict, list)):
+        return False
+    each = value.values() if isinstance(value, dict) else value
+    return levels == 0 or any(_is_deeper(inner, levels - 1) for inner in each)
 
 
 def _may_write(path: Path, suffix: str) -> bool:

@@ -2,7 +2,7 @@
 
 Written by fl/server/server.py after each round that counts. A new file is written as `….new`, synchronised to the disk,
 and then renamed; the checkpoint before is kept as `….previous`. So one of the two is whole, whenever the machine stops.
-`….lock` excludes a second server. The layout:
+`….lock` excludes a second server. Only their owner may read these files, and none of them is a link. The layout:
 
     8 bytes "NETQFL01"   8 bytes length of the body, little-endian   body   32 bytes BLAKE2b of all before (RFC 7693)
 
@@ -16,12 +16,14 @@ import fcntl
 import hashlib
 import logging
 import os
+import stat
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fl.errors import CheckpointError
+from fl.files import create, open_regular
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
 from netq.buffers import Buffer
@@ -41,7 +43,7 @@ _OPEN: set[Path] = set()  # files that this process writes; a POSIX lock exclude
 class Checkpoint:
     """A checkpoint file, locked for this process until `close` or the end of the process.
 
-    Follows links. Raises CheckpointError if the file cannot be written, or another server writes it.
+    Raises CheckpointError if the file cannot be written, or another server writes it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -52,9 +54,10 @@ class Checkpoint:
             raise CheckpointError(f"{path}: another server of this process writes it; give each a file of its own")
         try:
             _beside(self._path, "previous").exists()  # raises for a name that is too long
-            self._lock = _beside(self._path, "lock").open("ab")
+            lock = open_regular(_beside(self._path, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be written ({error.strerror}); name another") from None
+        self._lock = os.fdopen(lock, "r+b")
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # not flock, whose lock forked children inherit
         except BlockingIOError:
@@ -70,8 +73,9 @@ class Checkpoint:
         if wrong := unserializable(state):
             raise CheckpointError(f"{self._path}: cannot be written: {wrong}; a strategy's `state` returns such")
         new = _beside(self._path, "new")
-        with new.open("wb") as file:
+        with create(new) as file:
             _write(file, _PLAIN.dump(dict(state)))
+            file.flush()
             os.fsync(file.fileno())
         if self._path.exists():
             self._path.replace(_beside(self._path, "previous"))
@@ -110,10 +114,18 @@ def is_there(path: str | os.PathLike[str]) -> bool:
 
 
 def _resolved(path: str | os.PathLike[str]) -> Path:
-    """Return the path with links followed."""
-    found = Path(path).resolve()
-    if found.is_dir():
+    """Return the path with the links to its folder followed. Raises CheckpointError for what is there and no file."""
+    found = Path(path).parent.resolve() / Path(path).name
+    try:
+        kind = found.lstat().st_mode
+    except OSError:  # it will be made
+        return found
+    if stat.S_ISDIR(kind):
         raise CheckpointError(f"{path}: is a folder; expected the name of a file, which will be made")
+    if stat.S_ISLNK(kind):
+        raise CheckpointError(f"{path}: is a link to {os.readlink(found)!r}; give the name of the file itself")
+    if not stat.S_ISREG(kind):
+        raise CheckpointError(f"{path}: is a pipe or a device; expected the name of a file, which will be made")
     return found
 
 
@@ -132,7 +144,7 @@ def _write(file: BinaryIO, body: Stream) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             body = _read_body(path, file)
         state = _PLAIN.load(Stream([body]))
     except OSError as error:

@@ -12,13 +12,14 @@ from __future__ import annotations
 import copy
 import logging
 import os
+import reprlib
 import secrets
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
@@ -34,6 +35,7 @@ from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
 from fl.tensors.spec import Model, nbytes, plain
+from netq.text import printable
 from netq.validate import expect, is_whole
 
 log = logging.getLogger("netq.fl")
@@ -120,12 +122,14 @@ class Server:
 
         Raises CheckpointError.
         """
-        state = load(path)
         strategy = settings["strategy"] = settings.get("strategy") or FedAvg()
-        model = _restored(path, state, strategy)
-        options = replace(options or netq.CommunicatorOptions(), id=uuid.UUID(bytes=state["federation"]))
-        server = cls(model, options, **{"checkpoint": path, **settings})
-        server.number = state["number"]  # and a `run` of its own: answers to tasks of the dead server do not count
+        saved = _restored(path, load(path), strategy)
+        options = replace(options or netq.CommunicatorOptions(), id=saved.federation)
+        try:
+            server = cls(saved.model, options, **{"checkpoint": path, **settings})
+        except InvalidUpdate as error:
+            raise CheckpointError(f"{path}: {error}; give the strategy as it was made") from error
+        server.number = saved.number  # and a `run` of its own: answers to tasks of the dead server do not count
         return server
 
     @property
@@ -283,18 +287,28 @@ class Server:
         return received, sent
 
 
-def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> Model:
-    """Restore a strategy from a checkpoint's state, and return the model."""
+class _Saved(NamedTuple):
+    """What a checkpoint has besides the strategy's state."""
+
+    federation: uuid.UUID
+    number: int
+    model: Model
+
+
+def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: Strategy) -> _Saved:
+    """Restore a strategy from a checkpoint's state, and return the rest. Raises CheckpointError."""
     match state:
         case {
-            "federation": bytes(),
-            "number": int(),
+            "federation": bytes(federation),
+            "number": int(number),
             "model": dict(model),
             "strategy": {"name": str(name), "state": dict(own)},
-        }:
-            if name != type(strategy).__name__:
-                ours = type(strategy).__name__
-                raise CheckpointError(f"{path}: is of the strategy {name}, and this is {ours}; give the one it is of")
+        } if len(federation) == 16 and is_whole(number, 1, 2**62) and model:
+            ours = type(strategy).__name__
+            if name != ours:
+                raise CheckpointError(
+                    f"{path}: is of the strategy {printable(name)}, and this is {ours}; give the one it is of"
+                )
             try:
                 strategy.restore(copy.deepcopy(own))  # a view would keep the memory of the whole file
             except KeyError as error:
@@ -303,9 +317,16 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 ) from error
             except CheckpointError as error:
                 raise CheckpointError(f"{path}: {error}") from error
-            return model
+            except Exception as error:  # of the strategy, whose state may be anything
+                raise CheckpointError(
+                    f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
+                ) from error
+            return _Saved(uuid.UUID(bytes=federation), number, model)
         case _:
-            raise CheckpointError(f"{path}: is not of a server: it has {', '.join(map(repr, state))}")
+            has = reprlib.repr(list(state))[1:-1]
+            raise CheckpointError(
+                f"{path}: is not of a server: it has {has}; expected federation, number, model and strategy"
+            )
 
 
 def _room(model: int, limit: int | None) -> int:

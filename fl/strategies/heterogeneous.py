@@ -184,7 +184,9 @@ class Scaffold(Strategy):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a control variate."""
-        self._control = dict(state["control"])
+        control = dict(state["control"])
+        check(control, like=control)
+        self._control = control
 
 
 def _metric(update: Update, name: str, least: float) -> float:

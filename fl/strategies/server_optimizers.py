@@ -11,6 +11,7 @@ without bias correction, and the second moment begins at the square of `adaptivi
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.aggregation.mean import Block
+from fl.errors import CheckpointError
 from fl.strategies.base import within
 
 Arrays = dict[str, NDArray[Any]]
@@ -54,6 +56,16 @@ class Slots:
             self.arrays[block.name] = np.full(block.size, self._initial, block.value.dtype)
         return self.arrays[block.name][block.start : block.stop]
 
+    def restore(self, arrays: object) -> None:
+        """Continue from arrays of a checkpoint. Raises CheckpointError for other values."""
+        if not isinstance(arrays, dict) or not all(map(_is_slot, arrays.values())):
+            raise CheckpointError(f"a state of its optimizer is {reprlib.repr(arrays)}; expected flat arrays by name")
+        self.arrays = dict(arrays)
+
+
+def _is_slot(value: object) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "fc"
+
 
 class Momentum:
     """velocity = momentum * velocity + change; model += learning_rate * velocity."""
@@ -81,7 +93,7 @@ class Momentum:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a velocity."""
-        self._velocity.arrays = dict(state["velocity"])
+        self._velocity.restore(state["velocity"])
 
 
 class Adaptive:
@@ -121,7 +133,8 @@ class Adaptive:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from both moments."""
-        self._first.arrays, self._second.arrays = dict(state["first"]), dict(state["second"])
+        self._first.restore(state["first"])
+        self._second.restore(state["second"])
 
 
 class Moment(Protocol):

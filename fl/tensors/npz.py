@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fl.files import create
 from fl.tensors.spec import Model, specs_of
 
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
@@ -36,7 +37,7 @@ def save(path: Path, model: Model) -> None:
     """Replace the file atomically: write `….new`, sync it to the disk, rename it. Follows a link. Raises OSError."""
     path = path.resolve()
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
+    with create(new, 0o666) as file:  # less the umask: the model is for other programs, too
         with zipfile.ZipFile(file, "w") as archive:
             for name, tensor in model.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:

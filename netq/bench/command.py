@@ -27,7 +27,9 @@ from netq.bench.protocol import BenchError
 from netq.bench.resources import facts, free_memory, pinned
 from netq.bench.service import Arrivals, open_server, serve
 from netq.options import Protocol
-from netq.text import format_netloc
+from netq.text import format_netloc, printable
+
+_LONGEST = 20_000  # characters of a line on stderr
 
 
 class _Terminated(BaseException):
@@ -202,4 +204,4 @@ def _fail(why: str, status: int) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"netq bench: {text}\n")  # in one piece: other processes write to stderr too
+    sys.stderr.write(f"netq bench: {printable(text, _LONGEST)}\n")  # in one piece: other processes write to stderr too

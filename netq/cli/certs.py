@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from netq.cli.terminal import sentence
 from netq.errors import SecurityError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         status: int = options.run(options)
     except SecurityError as error:
-        print(f"netq certs: {error}", file=sys.stderr)
+        print(f"netq certs: {sentence(error)}", file=sys.stderr)
         return 2
     except OSError as error:
         path = error.filename or options.folder  # a full disk has no name

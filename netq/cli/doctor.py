@@ -19,6 +19,7 @@ from typing import NamedTuple, get_args
 
 import netq
 from netq.cli import client_hello
+from netq.cli.terminal import sentence
 from netq.options import PostQuantum, SecurityOptions
 from netq.protocol import codec
 from netq.security.identity import is_post_quantum
@@ -52,10 +53,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         answer = reach(netq.Protocol(options.protocol), connection, options.timeout)
     except netq.SecurityError as error:
-        print(f"netq doctor: {_OPTION.sub(_argument, str(error), count=1)}", file=sys.stderr)
+        print(f"netq doctor: {_OPTION.sub(_argument, sentence(error), count=1)}", file=sys.stderr)
         return 2
     except (netq.NetqError, ImportError) as error:
-        answer = str(error)
+        answer = sentence(error)
     where = format_netloc(*options.server)
     if isinstance(answer, str):
         print(f"server    {where} {answer}")

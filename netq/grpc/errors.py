@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from netq.errors import SecurityError
+from netq.text import printable
 
 
 class _Rule(NamedTuple):
@@ -83,7 +84,7 @@ def translate(details: str, peer: str) -> Exception:
     for rule in _RULES:
         if found := re.search(rule.pattern, details):
             return rule.kind(rule.sentence.format(peer=peer, why=_words(found)))
-    return ConnectionResetError(_WRAPPING.sub("", details) or "the peer hung up")
+    return ConnectionResetError(printable(_WRAPPING.sub("", details)) or "the peer hung up")
 
 
 def _words(found: re.Match[str]) -> str:

@@ -149,10 +149,55 @@ def test_wrong_security_is_named(tmp_path: Path, line: str, said: str) -> None:
     assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
-@pytest.mark.parametrize("value", ["9" * 6000, "[" * 5000 + "]" * 5000], ids=["digits", "nested"])
-def test_value_that_cannot_be_parsed_is_refused(tmp_path: Path, value: str) -> None:
+def test_value_that_cannot_be_parsed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"gate\.toml: not TOML: "):
-        of(tmp_path, f"[gate]\nwidth = {value}\n")
+        of(tmp_path, f"[gate]\nwidth = {'9' * 6000}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"width = {'[' * 5000}{']' * 5000}",
+        f"width = {'[' * 51}{']' * 51}",
+        f"width = {'{a=' * 200}1{'}' * 200}",
+        f"width.{'a.' * 5000}b = 1",
+        f"[{'a.' * 5000}b]",
+    ],
+    ids=["lists", "levels", "tables", "keys", "names"],
+)
+def test_deep_nesting_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(InvalidOption, match=r"gate\.toml: tables or lists are nested too deeply; expected 50 levels"):
+        of(tmp_path, f"[gate]\n{line}\n")
+
+
+def test_nesting_that_is_not_too_deep_is_read(tmp_path: Path) -> None:
+    assert of(tmp_path, f"[gate]\nwidth = {'[' * 48}{']' * 48}\n").table("gate")["width"]
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """Reading it would take for ever."""
+    os.mkfifo(tmp_path / "gate.toml")
+    with pytest.raises(InvalidOption, match=r"cannot be read \(a pipe or a device\); give a TOML file"):
+        File(tmp_path / "gate.toml", WHAT)
+
+
+def test_a_link_is_followed(file: File) -> None:
+    link = file.path.with_name("link.toml")
+    link.symlink_to(file.path)
+    assert File(link, WHAT).tables == file.tables
+
+
+@pytest.mark.parametrize("line", ['["\\u001b[31m"]', '[gate]\n"\\u001b[31m" = 1', '[gate]\nwidth = "\\u001b[31m"'])
+def test_control_characters_of_a_file_are_escaped(tmp_path: Path, line: str) -> None:
+    file = of(tmp_path, line)
+
+    def read() -> None:
+        file.check_names({"gate": ("width",)})
+        file.whole("gate", "width", "a width")
+
+    with pytest.raises(InvalidOption, match=r"x1b\[31m") as caught:
+        read()
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -123,16 +123,65 @@ def test_a_second_process_cannot_write_the_same_file(tmp_path: Path) -> None:
     assert_same(load(tmp_path / "c"))
 
 
-def test_links_are_followed_to_the_previous_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["c", "c.lock", "c.new", "c.previous"])
+def test_no_link_is_followed(tmp_path: Path, name: str) -> None:
+    """Other users may write to the folder, as to /tmp, and link the name to a file of the server's user."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / name).symlink_to(precious)
+    if name in ("c", "c.lock"):
+        with pytest.raises(fl.CheckpointError, match=r"is a link to '.*precious'; give the name|a link, which is not"):
+            save(tmp_path / "c", STATE)
+    else:
+        save(tmp_path / "c", STATE)
+        assert_same(load(tmp_path / "c"))
+        save(tmp_path / "c", STATE)
+        assert not (tmp_path / name).is_symlink()
+    assert precious.read_text() == "mine"
+
+
+def test_no_link_is_read(tmp_path: Path) -> None:
+    save(tmp_path / "there", STATE)
+    (tmp_path / "c").symlink_to(tmp_path / "there")
+    for read in (load, is_there):
+        with pytest.raises(fl.CheckpointError, match="c: is a link to"):
+            read(tmp_path / "c")
+    (tmp_path / "c").unlink()
+    (tmp_path / "c.previous").symlink_to(tmp_path / "there")
+    with pytest.raises(fl.CheckpointError, match="c: cannot be read"):
+        load(tmp_path / "c")
+
+
+def test_the_folder_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
-    link, real = tmp_path / "c", tmp_path / "disk" / "real"
-    link.symlink_to(real)
-    assert not is_there(link)
-    save(link, STATE)
-    save(link, {"number": 8})
-    real.unlink()
-    assert is_there(link)
-    assert_same(load(link))
+    (tmp_path / "here").symlink_to(tmp_path / "disk")
+    save(tmp_path / "here" / "c", STATE)
+    assert_same(load(tmp_path / "disk" / "c"))
+
+
+def test_only_the_owner_may_read_the_files(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save(tmp_path / "c", STATE)
+        save(tmp_path / "c", STATE)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {
+        "c": 0o600,
+        "c.previous": 0o600,
+        "c.lock": 0o600,
+    }
+
+
+@pytest.mark.parametrize("name", ["c", "c.lock", "c.previous"])
+def test_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
+    """Reading it would take for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(fl.CheckpointError, match=r"a pipe or a device|No such file"):
+        load(tmp_path / "c")
+    if name != "c.previous":
+        with pytest.raises(fl.CheckpointError, match="a pipe or a device"):
+            Checkpoint(tmp_path / "c")
 
 
 @pytest.mark.parametrize("name", ["/", ".", "/proc/x", "n" * 250])
@@ -160,21 +209,6 @@ def test_an_unwritable_path_is_refused_by_the_constructor(tmp_path: Path) -> Non
         with pytest.raises(fl.CheckpointError, match=reason):
             fl.Server({"w": np.zeros(3)}, at(netq.NetworkLocation("127.0.0.1", 0)), checkpoint=path)
     assert (tmp_path / "folder" / "precious").read_text() == "mine"
-
-
-def test_links_are_followed(tmp_path: Path) -> None:
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "c").symlink_to(tmp_path / "disk" / "c")
-    with Federation(checkpoint=tmp_path / "c") as federation:
-        federation.join(A, adds(4))
-        federation.join(B, adds(4))
-        for _ in range(2):
-            federation.round(2)
-    assert (tmp_path / "c").is_symlink()
-    assert load(tmp_path / "disk" / "c")["number"] == 2
-
-
-# A server that goes on
 
 
 def test_a_resumed_server_continues_its_rounds(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ SSL = "SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal"
             "it sent a packet that is larger than any of netq",
         ),
         (f"{FAILED}UNKNOWN: ipv4:10.0.0.1:1: something new", ConnectionResetError, "something new"),
+        ("red \x1b[31m", ConnectionResetError, r"red \x1b[31m"),
         ("", ConnectionResetError, "the peer hung up"),
     ],
 )

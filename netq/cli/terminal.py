@@ -1,0 +1,34 @@
+"""What the commands write to a terminal: log lines and errors, with control characters escaped.
+
+Used by netq/bench, fl/__main__.py and edge/__main__.py. Text of peers is escaped where it arrives; here it is the text
+of files, libraries and users' functions, which may have an escape sequence in it, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from netq.text import printable
+
+_LONGEST = 20_000  # characters of a line
+
+
+class Formatter(logging.Formatter):
+    """Formats a record as one line, and its traceback below."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return printable(super().formatMessage(record), _LONGEST)
+
+    def formatException(self, error: Any) -> str:
+        """Return the traceback."""
+        return "\n".join(printable(line, _LONGEST) for line in super().formatException(error).splitlines())
+
+
+def sentence(error: BaseException) -> str:
+    """Return the text of an error in one line; the name of its class if it has none."""
+    return printable(" ".join(str(error).split()), _LONGEST) or type(error).__name__

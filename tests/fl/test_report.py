@@ -1,0 +1,29 @@
+"""Reports: what a client's failure says, and which of several failures of one client stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl.report import ClientFailure, FailureKind, RoundState
+from tests.fl.federation import A
+
+
+def test_a_reason_is_printable_and_bounded() -> None:
+    assert str(ClientFailure(FailureKind.FAILED, "red \x1b[31m\nline")) == r"red \x1b[31m\nline"
+    assert len(ClientFailure(FailureKind.FAILED, "x" * 10**6).reason) < 1000
+
+
+@pytest.mark.parametrize("later", [kind for kind in FailureKind if kind is not FailureKind.FAILED])
+def test_the_clients_own_reason_stays(later: FailureKind) -> None:
+    state = RoundState({A: None})
+    own = ClientFailure(FailureKind.FAILED, "no memory")
+    assert state.fail(A, own)
+    assert not state.fail(A, ClientFailure(later, "another reason"))
+    assert state.failures == {A: own}
+
+
+def test_the_clients_own_reason_replaces_that_it_is_late() -> None:
+    state = RoundState({A: None})
+    assert state.fail(A, ClientFailure(FailureKind.LATE, "no answer within 1 s"))
+    assert state.fail(A, ClientFailure(FailureKind.FAILED, "no memory"))
+    assert str(state.failures[A]) == "no memory"
