@@ -41,7 +41,7 @@ from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.config.server import Config, load_connection
-from fl.config.toml import function, named_object
+from fl.config.toml import function, in_file_terms, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, sentence
@@ -109,12 +109,15 @@ def simulate(
 ) -> None:
     """Run an aggregator's rounds with clients in processes of this machine.
 
-    Model, strategy, rounds and callbacks are those of the file; its address, checkpoint and TLS are not used. Each
-    client finds its number in its config, as `partition`, and their number as `partitions`.
+    Model, strategy, rounds and callbacks are those of the file; its address, checkpoint and TLS are not used. The
+    names of the files that it writes begin with `simulated-`. Each client finds its number in its config, as
+    `partition`, and their number as `partitions`.
     """
     _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
     with _statuses():
-        _simulate(Config.load(config), function("--train", train, "farm.training:train"), clients, processes)
+        _simulate(
+            Config.load(config).simulated(), function("--train", train, "farm.training:train"), clients, processes
+        )
 
 
 @flower.command("run", epilog="Example: fl flower run farm.server_app:app server.toml --nodes 2")
@@ -203,15 +206,18 @@ def _simulate(config: Config, train: Callable[..., Any], clients: int, processes
     with ExitStack() as stack:
         callbacks = list(_callbacks(config, stack))
         measured = [] if config.measure is None else [Measured(config.measure, callbacks)]
-        result = fl.simulate(
-            config.initial_model(),
-            [train] * clients,
-            config.rounds,
-            strategy=config.strategy,
-            processes=processes,
-            callbacks=measured or callbacks,
-            **config.settings,
-        )
+        try:
+            result = fl.simulate(
+                config.initial_model(),
+                [train] * clients,
+                config.rounds,
+                strategy=config.strategy,
+                processes=processes,
+                callbacks=measured or callbacks,
+                **config.settings,
+            )
+        except InvalidOption as error:
+            raise InvalidOption(f"{config.path}: {in_file_terms(error)}") from error
         if config.save is not None:
             npz.save(config.save, result.model)
         log.info("all rounds are done")

@@ -32,13 +32,13 @@ def rounds(runs: Mapping[str, Run], *, metric: str | None = None, out: str | os.
 
     Raises ValueError if no round has the metric or a file has no round; OSError if a file cannot be read or written.
     """
+    rounds_of = {name: _rounds_of(run) for name, run in runs.items()}
+    name = _metric(rounds_of, metric)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise missing("fl.callbacks.plots", "matplotlib", "matplotlib", error) from error
-    rounds_of = {name: _rounds_of(run) for name, run in runs.items()}
-    name = _metric(rounds_of, metric)
     figure = Figure(figsize=(7, 6), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(3, 2))

@@ -25,7 +25,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,12 @@ class Config:
         except (InvalidOption, SecurityError) as error:
             raise InvalidOption(f"{self.path}: {in_file_terms(error)}") from error
 
+    def simulated(self) -> Config:
+        """Return this configuration with other names for what it writes, so that a service's files stay as they are."""
+        json, tensorboard = _simulated(self.callbacks.json), _simulated(self.callbacks.tensorboard)
+        callbacks = replace(self.callbacks, json=json, tensorboard=tensorboard)
+        return replace(self, save=_simulated(self.save), callbacks=callbacks)
+
     def initial_model(self) -> Mapping[str, Any]:
         """Return the first model. Raises InvalidOption if `model.initial` does not return one."""
         try:
@@ -168,6 +174,13 @@ class Config:
         except InvalidUpdate as error:
             raise InvalidOption(f"{self.path}: model.initial: {error}") from None
         return model
+
+
+def _simulated(path: Path | None) -> Path | None:
+    """Return the name of a simulation's file or folder. A device, such as /dev/null, keeps its name."""
+    if path is None or (path.exists() and not path.is_file() and not path.is_dir()):
+        return path
+    return path.with_name(f"simulated-{path.name}")
 
 
 def load_connection(path: str | Path) -> tuple[CommunicatorOptions, Protocol]:

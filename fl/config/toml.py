@@ -42,6 +42,7 @@ _TERMS = {
     "SealOptions.": "seal.",
     "SecurityOptions.": "security.",
     "Server.": "server.",
+    "simulate.": "server.",
 }
 
 

@@ -72,9 +72,9 @@ def simulate(
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
     settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
-    if isinstance(settings["min_clients"], int) and settings["min_clients"] > len(clients):
-        wanted = settings["min_clients"]
-        raise netq.InvalidOption(f"simulate.min_clients: {wanted}; expected {len(clients)}, the clients, at most")
+    wanted, there = settings["min_clients"], len(clients)
+    enough = not isinstance(wanted, int) or wanted <= there
+    expect(enough, "simulate.min_clients", wanted, f"{there} at most, as there are {there} clients")
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with WorkerPool(shares) as workers:
@@ -99,6 +99,8 @@ def _shares(
     if protocol not in (netq.Protocol.TCP, netq.Protocol.SHM):
         raise netq.InvalidOption(f"simulate.protocol: {protocol}; expected Protocol.TCP or Protocol.SHM")
     expect(start in ("fork", "spawn"), "simulate.start", start, "'fork' or 'spawn'")
+    listed = isinstance(clients, Sequence) and not isinstance(clients, str)
+    expect(listed, "simulate.clients", clients, "a list with a train function for each client, as in [train] * 4")
     expect(processes is None or processes >= 1, "simulate.processes", processes, "1 or more, or None")
     all_clients = {partition: _client(partition, each) for partition, each in enumerate(clients)}
     if not all_clients:

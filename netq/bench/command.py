@@ -30,6 +30,7 @@ from netq.options import Protocol
 from netq.text import format_netloc, printable
 
 _LONGEST = 20_000  # characters of a line on stderr
+_SOON = 1.0  # seconds in which a server that is there answers
 
 
 class _Terminated(BaseException):
@@ -167,14 +168,26 @@ def _check_memory(options: argparse.Namespace) -> None:
 
 
 def _find(queue: netq.Communicator, options: argparse.Namespace, warnings: _Warnings) -> Client:
-    """Wait for the server's hello."""
-    try:
-        return Client(queue, options.timeout)
-    except TimeoutError:
-        address = format_netloc(*queue.netloc)
-        who = f"the broker {address}, --prefix {options.prefix}," if options.protocol is Protocol.MQTT else address
-        why = f" ({warnings.last})" if warnings.last else ""
-        raise BenchError(f"no bench server at {who} has answered within {options.timeout:g} s{why}") from None
+    """Wait for the server's hello. If it does not come soon, say so; then wait until --timeout is over."""
+    soon = min(_SOON, options.timeout)
+    with contextlib.suppress(TimeoutError):
+        return Client(queue, soon)
+    if options.timeout > soon:
+        _say(f"{_missing(queue, options, warnings)}; waiting up to {options.timeout:g} s")
+    with contextlib.suppress(TimeoutError):
+        return Client(queue, options.timeout - soon)
+    raise BenchError(f"{_missing(queue, options, warnings)}; no answer within {options.timeout:g} s (--timeout)")
+
+
+def _missing(queue: netq.Communicator, options: argparse.Namespace, warnings: _Warnings) -> str:
+    """Return why there is no hello: nothing can be reached, or what was reached is no bench server."""
+    where = format_netloc(*queue.netloc)
+    if options.protocol is Protocol.MQTT:
+        where = f"the broker {where}, --prefix {options.prefix}"
+    if any(each.connected for each in queue.statistics().values()):
+        return f"connected, but no bench server at {where}; start one there: netq bench server"
+    why = warnings.last.removeprefix(f"{where}: ").removesuffix("; trying again until it answers")
+    return f"cannot connect to {where}" + (f" ({why})" if why else "")
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:

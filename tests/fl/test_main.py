@@ -380,9 +380,17 @@ def test_simulate_runs_the_rounds_of_a_file(tmp_path: Path) -> None:
     done = run("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "3", "--processes", "1")
     assert done.returncode == 0, done.stderr
     evaluations = [{"server_sum": 6.0 * number} for number in (1, 2, 3)]
-    assert [each["evaluation"] for each in read(tmp_path / "rounds.jsonl")] == evaluations
-    assert w(tmp_path / "model.npz") == [6, 6, 6]
-    assert not (tmp_path / "federation.ckpt").exists()
+    assert [each["evaluation"] for each in read(tmp_path / "simulated-rounds.jsonl")] == evaluations
+    assert w(tmp_path / "simulated-model.npz") == [6, 6, 6]
+    assert not [name for name in ("rounds.jsonl", "model.npz", "federation.ckpt") if (tmp_path / name).exists()]
+
+
+def test_simulate_with_too_few_clients_names_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("rounds = 3", "rounds = 3\nmin_clients = 6"))
+    done = run("simulate", str(path), "--train", "tests.fl.test_main:train", "--clients", "4")
+    assert done.returncode == 2
+    assert done.stderr == f"fl: {path}: server.min_clients: 6; expected 4 at most, as there are 4 clients\n"
 
 
 @pytest.mark.parametrize("train", ["train", "numpy:none"])

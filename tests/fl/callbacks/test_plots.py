@@ -108,3 +108,9 @@ def test_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"fl\.callbacks\.plots needs matplotlib .*: pip install matplotlib"):
         plots.rounds({"run": reports(0.5)})
+
+
+def test_missing_file_is_reported_before_missing_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(FileNotFoundError):
+        plots.rounds({"run": tmp_path / "none.jsonl"})

@@ -387,3 +387,13 @@ def test_server_gets_address_and_options(tmp_path: Path) -> None:
     with load(tmp_path, f"{SERVER}min_clients = 1\n{MODEL}[connection]\nlinger = 0.1\n").server() as server:
         assert server.netloc.host == "127.0.0.1"
         assert at(server.netloc).netloc.port == server.netloc.port != 0
+
+
+def test_a_simulation_writes_files_of_its_own(tmp_path: Path) -> None:
+    more = "save = 'model.npz'\n[callbacks]\njson = 'rounds.jsonl'\ntensorboard = 'board'\n"
+    simulated = load(tmp_path, LEAST + more).simulated()
+    assert simulated.save == tmp_path / "simulated-model.npz"
+    assert simulated.callbacks.json == tmp_path / "simulated-rounds.jsonl"
+    assert simulated.callbacks.tensorboard == tmp_path / "simulated-board"
+    simulated = load(tmp_path, f"{LEAST}[callbacks]\njson = '/dev/null'\n").simulated()
+    assert (simulated.save, simulated.callbacks.json) == (None, Path("/dev/null"))

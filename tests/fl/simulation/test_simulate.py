@@ -360,7 +360,12 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"clients": []}, "there are none"),
         ({"clients": [adds(1), 5]}, "5; expected a train function"),
         ({"clients": [fl.Client(adds(1))] * 2}, "one fl.Client is there twice"),
-        ({"min_clients": 5}, "simulate.min_clients: 5; expected 1, the clients, at most"),
+        ({"min_clients": 5}, "simulate.min_clients: 5; expected 1 at most, as there are 1 clients"),
+        (
+            {"clients": adds(1)},
+            r"simulate.clients: <function .*; expected a list with a train function for each client",
+        ),
+        ({"clients": "adds"}, "simulate.clients: 'adds'; expected a list with a train function"),
         ({"processes": 0}, "processes: 0; expected 1 or more"),
         ({"protocol": netq.Protocol.MQTT}, "expected Protocol.TCP or Protocol.SHM"),
         ({"start": "forkserver"}, "expected 'fork' or 'spawn'"),

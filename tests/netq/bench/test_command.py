@@ -149,8 +149,17 @@ def test_missing_server_is_one_line_and_status_1(capsys: pytest.CaptureFixture[s
     assert main(["bench", "latency", "--netloc", f"127.0.0.1:{port}", "--timeout", "0.2"]) == 1
     out, errors = capsys.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
-    assert f"no bench server at 127.0.0.1:{port} has answered within 0.2 s (" in errors
-    assert "Connection refused" in errors
+    assert errors.startswith(f"netq bench: error: cannot connect to 127.0.0.1:{port} (")
+    assert "Connection refused); no answer within 0.2 s (--timeout)" in errors
+
+
+@pytest.mark.slow
+def test_missing_server_is_said_before_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "latency", "--netloc", "127.0.0.1:1", "--timeout", "1.2"]) == 1
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("netq bench: cannot connect to 127.0.0.1:1 (")
+    assert first.endswith("Connection refused); waiting up to 1.2 s")
+    assert last.startswith("netq bench: error: cannot connect to 127.0.0.1:1 (")
 
 
 @pytest.mark.slow
@@ -159,7 +168,7 @@ def test_other_netq_server_is_not_a_bench_server(capsys: pytest.CaptureFixture[s
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         status = main(["bench", "latency", "--netloc", f"127.0.0.1:{server.netloc.port}", "--timeout", "0.3"])
     assert status == 1
-    assert "no bench server at" in capsys.readouterr().err
+    assert "connected, but no bench server at" in capsys.readouterr().err
 
 
 def test_address_in_use_is_one_line_and_status_1(capsys: pytest.CaptureFixture[str], netloc: str) -> None:
@@ -269,7 +278,7 @@ def test_missing_broker_is_one_line_with_a_spawned_server(capfd: pytest.CaptureF
     assert main(["bench", *arguments]) == 1
     out, errors = capfd.readouterr()
     assert (out, errors.count("\n")) == ("", 1)
-    assert "no bench server at the broker 127.0.0.1:1, --prefix netq-bench/" in errors
+    assert "cannot connect to the broker 127.0.0.1:1, --prefix netq-bench/" in errors
 
 
 def test_password_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
