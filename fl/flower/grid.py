@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.grid_messages import MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
+from fl.flower.record_codec import nbytes
 from fl.flower.replies import Streamed, reply, reply_to_nothing
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
@@ -39,11 +41,44 @@ _CODES = {
 }
 
 
+_REPLY = 1024  # bytes that a reply counts besides its arrays: the cost of its objects
+
+
 class _Sent(NamedTuple):
     """A message that has no reply yet."""
 
     metadata: Metadata
     peer: uuid.UUID | None  # None: the node was not connected
+
+
+class _Unpulled:
+    """The sizes of the replies that have arrived and were not pulled, the oldest first. Thread-safe.
+
+    room: bytes that they may take together; the last one may be larger.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._lock = threading.Lock()
+        self._sizes: dict[str, int] = {}
+        self._total = 0
+
+    def add(self, id: str, content: RecordDict | Error) -> list[str]:
+        """Add a reply. Return the oldest ones, which must go: they are removed here."""
+        size = _REPLY + (nbytes(content) if isinstance(content, RecordDict) else 0)
+        with self._lock:
+            dropped = []
+            while self._sizes and self._total + size > self._room:
+                dropped.append(next(iter(self._sizes)))
+                self._total -= self._sizes.pop(dropped[-1])
+            self._sizes[id] = size
+            self._total += size
+            return dropped
+
+    def remove(self, id: str) -> None:
+        """Remove a reply. Does nothing for another id."""
+        with self._lock:
+            self._total -= self._sizes.pop(id, 0)
 
 
 class Grid(flwr.serverapp.Grid):
@@ -52,6 +87,9 @@ class Grid(flwr.serverapp.Grid):
     options:    the communicator's; their serialisation is replaced by that of the grid's messages.
     run_config: `context.run_config` of the apps on the server and on the nodes.
     grace:      seconds; a node without a connection for longer is lost, and not waited for.
+
+    Replies that have arrived, and that the app does not pull, take `memory` bytes at most (ConnectionOptions): then the
+    oldest is dropped, and pulling it returns an error.
 
     A process has one grid at a time: Flower identifies the run with the process. Raises the errors of netq.new,
     RuntimeError for a second grid, and Unreadable for an invalid config.
@@ -74,6 +112,7 @@ class Grid(flwr.serverapp.Grid):
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
             options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
+            self._unpulled = _Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
                 options, protocol, grace, self._receive, noun="message", limit="ttl"
             )
@@ -177,6 +216,7 @@ class Grid(flwr.serverapp.Grid):
             self._dispatcher.forget(waiting)
             for id in waiting:
                 self._sent.pop(id, None)
+                self._unpulled.remove(id)
 
     def _take(self, wanted: Callable[[str], bool], until: float) -> Message | None:
         """Wait for the next reply to one of the wanted messages. Once the grid is closed, replies are errors."""
@@ -190,6 +230,7 @@ class Grid(flwr.serverapp.Grid):
             return None
         id, content = found
         metadata, peer = self._sent.pop(id)
+        self._unpulled.remove(id)
         if isinstance(content, ClientFailure):
             reason = f"node {metadata.dst_node_id} ({peer}): {content.reason}"
             if content.why is FailureKind.UNREADABLE:
@@ -204,8 +245,21 @@ class Grid(flwr.serverapp.Grid):
             assert isinstance(found.content, Error)
             log.warning("%s", found.content.reason)
             self._dispatcher.answer_all(peer, found.content)
-        elif not self._dispatcher.answer(message_id(found.batch, node_id(peer)), found.content):
+        elif not self._dispatcher.is_open(id := message_id(found.batch, node_id(peer))):
             log.warning("node %d (%s): its answer is not waited for (any more)", node_id(peer), peer)
+        else:
+            dropped = self._unpulled.add(id, found.content)  # first: another thread may take the answer at once
+            self._dispatcher.answer(id, found.content)
+            for oldest in dropped:
+                self._drop(oldest)
+
+    def _drop(self, id: str) -> None:
+        """Drop a reply that the app has not pulled."""
+        if self._dispatcher.drop_answer(id):
+            node = self._sent.pop(id).metadata.dst_node_id
+            log.warning(
+                "node %d: its reply is dropped: the app has not pulled it, and later ones need its memory", node
+            )
 
     def _send(self, messages: Mapping[int, Message], nodes: Mapping[int, uuid.UUID]) -> None:
         first = next(iter(messages.values()))

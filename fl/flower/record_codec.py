@@ -74,6 +74,17 @@ def arrays(model: Mapping[str, Any]) -> ArrayRecord:
     return record
 
 
+def nbytes(records: RecordDict) -> int:
+    """Return the bytes of the arrays and values, about."""
+    arrays = [array for record in records.array_records.values() for array in record.values()]
+    others = [*records.metric_records.values(), *records.config_records.values()]
+    return sum(map(_array_nbytes, arrays)) + sum(int(record.count_bytes()) for record in others)
+
+
+def _array_nbytes(array: flwr.app.Array) -> int:
+    return int(array.__dict__["_ndarray"].nbytes) if isinstance(array, Array) else len(array.data)
+
+
 # Out
 
 

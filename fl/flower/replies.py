@@ -52,7 +52,7 @@ def reply_to_nothing(run: int, id: str) -> Message:
         ttl=0.0,
         message_type=SYSTEM_MESSAGE_TYPE,
     )
-    reason = f"the message {id!r} was not sent by this grid, or its reply has been taken"
+    reason = f"the message {id!r} was not sent by this grid, or its reply was taken or dropped"
     return _message(metadata, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))
 
 

@@ -121,6 +121,11 @@ class TaskDispatcher(Generic[Key]):
             self._answers.setdefault(key, content)
             self._changed.notify_all()
 
+    def drop_answer(self, key: Key) -> bool:
+        """Drop an answer. Return False, and do nothing, if there is none, or it was taken."""
+        with self._changed:
+            return self._answers.pop(key, None) is not None
+
     def take(self, wanted: Callable[[Key], bool], until: float) -> tuple[Key, Any] | None:
         """Wait for the answer to one of the wanted tasks, and return its key and the answer.
 

@@ -23,7 +23,7 @@ import netq
 from fl.flower.grid_messages import VERSION, message_id
 from netq.testing.log import LogRecorder
 from tests.fl.flower.apps import app, server
-from tests.fl.flower.federation import SHORT, SOON, Federation, error_of
+from tests.fl.flower.federation import QUICK, SHORT, SOON, Federation, at, error_of
 
 NODE_UNAVAILABLE, MESSAGE_UNAVAILABLE, REPLY_UNAVAILABLE, RAISED = 5, 3, 4, 2  # Flower's numbers
 
@@ -168,7 +168,27 @@ def test_a_reply_is_pulled_once() -> None:
             (reply,) = federation.grid.pull_messages([id])
             assert reply.metadata.reply_to_message_id == id
             assert error_of(reply).code == MESSAGE_UNAVAILABLE
-            assert "was not sent by this grid, or its reply has been taken" in str(error_of(reply).reason)
+            assert "was not sent by this grid, or its reply was taken or dropped" in str(error_of(reply).reason)
+
+
+def test_replies_that_are_never_pulled_are_bounded(log: LogRecorder) -> None:
+    memory = 1_000_000
+    options = at(("127.0.0.1", 0), connection=replace(QUICK, memory=memory))
+    large = RecordDict({"arrays": ArrayRecord({"a": Array(np.zeros(25_000))})})
+    with Federation(options) as federation:
+        peer = federation.join(echo)
+        node = fl.flower.node_id(peer)
+        ids = [federation.grid.push_messages([Message(large, node, "query")])[0] for _ in range(20)]
+        assert set(federation.query(peer)) == {peer}  # reads the replies before it, too
+        held = [id for id in ids if federation.grid._dispatcher.is_known(id)]
+        assert held == ids[-len(held) :], "the oldest are dropped"
+        assert 200_000 * len(held) < memory
+        assert len(log.having("its reply is dropped")) == len(ids) - len(held)
+        assert set(federation.grid._sent) == set(held)
+        replies = {each.metadata.reply_to_message_id: each for each in federation.grid.pull_messages(ids)}
+        assert [id for id in ids if not replies[id].has_error()] == held
+        assert "was taken or dropped" in str(error_of(replies[ids[0]]).reason)
+        assert federation.grid._unpulled._total == 0
 
 
 def test_many_threads_ask_at_once() -> None:

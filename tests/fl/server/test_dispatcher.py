@@ -223,6 +223,14 @@ def test_an_added_answer_replaces_none() -> None:
         assert place.take("a") == ("a", 1)
 
 
+def test_a_dropped_answer_is_not_taken() -> None:
+    with dispatching() as place:
+        place.dispatcher.add_answer("a", 1)
+        assert place.dispatcher.drop_answer("a")
+        assert not place.dispatcher.drop_answer("a")
+        assert not place.dispatcher.is_known("a")
+
+
 def test_the_end_raises_closed() -> None:
     with dispatching() as place, ThreadPoolExecutor() as pool:
         place.join(A)
