@@ -29,6 +29,7 @@ from fl.config.toml import in_file_terms
 from netq.cli.doctor import describe, reach
 from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, SecurityError
+from netq.text import printable
 from netq.version import version
 
 log = logging.getLogger("edge")
@@ -114,11 +115,11 @@ def _check(config: Config) -> int:
     answer = reach(config.protocol, options, _CHECK_TIMEOUT)
     host, port = config.netloc
     if isinstance(answer, str):
-        print(f"edge: the file is right, but {host}:{port} {answer}", file=sys.stderr)
+        print(printable(f"edge: the file is right, but {host}:{port} {answer}"), file=sys.stderr)
         return 1
     sealed = f"sealed by {answer.seal.group} and {answer.seal.cipher}, " if answer.seal else ""
     link = f"{config.protocol.value}, {sealed}{describe(answer.security)}"
-    print(f"all is well: {host}:{port} answers in {answer.seconds * 1000:.1f} ms over {link}")
+    print(printable(f"all is well: {host}:{port} answers in {answer.seconds * 1000:.1f} ms over {link}"))
     return 0
 
 

@@ -18,6 +18,8 @@ from netq.text import printable
 
 log = logging.getLogger("netq.fl")
 
+_LONGEST = 200_000  # characters of a report's line: it has the names of all metrics
+
 
 class FailureKind(enum.Enum):
     """Why a client's update is not in the model."""
@@ -66,9 +68,10 @@ class RoundReport:
             for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
         ]
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
-        return (
+        return printable(
             f"round {self.number}: {len(self.clients)} clients{late}, {len(self.failures)} failed{metrics}{evaluation}"
-            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out"
+            f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out",
+            _LONGEST,
         )
 
 

@@ -422,3 +422,14 @@ def test_missing_typer_names_the_extra(tmp_path: Path) -> None:
     done = run("serve", "x.toml", PYTHONPATH=f"{tmp_path}:{ROOT}", PYTHONSAFEPATH="1")
     assert done.returncode == 1
     assert done.stderr == "fl: the command line needs typer: pip install 'netq-fl[serve]'\n"
+
+
+@pytest.mark.parametrize("command", ["fl serve", "edge run", "edge check", "fl plot"])
+def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "evil\x1b[31m.toml"
+    path.write_text('["\\u001b]0;title\\u0007"]\n')
+    package, *arguments = command.split()
+    done = subprocess.run([sys.executable, "-m", package, *arguments, str(path)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.removesuffix("\n").isprintable()

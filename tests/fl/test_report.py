@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from fl.report import ClientFailure, FailureKind, RoundState
+from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
 from tests.fl.federation import A
 
 
 def test_a_reason_is_printable_and_bounded() -> None:
     assert str(ClientFailure(FailureKind.FAILED, "red \x1b[31m\nline")) == r"red \x1b[31m\nline"
     assert len(ClientFailure(FailureKind.FAILED, "x" * 10**6).reason) < 1000
+
+
+def test_the_line_of_a_report_is_printable() -> None:
+    """A name of the evaluation may come from the user's `measure`."""
+    report = RoundReport(1, (A,), {}, {}, {"server_\x1b[31m": 0.5}, 1.0, 10, 20)
+    assert str(report).isprintable()
+    assert r"evaluated server_\x1b[31m 0.5, 1.00 s" in str(report)
 
 
 @pytest.mark.parametrize("later", [kind for kind in FailureKind if kind is not FailureKind.FAILED])
