@@ -171,7 +171,9 @@ class _Membership:
         if self.over:
             log.info("round %d was the last one: the server has ended the federation", last)
         else:
-            log.warning("%s ends a federation that is not ours; waiting for a server of %s", server, self._federation)
+            log.warning(
+                "%s ends another federation than this client's; waiting for a server of %s", server, self._federation
+            )
 
 
 class _Server:

@@ -20,7 +20,7 @@ from netq.testing.log import LogRecorder
 from tests.fl.federation import QUICK, SOON, A, gives, zeros
 from tests.servers.mosquitto import Mosquitto
 
-FOREIGN = "ends a federation that is not ours"
+FOREIGN = "ends another federation than this client's"
 LOCAL = netq.NetworkLocation("127.0.0.1", 0)
 HASTY = replace(QUICK, takeover_grace=0.1)
 
