@@ -228,8 +228,8 @@ def _run_config(text: str) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(f"values = {{ {text} }}")["values"]
         return values
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidOption(f"--run-config: {text!r} ({error}); expected 'rounds = 3, lr = 0.1'") from None
+    except (ValueError, RecursionError) as error:  # or a whole number of 5,000 digits, lists in lists in lists
+        raise InvalidOption(f"--run-config: {text!r:.200} ({error}); expected 'rounds = 3, lr = 0.1'") from None
 
 
 class _Logged(fl.Callback):

@@ -433,3 +433,13 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(tmp_path: Path, 
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stderr.removesuffix("\n").isprintable()
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 5000, "x = " + "9" * 6000, "x ="], ids=["nested", "digits", "cut"])
+def test_wrong_run_config_is_one_line(text: str) -> None:
+    from fl.__main__ import _run_config
+
+    assert _run_config("rounds = 3, lr = 0.1") == {"rounds": 3, "lr": 0.1}
+    with pytest.raises(netq.InvalidOption, match=r"--run-config: 'x =.*expected 'rounds = 3, lr = 0.1'") as caught:
+        _run_config(text)
+    assert len(str(caught.value)) < 600
