@@ -6,8 +6,6 @@ docs/reference/fl.md, "The end of a federation", says which server's end is the 
 from __future__ import annotations
 
 import logging
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,14 +14,13 @@ from typing import Any
 import netq
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate, describe
+from fl.membership import Membership, take_part
 from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, specs_of
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
-
-_PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
 
 Train = Callable[[Any, Mapping[str, Any]], Update]
 Evaluate = Callable[[Any, Mapping[str, Any]], Report]
@@ -64,19 +61,12 @@ class Client:
         """
         known = isinstance(options, netq.CommunicatorOptions | None)
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
-        options = options or netq.CommunicatorOptions()
-        membership = _Membership(options.events.ini)
-        events = replace(options.events, ini=membership.connected)
-        options = replace(options, serialization=MESSAGES, events=events)
-        while True:
-            with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
-                self._serve(_Server(queue, membership))
-            if membership.over:
-                return
-            time.sleep(_PAUSE)
+        options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
+        take_part(options, protocol, "federation", self._serve)
 
-    def _serve(self, server: _Server) -> None:
+    def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
+        server = _Server(queue, membership)
         while (task := server.next_task()) is not None:
             log.info("round %d: %s", task.job.round, task.job.purpose)
             server.reply(task.job, self._do(task), task.unasked)
@@ -142,44 +132,10 @@ class _Packing:
         return self._compressor.pack
 
 
-class _Membership:
-    """The federation to which a client belongs. Its identity is the id of its server's communicator.
-
-    That is the federation of the server to which the client connects first, and later of the server that has given it a
-    task last. `ini`: the user's event, which is called too.
-    """
-
-    def __init__(self, ini: Callable[[uuid.UUID], object] | None) -> None:
-        self._ini = ini
-        self._federation: uuid.UUID | None = None
-        self.over = False
-
-    def connected(self, server: uuid.UUID) -> None:
-        """Join the first server's federation. Runs in the communicator's loop, before any message of the server."""
-        if self._federation is None:
-            self._federation = server
-        if self._ini is not None:
-            self._ini(server)
-
-    def asked(self, server: uuid.UUID) -> None:
-        """Join the federation of a server that gives a task."""
-        self._federation = server
-
-    def ended(self, server: uuid.UUID, last: int) -> None:
-        """Note that a server's federation is over, after round `last`."""
-        self.over = server == self._federation
-        if self.over:
-            log.info("round %d was the last one: the server has ended the federation", last)
-        else:
-            log.warning(
-                "%s ends another federation than this client's; waiting for a server of %s", server, self._federation
-            )
-
-
 class _Server:
     """The client's conversation with the server: a task, a reply, a task, …"""
 
-    def __init__(self, queue: netq.Communicator, membership: _Membership) -> None:
+    def __init__(self, queue: netq.Communicator, membership: Membership) -> None:
         self._queue = queue
         self._membership = membership
         self._offered: Reply | None = None  # waits for a permit
@@ -197,7 +153,7 @@ class _Server:
             except TimeoutError:
                 return task
             except netq.Closed as error:
-                log.warning("%s: the session is over, the federation is not; connecting again", error)
+                self._membership.session_ended(error)
                 return None
             except netq.Unreadable as error:
                 log.error("a message of the server cannot be read, and is left out: %s", error)
@@ -207,8 +163,8 @@ class _Server:
                 self._offered = None
                 task, timeout = message, 0.0
             elif isinstance(message, End):
-                self._membership.ended(peer, message.round)
-                if self._membership.over:
+                if self._membership.ended(peer):
+                    log.info("round %d was the last one: the server has ended the federation", message.round)
                     return None
             elif isinstance(message, Permit):
                 self._permitted(message.job)

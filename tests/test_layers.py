@@ -53,7 +53,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.tensors*"],
     ["fl.aggregation*"],
     ["fl.compression*"],
-    ["fl.messages", "fl.report"],
+    ["fl.messages", "fl.report", "fl.membership"],
     ["fl.callbacks*"],
     ["fl.strategies", "fl.strategies.base"],
     ["fl.strategies*"],

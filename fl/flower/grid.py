@@ -24,7 +24,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
-from fl.flower.grid_messages import MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
+from fl.flower.grid_messages import END, MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Streamed, reply, reply_to_nothing
 from fl.report import ClientFailure, FailureKind
@@ -128,11 +128,16 @@ class Grid(flwr.serverapp.Grid):
         return until_connected(count, "nodes", self.get_node_ids, self._dispatcher.sessions_changed, timeout)
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """End the run: the nodes' `run` returns. Waits for them `timeout` seconds at most. Harmless if repeated."""
+        """End the run: the nodes' `run` returns. Waits for them `timeout` seconds at most. Harmless if repeated.
+
+        With a timeout of 0 only drop the links: the nodes wait for the next grid.
+        """
         self._closed = True
         self._dispatcher.end()
         self._dispatcher.sessions_changed.set()
         try:
+            if timeout != 0:
+                self._dispatcher.announce(END)
             self._dispatcher.queue.close(timeout)
         finally:
             self._end.close()

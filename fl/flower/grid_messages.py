@@ -2,6 +2,7 @@
 
     grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, records)
     grid ◄─Reply─ node      (VERSION, batch, records)  |  (VERSION, batch, code, reason)
+    grid ──End──► nodes     (VERSION, "end"): the run is over
 
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
 from its batch and its node. If a node cannot read a message, the `batch` of its Reply is None. Messages are serialised
@@ -25,6 +26,7 @@ from netq.text import printable
 from netq.validate import is_whole
 
 VERSION = "netq-flower/1"
+END = (VERSION, "end")
 MESSAGES = serialization()
 
 _CONFIG = (bool, int, float, str)
@@ -49,6 +51,11 @@ class Reply(NamedTuple):
 
     batch: int | None
     content: RecordDict | Error
+
+
+def is_end(plain: Any) -> bool:
+    """Return whether a message of a grid is its End."""
+    return type(plain) is tuple and all(type(each) is str for each in plain) and plain == END
 
 
 def node_id(peer: uuid.UUID) -> int:

@@ -11,7 +11,18 @@ from flwr.app import Context, Error, Message, Metadata, RecordDict
 import netq
 from fl.flower._compat import SUPERLINK_NODE_ID, ErrorCode, make_message
 from fl.flower.apps import ClientApp, check_client_app
-from fl.flower.grid_messages import MESSAGES, Ask, Reply, check_config, message_id, node_id, read_ask, write_reply
+from fl.flower.grid_messages import (
+    MESSAGES,
+    Ask,
+    Reply,
+    check_config,
+    is_end,
+    message_id,
+    node_id,
+    read_ask,
+    write_reply,
+)
+from fl.membership import Membership, take_part
 from netq.text import printable
 
 log = logging.getLogger("netq.fl")
@@ -45,26 +56,44 @@ class Node:
         self._copy = copy
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
-        """Take part until the grid is closed. Waits for a grid that is absent, or lost.
+        """Take part until its grid ends the run. Waits for a grid that is absent, or lost.
 
-        The options' serialisation is replaced by that of the grid's messages. Raises what netq.new raises.
+        Its grid is the one to which it connects first, and later the one that has sent it a message last. The options'
+        serialisation is replaced by that of the grid's messages. Raises what netq.new raises.
         """
         options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
-        with netq.new(protocol, netq.Purpose.CLIENT, options) as grid:
-            context = Context(0, node_id(grid.id), self._config, RecordDict(), {})
-            while True:
-                try:
-                    ask = read_ask(grid.get().data, copy=self._copy)
-                except netq.Closed:
-                    return
-                except netq.Unreadable as error:
-                    log.error("a message of the grid cannot be read: %s", error)
-                    reason = f"node {context.node_id} ({grid.id}): cannot read what it was sent: {error}"
-                    _put(grid, Reply(None, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)))
-                    continue
+        context: Context | None = None  # outlives a session that ends before the run
+
+        def serve(grid: netq.Communicator, membership: Membership) -> None:
+            nonlocal context
+            context = context or Context(0, node_id(grid.id), self._config, RecordDict(), {})
+            while (ask := self._next(grid, membership)) is not None:
                 content, context = self._answer(ask, self._context(context, ask))
                 _put(grid, Reply(ask.batch, content))
                 del ask, content  # free their memory before the next message arrives
+
+        take_part(options, protocol, "run", serve)
+
+    def _next(self, grid: netq.Communicator, membership: Membership) -> Ask | None:
+        """Wait for a message of the grid, and return it. Return None when the run, or the session, is over."""
+        while True:
+            try:
+                peer, plain = grid.get()
+                if is_end(plain):
+                    if membership.ended(peer):
+                        return None
+                    continue
+                ask = read_ask(plain, copy=self._copy)
+            except netq.Closed as error:
+                membership.session_ended(error)
+                return None
+            except netq.Unreadable as error:
+                log.error("a message of the grid cannot be read: %s", error)
+                reason = f"node {node_id(grid.id)} ({grid.id}): cannot read what it was sent: {error}"
+                _put(grid, Reply(None, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)))
+            else:
+                membership.asked(peer)
+                return ask
 
     def _context(self, before: Context, ask: Ask) -> Context:
         """Return the context for a message: the same as before, or a new one in a new run."""

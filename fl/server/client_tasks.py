@@ -22,7 +22,6 @@ from fl.server.dispatcher import TaskDispatcher
 
 log = logging.getLogger("netq.fl")
 
-_END_LANE = 1  # not the tasks' lane: the end of the federation passes a model that is being sent
 _CHECK = 1.0  # seconds between checks for admitted clients that send nothing
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
@@ -147,11 +146,9 @@ class ClientTasks:
         """Make `answer` raise Closed. Any thread may call this."""
         self._dispatcher.end()
 
-    def say_end(self, last: int) -> None:
-        """Tell the clients that the federation is over, after round `last`. Lost clients are not waited for."""
-        there = [peer for peer, each in self.queue.statistics().items() if each.absent <= self._grace]
-        if there:
-            self.queue.put(End(last), *there, lane=_END_LANE)
+    def announce_end(self, last: int) -> None:
+        """Tell the clients that the federation is over, after round `last`."""
+        self._dispatcher.announce(End(last))
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.

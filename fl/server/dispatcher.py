@@ -33,6 +33,7 @@ from fl.report import ClientFailure, FailureKind
 Key = TypeVar("Key", bound=Hashable)
 
 _TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has left is noticed
+_ANNOUNCEMENTS = 1  # a lane: tasks have lane 0
 _CHECK = 1.0  # seconds between checks of the connections of all peers that have tasks
 
 
@@ -99,6 +100,12 @@ class TaskDispatcher(Generic[Key]):
             self._next_check = min(self._next_check, until)
             for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
                 self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
+
+    def announce(self, data: Any) -> None:
+        """Send data to all peers that are not lost, on a lane of its own: it passes a task that is being sent."""
+        present = [peer for peer, each in self.queue.statistics().items() if each.absent <= self._grace]
+        if present:
+            self.queue.put(data, *present, lane=_ANNOUNCEMENTS)
 
     def answer(self, key: Key, content: Any) -> bool:
         """Answer an open task. Return False, and do nothing, if the task is not open."""

@@ -201,7 +201,7 @@ class Server:
         self._tasks.end()
         self._tasks.sessions_changed.set()
         if timeout != 0:
-            self._tasks.say_end(self.number)
+            self._tasks.announce_end(self.number)
         self._tasks.queue.close(timeout)
         if self._checkpoint is not None:
             self._checkpoint.close()

@@ -116,6 +116,8 @@ def _raw(options: netq.CommunicatorOptions, protocol: netq.Protocol, answer: Cal
                 message = server.get().data
             except netq.Closed:
                 return
+            if message == fl.flower.grid_messages.END:
+                continue
             for reply in answer(message):
                 server.put(reply)
 

@@ -16,6 +16,7 @@ from fl.flower.grid_messages import (
     Ask,
     Reply,
     check_config,
+    is_end,
     message_id,
     node_id,
     read_ask,
@@ -140,3 +141,11 @@ def test_the_sender_shortens_a_long_reason() -> None:
 def test_a_config_holds_single_values_by_name(config: Any) -> None:
     with pytest.raises(Unreadable, match="config"):
         check_config(config)
+
+
+@pytest.mark.parametrize(
+    "plain", [(VERSION,), (VERSION, "end", 1), (VERSION, np.zeros(2)), [VERSION, "end"], "end", None]
+)
+def test_another_message_is_no_end(plain: Any) -> None:
+    assert not is_end(plain)
+    assert is_end((VERSION, "end"))

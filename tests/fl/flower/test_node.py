@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import fl.flower
 import netq
 from netq.testing.log import LogRecorder
 from tests.fl.flower import apps
-from tests.fl.flower.federation import SOON, Federation, at, error_of
+from tests.fl.flower.federation import QUICK, SOON, Federation, at, error_of
 from tests.servers import ports
 
 
@@ -151,3 +152,24 @@ def test_the_log_has_the_round_of_a_message(group: str, records: dict[str, Any],
 def test_an_invalid_config_is_refused() -> None:
     with pytest.raises(netq.Unreadable, match="the config's 'partition'"):
         fl.flower.Node(apps.app, {"partition": None})  # type: ignore[dict-item]
+
+
+@pytest.mark.slow
+def test_another_grid_that_closes_does_not_end_a_node(log: LogRecorder) -> None:
+    options = at(ports.free())
+    options = replace(options, connection=replace(QUICK, takeover_grace=0.1))
+    with ThreadPoolExecutor(1) as pool:
+        first = fl.flower.Grid(options)
+        end = pool.submit(fl.flower.Node(apps.app, {"partition-id": 0}).run, replace(options, id=uuid.uuid4()))
+        first.wait(1, SOON)
+        first.close(0.0)
+        second = fl.flower.Grid(options := replace(options, id=uuid.uuid4()))
+        second.wait(1, SOON)
+        second.close(SOON)
+        log.wait("ends another run than this client's")
+        assert not end.done()
+        with fl.flower.Grid(replace(options, id=uuid.uuid4())) as third:
+            (node,) = third.wait(1, SOON)
+            (reply,) = third.send_and_receive([Message(RecordDict(), node, "query")])
+            assert calls(reply) == 1
+        end.result(SOON)

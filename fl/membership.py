@@ -1,0 +1,79 @@
+"""The federation to which a client belongs, and the sessions in which it takes part until that is over.
+
+Used by fl/client.py and fl/flower/node.py, in their caller's thread. docs/reference/fl.md, "The end of a federation",
+has the rules for users. Knows no messages: its user reports tasks and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+import netq
+
+log = logging.getLogger("netq.fl")
+
+_PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
+
+
+class Membership:
+    """The identity of a client's federation, which is the id of its server's communicator.
+
+    That is the federation of the server to which the client connects first, and later of the server that has given it a
+    task last.
+
+    noun: what the federation is called in the log.
+    ini:  the user's event, which is called too.
+    """
+
+    def __init__(self, noun: str, ini: Callable[[uuid.UUID], object] | None) -> None:
+        self.over = False
+        self._noun = noun
+        self._ini = ini
+        self._federation: uuid.UUID | None = None
+
+    def connected(self, server: uuid.UUID) -> None:
+        """Join the first server's federation. Runs in the communicator's loop, before any message of the server."""
+        if self._federation is None:
+            self._federation = server
+        if self._ini is not None:
+            self._ini(server)
+
+    def asked(self, server: uuid.UUID) -> None:
+        """Join the federation of a server that gives a task."""
+        self._federation = server
+
+    def ended(self, server: uuid.UUID) -> bool:
+        """Note that a server has ended its federation. Return whether that is this client's."""
+        self.over = server == self._federation
+        if not self.over:
+            text = "%s ends another %s than this client's; waiting for a server of %s"
+            log.warning(text, server, self._noun, self._federation)
+        return self.over
+
+    def session_ended(self, error: netq.Closed) -> None:
+        """Log that a session is over without the end of the federation."""
+        log.warning("%s: the session is over, the %s is not; connecting again", error, self._noun)
+
+
+def take_part(
+    options: netq.CommunicatorOptions,
+    protocol: netq.Protocol,
+    noun: str,
+    serve: Callable[[netq.Communicator, Membership], None],
+) -> None:
+    """Connect to the server, and call `serve`; again, until the client's federation is over.
+
+    serve: does the tasks of a session, and returns when `Membership.over` is set or the session has ended.
+    """
+    membership = Membership(noun, options.events.ini)
+    options = replace(options, events=replace(options.events, ini=membership.connected))
+    while True:
+        with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
+            serve(queue, membership)
+        if membership.over:
+            return
+        time.sleep(_PAUSE)
