@@ -26,7 +26,14 @@ from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.client import Client
 from fl.compression.compressor import Compression
-from fl.errors import CheckpointError, InvalidUpdate, SimulationError, TooFewUpdates, UpdateStoreError
+from fl.errors import (
+    CheckpointError,
+    FederationStalled,
+    InvalidUpdate,
+    SimulationError,
+    TooFewUpdates,
+    UpdateStoreError,
+)
 from fl.messages import Report, Update
 from fl.report import ClientFailure, FailureKind, RoundReport
 from fl.server.server import Server
@@ -58,6 +65,7 @@ __all__ = [
     "FedMedian",
     "FedNova",
     "FedProx",
+    "FederationStalled",
     "FedTrimmedAvg",
     "FedYogi",
     "GeometricMedian",

@@ -5,7 +5,7 @@ fl.server, fl.simulation, fl.callbacks.plots and fl.flower do the work. Needs ty
 
 status  when
 0       all rounds are done, or SIGTERM came: the clients wait for the next server
-1       it cannot continue: one line on stderr says why
+1       it cannot continue: one line on stderr says why. The clients wait for the next server
 2       the file or the command line is wrong: one line on stderr says where
 130     Ctrl-C
 
@@ -172,11 +172,15 @@ def _serve(config: Config) -> None:
         if config.save is not None:
             _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
-        for _ in server.rounds(config.rounds - server.number):
+        left = config.rounds - server.number
+        for _ in server.rounds(left):
             pass  # the callbacks report it
         if config.save is not None:
             npz.save(config.save, server.model)
         log.info("all rounds are done")
+        if left <= 0:  # a server before this one has done them; some of its clients may not know
+            log.info("for %g s, clients that connect are told that the federation is over", config.linger)
+            server.linger(config.linger)
 
 
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:

@@ -29,6 +29,10 @@ class TooFewUpdates(NetqError):
     """
 
 
+class FederationStalled(NetqError):
+    """Too many rounds in a row did not count. The text names the round, and what the last attempt failed of."""
+
+
 class UpdateStoreError(NetqError, OSError):
     """An update cannot be written to a strategy's folder, or read from it. Has the system's errno."""
 

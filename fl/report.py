@@ -50,7 +50,10 @@ class ClientFailure:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """The result of a round. Bytes are those of messages, of the clients that are connected at its end."""
+    """The result of a round. Bytes are those of messages, of the clients that are connected at its end.
+
+    A round that does not count has no clients. It is run again under the same number, as the next attempt.
+    """
 
     number: int
     clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
@@ -61,6 +64,8 @@ class RoundReport:
     bytes_in: int
     bytes_out: int
     staleness: Mapping[uuid.UUID, int] = field(default_factory=dict)  # of late updates in the model: in rounds
+    attempt: int = 1  # 2 if the first attempt did not count
+    suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
 
     def __str__(self) -> str:
         metrics, evaluation = [
@@ -68,8 +73,10 @@ class RoundReport:
             for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
         ]
         late = f" ({len(self.staleness)} late)" if self.staleness else ""
+        clients = f"{len(self.clients)} clients{late}" if self.clients else f"attempt {self.attempt} does not count"
+        suspended = f", {len(self.suspended)} suspended" if self.suspended else ""
         return printable(
-            f"round {self.number}: {len(self.clients)} clients{late}, {len(self.failures)} failed{metrics}{evaluation}"
+            f"round {self.number}: {clients}, {len(self.failures)} failed{suspended}{metrics}{evaluation}"
             f", {self.seconds:.2f} s, {_size(self.bytes_in)} in, {_size(self.bytes_out)} out",
             _LONGEST,
         )
@@ -90,11 +97,6 @@ class RoundState:
     metrics: dict[str, float] = field(default_factory=dict)  # means by number of examples
     totals: dict[str, int] = field(default_factory=dict)  # number of examples behind each mean
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
-
-    @property
-    def in_time(self) -> int:
-        """The number of answers that count and are not late."""
-        return len(self.weights) - len(self.staleness)
 
     def count(self, peer: uuid.UUID, content: Any, staleness: int = 0) -> None:
         """Count an Update or Report."""

@@ -26,6 +26,7 @@ class ClientState(enum.Enum):
     SENDING = "sending"  # the server has admitted its update
     DONE = "done"  # its answer has arrived
     FAILED = "failed"  # it will not answer, or its answer was refused
+    SUSPENDED = "suspended"  # its last tasks had no good answer: rounds do not wait for it
 
 
 class Callback:

@@ -35,6 +35,8 @@ def record(report: RoundReport) -> dict[str, Any]:
         "round": report.number,
         "clients": [str(peer) for peer in report.clients],
         "failures": {str(p): {"why": r.why.name, "reason": r.reason} for p, r in report.failures.items()},
+        "attempt": report.attempt,
+        "suspended": [str(peer) for peer in report.suspended],
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
         "metrics": _finite(report.metrics),
         "evaluation": _finite(report.evaluation),

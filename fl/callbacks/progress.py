@@ -31,6 +31,7 @@ _COLOURS = {
     ClientState.SENDING: "blue",
     ClientState.DONE: "green",
     ClientState.FAILED: "red",
+    ClientState.SUSPENDED: "magenta",
 }
 
 

@@ -6,7 +6,9 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
 
 [server]      host, port         the address to listen on; with "mqtt", the broker's. Required
               rounds             number of rounds, those of a resumed checkpoint included. Required
-              protocol, min_clients, deadline, grace, evaluate, memory_limit, checkpoint
+              linger             seconds for which a server whose rounds are all done tells late clients so; default 60
+              protocol, min_clients, wait, deadline, close_early, suspend_after, void_rounds, void_pause, grace,
+              evaluate, memory_limit, checkpoint
 [model]       initial            "module:function" that returns the first model. Required
               measure            "module:function" that is called with each new model and returns metrics by name
               save               path of the last model, an .npz file
@@ -47,9 +49,17 @@ from netq.options import (
     SealOptions,
     SecurityOptions,
 )
+from netq.validate import is_number
 
 _ADDRESS = ("host", "port", "protocol")
-_SETTINGS = ("min_clients", "deadline", "grace", "evaluate", "memory_limit")  # arguments of fl.Server
+# Arguments of fl.Server.
+_SETTINGS = (
+    *("min_clients", "wait", "deadline", "close_early", "suspend_after", "void_rounds", "void_pause"),
+    *("grace", "evaluate", "memory_limit"),
+)
+
+
+_LINGER = "seconds, 0 or more, as in 60.0"
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,7 @@ class CallbackOptions:
 
 
 KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "rounds", "protocol", *_SETTINGS, "checkpoint"),
+    "server": ("host", "port", "rounds", "linger", "protocol", *_SETTINGS, "checkpoint"),
     "model": ("initial", "measure", "save"),
     "strategy": None,  # the options of the class
     "security": tuple(option.name for option in fields(SecurityOptions)),
@@ -91,6 +101,7 @@ class Config:
     rounds: int
     initial: Callable[[], Any]
     protocol: Protocol = Protocol.TCP
+    linger: float = 60.0
     settings: Mapping[str, Any] = field(default_factory=dict)
     checkpoint: Path | None = None
     measure: Measure | None = None
@@ -117,6 +128,7 @@ class Config:
             rounds=file.whole("server", "rounds", "a whole number, 1 or more", 1),
             initial=_called_with(file, "initial"),
             protocol=protocol,
+            linger=_linger(file),
             settings=_settings(file),
             checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
@@ -217,11 +229,24 @@ def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
     return function
 
 
+def _linger(file: File) -> float:
+    if "linger" not in file.table("server"):
+        return Config.linger
+    seconds = file.seconds("server", "linger", _LINGER)
+    file.check("server.linger", seconds, is_number(seconds, 0), _LINGER)
+    return seconds
+
+
 def _settings(file: File) -> dict[str, Any]:
     """Return arguments of fl.Server that are passed on unchanged. It checks their ranges itself."""
     readers: dict[str, Callable[[str, str], Any]] = {
         "min_clients": partial(file.whole, expected="a whole number"),
+        "wait": partial(file.whole, expected="a whole number"),
         "deadline": partial(file.seconds, expected="seconds, as in 600.0"),
+        "close_early": file.boolean,
+        "suspend_after": partial(file.whole, expected="a whole number"),
+        "void_rounds": partial(file.whole, expected="a whole number"),
+        "void_pause": partial(file.seconds, expected="seconds, as in 1.0"),
         "grace": partial(file.seconds, expected="seconds, as in 10.0"),
         "evaluate": file.boolean,
         "memory_limit": partial(file.whole, expected="a whole number of bytes"),

@@ -7,8 +7,10 @@ admission of large updates, the size limits, and the checks whether a reply answ
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -23,6 +25,7 @@ from fl.server.dispatcher import TaskDispatcher
 log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for admitted clients that send nothing
+_OWED = 16  # unanswered tasks that are remembered of one client
 _CONTENT: Mapping[Purpose, type] = {"train": Update, "evaluate": Report}
 
 
@@ -36,6 +39,7 @@ class Key(NamedTuple):
 class _Asked(NamedTuple):
     job: Job
     unasked: int  # bytes that the reply may have without a permit
+    is_first: bool  # this server's first task for the client
 
 
 class ClientTasks:
@@ -71,9 +75,12 @@ class ClientTasks:
         # Clients that have a task.
         self._asked: dict[uuid.UUID, _Asked] = {}  # until the answer is taken
         self._warned_stale: set[uuid.UUID] = set()  # clients already warned about since the last `ask`
+        self._owed: dict[uuid.UUID, deque[tuple[Job, float]]] = {}  # tasks without a reply, and when they were given
+        self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
+        self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
-        options = replace(options, serialization=MESSAGES)
+        options = replace(options, serialization=MESSAGES, events=self._events(options.events))
         self._dispatcher: TaskDispatcher[Key] = TaskDispatcher(options, protocol, grace, self._receive)
         self.queue = self._dispatcher.queue
         self.sessions_changed = self._dispatcher.sessions_changed
@@ -87,6 +94,18 @@ class ClientTasks:
     def late(self) -> Collection[uuid.UUID]:
         """The busy clients whose time limit has passed, and whose answer is still accepted."""
         return {key.peer for key in self._dispatcher.late()}
+
+    def new_sessions(self) -> set[uuid.UUID]:
+        """Return the clients whose session has begun since the last call, and forget clients that have gone."""
+        known = self.queue.statistics()
+        for by_peer in (self._owed, self._seconds):
+            for peer in by_peer.keys() - known.keys():
+                del by_peer[peer]
+        return {self._begun.popleft() for _ in range(len(self._begun))}
+
+    def seconds(self, peer: uuid.UUID) -> float:
+        """Return how long the last reply of a client took."""
+        return self._seconds.get(peer, math.inf)
 
     def ask(self, task: Task, clients: Collection[uuid.UUID], limit: float, *, keep_late: bool) -> None:
         """Give clients a task. It replaces the tasks that they have.
@@ -102,8 +121,11 @@ class ClientTasks:
         unasked = self._admission.share(len(self._asked) + len(clients))
         tasks = {peer: Key(peer, task.job) for peer in clients}
         self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
+        now = time.monotonic()
         for peer in clients:
-            self._asked[peer] = _Asked(task.job, unasked)
+            is_first = peer not in self._owed and peer not in self._seconds
+            self._owed.setdefault(peer, deque(maxlen=_OWED)).append((task.job, now))
+            self._asked[peer] = _Asked(task.job, unasked, is_first)
             self._callbacks.client_is(peer, ClientState.TRAINING)
 
     def trim(self, size: int) -> None:
@@ -146,9 +168,9 @@ class ClientTasks:
         """Make `answer` raise Closed. Any thread may call this."""
         self._dispatcher.end()
 
-    def announce_end(self, last: int) -> None:
-        """Tell the clients that the federation is over, after round `last`."""
-        self._dispatcher.announce(End(last))
+    def announce_end(self, last: int, clients: Collection[uuid.UUID] | None = None) -> None:
+        """Tell clients that the federation is over, after round `last`. None: all that are not lost."""
+        self._dispatcher.announce(End(last), clients)
 
     def answer(self, purpose: Purpose, until: float) -> tuple[Key, Update | Report | ClientFailure] | None:
         """Wait for the next answer to a task of this purpose. Answers to other tasks are kept for later.
@@ -237,9 +259,9 @@ class ClientTasks:
             self._callbacks.client_is(peer, ClientState.SENDING, size)
 
     def _receive_reply(self, peer: uuid.UUID, job: Job, content: Update | Report | str) -> None:
-        asked, key = self._asked.get(peer), Key(peer, job)
+        asked, key, is_owed = self._asked.get(peer), Key(peer, job), self._settle(peer, job)
         if asked is None or job != asked.job or not self._dispatcher.is_open(key):
-            self._receive_stale(peer, job)
+            self._receive_stale(peer, job, asked, is_owed)
         elif isinstance(content, str):
             self._refuse(peer, FailureKind.FAILED, content)
         elif not isinstance(content, _CONTENT[job.purpose]):
@@ -258,18 +280,35 @@ class ClientTasks:
         limit = self._admission.admitted(peer) if self._permitted.get(peer) == asked.job else asked.unasked
         return f"it sent {size} bytes, and might send {limit}; expected an offer first" if size > limit else ""
 
-    def _receive_stale(self, peer: uuid.UUID, job: Job) -> None:
-        """Handle a reply to a task that is not open: the client is wrong, or too late."""
-        asked = self._asked.get(peer)
-        if asked is not None and job.run == self.run and job.round > asked.job.round:
-            self._refuse(peer, FailureKind.INVALID, f"it answered round {job.round} in round {asked.job.round}")
+    def _settle(self, peer: uuid.UUID, job: Job) -> bool:
+        """Note that a client has answered a job. Return whether it owes that answer."""
+        for each in self._owed.get(peer, ()):
+            if each[0] == job:
+                self._owed[peer].remove(each)
+                self._seconds[peer] = time.monotonic() - each[1]
+                return True
+        return False
+
+    def _receive_stale(self, peer: uuid.UUID, job: Job, asked: _Asked | None, is_owed: bool) -> None:
+        """Handle a reply to a task that is not open. The client is too late, or wrong.
+
+        A client that was too late still works on its present task, which stays open. So does a client whose server has
+        been started again: its first reply may be to the server before.
+        """
+        is_other_run = job.run != self.run
+        if asked is not None and not is_owed and not (is_other_run and asked.is_first):
+            of = " of another server" if is_other_run else ""
+            expected = f"round {asked.job.round} ({asked.job.purpose})"
+            self._refuse(
+                peer, FailureKind.INVALID, f"it answered round {job.round} ({job.purpose}){of}; expected {expected}"
+            )
             return
         if peer not in self._arrived:
             self._free(peer)
         if peer not in self._warned_stale:  # one line and one failure, however many such replies come
             self._warned_stale.add(peer)
             log.warning("%s: its answer to round %d (%s) is not waited for (any more)", peer, job.round, job.purpose)
-            if job.run == self.run:
+            if not is_other_run:
                 reason = f"it answered round {job.round} ({job.purpose}), which is not waited for any more"
                 self._dispatcher.add_answer(Key(peer, job), ClientFailure(FailureKind.STALE, reason))
 
@@ -278,3 +317,13 @@ class ClientTasks:
         asked = self._asked.get(peer)
         if asked is not None and self._dispatcher.answer(Key(peer, asked.job), ClientFailure(why, reason)):
             self._free(peer)
+
+    def _events(self, user: netq.EventOptions) -> netq.EventOptions:
+        """Return events that call the user's too. They run in the communicator's loop."""
+
+        def ini(peer: uuid.UUID) -> None:
+            self._begun.append(peer)
+            if user.ini is not None:
+                user.ini(peer)
+
+        return replace(user, ini=ini)

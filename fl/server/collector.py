@@ -1,7 +1,7 @@
 """Collects the answers of a round: asks the clients, and folds each update as it arrives.
 
 Called by fl/server/server.py, in its thread. With a strategy that accepts late updates, clients stay at work from one
-round to the next.
+round to the next. fl/server/standing.py decides for which clients a round waits.
 """
 
 from __future__ import annotations
@@ -9,41 +9,58 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate, describe
-from fl.messages import Report, Task, Update
+from fl.messages import PURPOSES, Purpose, Report, Task, Update
 from fl.report import ClientFailure, FailureKind, RoundState
 from fl.server.client_tasks import ClientTasks, Key
+from fl.server.standing import Standing
 from fl.strategies.base import Strategy
 from fl.tensors.spec import Model, nbytes
 
 log = logging.getLogger("netq.fl")
 
+_OF_THE_SERVER = (FailureKind.ERROR, FailureKind.VOID)  # failures that are not the client's
+
 
 class UpdateCollector:
     """Collects the answers of one round after the other.
 
-    min_clients: updates that a round needs to count (all, where fewer clients are asked).
-    deadline:    seconds; a client that has not answered by then is late, and the round closes.
+    min_clients:   updates that a round needs to count (all, where fewer clients are asked).
+    deadline:      seconds; a client that has not answered by then is late, and the round closes.
+    suspend_after: tasks in a row without a good answer, after which a client is suspended.
+    close_early:   whether a round with enough updates closes when all clients have answered that have ever done so.
     """
 
     def __init__(
-        self, tasks: ClientTasks, strategy: Strategy, min_clients: int, deadline: float, callbacks: Callbacks
+        self,
+        tasks: ClientTasks,
+        strategy: Strategy,
+        callbacks: Callbacks,
+        *,
+        min_clients: int,
+        deadline: float,
+        suspend_after: int,
+        close_early: bool,
     ) -> None:
         self._tasks = tasks
         self._strategy = strategy
         self._min_clients = min_clients
         self.deadline = deadline
+        self._close_early = close_early
         self._callbacks = callbacks
+        self._standings: dict[Purpose, Standing] = {each: Standing(suspend_after, deadline) for each in PURPOSES}
+        self._last_round = 0
         self._logged_errors: set[type[Exception]] = set()  # errors of the strategy with a traceback in this round's log
 
     def train(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[RoundState, int]:
         """Ask clients to train, and fold their updates. Return the round's state, and how many updates it needs."""
         self._logged_errors.clear()
         self._tasks.trim(nbytes(task.model))
+        self._update_standings()
         if self._strategy.buffer is None:
             return self._train_round(task, clients)
         return self._train_async(task, clients, self._strategy.buffer), 1
@@ -51,38 +68,58 @@ class UpdateCollector:
     def evaluate(self, task: Task, clients: Collection[uuid.UUID]) -> RoundState:
         """Ask those of the clients that have no task to evaluate a model."""
         state, busy = RoundState(), self._tasks.busy
-        self._ask(task, state, [peer for peer in clients if peer not in busy])
-        self._collect(task, state, lambda: not state.pending)
+        idle = [peer for peer in clients if peer not in busy]
+        regular, retried = self._standings["evaluate"].candidates(idle, 0)
+        self._ask(task, state, [*regular, *retried])
+        self._collect(task, state, lambda: state.pending.keys().isdisjoint(regular))
+        self._close(task, state)
         return state
+
+    def suspended(self) -> Sequence[uuid.UUID]:
+        """Return the clients for whose updates no round waits."""
+        return self._standings["train"].suspended()
 
     def _train_round(self, task: Task, clients: Collection[uuid.UUID]) -> tuple[RoundState, int]:
         """Fold until enough clients of this round have answered, and until there are as many updates as needed.
 
         Late updates of earlier rounds count towards those needed, but not towards enough.
         """
-        state, busy = RoundState(), self._tasks.busy
+        state, busy, standing = RoundState(), self._tasks.busy, self._standings["train"]
         idle = [peer for peer in clients if peer not in busy]
-        selected = dict.fromkeys(self._strategy.select(task.job.round, idle))
-        enough = min(self._strategy.enough(len(idle)), len(selected))
+        is_repeated, self._last_round = task.job.round == self._last_round, task.job.round
+        regular, retried = standing.candidates(idle, self._min_clients, again=is_repeated)
+        selected = dict.fromkeys(self._strategy.select(task.job.round, regular))
+        enough = min(self._strategy.enough(len(regular)), len(selected))
         needed = max(1, min(self._min_clients, len(selected) + len(busy.keys() & set(clients))))
 
-        def is_complete() -> bool:
-            if state.pending and state.in_time < enough:
-                return False
-            return len(state.weights) >= needed or not self._tasks.busy
+        def has_enough() -> bool:
+            return len((state.weights.keys() - state.staleness.keys()) & selected.keys()) >= enough
 
-        self._ask(task, state, selected)
+        def is_complete() -> bool:
+            waiting, has_needed = state.pending.keys() & selected.keys(), len(state.weights) >= needed
+            if self._close_early and has_needed and not any(map(standing.in_time, waiting)):
+                return True
+            if waiting and not has_enough():
+                return False
+            return has_needed or not self._tasks.busy
+
+        self._ask(task, state, [*selected, *retried])
         self._collect(task, state, is_complete)
-        for peer in tuple(state.pending):
-            self._fail(state, peer, ClientFailure(FailureKind.LATE, "enough others had answered"))
-            if self._strategy.staleness is None:
-                self._tasks.forget(peer)
+        self._close(task, state, spared=selected if has_enough() else ())
         return state, needed
+
+    def _close(self, task: Task, state: RoundState, spared: Collection[uuid.UUID] = ()) -> None:
+        """Wait no longer for the clients that have not answered. For those in `spared` it is no missed task."""
+        for peer in tuple(state.pending):
+            self._fail(task, state, peer, ClientFailure(FailureKind.LATE, "enough others had answered"), peer in spared)
+            if task.job.purpose == "evaluate" or self._strategy.staleness is None:
+                self._tasks.forget(peer)
 
     def _train_async(self, task: Task, clients: Collection[uuid.UUID], count: int) -> RoundState:
         """Fold `count` updates of any rounds. Meanwhile as many clients are at work as the strategy selects."""
         state = RoundState()
-        selected = self._strategy.select(task.job.round, list(clients))
+        regular, retried = self._standings["train"].candidates(clients, self._min_clients)
+        selected = [*self._strategy.select(task.job.round, regular), *retried]
 
         def keep_busy() -> None:
             """Replace the clients that have answered or are late; first by those without an update in this round."""
@@ -132,14 +169,33 @@ class UpdateCollector:
             size = nbytes(content.model)
             content = self._fold(task.model, content, key.peer, staleness) or content
         if isinstance(content, ClientFailure):
-            self._fail(state, key.peer, content)
+            self._fail(task, state, key.peer, content)
             return
         state.count(key.peer, content, staleness)
+        self._standings[key.job.purpose].answered(key.peer, self._tasks.seconds(key.peer))
         self._callbacks.client_is(key.peer, ClientState.DONE, size)
 
-    def _fail(self, state: RoundState, peer: uuid.UUID, failure: ClientFailure) -> None:
-        if state.fail(peer, failure):
-            self._callbacks.client_is(peer, ClientState.FAILED)
+    def _fail(
+        self, task: Task, state: RoundState, peer: uuid.UUID, failure: ClientFailure, is_spared: bool = False
+    ) -> None:
+        standing = self._standings[task.job.purpose]
+        if failure.why is FailureKind.STALE:
+            standing.answered_late(peer, self._tasks.seconds(peer))
+        if not state.fail(peer, failure):
+            return
+        self._callbacks.client_is(peer, ClientState.FAILED)
+        if failure.why is FailureKind.STALE or failure.why in _OF_THE_SERVER or is_spared:
+            return
+        if standing.missed(peer):
+            self._callbacks.client_is(peer, ClientState.SUSPENDED)
+
+    def _update_standings(self) -> None:
+        """Forget clients that have gone, and the records of those that have a new session."""
+        begun, known = self._tasks.new_sessions(), self._tasks.queue.statistics()
+        for standing in self._standings.values():
+            standing.keep(known)
+            for peer in begun:
+                standing.forget(peer)
 
     def _fold(self, model: Model, update: Update, client: uuid.UUID, staleness: int) -> ClientFailure | None:
         """Give an update to the strategy. Return why it was not folded, None if it was."""

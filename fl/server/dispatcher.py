@@ -101,9 +101,14 @@ class TaskDispatcher(Generic[Key]):
             for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
                 self._tasks[key] = _Task(peer, self._number, limit, until, part, keep_late)
 
-    def announce(self, data: Any) -> None:
-        """Send data to all peers that are not lost, on a lane of its own: it passes a task that is being sent."""
-        present = [peer for peer, each in self.queue.statistics().items() if each.absent <= self._grace]
+    def announce(self, data: Any, peers: Collection[uuid.UUID] | None = None) -> None:
+        """Send data to peers that are not lost, on a lane of its own: it passes a task that is being sent.
+
+        peers: None: all.
+        """
+        known = self.queue.statistics()
+        wanted = known.keys() if peers is None else known.keys() & set(peers)
+        present = [peer for peer in wanted if known[peer].absent <= self._grace]
         if present:
             self.queue.put(data, *present, lane=_ANNOUNCEMENTS)
 

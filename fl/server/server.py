@@ -14,22 +14,24 @@ import logging
 import os
 import reprlib
 import secrets
+import threading
 import time
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
-from fl.errors import CheckpointError, InvalidUpdate, TooFewUpdates, describe
+from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates, describe
 from fl.messages import Job, Purpose, Task
 from fl.report import RoundReport, RoundState
 from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
-from fl.server.validation import check_config, check_settings, checked_callbacks
+from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks
 from fl.server.waiting import until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
@@ -42,6 +44,9 @@ log = logging.getLogger("netq.fl")
 
 # An update of SCAFFOLD is as large as two models, one in another dtype as four. Metrics and names come on top.
 _EXTRA = 10**6  # bytes that an update may have on top of four models
+_CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
+_NAMED = 3  # clients whose failures the error of a stalled federation names
+_MAX_PAUSE = 60.0  # seconds between two attempts of a round
 _SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
 
 
@@ -54,7 +59,14 @@ class Server:
     strategy:     selects the clients, and makes the next model of their updates. None: FedAvg.
     min_clients:  clients that must be connected for a round to begin, and updates that it needs to count (all, where
                   the strategy selects fewer).
+    wait:         clients that must be connected for the first round of the federation to begin. None: min_clients.
     deadline:     seconds; a client that has not answered by then is late, and the round closes.
+    close_early:  True: a round that has enough updates closes as soon as all clients have answered that have answered
+                  before. So a client that never answers delays no round; a new client counts from its second task on.
+    suspend_after: tasks in a row without a good answer, after which a client is suspended: rounds do not wait for it,
+                  and it gets fewer tasks, until it answers well or has a new session.
+    void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
+    void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
     config:       values that the clients get in every round; the strategy's own config is added.
     evaluate:     whether the clients evaluate the new model after each round.
@@ -71,7 +83,12 @@ class Server:
         *,
         strategy: Strategy | None = None,
         min_clients: int = 2,
+        wait: int | None = None,
         deadline: float = 600.0,
+        close_early: bool = False,
+        suspend_after: int = 3,
+        void_rounds: int = 10,
+        void_pause: float = 1.0,
         grace: float = 10.0,
         config: Mapping[str, Any] | None = None,
         evaluate: bool = False,
@@ -81,10 +98,11 @@ class Server:
         protocol: netq.Protocol = netq.Protocol.TCP,
     ) -> None:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
+        check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
         size = nbytes(model)
         room = _room(size, memory_limit)
         self.model: Model = plain(model)
-        self.number = 0  # of the last round
+        self.number = 0  # of the last round that counted
         self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._strategy = strategy or FedAvg()
         self._strategy.begin(self.model)
@@ -92,10 +110,14 @@ class Server:
             who, least = type(self._strategy).__name__, self._strategy.least
             log.warning("%s needs %d updates; with min_clients=%d a round may come to nothing", who, least, min_clients)
         self._min_clients = min_clients
+        self._wait = min_clients if wait is None else wait
+        self._void_rounds = void_rounds
+        self._void_pause = void_pause
+        self._voids = 0  # attempts since the last round that counted
         self._config = dict(config or {})
         self._evaluate = evaluate
         self._checkpoint = None if checkpoint is None else Checkpoint(checkpoint)
-        self._closed = False
+        self._closed = threading.Event()
         try:
             self._tasks = ClientTasks(
                 options or netq.CommunicatorOptions(),
@@ -110,7 +132,15 @@ class Server:
             if self._checkpoint is not None:
                 self._checkpoint.close()
             raise
-        self._collector = UpdateCollector(self._tasks, self._strategy, min_clients, deadline, self._callbacks)
+        self._collector = UpdateCollector(
+            self._tasks,
+            self._strategy,
+            self._callbacks,
+            min_clients=min_clients,
+            deadline=deadline,
+            suspend_after=suspend_after,
+            close_early=close_early,
+        )
 
     @classmethod
     def resume(
@@ -147,30 +177,37 @@ class Server:
         return self._tasks.queue.statistics()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Run `count` rounds, and yield the report of each as it ends. By then `model` is the new model.
+        """Run rounds until `count` have counted, and yield the report of each. By then `model` is the new model.
 
-        Rounds that do not count are included; their reports have no clients.
+        A round that does not count is reported too, without clients, and run again after a pause. Raises
+        FederationStalled after `void_rounds` such attempts in a row, and Closed.
         """
-        for _ in range(count):
-            yield self.round()
+        end = self.number + count
+        while self.number < end:
+            report = self.round()
+            yield report
+            if not report.clients:
+                self._pause(report)
 
     def round(self) -> RoundReport:
-        """Run one round."""
-        clients = self.wait(self._min_clients)
-        self.number += 1
-        self._callbacks.round_begins(self.number, clients)
+        """Run one attempt of a round. If it does not count, the report has no clients, and the number stays."""
+        clients = self.wait(self._wait if self.number == 0 and not self._voids else self._min_clients)
+        number, attempt = self.number + 1, self._voids + 1
+        self._callbacks.round_begins(number, clients)
         begin, before = time.monotonic(), self.statistics()
         evaluation = RoundState()
         try:
-            training = self._train(clients)
+            training = self._train(number, clients)
+            self._voids = 0 if training.weights else attempt
             if self._evaluate:
-                evaluation = self._collector.evaluate(self._task("evaluate"), training.weights)
+                evaluation = self._collector.evaluate(self._task(number, "evaluate"), training.weights)
         except BaseException:  # else clients would stay busy, and their answers would count in the next round
             self._tasks.forget_all()
             raise
         received, sent = self._traffic(before)
         report = RoundReport(
-            number=self.number,
+            number=number,
+            attempt=attempt,
             clients=tuple(training.weights),
             failures=training.failures,
             metrics=training.metrics,
@@ -179,6 +216,7 @@ class Server:
             bytes_in=received,
             bytes_out=sent,
             staleness=training.staleness,
+            suspended=tuple(self._collector.suspended()),
         )
         self._callbacks.round_ends(report, self.model)
         return report
@@ -192,12 +230,20 @@ class Server:
 
         return until_connected(count, "clients", connected, self._tasks.sessions_changed, timeout)
 
+    def linger(self, seconds: float) -> None:
+        """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
+        until = time.monotonic() + seconds
+        while not self._closed.is_set() and (left := until - time.monotonic()) > 0:
+            self._tasks.sessions_changed.clear()
+            self._tasks.announce_end(self.number, self._tasks.new_sessions())
+            self._tasks.sessions_changed.wait(min(left, _CHECK))
+
     def close(self, timeout: float | None = 10.0) -> None:
         """End the federation: the clients' run returns. Waits for them `timeout` seconds at most.
 
         With a timeout of 0 only drop the links: the clients wait for the next server.
         """
-        self._closed = True
+        self._closed.set()
         self._tasks.end()
         self._tasks.sessions_changed.set()
         if timeout != 0:
@@ -215,31 +261,43 @@ class Server:
         """End the federation. After an error, only drop the links: the clients then wait for the next server."""
         self.close(10.0 if error is None else 0.0)
 
-    def _train(self, clients: Collection[uuid.UUID]) -> RoundState:
+    def _pause(self, report: RoundReport) -> None:
+        """Wait before the next attempt of a round. Raises FederationStalled if there were too many."""
+        if self._voids >= self._void_rounds:
+            reasons = "; ".join(f"{peer}: {failure}" for peer, failure in islice(report.failures.items(), _NAMED))
+            raise FederationStalled(
+                f"round {report.number} did not count {self._voids} times in a row (void_rounds); in the last attempt "
+                f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
+            )
+        seconds = min(_MAX_PAUSE, self._void_pause * 2 ** (self._voids - 1))
+        log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
+        self._closed.wait(seconds)
+
+    def _train(self, number: int, clients: Collection[uuid.UUID]) -> RoundState:
         """Make the next model of the clients' updates. Leave the model unchanged if there are too few good ones."""
         try:
-            state, needed = self._collector.train(self._task("train"), clients)
+            state, needed = self._collector.train(self._task(number, "train"), clients)
             count = len(state.weights)
-            why = f"{count} updates of {needed}" if count < needed else self._finish()
+            why = f"{count} updates of {needed}" if count < needed else self._finish(number)
         except BaseException:
             self._strategy.abandon()
             raise
         if why:
-            log.warning("round %d does not count: %s", self.number, why)
+            log.warning("round %d does not count: %s", number, why)
             self._strategy.abandon()
             state.void(f"the round does not count: {why}")
         return state
 
-    def _finish(self) -> str:
+    def _finish(self, number: int) -> str:
         """Set the next model. Return why there is none, "" if there is one."""
         try:
-            model = self._strategy.finish(self.model, number=self.number)
+            model = self._strategy.finish(self.model, number=number)
         except (InvalidUpdate, TooFewUpdates) as error:
             return str(error)
         except OSError:  # the server's disk is at fault, and the next round would fail too
             raise
         except Exception as error:  # a bug of the strategy; the next round may succeed
-            log.exception("the strategy could not finish round %d", self.number)
+            log.exception("the strategy could not finish round %d", number)
             return f"the strategy could not finish it: {describe(error)}"
         try:
             model = plain(model)
@@ -247,7 +305,7 @@ class Server:
         except InvalidUpdate as error:
             self._strategy.reject()
             return f"what {type(self._strategy).__name__} came to is no model: {error}"
-        self.model = model
+        self.model, self.number = model, number
         if self._checkpoint is not None:
             self._checkpoint.save(self._state())
         return ""
@@ -257,23 +315,23 @@ class Server:
         federation = self._tasks.queue.id.bytes
         return {"federation": federation, "number": self.number, "model": dict(self.model), "strategy": strategy}
 
-    def _task(self, purpose: Purpose) -> Task:
+    def _task(self, number: int, purpose: Purpose) -> Task:
         strategy = self._strategy
         return Task(
-            Job(self._tasks.run, self.number, purpose),
+            Job(self._tasks.run, number, purpose),
             self.model,
-            self._client_config(),
+            self._client_config(number),
             deltas=strategy.deltas,
             compression=asdict(strategy.compression),
         )
 
-    def _client_config(self) -> Mapping[str, Any]:
-        own = self._strategy.config(self.number)
+    def _client_config(self, number: int) -> Mapping[str, Any]:
+        own = self._strategy.config(number)
         check_config(own, f"{type(self._strategy).__name__}.config")
         return {**self._config, **own}
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed.is_set():
             raise netq.Closed(self._tasks.queue.id, "this server is closed")
 
     def _traffic(self, before: Mapping[uuid.UUID, netq.Statistics]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from fl.strategies.base import Strategy
 from fl.tensors.checks import unserializable
 from fl.tensors.model import check
 from fl.tensors.spec import Model
-from netq.validate import expect, flag, is_number, is_whole
+from netq.validate import expect, flag, is_number, is_whole, whole
 
 
 def check_settings(
@@ -40,6 +40,18 @@ def check_settings(
     flag("Server.evaluate", evaluate)
     expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
     check_config(config or {}, "Server.config")
+
+
+def check_limits(
+    min_clients: int, wait: int | None, close_early: bool, suspend_after: int, void_rounds: int, void_pause: float
+) -> None:
+    """Raise InvalidOption unless these are valid arguments of fl.Server."""
+    enough = f"{min_clients} or more, a whole number: min_clients are needed for every round"
+    expect(wait is None or is_whole(wait, min_clients), "Server.wait", wait, enough)
+    flag("Server.close_early", close_early)
+    whole("Server.suspend_after", suspend_after, 1)
+    whole("Server.void_rounds", void_rounds, 1)
+    expect(is_number(void_pause, 0), "Server.void_pause", void_pause, "seconds, 0 or more")
 
 
 def check_config(config: Mapping[str, Any], whose: str) -> None:

@@ -161,7 +161,7 @@ def test_every_error_is_listed_with_its_base_class() -> None:
         name for name in fl.__all__ if isinstance(kind := getattr(fl, name), type) and issubclass(kind, Exception)
     }
     assert set(ours) == errors
-    assert len(ours) == 5
+    assert len(ours) == 6
     for name, base in ours.items():
         assert issubclass(getattr(fl, name), NetqError)
         assert not base or issubclass(getattr(fl, name), getattr(builtins, base))

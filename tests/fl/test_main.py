@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
+import math
 import os
 import pty
 import signal
@@ -22,7 +24,7 @@ import pytest
 import fl
 import netq
 from fl.callbacks.jsonl import JsonLines, read
-from tests.fl.federation import A, B, adds, at, zeros
+from tests.fl.federation import SOON, A, B, C, D, adds, at, gives, zeros
 
 pytest.importorskip("typer")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
@@ -53,7 +55,9 @@ def suffixed() -> dict[str, Any]:
     return {"w.npy": np.zeros(3, np.float32)}
 
 
-def write(folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp", more: str = "") -> Path:
+def write(
+    folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp", server: str = "", more: str = ""
+) -> Path:
     path = folder / "aggregator.toml"
     path.write_text(f"""
         [server]
@@ -62,6 +66,7 @@ def write(folder: Path, *, port: int = 0, rounds: int = 3, protocol: str = "tcp"
         rounds = {rounds}
         protocol = "{protocol}"
         checkpoint = "federation.ckpt"
+        {server}
         [model]
         initial = "tests.fl.federation:zeros"
         measure = "tests.fl.test_main:measure"
@@ -234,12 +239,43 @@ def test_ctrl_c_is_status_130(tmp_path: Path) -> None:
 
 
 def test_restart_after_the_last_round_saves_the_model(tmp_path: Path) -> None:
-    config = write(tmp_path)
+    config = write(tmp_path, server="linger = 0")
     with serving(config) as served, clients(served.netloc, A, B):
         assert served.end() == 0
     (tmp_path / "model.npz").unlink()
     assert run("serve", str(config)).returncode == 0
     assert w(tmp_path / "model.npz") == [3.0] * 3
+
+
+def test_a_server_without_rounds_left_tells_late_clients(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    with serving(config) as served, clients(served.netloc, A, B):
+        assert served.end() == 0
+    with serving(config) as served:
+        with clients(served.netloc, C, D):
+            pass  # their run returns
+        served.process.terminate()
+        assert served.end() == 0
+    assert "for 60 s, clients that connect are told that the federation is over" in served.said
+
+
+def test_a_stalled_federation_ends_with_status_1_and_its_clients_wait(tmp_path: Path) -> None:
+    server = "min_clients = 1\nvoid_rounds = 3\nvoid_pause = 0.01"
+    with serving(write(tmp_path, server=server)) as served, ThreadPoolExecutor(1) as pool:
+        client = pool.submit(fl.Client(gives(math.nan)).run, at(served.netloc, A))
+        assert served.end() == 1
+        assert not (tmp_path / "model.npz").exists()
+        assert not client.done()
+        last = served.said.strip().splitlines()[-1]
+        assert last.startswith(
+            "fl: round 1 did not count 3 times in a row (void_rounds); in the last attempt 1 clients"
+        )
+        assert f"{A}: 'w' holds NaN" in last
+        rounds = [json.loads(line) for line in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+        assert [(each["round"], each["attempt"], each["clients"]) for each in rounds] == [(1, n, []) for n in (1, 2, 3)]
+        with fl.Server(zeros(), at(served.netloc), min_clients=1) as successor:  # the client waits for it
+            assert successor.round().failures.keys() == {A}
+        client.result(SOON)
 
 
 @pytest.mark.skipif(

@@ -63,6 +63,8 @@ def test_record_has_the_whole_report() -> None:
             str(B): {"why": "LATE", "reason": "no answer within 1 s (deadline)"},
             str(C): {"why": "LOST", "reason": "it has gone"},
         },
+        "attempt": 1,
+        "suspended": [],
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},

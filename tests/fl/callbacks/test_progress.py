@@ -52,9 +52,9 @@ def test_number_of_lines_is_fixed(clients: int, width: int) -> None:
     progress = Progress()
     progress.round_begins(1, IDS[:clients])
     for number, peer in enumerate(IDS[:clients]):
-        progress.client_is(peer, list(fl.ClientState)[number % 5], 10**6)
+        progress.client_is(peer, list(fl.ClientState)[number % len(fl.ClientState)], 10**6)
     lines = drawn(progress, width)
-    assert len(lines) == 6
+    assert len(lines) == 1 + len(fl.ClientState)
     assert max(map(len, lines)) <= width
 
 
@@ -78,7 +78,7 @@ def test_next_round_keeps_clients_still_at_work() -> None:
         progress.client_is(peer, state, 0)
     progress.round_begins(2, IDS[:2])  # the third has gone
     lines = drawn(progress)
-    assert [row(lines, state).split()[1] for state in fl.ClientState] == ["1", "0", "0", "0", "0"]
+    assert [row(lines, state).split()[1] for state in fl.ClientState] == ["1", "0", "0", "0", "0", "0"]
 
 
 def test_without_a_terminal_there_is_one_line_a_round(capsys: pytest.CaptureFixture[str]) -> None:

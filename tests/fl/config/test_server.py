@@ -98,6 +98,11 @@ def test_example_of_the_page_loads(
         "grace": 10.0,
         "evaluate": True,
         "memory_limit": 4 * 10**9,
+        "wait": 6,
+        "close_early": True,
+        "suspend_after": 3,
+        "void_rounds": 10,
+        "void_pause": 1.0,
     }
     assert config.checkpoint == tmp_path / "federation.ckpt"
     assert config.initial()["w"].tolist() == [0.0] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,7 @@ import pytest
 
 import fl
 import netq
-from fl.messages import MESSAGES, Offer, Permit, Reply, Task, Update
+from fl.messages import MESSAGES, Offer, Permit, Reply, Report, Task, Update
 from netq.testing.proxy import Proxy
 from tests.fl.federation import IDS, SHORT, SOON, A, B, C, D, Federation, adds, at, filled, gives, reasons, reply
 
@@ -182,8 +183,83 @@ def test_an_asynchronous_round_without_an_update_does_not_count() -> None:
         assert (report.clients, federation.w) == ((), [0] * 3)
         slow.let_go()
         report = federation.round(1)
-        assert (report.clients, report.staleness, federation.w) == ((A,), {A: 1}, [8] * 3)
+        assert (report.clients, report.staleness, federation.w) == ((A,), {}, [8] * 3), "the model is the same"
         slow.let_go(10)
+
+
+# Clients that do not answer
+
+
+def test_a_client_that_never_answers_is_suspended_until_it_answers() -> None:
+    """Its rounds close at the deadline, later ones without waiting. Its answer in time restores it."""
+    hung = Gate(6)
+    states: list[fl.ClientState] = []
+
+    class States(fl.Callback):
+        def client_is(self, client: uuid.UUID, state: fl.ClientState, size: int) -> None:
+            if client == B:
+                states.append(state)
+
+    with Federation(min_clients=1, deadline=SHORT, suspend_after=2, callbacks=[States()]) as federation:
+        federation.join(A, gives(2))
+        federation.join(B, hung)
+        for number in (1, 2):
+            report = federation.round(2)
+            assert report.failures[B].why is fl.FailureKind.LATE
+            assert report.suspended == ((B,) if number == 2 else ())
+        assert states[-1] is fl.ClientState.SUSPENDED
+        federation.server._collector.deadline = 3 * SOON  # a round that waits for B fails
+        for _ in range(3):
+            report = federation.round(2)
+            assert (report.clients, report.failures, report.suspended) == ((A,), {}, (B,))
+        hung.let_go(10)
+        while B not in (report := federation.round(2)).clients:
+            assert report.number < 30
+        assert report.suspended == ()
+
+
+def test_a_new_session_restores_a_suspended_client() -> None:
+    with Federation(min_clients=1, suspend_after=1) as federation:
+        federation.join(A, gives(2))
+        federation.server.wait(1, SOON)
+        options = replace(at(federation.server.netloc, B), serialization=MESSAGES)
+        with netq.new(purpose=netq.Purpose.CLIENT, options=options) as queue:
+            round = federation.start(federation.round, 2)
+            queue.put(reply(queue.get(timeout=SOON).data, Update(filled(math.nan), 1))).result(SOON)
+            assert round.result(SOON).suspended == (B,)
+        federation.join(B, gives(4))
+        report = federation.round(2)
+        assert (set(report.clients), report.suspended) == ({A, B}, ())
+
+
+def test_a_round_closes_early_without_clients_that_have_never_answered() -> None:
+    silent = Gate(6)
+    with Federation(min_clients=1, close_early=True) as federation:
+        federation.join(A, gives(2))
+        assert federation.round(1).clients == (A,)
+        federation.join(B, silent)
+        for _ in range(2):
+            report = federation.round(2)
+            assert report.clients == (A,)
+            assert reasons(report) == {B: "enough others had answered"}
+        silent.let_go(10)
+        while B not in federation.round(2).clients:
+            assert federation.server.number < 1000
+
+
+def test_a_client_that_does_not_evaluate_is_suspended_for_evaluation() -> None:
+    def answer(task: Task) -> list[Any]:
+        return [reply(task, Update(filled(4), 1))] if task.job.purpose == "train" else []
+
+    accuracy = Report(1, {"accuracy": 1.0})
+    settings: Any = {"min_clients": 2, "deadline": SHORT, "suspend_after": 1, "evaluate": True}
+    with Federation(**settings) as federation:
+        federation.join(A, gives(2), lambda model, config: accuracy)
+        federation.join_raw(B, answer)
+        federation.round(2)
+        federation.server._collector.deadline = 3 * SOON  # a round that waits for B fails
+        report = federation.round(2)
+        assert (set(report.clients), report.evaluation) == ({A, B}, {"accuracy": 1.0})
 
 
 # Permission to send
@@ -505,7 +581,7 @@ def test_a_round_without_idle_clients_waits_for_late_ones() -> None:
         threading.Timer(2 * SHORT, second.let_go).start()
         report = federation.round(2)
         assert set(report.clients) == {A, B}
-        assert report.staleness == {A: 1, B: 1}
+        assert report.staleness == {}, "the round before did not count, so the model is the same"
         assert (first.rounds, second.rounds) == ([1], [1])
         first.let_go(10)
         second.let_go(10)
@@ -639,8 +715,9 @@ def test_a_strategy_that_fails_to_finish_loses_one_round(caplog: pytest.LogCaptu
                 raise ZeroDivisionError("by zero")
             return result
 
+    values = iter((3, 4))
     with Federation(strategy=Fails(), min_clients=1) as federation:
-        federation.join(A, lambda model, config: Update(filled(2 + config["round"]), 1))
+        federation.join(A, lambda model, config: Update(filled(next(values)), 1))
         report = federation.round(1)
         why = "the round does not count: the strategy could not finish it: ZeroDivisionError: by zero"
         assert report.failures == {A: fl.ClientFailure(fl.FailureKind.VOID, why)}
@@ -669,7 +746,8 @@ def test_a_bug_in_fold_logs_one_traceback_a_round(caplog: pytest.LogCaptureFixtu
 def test_another_client_replaces_a_late_one() -> None:
     hung = Gate(1)
     strategy = fl.FedAsync(fraction=0.25)
-    strategy.select = lambda number, clients: [A] if number == 1 else [B]  # type: ignore[method-assign]
+    selected = iter([[A], [B], [B], [B]])
+    strategy.select = lambda number, clients: next(selected)  # type: ignore[method-assign]
     with Federation(strategy=strategy, min_clients=2, deadline=SHORT) as federation:
         federation.join(A, hung)
         federation.join(B, gives(8))
@@ -732,12 +810,12 @@ def test_as_many_clients_work_as_the_strategy_selects() -> None:
 
 def test_a_flood_of_stale_replies_logs_one_line(caplog: pytest.LogCaptureFixture) -> None:
     def flood(task: Task) -> list[Any]:
-        old = Reply(fl.messages.Job(task.job.run, 0, "train"), Update(filled(9), 1))
+        old = Reply(fl.messages.Job(task.job.run - 1, 9, "train"), Update(filled(9), 1))
         return [*[old] * 500, reply(task, Update(filled(4), 1))]
 
     with Federation() as federation:
         federation.join(A, gives(2))
-        federation.join_raw(B, flood)
+        federation.join_raw(B, flood)  # these may be answers to a server before this one
         assert set(federation.round(2).clients) == {A, B}
         assert federation.w == [3] * 3
     assert caplog.text.count("is not waited for (any more)") == 1

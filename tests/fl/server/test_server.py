@@ -773,7 +773,7 @@ BAD_ANSWER: dict[str, tuple[Callable[[Task], Any], str]] = {
     ),
     "a future round": (
         lambda task: Reply(replace(task.job, round=task.job.round + 1), Update(filled(9), 1)),
-        "it answered round 2 in round 1",
+        r"it answered round 2 \(train\); expected round 1 \(train\)",
     ),
     "a storage": (
         lambda task: reply(task, _update({"w": serialization.Storage(bytearray(12))})({}, {})),
@@ -799,47 +799,50 @@ def test_a_client_with_an_invalid_reply_is_left_out(case: str, tmp_path: Path, m
     assert not (tmp_path / MARK).exists()
 
 
-def test_the_first_of_two_replies_counts(caplog: pytest.LogCaptureFixture) -> None:
-    with Federation() as federation:
+def test_a_second_reply_does_not_count() -> None:
+    with Federation(min_clients=1) as federation:
         federation.join(A, gives(2))
         federation.join_raw(B, lambda task: [reply(task, Update(filled(value), 1)) for value in (4, 100)])
-        for _ in range(2):
-            report = federation.round(2)
-            assert (set(report.clients), report.failures) == ({A, B}, {})
-            assert federation.w == [3] * 3
-    assert f"{B}: its answer to round 1 (train) is not waited for" in caplog.text
-
-
-@pytest.mark.slow
-def test_replies_of_another_round_or_server_do_not_count() -> None:
-    def stale(task: Task) -> Sequence[Any]:
-        hundred = Update(filled(100), 1)
-        return [
-            Reply(replace(task.job, round=task.job.round - 1), hundred),
-            Reply(replace(task.job, run=task.job.run - 1), hundred),
-            Reply(Job(task.job.run - 1, task.job.round + 5, "train"), hundred),
-            Reply(replace(task.job, purpose="evaluate"), Report(1)),
-            *([reply(task, Update(filled(4), 1))] if task.job.round == 2 else []),
-        ]
-
-    with Federation(deadline=SHORT) as federation:
-        federation.join(A, gives(2))
-        federation.join(B, gives(4))
-        federation.join_raw(C, stale)
-        report = federation.round(3)
-        assert set(report.clients) == {A, B}
-        assert reasons(report) == {C: f"no answer within {SHORT:g} s (deadline)"}
+        report = federation.round(2)
+        assert (set(report.clients), report.failures) == ({A, B}, {})
         assert federation.w == [3] * 3
+        report = federation.round(2)
+        assert report.failures[B].why is fl.FailureKind.INVALID
+        assert reasons(report) == {B: "it answered round 1 (train); expected round 2 (train)"}
+        assert federation.w == [2] * 3
 
 
-def test_stale_replies_do_not_displace_the_valid_one() -> None:
+WRONG_JOBS: dict[str, tuple[Callable[[Job], Job], str]] = {
+    "an older round": (lambda job: replace(job, round=job.round - 1), "round 1 (train)"),
+    "a later round": (lambda job: replace(job, round=job.round + 1), "round 3 (train)"),
+    "another purpose": (lambda job: replace(job, purpose="evaluate"), "round 2 (evaluate)"),
+    "another run": (lambda job: replace(job, run=job.run ^ 1), "round 2 (train) of another server"),
+    "a later round of another run": (lambda job: Job(job.run ^ 1, 9, "train"), "round 9 (train) of another server"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_JOBS)
+def test_an_answer_to_another_task_is_refused_at_once(case: str) -> None:
+    wrong, name = WRONG_JOBS[case]
+
     def answer(task: Task) -> Sequence[Any]:
-        hundred = Update(filled(100), 1)
-        return [
-            Reply(replace(task.job, round=task.job.round - 1), hundred),
-            Reply(replace(task.job, run=task.job.run - 1), hundred),
-            reply(task, Update(filled(4), 1)),
-        ]
+        right = task.job.round == 1
+        return [Reply(task.job if right else wrong(task.job), Update(filled(6), 1))]
+
+    with Federation(min_clients=1) as federation:
+        federation.join(A, gives(2))
+        federation.join_raw(B, answer)
+        assert set(federation.round(2).clients) == {A, B}
+        report = federation.round(2)  # much sooner than its deadline
+        assert report.failures[B].why is fl.FailureKind.INVALID
+        assert reasons(report) == {B: f"it answered {name}; expected round 2 (train)"}
+        assert federation.w == [2] * 3
+
+
+def test_the_first_answer_may_be_to_the_server_before() -> None:
+    def answer(task: Task) -> Sequence[Any]:
+        old = Reply(Job(task.job.run ^ 1, 9, "train"), Update(filled(100), 1))
+        return [*([old] if task.job.round == 1 else []), reply(task, Update(filled(4), 1))]
 
     with Federation() as federation:
         federation.join(A, gives(2))
@@ -900,8 +903,10 @@ def test_clients_and_failures_cover_the_asked_clients() -> None:
 
 
 def test_too_few_valid_updates_leave_the_model_unchanged() -> None:
+    values = iter((math.nan, 4))
+
     def at_first(model: Any, config: Mapping[str, Any]) -> Update:
-        return Update(filled(math.nan if config["round"] == 1 else 4), 1)
+        return Update(filled(next(values)), 1)
 
     with Federation(evaluate=True) as federation:
         federation.join(A, gives(2, 1, loss=1.0), lambda model, config: Report(1, {"accuracy": 1.0}))
@@ -914,7 +919,9 @@ def test_too_few_valid_updates_leave_the_model_unchanged() -> None:
         assert reasons(report)[A] == "the round does not count: 1 updates of 2"
         assert "NaN" in reasons(report)[B]
         assert (report.metrics, report.evaluation) == ({}, {})
-        federation.round(2)
+        assert (report.number, report.attempt, federation.server.number) == (1, 1, 0)
+        report = federation.round(2)
+        assert (report.number, report.attempt, federation.server.number) == (1, 2, 1)
         assert federation.w == [3] * 3  # of the update that did not count, nothing is left
 
 
