@@ -21,6 +21,7 @@ from fl.callbacks.jsonl import missing, scalars
 from fl.report import RoundReport
 from fl.tensors.spec import Model
 from netq.errors import AddressError
+from netq.text import printable
 
 log = logging.getLogger("netq.fl")
 
@@ -118,4 +119,4 @@ def _reason(error: BaseException) -> str:
     """Return the innermost cause in one line: MLflow wraps errors of requests, which wraps those of urllib3."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
-    return textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" …")
+    return printable(textwrap.shorten(str(error) or type(error).__name__, 200, placeholder=" …"))
