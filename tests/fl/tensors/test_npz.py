@@ -70,3 +70,13 @@ def test_save_follows_a_link_and_replaces_atomically(tmp_path: Path) -> None:
     npz.save(link, {"w": np.ones(3)})
     assert link.is_symlink()
     assert np.load(path)["w"].tolist() == [1.0] * 3
+
+
+def test_save_follows_no_link_of_the_temporary_file(tmp_path: Path) -> None:
+    """Other users may write to the folder, as to /tmp."""
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / "model.npz.new").symlink_to(precious)
+    npz.save(tmp_path / "model.npz", zeros())
+    assert precious.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz", "precious"]
