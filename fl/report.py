@@ -118,11 +118,12 @@ class RoundState:
         """Record a client's failure. Return whether it is recorded.
 
         An answer that counts outweighs any failure, and the client's own reason any other. A stale answer does not end
-        the wait for the right one.
+        the wait for the right one, and replaces no other failure.
         """
-        if peer in self.weights or (failure.why is FailureKind.STALE and peer in self.pending):
+        earlier = self.failures.get(peer)
+        if peer in self.weights or (earlier is not None and earlier.why is FailureKind.FAILED):
             return False
-        if peer in self.failures and self.failures[peer].why is FailureKind.FAILED:
+        if failure.why is FailureKind.STALE and (peer in self.pending or earlier is not None):
             return False
         self.pending.pop(peer, None)
         self.failures[peer] = failure

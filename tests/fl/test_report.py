@@ -29,6 +29,14 @@ def test_the_clients_own_reason_stays(later: FailureKind) -> None:
     assert state.failures == {A: own}
 
 
+@pytest.mark.parametrize("earlier", FailureKind)
+def test_a_stale_answer_replaces_no_failure(earlier: FailureKind) -> None:
+    state = RoundState()
+    assert state.fail(A, ClientFailure(earlier, "the reason"))
+    assert not state.fail(A, ClientFailure(FailureKind.STALE, "it answered round 1"))
+    assert str(state.failures[A]) == "the reason"
+
+
 def test_the_clients_own_reason_replaces_that_it_is_late() -> None:
     state = RoundState({A: None})
     assert state.fail(A, ClientFailure(FailureKind.LATE, "no answer within 1 s"))

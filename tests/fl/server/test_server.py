@@ -800,9 +800,16 @@ def test_a_client_with_an_invalid_reply_is_left_out(case: str, tmp_path: Path, m
 
 
 def test_a_second_reply_does_not_count() -> None:
+    tasks: list[Task] = []
+
+    def answer(task: Task) -> Sequence[Any]:
+        tasks.append(task)
+        again = [reply(tasks[0], Update(filled(100), 1))] if len(tasks) == 2 else []
+        return [*again, reply(task, Update(filled(4), 1))]
+
     with Federation(min_clients=1) as federation:
         federation.join(A, gives(2))
-        federation.join_raw(B, lambda task: [reply(task, Update(filled(value), 1)) for value in (4, 100)])
+        federation.join_raw(B, answer)
         report = federation.round(2)
         assert (set(report.clients), report.failures) == ({A, B}, {})
         assert federation.w == [3] * 3
