@@ -72,9 +72,10 @@ def simulate(
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
     settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
-    wanted, there = settings["min_clients"], len(clients)
-    enough = not isinstance(wanted, int) or wanted <= there
-    expect(enough, "simulate.min_clients", wanted, f"{there} at most, as there are {there} clients")
+    for name in ("min_clients", "wait"):  # of more clients the server would wait for ever
+        wanted, there = settings.get(name), len(clients)
+        enough = not isinstance(wanted, int) or wanted <= there
+        expect(enough, f"simulate.{name}", wanted, f"{there} at most, as there are {there} clients")
     reports: list[RoundReport] = []
     measured: list[Any] = []
     with WorkerPool(shares) as workers:
