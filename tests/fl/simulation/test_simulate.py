@@ -361,6 +361,7 @@ def test_spawn_reports_functions_that_cannot_be_imported(monkeypatch: pytest.Mon
         ({"clients": [adds(1), 5]}, "5; expected a train function"),
         ({"clients": [fl.Client(adds(1))] * 2}, "one fl.Client is there twice"),
         ({"min_clients": 5}, "simulate.min_clients: 5; expected 1 at most, as there are 1 clients"),
+        ({"wait": 5}, "simulate.wait: 5; expected 1 at most, as there are 1 clients"),
         (
             {"clients": adds(1)},
             r"simulate.clients: <function .*; expected a list with a train function for each client",
