@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        config, take_part = _load(options.config) if options.flower is None else _load_flower(options)
+        config, take_part = _load(options) if options.flower is None else _load_flower(options)
     except InvalidOption as error:
         return _fail(error, 2)
     except ImportError as error:  # Flower is missing; that of another module is an InvalidOption
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _check(config) if options.command == "check" else _serve(config, take_part)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
-        wrong = InvalidOption(f"{options.config}: {in_file_terms(error)}")
+        wrong = InvalidOption(f"{options.config or 'edge'}: {in_file_terms(error)}")
         wrong.__cause__ = error
         return _fail(wrong, 2)
     except KeyboardInterrupt:
@@ -71,8 +71,13 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "read the file, import its functions, and connect to the server once"),
     ):
         command = commands.add_parser(name, help=help, description=help, epilog=f"example: edge {name} client.toml")
-        command.add_argument("config", metavar="CLIENT.toml", help="the device's file; see docs/reference/edge.md")
-        command.add_argument("--flower", metavar="MODULE:APP", help="a Flower ClientApp; see docs/how-to/flower.md")
+        command.add_argument(
+            "config", metavar="CLIENT.toml", nargs="?", help="the device's file; optional with --flower"
+        )
+        command.add_argument("--flower", metavar="APP", help="a Flower app's folder, or a ClientApp as MODULE:APP")
+        command.add_argument(
+            "--node-config", metavar="PAIRS", default="", help="as in 'partition-id=0 num-partitions=2'"
+        )
         command.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
     return parser
 
@@ -87,7 +92,12 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 
 
-def _load(path: str) -> tuple[Config, Callable[[], None]]:
+def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
+    path = options.config
+    if path is None:
+        raise InvalidOption("CLIENT.toml: missing; give the path of the device's file: see docs/reference/edge.md")
+    if options.node_config:
+        raise InvalidOption("--node-config: is for --flower; the settings of a device are the table [settings]")
     config = Config.load(path)
     train = config.train
     if train is None:
@@ -98,7 +108,11 @@ def _load(path: str) -> tuple[Config, Callable[[], None]]:
 def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
     from edge.flower import Device  # needs Flower
 
-    device = Device.load(options.config, options.flower)
+    logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
+
+    device = Device.load(options.config, options.flower, options.node_config)
+    if options.config is None:
+        log.info("no CLIENT.toml was given: the server is one of this machine")
     return device.config, device.run
 
 

@@ -1,7 +1,7 @@
-"""A device that runs a Flower ClientApp: `edge run --flower module:app CLIENT.toml`.
+"""A device that runs a Flower ClientApp: `edge run --flower APP CLIENT.toml`; APP is an app's folder, or "module:app".
 
-The file is that of edge/config.py, without the keys that a ClientApp replaces (client.train, client.evaluate,
-client.compression, [settings]), and with one more table:
+Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
+replaces (client.train, client.evaluate, client.compression, [settings]), and with one more table:
 
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
 
@@ -10,14 +10,17 @@ Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import fl.flower
 from edge.config import FILE, KEYS, Config, from_file
 from fl.config.toml import File, named_object
+from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.apps import is_client_app
+from netq.options import NetworkLocation
 from netq.validate import expect
 
 
@@ -29,16 +32,26 @@ class Device:
     config: Config
 
     @classmethod
-    def load(cls, path: str | Path, app: str) -> Device:
-        """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where."""
-        file = File(Path(path), FILE)
-        file.check_names({**KEYS, "flower": None})
-        config = from_file(file, settings=_node_config(file))
-        return cls(_import(app), config)
+    def load(cls, path: str | Path | None, app: str, node_config: str = "") -> Device:
+        """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where.
+
+        path:        None: the server is at 127.0.0.1:51966.
+        app:         the app's folder, or "module:app".
+        node_config: more of the node's config, as in "partition-id=0 num-partitions=2"; it overrides the file's.
+        """
+        config = Config(NetworkLocation()) if path is None else _read(Path(path))
+        settings: Mapping[str, Any] = {**config.settings, **parse_config("--node-config", node_config)}
+        return cls(_import(app), replace(config, settings=settings))
 
     def run(self) -> None:
         """Take part in runs until the server ends them. Raises what fl.flower.Node.run raises."""
         fl.flower.Node(self.app, self.config.settings).run(self.config.options(), self.config.protocol)
+
+
+def _read(path: Path) -> Config:
+    file = File(path, FILE)
+    file.check_names({**KEYS, "flower": None})
+    return from_file(file, settings=_node_config(file))
 
 
 def _node_config(file: File) -> dict[str, Any]:
@@ -58,6 +71,8 @@ def _node_config(file: File) -> dict[str, Any]:
 
 def _import(name: str) -> fl.flower.ClientApp:
     """Return the app that `--flower` names. Raises InvalidOption."""
+    if is_folder(name):
+        return AppFolder.load(name).client_app()
     app = named_object("--flower", name, "farm.client_app:app", "app")
     expect(is_client_app(app), "--flower", name, f"a flwr.clientapp.ClientApp, and this is {app!r}")
     found: fl.flower.ClientApp = app

@@ -18,7 +18,6 @@ import logging
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -46,6 +45,7 @@ from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, sentence
 from netq.errors import AddressError, InvalidOption
+from netq.options import CommunicatorOptions, Protocol
 
 log = logging.getLogger("fl")
 
@@ -68,6 +68,8 @@ _MLFLOW = {  # MLflow's client reads these from the environment. Its defaults re
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "5",
 }
+
+_LOCAL = CommunicatorOptions()  # 127.0.0.1:51966
 
 _Verbose = Annotated[bool, typer.Option("--verbose", help="log more, and tracebacks")]
 
@@ -120,26 +122,66 @@ def simulate(
         )
 
 
-@flower.command("run", epilog="Example: fl flower run farm.server_app:app server.toml --nodes 2")
+_RunConfig = Annotated[
+    str, typer.Option(metavar="PAIRS", help="overrides of the app's config, as in 'rounds=3 lr=0.1'; or a TOML file")
+]
+
+
+@flower.command("run", epilog="Example: fl flower run quickstart server.toml --nodes 2 --run-config 'lr=0.1'")
 def run_flower(
-    server_app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="a Flower ServerApp")],
+    app: Annotated[str, typer.Argument(metavar="APP", help="a Flower app's folder, or a ServerApp as MODULE:APP")],
     config: Annotated[
-        Path, typer.Argument(metavar="SERVER.toml", help="[server], [security], [seal], [mqtt], [connection]")
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[SERVER.toml]",
+            help="[server], [security], [seal], [mqtt], [connection]; without it, the nodes of this machine only",
+        ),
+    ] = None,
     nodes: Annotated[int, typer.Option(min=1, help="nodes to wait for")] = 1,
-    run_config: Annotated[str, typer.Option(metavar="TOML", help="as in 'rounds = 3, lr = 0.1'")] = "",
+    run_config: _RunConfig = "",
+    stay: Annotated[bool, typer.Option("--stay", help="the nodes wait for the next run")] = False,
     verbose: _Verbose = False,
 ) -> None:
-    """Run a Flower ServerApp for the nodes that connect: edge run --flower MODULE:APP CLIENT.toml."""
+    """Run a Flower ServerApp for the nodes that connect: edge run --flower APP CLIENT.toml."""
     _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
+    _leave_flowers_lines_to_flower()
     with _statuses():
-        options, protocol = load_connection(config)
-        values = _run_config(run_config)
-        import fl.flower
+        import fl.flower  # needs Flower
 
-        app = named_object("MODULE:APP", server_app, "farm.server_app:app", "app")
-        log.info("waiting for %d nodes at %s:%d", nodes, *options.netloc)
-        fl.flower.run(app, options, protocol, min_nodes=nodes, run_config=values)
+        options, protocol = (_LOCAL, Protocol.TCP) if config is None else load_connection(config)
+        server_app, values = _server_app(app, run_config)
+        only = "" if config else " (of this machine only: no SERVER.toml was given)"
+        log.info("waiting for %d nodes at %s:%d%s", nodes, *options.netloc, only)
+        fl.flower.run(server_app, options, protocol, min_nodes=nodes, run_config=values, stay=stay)
+        log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
+
+
+@flower.command("simulate", epilog="Example: fl flower simulate quickstart --nodes 10")
+def simulate_flower(
+    app: Annotated[Path, typer.Argument(metavar="APPFOLDER", help="a Flower app's folder")],
+    nodes: Annotated[int, typer.Option(min=1, help="number of nodes")] = 10,
+    processes: Annotated[int | None, typer.Option(min=1, help="processes for them; default: one a core")] = None,
+    run_config: _RunConfig = "",
+    verbose: _Verbose = False,
+) -> None:
+    """Run a Flower app with its nodes in processes of this machine.
+
+    Each node finds its number in its config, as `partition-id`, and their number as `num-partitions`.
+    """
+    _log_to_stderr(logging.DEBUG if verbose else logging.INFO)
+    _leave_flowers_lines_to_flower()
+    if not verbose:
+        logging.getLogger("netq").setLevel(logging.WARNING)  # not a line for each node and message
+    with _statuses():
+        import fl.flower
+        from fl.flower.app_folder import AppFolder, parse_config
+
+        folder = AppFolder.load(app)
+        values = folder.run_config(parse_config("--run-config", run_config))
+        server_app, client_app = folder.server_app(), folder.client_app()
+        log.info("simulating %d nodes", nodes)
+        fl.flower.simulate(server_app, client_app, nodes, run_config=values, processes=processes)
+        log.info("the run is done")
 
 
 @app.command(epilog="Example: fl plot rounds.jsonl --metric accuracy --out rounds.png")
@@ -227,13 +269,18 @@ def _simulate(config: Config, train: Callable[..., Any], clients: int, processes
         log.info("all rounds are done")
 
 
-def _run_config(text: str) -> dict[str, Any]:
-    """Read Flower's form of a run's config: TOML pairs, separated by commas or spaces."""
-    try:
-        values: dict[str, Any] = tomllib.loads(f"values = {{ {text} }}")["values"]
-        return values
-    except (ValueError, RecursionError) as error:  # or a whole number of 5,000 digits, lists in lists in lists
-        raise InvalidOption(f"--run-config: {text!r:.200} ({error}); expected 'rounds = 3, lr = 0.1'") from None
+def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the ServerApp that a folder or "module:app" names, and its run config."""
+    from fl.flower.app_folder import AppFolder, is_folder, parse_config
+    from fl.flower.apps import check_server_app
+
+    overrides = parse_config("--run-config", run_config)
+    if not is_folder(name):
+        app = named_object("APP", name, "farm.server_app:app", "app")
+        check_server_app("APP", app)
+        return app, overrides
+    folder = AppFolder.load(name)
+    return folder.server_app(), folder.run_config(overrides)
 
 
 class _Logged(fl.Callback):
@@ -286,6 +333,11 @@ def _log_to_stderr(level: int) -> None:
         logging.getLogger("urllib3").setLevel(
             logging.ERROR
         )  # one warning per failed call to MLflow; fl.MLflow logs the outage once
+
+
+def _leave_flowers_lines_to_flower() -> None:
+    """Do not write the lines of Flower's logger, which writes them to stderr itself."""
+    logging.getLogger("flwr").propagate = False
 
 
 def _on_signals(do: Callable[[int, FrameType | None], None]) -> None:

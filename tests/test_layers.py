@@ -61,8 +61,8 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.client"],
     ["fl.simulation*"],
     ["fl"],
-    ["fl.flower*"],
     ["fl.config*"],
+    ["fl.flower*"],
     ["fl.__main__"],
     ["edge*"],
 ]

@@ -15,6 +15,7 @@ import math
 import os
 import tempfile
 import tomllib
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -265,15 +266,39 @@ def named_object(where: str, name: object, example: str, kind: str = "function")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # the code of the module may raise anything
-        reason = f"{type(error).__name__}: {error}"
-        raise InvalidOption(
-            f"{where}: {name!r}; expected a module that can be imported from here, but {module_name} gives {reason}: "
-            "correct the name, or set PYTHONPATH to the folder it lies in"
-        ) from error
+        raise InvalidOption(f"{where}: {name!r}; {_import_failed(module_name, error)}") from error
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError:
         raise InvalidOption(f"{where}: {name!r}; {_no_function(module, attribute)}") from None
+
+
+def _import_failed(module: str, error: Exception) -> str:
+    """Say whether there is no such module, or it raises an error, and where."""
+    reason = f"{type(error).__name__}: {error}"
+    is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+    place = None if is_absent else _raised_at(error)
+    if place is None:
+        return (
+            f"expected a module that can be imported from here, but {module} gives {reason}: "
+            "correct the name, or set PYTHONPATH to the folder it lies in"
+        )
+    hint = "install it" if isinstance(error, ModuleNotFoundError) else "correct it there"
+    return f"the module is there, but {place} raises {reason}: {hint}; --verbose shows the traceback"
+
+
+def _raised_at(error: Exception) -> str | None:
+    """Return file and line of the module's own code that raised this during its import; None if none of it ran."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}, line {error.lineno},"
+    frames = traceback.extract_tb(error.__traceback__)[2:]  # without named_object and import_module
+    frames = [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    if not frames:
+        return None
+    folder = Path(frames[0].filename).parent  # that of the module, or of its package
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)]
+    last = [frame for frame in own if "site-packages" not in frame.filename[len(str(folder)) :]][-1]
+    return f"{last.filename}, line {last.lineno},"
 
 
 def _no_function(module: Any, name: str) -> str:

@@ -2,6 +2,8 @@
 
 fl.flower.run(server_app, options)                   # on the server; options are netq's, and so is protocol=
 fl.flower.Node(client_app).run(options)              # on each device, until the run is over
+fl.flower.simulate(server_app, client_app, nodes=10) # both, in processes of this machine
+fl.flower.AppFolder.load(path)                       # both apps and their config, from a folder of Flower's
 fl.flower.strategy()                                 # a Flower strategy that folds replies as they arrive
 
 `import fl` does not import this package, and needs no Flower. docs/how-to/flower.md explains how to use it.
@@ -10,6 +12,7 @@ fl.flower.strategy()                                 # a Flower strategy that fo
 from __future__ import annotations
 
 from fl.flower._compat import KNOWN
+from fl.flower.app_folder import AppFolder
 from fl.flower.apps import ClientApp, ServerApp
 from fl.flower.grid import Grid
 from fl.flower.grid_messages import node_id
@@ -18,10 +21,13 @@ from fl.flower.node import Node
 from fl.flower.record_codec import Array, arrays
 from fl.flower.replies import Streamed
 from fl.flower.runner import run
+from fl.flower.simulation import simulate
 
 __all__ = [
     "run",
     "Node",
+    "simulate",
+    "AppFolder",
     "strategy",
     "Grid",
     "Streamed",

@@ -20,6 +20,7 @@ def run(
     min_nodes: int = 1,
     run_config: Mapping[str, bool | int | float | str] | None = None,
     grace: float = 10.0,
+    stay: bool = False,
 ) -> Context:
     """Run an unmodified ServerApp, with any strategy, when `min_nodes` are connected. Return its context.
 
@@ -28,12 +29,21 @@ def run(
 
     server_app: a ServerApp, or a function of (grid, context). Raises InvalidOption for anything else.
     run_config: `context.run_config` on both sides.
+    stay:       whether the nodes wait for the next server also when the app returns.
 
     For `options`, `grace` and other errors see Grid.
     """
     check_server_app("run.server_app", server_app)
     with Grid(options, protocol, run_config=run_config, grace=grace) as grid:
         grid.wait(min_nodes)
-        context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
-        server_app(grid, context)
+        context = run_on(grid, server_app)
+        if stay:
+            grid.close(0.0)
         return context
+
+
+def run_on(grid: Grid, server_app: ServerApp) -> Context:
+    """Run a ServerApp with the nodes of a grid. Return its context."""
+    context = Context(grid.run.run_id, SUPERLINK_NODE_ID, {}, RecordDict(), dict(grid.run_config))
+    server_app(grid, context)
+    return context

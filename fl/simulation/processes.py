@@ -1,6 +1,7 @@
 """Starts the worker processes of a simulation, collects their errors, and ends them.
 
-Called by fl/simulation/simulate.py; the code that runs in a worker is fl/simulation/worker.py. Knows nothing of rounds.
+Called by fl/simulation/simulate.py and fl/flower/simulation.py; the code that runs in a worker is
+fl/simulation/worker.py. Knows nothing of rounds.
 docs/explanation/design.md, "Libraries taken and not taken", says why this is not multiprocessing.Process.
 """
 
@@ -15,7 +16,7 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
@@ -23,7 +24,6 @@ from typing import Any, Self
 
 import netq
 from fl.errors import SimulationError
-from fl.server.server import Server
 from fl.simulation.worker import Share, Start, work
 
 _EXIT_TIMEOUT = 2.0  # seconds that a process has after the last round, to print what it has to print and exit
@@ -74,7 +74,6 @@ class WorkerPool:
         self._shares = shares
         self._workers: list[_Worker] = []
         self._absent = {partition for share in shares for partition in share}
-        self._partitions = len(self._absent)
         self._complete = threading.Event()  # all clients are connected, or an error has occurred
         self._error: str | _Worker | None = None  # the first one: an error message, or a process that ended early
         self._ending = threading.Lock()
@@ -123,13 +122,16 @@ class WorkerPool:
                 worker.send((client, number))
 
     @contextlib.contextmanager
-    def run(self, server: Server, protocol: netq.Protocol, ordered: bool) -> Iterator[None]:
-        """Connect the clients to the server. Raises SimulationError if a process fails within the `with` block."""
-        self._receiver = threading.Thread(target=self._receive, args=(server,), name="fl-workers", daemon=True)
+    def run(self, start: Start, close: Callable[[float], None]) -> Iterator[None]:
+        """Connect the clients to the server. Raises SimulationError if a process fails within the `with` block.
+
+        close: closes the server, without waiting for its clients, after the first error of a process.
+        """
+        self._receiver = threading.Thread(target=self._receive, args=(close,), name="fl-workers", daemon=True)
         self._receiver.start()
         try:
             for worker in self._workers:
-                worker.send(Start(server.netloc, protocol, self._partitions, ordered))
+                worker.send(start)
             self._complete.wait()
             yield
         except BaseException as error:
@@ -138,7 +140,7 @@ class WorkerPool:
                 raise SimulationError(str(self._error)) from None
             raise
 
-    def _receive(self, server: Server) -> None:
+    def _receive(self, close: Callable[[float], None]) -> None:
         """Receive from all processes until their pipes end. The first error closes the server."""
         running: dict[Any, _Worker] = {worker.pipe: worker for worker in self._workers}
         while running:
@@ -153,7 +155,7 @@ class WorkerPool:
                 if error is not None and not self._ended:
                     self._error = error
                     self._end()
-                    server.close(0.0)
+                    close(0.0)
                     self._complete.set()
 
     def _end(self) -> None:

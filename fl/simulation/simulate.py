@@ -25,7 +25,7 @@ from fl.client import Client, Train
 from fl.report import RoundReport
 from fl.server.server import Server
 from fl.simulation.processes import WorkerPool
-from fl.simulation.worker import Share
+from fl.simulation.worker import Share, Start
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.spec import Model
@@ -85,7 +85,8 @@ def simulate(
         options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), events=events)
         settings |= {"strategy": strategy, "protocol": protocol}
         server = Server(model, options, callbacks=callbacks, **settings)
-        with server, workers.run(server, protocol, ordered=strategy.buffer is None):
+        begin = Start(server.netloc, protocol, len(clients), ordered=strategy.buffer is None, strict=True)
+        with server, workers.run(begin, server.close):
             for report in server.rounds(rounds):
                 reports.append(report)
                 if measure is not None:

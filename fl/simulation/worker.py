@@ -1,8 +1,8 @@
 """A worker process of a simulation: runs some of the clients, each with a communicator and a thread of its own.
 
-Started by fl/simulation/processes.py, with one pipe to the parent process. The parent sends the server's address, then
-whose turn it is to answer. The worker sends the first error, or None when all its clients are done. When the pipe
-closes, the worker exits.
+The clients are fl.Clients, or Flower's nodes (fl/flower/simulation.py). Started by fl/simulation/processes.py, with one
+pipe to the parent process. The parent sends the server's address, then whose turn it is to answer. The worker sends the
+first error, or None when all its clients are done. When the pipe closes, the worker exits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import netq
 from fl.client import Client
 from fl.messages import Report, Task, Update
 
-Share = Mapping[int, Client]  # the clients of one process, by partition
+
+class Participant(Protocol):
+    """A client of fl, or another program's client of the same kind."""
+
+    def run(self, options: netq.CommunicatorOptions, protocol: netq.Protocol) -> None:
+        """Take part until the server ends it."""
+
+
+Share = Mapping[int, Participant]  # the clients of one process, by partition
 
 
 class Start(NamedTuple):
@@ -33,7 +41,8 @@ class Start(NamedTuple):
     netloc: netq.NetworkLocation
     protocol: netq.Protocol
     partitions: int
-    ordered: bool  # whether clients wait for their turn before they answer
+    ordered: bool  # whether fl.Clients wait for their turn before they answer
+    strict: bool  # whether the first error that a client logs ends the simulation
 
 
 def work(share: Share, pipe: Connection) -> None:
@@ -45,8 +54,9 @@ def work(share: Share, pipe: Connection) -> None:
         # A fork does not inherit the threads of torch's pool, and each process has one core for itself.
         sys.modules["torch"].set_num_threads(1)
     parent = _Parent(pipe)
-    logging.getLogger("netq.fl").addHandler(_ErrorForwarder(parent))
     start = parent.wait_for_start()
+    if start.strict:
+        logging.getLogger("netq.fl").addHandler(_ErrorForwarder(parent))
     threads = [
         threading.Thread(target=_run_client, args=(parent, start, partition, client), name=f"client {partition}")
         for partition, client in share.items()
@@ -147,9 +157,11 @@ class _ErrorForwarder(logging.Handler):
         self._parent.send(f"{record.threadName}: {self.format(record)}")
 
 
-def _run_client(parent: _Parent, start: Start, partition: int, client: Client) -> None:
+def _run_client(parent: _Parent, start: Start, partition: int, client: Participant) -> None:
     options = netq.CommunicatorOptions(id=uuid.UUID(int=partition), netloc=start.netloc)
     try:
-        _SimulatedClient(client, partition, parent, start).run(options, start.protocol)
+        if isinstance(client, Client):
+            client = _SimulatedClient(client, partition, parent, start)
+        client.run(options, start.protocol)
     except BaseException as error:  # SystemExit of the user's function too: it would end this thread silently
         parent.send(f"client {partition}: {''.join(traceback.format_exception(error))}")

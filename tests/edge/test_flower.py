@@ -177,7 +177,6 @@ def test_value_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("app", "reason"),
     [
-        ("farm_app", 'expected "module:app", as in "farm.client_app:app"'),
         (":app", 'expected "module:app"'),
         (
             "farm_ap:app",
@@ -203,3 +202,32 @@ def test_wrong_app_name_is_one_line_and_status_2(tmp_path: Path, app: str, reaso
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"edge: --flower: {app!r}; ")
     assert reason in line
+
+
+def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text("[server]\nhost = 'a'\nport = 1\n[flower]\npartition-id = 1\nname = 'x'\n")
+    app = ROOT / "examples/flower_app"
+    device = edge_flower.Device.load(path, str(app), "partition-id=2 num-partitions=3")
+    assert device.config.settings == {"partition-id": 2, "num-partitions": 3, "name": "x"}
+    assert device.app is sys.modules["digits_flower.client_app"].app
+    assert edge_flower.Device.load(None, str(app)).config.netloc == ("127.0.0.1", 51966)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--flower", "absent"],
+            "absent/pyproject.toml: no such file; give the path of a Flower app's folder, or name",
+        ),
+        ([], "edge: CLIENT.toml: missing; give the path of the device's file"),
+        (["x.toml", "--node-config", "a=1"], "edge: --node-config: is for --flower; the settings of a device are"),
+        (["--flower", "a:b", "--node-config", "a"], "edge: --node-config: 'a' (no key=value at 'a'); expected pairs"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_status_2(tmp_path: Path, arguments: list[str], line: str) -> None:
+    done = run(*arguments, folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert line in done.stderr

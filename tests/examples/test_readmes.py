@@ -25,7 +25,7 @@ def prepare(name: str, folder: Path) -> None:
     shutil.copytree(ROOT / "examples" / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for port in PORTS:
         free = str(ports.free().port)
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.rglob("*")):
             text = path.read_text(encoding="utf-8")
             path.write_text(text.replace(port, free), encoding="utf-8")
 

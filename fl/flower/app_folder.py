@@ -1,0 +1,139 @@
+"""A Flower app's folder, as `flwr new` makes it: a pyproject.toml, which names the two apps, and their modules.
+
+[tool.flwr.app.components]   serverapp, clientapp: "module:app"
+[tool.flwr.app.config]       the run's config; `a = 1` in a table [tool.flwr.app.config.x] is "x.a"
+
+The file and the texts of --run-config and --node-config are read as `flwr run` and `flower-supernode` read them. Called
+by fl/__main__.py, edge/flower.py and scripts. Opens no connection. Importing an app puts its folder first in sys.path,
+where it stays, because an app may import its own modules as it runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from fl.config.toml import File, named_object
+from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_app
+from netq.errors import InvalidOption
+from netq.text import did_you_mean, printable
+
+Scalar = bool | int | float | str
+
+_FILE = "a Flower app's folder, or name an app as in farm.server_app:app"
+_COMPONENTS = "tool.flwr.app.components"
+_PAIR = re.compile(r"""\s*([^\s=,]+)\s*=\s*('[^']*'|"[^"]*"|[^\s,]+)\s*,?""")
+
+
+@dataclass(frozen=True)
+class AppFolder:
+    """A Flower app. `config` is its run config, without overrides."""
+
+    path: Path
+    config: Mapping[str, Scalar]
+    _file: File
+    _components: Mapping[str, Any]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read the pyproject.toml of a folder. Raises InvalidOption, which names the file and the key."""
+        folder = Path(path).absolute()
+        file = File(folder / "pyproject.toml", _FILE)
+        app = _table(file, "tool.flwr.app", file.tables)
+        config = dict(_flat(_table(file, "config", app, "tool.flwr.app."), file.check, "tool.flwr.app.config."))
+        return cls(folder, config, file, _table(file, "components", app, "tool.flwr.app."))
+
+    def server_app(self) -> ServerApp:
+        """Import the ServerApp, and return it. Raises InvalidOption."""
+        app: ServerApp = self._import("serverapp", check_server_app)
+        return app
+
+    def client_app(self) -> ClientApp:
+        """Import the ClientApp, and return it. Raises InvalidOption."""
+        app: ClientApp = self._import("clientapp", check_client_app)
+        return app
+
+    def run_config(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the run config with these overrides. Raises InvalidOption for a key that the app does not have."""
+        for key in overrides:
+            if key not in self.config:
+                hint = did_you_mean(key, self.config) if self.config else "it has no [tool.flwr.app.config]"
+                raise InvalidOption(f"--run-config: {printable(key)!r}; {self._file.path} has no such key: {hint}")
+        return {**self.config, **overrides}
+
+    def _import(self, component: str, check: Callable[[str, Any], None]) -> Any:
+        where, name = f"{_COMPONENTS}.{component}", self._components.get(component)
+        self._file.check(where, name, name is not None, '"module:app", as in "farm.client_app:app"')
+        if str(self.path) not in sys.path:
+            sys.path.insert(0, str(self.path))
+        try:
+            app = named_object(where, name, "farm.client_app:app", "app")
+            check(where, app)
+        except InvalidOption as error:
+            raise self._file.wrong(str(error)) from error.__cause__
+        return app
+
+
+def is_folder(name: str) -> bool:
+    """Return whether an argument of a command names an app's folder; otherwise it is "module:app"."""
+    return ":" not in name or Path(name).is_dir()
+
+
+def parse_config(option: str, text: str) -> dict[str, Scalar]:
+    """Return what an option such as --run-config says: pairs, or the path of a TOML file. Raises InvalidOption.
+
+    The pairs are separated by spaces or commas, as in 'rounds=3 lr=0.1 name="a b"'.
+    """
+    if text.endswith(".toml") and "=" not in text:
+        file = File(Path(text), f"a TOML file for {option}, or pairs as in 'rounds=3 lr=0.1'")
+        return dict(_flat(file.tables, file.check))
+    try:
+        tables = tomllib.loads("\n".join(_pairs(text)))
+    except (ValueError, RecursionError) as error:  # or a whole number of 5,000 digits
+        raise InvalidOption(
+            f"{option}: {printable(text, 200)!r} ({error}); expected pairs, as in 'rounds=3 lr=0.1 name=\"a b\"'"
+        ) from None
+
+    def check(where: str, value: object, right: bool, expected: str) -> None:
+        if not right:
+            raise InvalidOption(f"{option}: {where}: {printable(repr(value), 200)}; expected {expected}")
+
+    return dict(_flat(tables, check))
+
+
+def _pairs(text: str) -> Iterator[str]:
+    """Yield a line of TOML for each pair. Raises ValueError for text that is no pair."""
+    begin, end = 0, len(text.rstrip())
+    while begin < end:
+        pair = _PAIR.match(text, begin, end)
+        if pair is None:
+            raise ValueError(f"no key=value at {text[begin:end].strip()[:20]!r}")
+        yield f"{pair[1]} = {pair[2]}"
+        begin = pair.end()
+
+
+def _flat(
+    table: Mapping[str, Any], check: Callable[[str, object, bool, str], None], prefix: str = "", key: str = ""
+) -> Iterator[tuple[str, Scalar]]:
+    """Yield the values of a table and of those in it; their keys are joined with dots. `prefix`: for errors."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, check, prefix, f"{key}{name}.")
+        else:
+            right = isinstance(value, (bool, int, float, str))
+            check(f"{prefix}{key}{name}", value, right, "a text, a number, true or false")
+            yield f"{key}{name}", value
+
+
+def _table(file: File, path: str, table: Mapping[str, Any], prefix: str = "") -> Mapping[str, Any]:
+    """Return the table at a path such as "tool.flwr.app"; an empty one for a missing config."""
+    for name in path.split("."):
+        found = table.get(name, {} if name == "config" else None)
+        file.check(f"{prefix}{path}", found, isinstance(found, dict), f"a table [{prefix}{path}], as in a Flower app")
+        table = found if isinstance(found, dict) else {}
+    return table

@@ -1,0 +1,164 @@
+"""`fl flower run`, `fl flower simulate` and `edge run --flower` with an app's folder that is not in PYTHONPATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.servers import ports
+
+ROOT = Path(__file__).parents[3]
+LIMIT = 60.0  # seconds
+
+PROJECT = """
+[tool.flwr.app.components]
+serverapp = "farm.server_app:app"
+clientapp = "farm.client_app:app"
+
+[tool.flwr.app.config]
+rounds = 2
+
+[tool.flwr.app.config.train]
+step = 1.0
+"""
+CLIENT = """
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from farm.task import array
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    step = context.run_config["train.step"] * (1 + context.node_config["partition-id"])
+    weights = message.content["arrays"]["w"].numpy() + step
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": ArrayRecord({"w": array(weights)}), "metrics": metrics}), reply_to=message)
+"""
+SERVER = """
+import numpy as np
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from farm.task import array
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    model = ArrayRecord({"w": array(np.zeros(2))})
+    result = FedAvg(fraction_evaluate=0.0).start(grid, model, num_rounds=context.run_config["rounds"])
+    print(result.arrays["w"].numpy().tolist(), flush=True)
+"""
+TASK = "from flwr.app import Array as array\n"
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> Path:
+    """An app's folder."""
+    folder = tmp_path / "app"
+    (folder / "farm").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    for name, text in (("__init__", ""), ("client_app", CLIENT), ("server_app", SERVER), ("task", TASK)):
+        (folder / "farm" / f"{name}.py").write_text(text)
+    return folder
+
+
+class Commands:
+    """Processes in one folder. What runs at the end is killed."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self._folder = folder
+        self._stack = stack
+
+    def start(self, *command: str) -> subprocess.Popen[str]:
+        process = self._stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", *command],
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        self._stack.callback(process.kill)
+        return process
+
+    def run(self, *command: str) -> tuple[int, str, str]:
+        return end(self.start(*command))
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, errors = process.communicate(timeout=LIMIT)
+    return process.returncode, out, errors
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Iterator[Commands]:
+    with ExitStack() as stack:
+        yield Commands(tmp_path, stack)
+
+
+def node(number: int) -> str:
+    return f"--node-config=partition-id={number} num-partitions=2"
+
+
+@pytest.mark.slow
+def test_nodes_stay_for_the_next_run(app: Path, tmp_path: Path, commands: Commands) -> None:
+    (tmp_path / "at.toml").write_text(
+        f'[server]\nhost = "127.0.0.1"\nport = {ports.free().port}\n[connection]\nretry_max = 0.2\n'
+    )
+    run = ("fl", "flower", "run", "app", "at.toml", "--nodes=2")
+    nodes = [commands.start("edge", "run", "--flower=app", node(number), "at.toml") for number in range(2)]
+    status, out, errors = commands.run(*run, "--stay", "--run-config=train.step=2.0 rounds=1")
+    assert (status, out) == (0, "[3.0, 3.0]\n"), errors
+    assert re.search(r"waiting for 2 nodes at 127\.0\.0\.1:\d+\n", errors)
+    assert "waiting for nodes: " in errors
+    assert errors.count("[ROUND 1/1]") == 1  # by Flower's logger, and not by ours a second time
+    assert [each.poll() for each in nodes] == [None, None]
+    status, out, errors = commands.run(*run)
+    assert (status, out) == (0, "[3.0, 3.0]\n"), errors
+    for each in nodes:
+        status, _, errors = end(each)
+        assert status == 0, errors
+
+
+@pytest.mark.slow
+def test_simulate_runs_the_nodes_too(app: Path, commands: Commands) -> None:
+    status, out, errors = commands.run("fl", "flower", "simulate", "app", "--nodes=4", "--run-config=rounds=1")
+    assert (status, out) == (0, "[2.5, 2.5]\n"), errors
+    assert "fl: simulating 4 nodes" in errors
+    assert "connected" not in errors
+
+
+@pytest.mark.slow
+def test_without_a_file_the_address_is_said_at_once(app: Path, commands: Commands) -> None:
+    """It is said before the server listens: another process may have the default port."""
+    process = commands.start("fl", "flower", "run", "app")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.endswith("waiting for 1 nodes at 127.0.0.1:51966 (of this machine only: no SERVER.toml was given)\n")
+
+
+@pytest.mark.slow
+def test_error_in_an_app_is_one_line_and_status_2(app: Path, commands: Commands) -> None:
+    with (app / "farm/server_app.py").open("a") as file:
+        file.write("1 / 0\n")
+    status, _, errors = commands.run("fl", "flower", "run", "app")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert re.search(r"farm/server_app\.py, line \d+, raises ZeroDivisionError: division by zero", errors)
+    status, _, errors = commands.run("fl", "flower", "run", "app", "--verbose")
+    assert "Traceback" in errors
+    assert "    1 / 0" in errors
