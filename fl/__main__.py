@@ -127,13 +127,13 @@ _RunConfig = Annotated[
 ]
 
 
-@flower.command("run", epilog="Example: fl flower run quickstart server.toml --nodes 2 --run-config 'lr=0.1'")
+@flower.command("run", epilog="Example: fl flower run quickstart server.toml --nodes 2")
 def run_flower(
     app: Annotated[str, typer.Argument(metavar="APP", help="a Flower app's folder, or a ServerApp as MODULE:APP")],
     config: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[SERVER.toml]",
+            metavar="SERVER.toml",
             help="[server], [security], [seal], [mqtt], [connection]; without it, the nodes of this machine only",
         ),
     ] = None,
