@@ -61,7 +61,7 @@ other: tools
 .venv-flower: pyproject.toml constraints.txt netq/protocol/_codec.c
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	--editable '.[test,torch,flower]' 'flwr[simulation]' && touch $@
+	--editable '.[test,torch,flower]' 'flwr[simulation]' xgboost-cpu && touch $@
 
 flower: .venv-flower tools
 	.venv-flower/bin/python -m pytest $(SPREAD) tests/fl/flower tests/edge
