@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import edge.flower
+from tests.fl.flower import test_kinds, test_legacy, test_strategies
 from tests.pages import Page, Scripts
 
 PAGE = Page("docs/how-to/flower.md")
@@ -29,3 +31,12 @@ def test_the_agent_accepts_the_file(tmp_path: Path) -> None:
     (tmp_path / "client.toml").write_text(text)
     device = edge.flower.Device.load(tmp_path / "client.toml", "tests.fl.flower.apps:app")
     assert device.config.settings == tomllib.loads(text)["flower"] == {"partition-id": 0, "num-partitions": 2}
+
+
+def test_the_table_of_what_runs_is_that_of_the_tests() -> None:
+    rows = {", ".join(re.findall(r"`(\w+)`", names)): over for names, over in PAGE.rows("unmodified", "over")}
+    everywhere = "TCP, MQTT, gRPC, shared memory"
+    listed = {name for names, over in rows.items() if over == everywhere for name in names.split(", ")}
+    assert listed == {type(make()).__name__ for name, make in test_strategies.STRATEGIES.items() if name != "ours"}
+    used = {name for module in (test_kinds, test_legacy, test_strategies) for name in vars(module)}
+    assert {name for names in rows for name in names.split(", ")} - used == set()
