@@ -26,7 +26,7 @@ from netq.text import did_you_mean, printable
 Scalar = bool | int | float | str
 
 _FILE = "a Flower app's folder, or name an app as in farm.server_app:app"
-_COMPONENTS = "tool.flwr.app.components"
+_COMPONENTS, _CONFIG = "tool.flwr.app.components", "tool.flwr.app.config"
 _PAIR = re.compile(r"""\s*([^\s=,]+)\s*=\s*('[^']*'|"[^"]*"|[^\s,]+)\s*,?""")
 
 
@@ -44,35 +44,34 @@ class AppFolder:
         """Read the pyproject.toml of a folder. Raises InvalidOption, which names the file and the key."""
         folder = Path(path).absolute()
         file = File(folder / "pyproject.toml", _FILE)
-        app = _table(file, "tool.flwr.app", file.tables)
-        config = dict(_flat(_table(file, "config", app, "tool.flwr.app."), file.check, "tool.flwr.app.config."))
-        return cls(folder, config, file, _table(file, "components", app, "tool.flwr.app."))
+        config = dict(_flat(_table(file, _CONFIG), file.check, f"{_CONFIG}."))
+        return cls(folder, config, file, _table(file, _COMPONENTS))
 
     def server_app(self) -> ServerApp:
         """Import the ServerApp, and return it. Raises InvalidOption."""
-        app: ServerApp = self._import("serverapp", check_server_app)
+        app: ServerApp = self._import("serverapp", "farm.server_app:app", check_server_app)
         return app
 
     def client_app(self) -> ClientApp:
         """Import the ClientApp, and return it. Raises InvalidOption."""
-        app: ClientApp = self._import("clientapp", check_client_app)
+        app: ClientApp = self._import("clientapp", "farm.client_app:app", check_client_app)
         return app
 
     def run_config(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return the run config with these overrides. Raises InvalidOption for a key that the app does not have."""
         for key in overrides:
             if key not in self.config:
-                hint = did_you_mean(key, self.config) if self.config else "it has no [tool.flwr.app.config]"
+                hint = did_you_mean(key, self.config) if self.config else f"it has no [{_CONFIG}]"
                 raise InvalidOption(f"--run-config: {printable(key)!r}; {self._file.path} has no such key: {hint}")
         return {**self.config, **overrides}
 
-    def _import(self, component: str, check: Callable[[str, Any], None]) -> Any:
+    def _import(self, component: str, example: str, check: Callable[[str, Any], None]) -> Any:
         where, name = f"{_COMPONENTS}.{component}", self._components.get(component)
-        self._file.check(where, name, name is not None, '"module:app", as in "farm.client_app:app"')
+        self._file.check(where, name, name is not None, f'"module:app", as in "{example}"')
         if str(self.path) not in sys.path:
             sys.path.insert(0, str(self.path))
         try:
-            app = named_object(where, name, "farm.client_app:app", "app")
+            app = named_object(where, name, example, "app")
             check(where, app)
         except InvalidOption as error:
             raise self._file.wrong(str(error)) from error.__cause__
@@ -130,10 +129,11 @@ def _flat(
             yield f"{key}{name}", value
 
 
-def _table(file: File, path: str, table: Mapping[str, Any], prefix: str = "") -> Mapping[str, Any]:
-    """Return the table at a path such as "tool.flwr.app"; an empty one for a missing config."""
+def _table(file: File, path: str) -> Mapping[str, Any]:
+    """Return the table at a path such as "tool.flwr.app.config"; an empty one if the file does not have it."""
+    table: Any = file.tables
     for name in path.split("."):
-        found = table.get(name, {} if name == "config" else None)
-        file.check(f"{prefix}{path}", found, isinstance(found, dict), f"a table [{prefix}{path}], as in a Flower app")
-        table = found if isinstance(found, dict) else {}
-    return table
+        table = table.get(name, {})
+        file.check(path, table, isinstance(table, dict), f"a table: begin it with a line [{path}]")
+    found: Mapping[str, Any] = table
+    return found

@@ -247,6 +247,36 @@ def test_namespace_package_is_named_in_the_error(tmp_path: Path, monkeypatch: py
         of(tmp_path, '[gate]\nopen = "folder_alone:train"').function("gate", "open", "farm:open")
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "said"),
+    [
+        (
+            "lacks_library",
+            "import no_such_library",
+            "ModuleNotFoundError: No module named 'no_such_library': install it",
+        ),
+        ("lacks_number", "int('x')", "ValueError: invalid literal for int() with base 10: 'x': correct it there"),
+        ("lacks_bracket", "(", "SyntaxError: '(' was never closed (lacks_bracket.py, line 2): correct it there"),
+    ],
+)
+def test_module_that_raises_is_told_from_an_absent_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / f"{name}.py").write_text(f"import json\n{code}\n")
+    with pytest.raises(InvalidOption) as caught:
+        of(tmp_path, f'[gate]\nopen = "{name}:train"').function("gate", "open", "farm:open")
+    place = f"{tmp_path}/{name}.py, line 2, raises {said}; --verbose shows the traceback"
+    assert str(caught.value).endswith(f"gate.open: '{name}:train'; the module is there, but {place}")
+
+
+def test_line_is_that_of_the_module_and_not_of_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "misuses.py").write_text("import json\n\njson.loads('')\n")
+    with pytest.raises(InvalidOption, match=r"misuses\.py, line 3, raises JSONDecodeError: Expecting value"):
+        of(tmp_path, '[gate]\nopen = "misuses:train"').function("gate", "open", "farm:open")
+
+
 def test_hint_is_the_nearest_name_or_all() -> None:
     assert did_you_mean("prot", ("host", "port"), "server.{}") == "did you mean server.port?"
     assert did_you_mean("banana", ("host", "port"), "[{}]") == "expected one of [host], [port]"

@@ -89,13 +89,14 @@ def test_value_that_is_no_scalar_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("", "tool.flwr.app: missing; expected a table [tool.flwr.app], as in a Flower app"),
-        ("[tool.flwr]\napp = 7\n", "tool.flwr.app: 7; expected a table [tool.flwr.app], as in"),
-        ("[tool.flwr.app]\n", "tool.flwr.app.components: missing; expected a table [tool.flwr.app.components]"),
-        ("[tool.flwr.app.components]\n", 'tool.flwr.app.components.serverapp: missing; expected "module:app"'),
+        ("", 'tool.flwr.app.components.serverapp: missing; expected "module:app", as in "farm.server_app:app"'),
+        ("[tool.flwr]\napp = 7\n", "tool.flwr.app.config: 7; expected a table: begin it with a line [tool.flwr.app.c"),
         (APP.format("absent"), "tool.flwr.app.components.serverapp: 'absent.apps:server'; expected a module that can"),
         (APP.format("x") + "[tool.flwr.app.config.a]\nb = [1]\n", "tool.flwr.app.config.a.b: [1]; expected a text"),
-        ("[tool.flwr.app]\nconfig = 1\n", "tool.flwr.app.config: 1; expected a table [tool.flwr.app.config]"),
+        (
+            "[tool.flwr.app]\nconfig = 1\n",
+            "tool.flwr.app.config: 1; expected a table: begin it with a line [tool.flwr.app.c",
+        ),
         ('[tool.flwr.app.components]\nserverapp = "json:dumps"\n', "tool.flwr.app.components.serverapp: <function dum"),
     ],
 )
