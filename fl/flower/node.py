@@ -110,7 +110,7 @@ class Node:
             if not isinstance(reply, Message):
                 raise TypeError(f"{self._app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")
         except Exception as error:  # of the user's app: the grid gets it as the reply
-            log.exception("the ClientApp failed")
+            log.exception("node %d: the ClientApp failed", context.node_id)
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), context  # Flower's form
         return (reply.error if reply.has_error() else reply.content), changed
 
