@@ -72,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = commands.add_parser(name, help=help, description=help, epilog=f"example: edge {name} client.toml")
         command.add_argument(
-            "config", metavar="CLIENT.toml", nargs="?", help="the device's file; optional with --flower"
+            "config",
+            metavar="CLIENT.toml",
+            nargs="?" if name == "run" else None,
+            help="the device's file; `run` can do without it with --flower",
         )
         command.add_argument("--flower", metavar="APP", help="a Flower app's folder, or a ClientApp as MODULE:APP")
         command.add_argument(

@@ -44,7 +44,7 @@ from fl.config.toml import function, in_file_terms, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, sentence
-from netq.errors import AddressError, InvalidOption
+from netq.errors import AddressError, InvalidOption, NetqError
 from netq.options import CommunicatorOptions, Protocol
 
 log = logging.getLogger("fl")
@@ -152,7 +152,7 @@ def run_flower(
         server_app, values = _server_app(app, run_config)
         only = "" if config else " (of this machine only: no SERVER.toml was given)"
         log.info("waiting for %d nodes at %s:%d%s", nodes, *options.netloc, only)
-        fl.flower.run(server_app, options, protocol, min_nodes=nodes, run_config=values, stay=stay)
+        fl.flower.run(_with_traceback(server_app), options, protocol, min_nodes=nodes, run_config=values, stay=stay)
         log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
 
 
@@ -180,7 +180,7 @@ def simulate_flower(
         values = folder.run_config(parse_config("--run-config", run_config))
         server_app, client_app = folder.server_app(), folder.client_app()
         log.info("simulating %d nodes", nodes)
-        fl.flower.simulate(server_app, client_app, nodes, run_config=values, processes=processes)
+        fl.flower.simulate(_with_traceback(server_app), client_app, nodes, run_config=values, processes=processes)
         log.info("the run is done")
 
 
@@ -281,6 +281,21 @@ def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[st
         return app, overrides
     folder = AppFolder.load(name)
     return folder.server_app(), folder.run_config(overrides)
+
+
+def _with_traceback(server_app: Callable[..., Any]) -> Callable[[Any, Any], None]:
+    """Return a ServerApp that does the same, and logs the traceback of its error, which is its author's to mend."""
+
+    def run(grid: Any, context: Any) -> None:
+        try:
+            server_app(grid, context)
+        except NetqError:  # the server is closed, or a process of a simulation has ended
+            raise
+        except Exception as error:
+            log.error("the ServerApp failed", exc_info=error)
+            raise RuntimeError(f"the ServerApp raised {type(error).__name__}: {error}") from None
+
+    return run
 
 
 class _Logged(fl.Callback):

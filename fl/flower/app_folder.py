@@ -25,7 +25,7 @@ from netq.text import did_you_mean, printable
 
 Scalar = bool | int | float | str
 
-_FILE = "a Flower app's folder, or name an app as in farm.server_app:app"
+_FILE = "a Flower app's folder"
 _COMPONENTS, _CONFIG = "tool.flwr.app.components", "tool.flwr.app.config"
 _PAIR = re.compile(r"""\s*([^\s=,]+)\s*=\s*('[^']*'|"[^"]*"|[^\s,]+)\s*,?""")
 

@@ -220,7 +220,7 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
     [
         (
             ["--flower", "absent"],
-            "absent/pyproject.toml: no such file; give the path of a Flower app's folder, or name",
+            "absent/pyproject.toml: no such file; give the path of a Flower app's folder",
         ),
         ([], "edge: CLIENT.toml: missing; give the path of the device's file"),
         (["x.toml", "--node-config", "a=1"], "edge: --node-config: is for --flower; the settings of a device are"),

@@ -153,6 +153,14 @@ def test_without_a_file_the_address_is_said_at_once(app: Path, commands: Command
 
 
 @pytest.mark.slow
+def test_error_of_a_running_app_is_shown_with_its_traceback(app: Path, commands: Commands) -> None:
+    status, _, errors = commands.run("fl", "flower", "simulate", "app", "--nodes=2", "--run-config=rounds='two'")
+    assert status == 1
+    assert re.search(r'File ".*/farm/server_app\.py", line \d+, in main\n', errors)
+    assert errors.splitlines()[-1].startswith("fl: the ServerApp raised TypeError: ")
+
+
+@pytest.mark.slow
 def test_error_in_an_app_is_one_line_and_status_2(app: Path, commands: Commands) -> None:
     with (app / "farm/server_app.py").open("a") as file:
         file.write("1 / 0\n")
