@@ -59,21 +59,22 @@ class Closed(NetqError, ConnectionError):
 
 
 class QueueFull(NetqError):
-    """`queue_size` messages already wait for `peer`. This one was not queued; wait for earlier futures.
+    """`queue_size` messages or `queue_bytes` wait for `peer` already. Wait for earlier futures, and put it again.
 
     `dropped`: it was queued, and a newer message has taken its place (drop_oldest).
+    `limit`:   what is full, as in "50 messages (queue_size)".
     """
 
-    def __init__(self, peer: uuid.UUID | None, size: int, dropped: bool = False) -> None:
-        super().__init__(peer, size, dropped)
+    def __init__(self, peer: uuid.UUID | None, limit: str, dropped: bool = False) -> None:
+        super().__init__(peer, limit, dropped)
         self.peer = peer
         self.dropped = dropped
 
     def __str__(self) -> str:
-        peer, size, dropped = self.args
+        peer, limit, dropped = self.args
         if dropped:
-            return f"{peer or 'the server'}: dropped for a newer message, as {size} (queue_size) waited (drop_oldest)"
-        return f"{peer or 'the server'}: {size} messages (queue_size) already wait for it; wait for their futures first"
+            return f"{peer or 'the server'}: dropped for a newer message, as {limit} waited (drop_oldest)"
+        return f"{peer or 'the server'}: {limit} already wait for it; wait for their futures first"
 
 
 class MessageTooLarge(NetqError, ValueError):

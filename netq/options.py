@@ -52,8 +52,11 @@ class ConnectionOptions:
     transport_size:    the largest chunk of a message in one frame.
     queue_size:        how many messages may wait for one peer. The future of one more fails with QueueFull.
     message_size:      the largest message that is received. The peer knows it, and sends no larger one.
-    drop_oldest:       keep only the newest messages: if `queue_size` messages of a lane wait, and no byte of them has
-                       left, the future of the oldest fails with QueueFull, and the new message takes its place.
+    queue_bytes:       how many bytes may wait for one peer. The future of a message that exceeds it fails with
+                       QueueFull; a message that waits alone may be larger.
+    drop_oldest:       keep only the newest messages: if `queue_size` messages or `queue_bytes` of a lane wait, and no
+                       byte of them has left, the future of the oldest fails with QueueFull, and the new message takes
+                       its place.
     window:            unread bytes that a peer may have here, on each lane. A larger message comes alone.
     memory:            unread bytes that all peers together may have here, but at least half of it plus one message. The
                        first 256 KiB of every lane (netq/protocol/flow_control.py) are not counted.
@@ -72,6 +75,7 @@ class ConnectionOptions:
     transport_size: int = 16 * MIB
     queue_size: int = 2**30
     message_size: int = 2**40
+    queue_bytes: int = 256 * MIB
     drop_oldest: bool = False
     window: int = 64 * MIB
     memory: int = 1024 * MIB
@@ -90,6 +94,7 @@ class ConnectionOptions:
         flag("ConnectionOptions.drop_oldest", self.drop_oldest)
         whole("ConnectionOptions.transport_size", self.transport_size, 1, 2**32 - 1)
         whole("ConnectionOptions.queue_size", self.queue_size, 1, 2**63)
+        whole("ConnectionOptions.queue_bytes", self.queue_bytes, 1, 2**62)
         whole("ConnectionOptions.message_size", self.message_size, 1, 2**62)
         whole("ConnectionOptions.window", self.window, 1, 2**62)
         whole("ConnectionOptions.memory", self.memory, 1, 2**62)

@@ -298,6 +298,7 @@ class ClientTasks:
         is_other_run = job.run != self.run
         if asked is not None and not is_owed and not (is_other_run and asked.is_first):
             of = " of another server" if is_other_run else ""
+            self._settle(peer, asked.job)  # this was its answer: a later one to the same task is wrong, too
             expected = f"round {asked.job.round} ({asked.job.purpose})"
             self._refuse(
                 peer, FailureKind.INVALID, f"it answered round {job.round} ({job.purpose}){of}; expected {expected}"

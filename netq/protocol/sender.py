@@ -17,7 +17,7 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError
 from netq.protocol import codec
 from netq.protocol.codec import Outgoing
-from netq.protocol.wire import Cursor, Frame, Kind, message_header
+from netq.protocol.wire import HEADER_SIZE, Cursor, Frame, Kind, message_header
 from netq.utils.stream import Stream
 
 SMALL = 4096  # bytes: messages up to this size are sent and received whole, in one step, and are copied
@@ -71,12 +71,23 @@ class Sender:
             0,
         )  # the furthest byte ever sent: a true cursor may lie there, after a late INI reset `number`
         self._withdrawn = 0  # how many of the waiting messages are cancelled
+        self.waiting_bytes = 0  # of the waiting messages that are not cancelled
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.sent) - self._withdrawn
 
     def __iter__(self) -> Iterator[Outgoing]:
         return iter((*self.sent, *self.waiting))
+
+    @property
+    def waiting_count(self) -> int:
+        """How many messages wait of which no byte has left; cancelled ones do not count."""
+        return len(self.waiting) - self._withdrawn
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the messages that are not acknowledged; a little more, as those sent count with their OVERHEAD."""
+        return self.waiting_bytes + (self.sent[-1].stop - self.sent[0].start if self.sent else 0)
 
     @property
     def idle(self) -> bool:
@@ -92,6 +103,7 @@ class Sender:
         """Queue a message."""
         message.waits = True
         self.waiting.append(message)
+        self.waiting_bytes += message.size
 
     def remove(self, message: Outgoing) -> None:
         """Count a cancelled message no longer, unless a byte of it has left; sweep if there are many of them."""
@@ -99,6 +111,7 @@ class Sender:
             return
         message.waits = False
         self._withdrawn += 1
+        self.waiting_bytes -= message.size
         if self._withdrawn >= _SWEEP and 2 * self._withdrawn > len(self.waiting):
             kept: deque[Outgoing] = deque()
             for other in self.waiting:
@@ -108,18 +121,17 @@ class Sender:
                     kept.append(other)
             self.waiting, self._withdrawn = kept, 0
 
-    def oldest(self, size: int) -> Outgoing | None:
-        """Return the first waiting message if `size` messages or more wait."""
+    def oldest(self) -> Outgoing | None:
+        """Return the first waiting message, None if there is none."""
         self._skip_cancelled()
-        return self.waiting[0] if self.waiting and len(self.waiting) - self._withdrawn >= size else None
+        return self.waiting[0] if self.waiting else None
 
-    def drop_oldest(self, size: int) -> Outgoing | None:
-        """Remove the message that `oldest` returns, and return it."""
-        message = self.oldest(size)
-        if message is not None:
-            message.waits = False
-            self.waiting.popleft()
-        return message
+    def drop_oldest(self) -> None:
+        """Remove the message that `oldest` returns."""
+        message = self.waiting[0]
+        message.waits = False
+        self.waiting.popleft()
+        self.waiting_bytes -= message.size
 
     @property
     def ready(self) -> bool:
@@ -142,7 +154,10 @@ class Sender:
         """
         if self.number < self.next:
             return 0
-        return codec.batch(self, out, small, limit, self.waiting)
+        first = self.next
+        size = codec.batch(self, out, small, limit, self.waiting)
+        self.waiting_bytes -= size - HEADER_SIZE * (self.next - first)
+        return size
 
     def chunk(self, size: int, grid: int = 0) -> tuple[bytes, Part | None]:
         """Return header and body of the next frame; call it only if `ready`. The body has at most `size` bytes.
@@ -213,11 +228,13 @@ class Sender:
         if waiting:
             waiting[0].number = 0
             waiting[0].left = False
-        self._withdrawn = 0
+        self._withdrawn = self.waiting_bytes = 0
         for message in waiting:
             if message.withdrawn:
                 message.waits = False
                 self._withdrawn += 1
+            else:
+                self.waiting_bytes += message.size
         self.number, self._offset = self.next, 0  # the most that can have left: the peer's cursor says how much has
 
     def unsent(self) -> list[Outgoing]:
@@ -233,6 +250,7 @@ class Sender:
         self.sent.append(message)
         self.waiting.popleft()
         message.waits = False
+        self.waiting_bytes -= message.size
         self.next += 1
         self._position = message.stop
         return message
@@ -241,7 +259,9 @@ class Sender:
         """Remove the cancelled messages at the head of the queue."""
         while self.waiting and self.waiting[0].withdrawn:
             message = self.waiting[0]
-            if not message.waits:
+            if message.waits:
+                self.waiting_bytes -= message.size
+            else:
                 self._withdrawn -= 1
             message.waits = False
             self.waiting.popleft()

@@ -74,24 +74,37 @@ class Session:
         options = self._options
         if self.closing or self.ended:
             raise Closed(self.peer)
-        if not options.drop_oldest and self.queued >= options.queue_size:
-            raise QueueFull(self.peer, options.queue_size)
+        if not options.drop_oldest and (limit := self._full(message.size)):
+            raise QueueFull(self.peer, limit)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
         sender = self.senders.get(message.lane)
         if sender is None:
             sender = self.senders[message.lane] = self._sender(message.lane)
-        if options.drop_oldest and (oldest := sender.oldest(options.queue_size)) is not None:
-            oldest.fail(QueueFull(self.peer, options.queue_size, dropped=True))
-            sender.drop_oldest(options.queue_size)  # after `fail`: an interrupt in between must not lose it silently
+        while options.drop_oldest and (oldest := sender.oldest()) and (limit := self._full(message.size, sender)):
+            oldest.fail(QueueFull(self.peer, limit, dropped=True))
+            sender.drop_oldest()  # after `fail`: an interrupt in between must not lose it silently
         sender.put(message)
+
+    def _full(self, size: int, lane: Sender | None = None) -> str:
+        """Return which limit one more message of `size` bytes exceeds, as text; "" if none.
+
+        lane: counts only the messages of this lane that have not begun to travel. None: counts all.
+        """
+        options = self._options
+        count, total = (self.queued, self.queued_bytes) if lane is None else (lane.waiting_count, lane.waiting_bytes)
+        if count >= options.queue_size:
+            return f"{options.queue_size} messages (queue_size)"
+        if count and total + size > options.queue_bytes:
+            return f"{total} of {options.queue_bytes} bytes (queue_bytes)"
+        return ""
 
     def drain(self) -> None:
         """Queue the messages of the outbox."""
         # The first branch is `put` in place, for one lane and a message that `put` would certainly accept.
         # A message leaves the outbox last: a thread that is interrupted before that leaves it to `repair`.
         outbox, quick = self.outbox, not (self.closing or self.ended or self._options.drop_oldest)
-        most = self._options.queue_size
+        most, room = self._options.queue_size, self._options.queue_bytes - self.queued_bytes
         while outbox:
             message = outbox[0]
             sender = self.senders.get(message.lane)
@@ -100,11 +113,14 @@ class Session:
                 and sender is not None
                 and len(self.senders) == 1
                 and len(sender.waiting) + len(sender.sent) < most
+                and message.size <= room
                 and message.size <= self._peer_size
                 and not message.withdrawn
             ):
                 message.waits = True
                 sender.waiting.append(message)
+                sender.waiting_bytes += message.size
+                room -= message.size
             elif not message.withdrawn:
                 try:
                     self.put(message)
@@ -118,6 +134,7 @@ class Session:
             not sender.waiting
             and sender.number >= sender.next
             and len(self.outbox) + len(sender.sent) <= self._options.queue_size
+            and len(self.outbox) * self._small_out + sender.queued_bytes <= self._options.queue_bytes
             and self._peer_size >= self._small_out
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
@@ -126,6 +143,11 @@ class Session:
     def queued(self) -> int:
         """How many messages are not acknowledged; cancelled ones count once a byte of them has left."""
         return sum(map(len, self.senders.values()))
+
+    @property
+    def queued_bytes(self) -> int:
+        """How many bytes are not acknowledged (Sender.queued_bytes)."""
+        return sum([sender.queued_bytes for sender in self.senders.values()])
 
     @property
     def due(self) -> bool:

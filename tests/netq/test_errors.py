@@ -59,16 +59,16 @@ def test_docstring_tree_has_all_errors() -> None:
         (Closed(PEER, "it never answered"), f"{PEER}: it never answered"),
         (Closed(None, "nobody listens"), "the server: nobody listens"),
         (
-            QueueFull(PEER, 8),
+            QueueFull(PEER, "8 messages (queue_size)"),
             f"{PEER}: 8 messages (queue_size) already wait for it; wait for their futures first",
         ),
         (
-            QueueFull(None, 8),
+            QueueFull(None, "8 messages (queue_size)"),
             "the server: 8 messages (queue_size) already wait for it; wait for their futures first",
         ),
         (
-            QueueFull(PEER, 8, dropped=True),
-            f"{PEER}: dropped for a newer message, as 8 (queue_size) waited (drop_oldest)",
+            QueueFull(PEER, "8 messages (queue_size)", dropped=True),
+            f"{PEER}: dropped for a newer message, as 8 messages (queue_size) waited (drop_oldest)",
         ),
         (
             MessageTooLarge(PEER, 100, 10),

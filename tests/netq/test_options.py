@@ -34,6 +34,7 @@ CLASSES = (
 WHOLE = {  # the lowest and the highest
     "transport_size": (1, 2**32 - 1),
     "queue_size": (1, 2**63),
+    "queue_bytes": (1, 2**62),
     "message_size": (1, 2**62),
     "window": (1, 2**62),
     "memory": (1, 2**62),
@@ -65,6 +66,7 @@ def test_defaults() -> None:
         "put_merge": True,
         "transport_size": 16 * 1024**2,
         "queue_size": 2**30,
+        "queue_bytes": 2**28,
         "message_size": 2**40,
         "drop_oldest": False,
         "window": 64 * 1024**2,

@@ -152,7 +152,7 @@ class Broken:
         self.sender.batch([], 100, 10**6)
 
     def skips(self) -> None:
-        self.sender.drop_oldest(100)
+        self.sender.oldest()
         self.sender.chunk(150)
         while self.sender.ready:
             self.sender.batch([], 100, 10**6)

@@ -429,30 +429,33 @@ SEVERAL = (uuid.UUID(int=1), uuid.UUID(int=2))
 def test_drop_oldest_spares_message_that_has_begun() -> None:
     one, messages = sender(150, 10, 10, 10)
     assert next_frame(one).length == 100  # of the first
-    assert one.drop_oldest(4) is None
-    assert one.drop_oldest(3) is messages[1]
-    assert one.drop_oldest(3) is None
-    assert one.drop_oldest(1) is messages[2]
+    assert (one.waiting_count, one.waiting_bytes) == (3, 30)
+    for each in messages[1:3]:
+        assert one.oldest() is each
+        one.drop_oldest()
+    assert (one.waiting_count, one.waiting_bytes) == (1, 10)
     one.put(message(11))
     frames = [next_frame(one) for _ in range(3) if one.ready]
     assert [(frame.number, frame.value) for frame in frames] == [(1, 150), (2, 10), (3, 11)]
-    assert one.drop_oldest(0) is None
+    assert (one.oldest(), one.waiting_count, one.waiting_bytes) == (None, 0, 0)
 
 
 def test_drop_oldest_skips_cancelled_message() -> None:
     one, (first, second) = sender(1, 1)
     first.withdraw()
-    assert one.drop_oldest(2) is None, "only one waits"
-    assert one.drop_oldest(1) is second
-    assert len(one) == 0
+    assert one.oldest() is second
+    one.drop_oldest()
+    assert (len(one), one.waiting_bytes) == (0, 0)
     one.remove(first)  # its owner says so late
-    assert len(one) == 0
+    assert (len(one), one.waiting_bytes) == (0, 0)
 
 
 def test_cancelled_messages_are_swept_without_link() -> None:
     one = Sender(LANE, 0)
     for _ in range(10_000):
-        one.drop_oldest(5)
+        if one.waiting_count == 5:
+            assert one.oldest() is not None
+            one.drop_oldest()
         one.put(message(1))
         assert len(list(one)) < 200
     assert len(one) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -344,6 +345,75 @@ def test_queue_size_counts_all_lanes(through_outbox: bool) -> None:
             except QueueFull:
                 refused += 1
     assert (one.queued, refused) == (64, 48)
+
+
+@pytest.mark.parametrize("through_outbox", [False, True])
+def test_queue_bytes_counts_all_lanes(through_outbox: bool) -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000), begun=False)
+    messages = [Noted(one, size, lane) for size, lane in ((600, 0), (300, 1), (200, 0), (100, 2), (1, 2))]
+    for message in messages:
+        if through_outbox:
+            one.outbox.append(message)
+            one.drain()
+        else:
+            with contextlib.suppress(QueueFull):
+                one.put(message)
+                continue
+            message.fail(QueueFull(PEER, ""))
+    assert [len(message.failed) for message in messages] == [0, 0, 1, 0, 1]
+    assert (one.queued, one.queued_bytes) == (3, 1000)
+
+
+def test_full_queue_says_what_is_full() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    put(one, 800)
+    with pytest.raises(QueueFull) as caught:
+        put(one, 201)
+    assert str(caught.value) == (
+        f"{PEER}: 800 of 1000 bytes (queue_bytes) already wait for it; wait for their futures first"
+    )
+
+
+def test_a_message_above_queue_bytes_may_wait_alone() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000), begun=False)
+    large = put(one, 5000)
+    with pytest.raises(QueueFull):
+        put(one, 1)
+    large.withdraw()
+    one.withdraw(large)
+    put(one, 5000)
+    assert one.queued_bytes == 5000
+
+
+def test_acknowledged_bytes_make_room() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    put(one, 900)
+    sent(one)
+    with pytest.raises(QueueFull):
+        put(one, 900)
+    one.acked(ack(1))
+    put(one, 900)
+    assert one.queued_bytes == 900
+
+
+def test_small_messages_of_the_outbox_count() -> None:
+    """The short path sends from the outbox itself, and must not pass the limit there."""
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    put(one, 1)
+    sent(one)
+    messages = [Noted(one, 100, 0) for _ in range(20)]
+    one.outbox.extend(messages)
+    sent(one, limit=10**6)
+    room = (1000 - 1 - OVERHEAD) // 100
+    assert [len(message.failed) for message in messages] == [0] * room + [1] * (20 - room)
+
+
+def test_drop_oldest_keeps_within_queue_bytes() -> None:
+    one = session(dataclasses.replace(OPTIONS, drop_oldest=True, queue_bytes=1000), begun=False)
+    messages = [put(one, size) for size in (400, 400, 200, 900, 5000)]
+    assert [len(message.failed) for message in messages] == [1, 1, 1, 1, 0]
+    assert "of 1000 bytes (queue_bytes) waited" in str(messages[0].failed[0])
+    assert (one.queued, one.queued_bytes) == (1, 5000)
 
 
 def test_drop_oldest_fails_oldest_waiting_message() -> None:
