@@ -41,6 +41,7 @@ _CODES = {
 }
 
 
+_PUSHED = 2**30  # bytes that may wait for one node at least: an app may push several models at once
 _REPLY = 1024  # bytes that a reply counts besides its arrays: the cost of its objects
 
 
@@ -111,7 +112,9 @@ class Grid(flwr.serverapp.Grid):
         self._closed = False
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
-            options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
+            options = options or netq.CommunicatorOptions()
+            connection = replace(options.connection, queue_bytes=max(options.connection.queue_bytes, _PUSHED))
+            options = replace(options, serialization=MESSAGES, connection=connection)
             self._unpulled = _Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(
                 options, protocol, grace, self._receive, noun="message", limit="ttl"

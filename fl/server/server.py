@@ -31,6 +31,7 @@ from fl.report import RoundReport, RoundState
 from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
+from fl.server.limits import limits
 from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks
 from fl.server.waiting import until_connected
 from fl.strategies.base import Strategy
@@ -38,16 +39,13 @@ from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
 from fl.tensors.spec import Model, nbytes, plain
 from netq.text import printable
-from netq.validate import expect, is_whole
+from netq.validate import is_whole
 
 log = logging.getLogger("netq.fl")
 
-# An update of SCAFFOLD is as large as two models, one in another dtype as four. Metrics and names come on top.
-_EXTRA = 10**6  # bytes that an update may have on top of four models
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients whose failures the error of a stalled federation names
 _MAX_PAUSE = 60.0  # seconds between two attempts of a round
-_SPARE = 60 * 10**6  # bytes of updates admitted on top of one model; the interpreter takes 40 of the promised 100 MB
 
 
 class Server:
@@ -71,7 +69,8 @@ class Server:
     config:       values that the clients get in every round; the strategy's own config is added.
     evaluate:     whether the clients evaluate the new model after each round.
     memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
-                  are admitted at once (one at least); the others wait at their clients. None: three models and 100 MB.
+                  are admitted at once, and how large they are; the others wait at their clients. None: three models and
+                  100 MB, and one update of four models.
     checkpoint:   a file that is written after each round that counts, for `resume`.
     callbacks:    objects that are called as rounds go on.
     """
@@ -99,8 +98,7 @@ class Server:
     ) -> None:
         check_settings(model, options, strategy, min_clients, deadline, grace, config, evaluate)
         check_limits(min_clients, wait, close_early, suspend_after, void_rounds, void_pause)
-        size = nbytes(model)
-        room = _room(size, memory_limit)
+        bounds = limits(nbytes(model), memory_limit)
         self.model: Model = plain(model)
         self.number = 0  # of the last round that counted
         self._callbacks = Callbacks(checked_callbacks(callbacks))
@@ -120,12 +118,12 @@ class Server:
         self._closed = threading.Event()
         try:
             self._tasks = ClientTasks(
-                options or netq.CommunicatorOptions(),
+                bounds.applied_to(options or netq.CommunicatorOptions()),
                 protocol,
                 run=secrets.randbits(63),
                 grace=grace,
-                room=room,
-                max_size=4 * size + _EXTRA,
+                room=bounds.room,
+                max_size=bounds.update,
                 callbacks=self._callbacks,
             )
         except BaseException:
@@ -385,11 +383,3 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
             raise CheckpointError(
                 f"{path}: is not of a server: it has {has}; expected federation, number, model and strategy"
             )
-
-
-def _room(model: int, limit: int | None) -> int:
-    """Return the bytes of updates that may be on their way: the limit less the model and its successor."""
-    if limit is None:
-        return model + _SPARE
-    expect(is_whole(limit, 3 * model), "Server.memory_limit", limit, f"{3 * model} bytes, three models, at least")
-    return limit - 2 * model

@@ -72,6 +72,7 @@ class Sender:
         )  # the furthest byte ever sent: a true cursor may lie there, after a late INI reset `number`
         self._withdrawn = 0  # how many of the waiting messages are cancelled
         self.waiting_bytes = 0  # of the waiting messages that are not cancelled
+        self._has_dropped = False  # some of `sent` may be cancelled
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.sent) - self._withdrawn
@@ -87,7 +88,12 @@ class Sender:
     @property
     def queued_bytes(self) -> int:
         """Bytes of the messages that are not acknowledged; a little more, as those sent count with their OVERHEAD."""
-        return self.waiting_bytes + (self.sent[-1].stop - self.sent[0].start if self.sent else 0)
+        sent = self.sent[-1].stop - self.sent[0].start if self.sent else 0
+        if self._has_dropped:  # the memory of a cancelled message is free at once, though its DROP is not acknowledged
+            dropped = [message.size for message in self.sent if message.withdrawn]
+            self._has_dropped = bool(dropped)
+            sent -= sum(dropped)
+        return self.waiting_bytes + sent
 
     @property
     def idle(self) -> bool:
@@ -106,8 +112,9 @@ class Sender:
         self.waiting_bytes += message.size
 
     def remove(self, message: Outgoing) -> None:
-        """Count a cancelled message no longer, unless a byte of it has left; sweep if there are many of them."""
+        """Count a cancelled message no longer, unless a byte of it has left; sweep if many of them wait."""
         if not message.waits:
+            self._has_dropped = True
             return
         message.waits = False
         self._withdrawn += 1
@@ -228,6 +235,7 @@ class Sender:
         if waiting:
             waiting[0].number = 0
             waiting[0].left = False
+        self._has_dropped = True
         self._withdrawn = self.waiting_bytes = 0
         for message in waiting:
             if message.withdrawn:

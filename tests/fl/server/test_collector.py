@@ -298,11 +298,11 @@ class Raw:
         self._queue.close(SOON)
 
 
-SIZE = 1_000_000
+SIZE = 400  # bytes of `large`
 
 
 def large(value: float) -> dict[str, Any]:
-    """A model of 400 bytes; tests offer it as one of 1 MB."""
+    """A model of 400 bytes. A server with a limit of 1,200 has room for one update of it."""
     return {"w": np.full(100, value, np.float32)}
 
 
@@ -383,17 +383,17 @@ def test_an_unused_permit_of_an_old_round_is_freed() -> None:
     with Federation(large(0), **settings) as federation, raw(federation, 2) as clients:
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
-        clients[0].offer(tasks[0], SIZE)
+        clients[0].offer(tasks[0], 2 * SIZE)
         assert clients[0].permitted(tasks[0])
         clients[1].send(tasks[1], 3)
         assert round.result(SOON).clients == (B,)  # at the deadline; A keeps its place
         federation.server._collector.deadline = SOON
         round = federation.start(federation.round, 2)
         tasks = [client.task() for client in clients]
-        clients[1].offer(tasks[1], SIZE)
+        clients[1].offer(tasks[1], 2 * SIZE)
         assert clients[1].permitted(tasks[1])
         clients[1].send(tasks[1], 7)
-        clients[0].offer(tasks[0], SIZE)
+        clients[0].offer(tasks[0], 2 * SIZE)
         assert clients[0].permitted(tasks[0])
         clients[0].send(tasks[0], 9)
         assert set(round.result(SOON).clients) == {A, B}
@@ -424,9 +424,9 @@ def test_an_update_sent_without_its_permit_does_no_harm() -> None:
     with Federation(large(0), **settings) as federation, raw(federation, 3) as clients:
         round = federation.start(federation.round, 3)
         tasks = [client.task() for client in clients]
-        clients[0].offer(tasks[0], SIZE)
+        clients[0].offer(tasks[0], 3 * SIZE)
         assert clients[0].permitted(tasks[0])
-        clients[1].offer(tasks[1], SIZE)  # waits
+        clients[1].offer(tasks[1], 3 * SIZE)  # waits
         clients[2].send(tasks[2], 3)
         question = clients[2].task()
         assert question.job.purpose == "evaluate"
@@ -566,7 +566,7 @@ def test_an_offer_above_the_size_limit_is_refused() -> None:
         assert clients[1].permitted(tasks[1])
         clients[1].send(tasks[1], 7)
         report = round.result(SOON)
-        assert reasons(report) == {A: f"it offers {2**62} bytes; expected 1001600 at most"}
+        assert reasons(report) == {A: f"it offers {2**62} bytes; expected 400 at most"}
 
 
 @pytest.mark.slow

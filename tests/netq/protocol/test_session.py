@@ -385,6 +385,16 @@ def test_a_message_above_queue_bytes_may_wait_alone() -> None:
     assert one.queued_bytes == 5000
 
 
+def test_a_cancelled_message_makes_room_at_once() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=2000))
+    begun = put(one, 1500)
+    assert sent(one, limit=124)
+    begun.withdraw()
+    one.withdraw(begun)  # some of it has left: the peer must acknowledge its DROP
+    put(one, 1500)
+    assert (one.queued, one.queued_bytes) == (2, 1500 + OVERHEAD)
+
+
 def test_acknowledged_bytes_make_room() -> None:
     one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
     put(one, 900)
