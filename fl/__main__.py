@@ -228,7 +228,8 @@ def _serve(config: Config) -> None:
 def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
     options = config.callbacks
     if options.json is not None:
-        yield JsonLines(options.json)  # first: what is said of a round is then in the file
+        # First: what is said of a round is then in the file.
+        yield JsonLines(options.json, client_metrics=options.client_metrics)
     yield stack.enter_context(Progress()) if options.progress else _Logged()
     if options.tensorboard is not None:
         yield stack.enter_context(TensorBoard(options.tensorboard))

@@ -26,7 +26,7 @@ import numbers
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from fl.compression.packed import Packed
 from fl.tensors.checks import expect
@@ -67,9 +67,11 @@ class Update:
 
     def with_model(self, model: Mapping[str, Any]) -> Update:
         """Return this update with another model. The other fields are not checked again."""
-        other = copy(self)
-        object.__setattr__(other, "model", model)
-        return other
+        return _with(self, "model", model)
+
+    def with_examples(self, number: int) -> Update:
+        """Return this update with another number of examples."""
+        return _with(self, "num_examples", number)
 
     def __post_init__(self) -> None:
         for name in ("model", "extra"):
@@ -90,6 +92,10 @@ class Report:
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_examples", _checked_examples(self.num_examples))
         object.__setattr__(self, "metrics", _checked_metrics(self.metrics))
+
+    def with_examples(self, number: int) -> Report:
+        """Return this report with another number of examples."""
+        return _with(self, "num_examples", number)
 
 
 @dataclass(frozen=True)
@@ -175,6 +181,7 @@ class End:
         _check_number("round", self.round)
 
 
+Content = TypeVar("Content", Update, Report)
 Message: TypeAlias = Task | Offer | Permit | Reply | End
 
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, End)}
@@ -243,6 +250,12 @@ def _load(stream: Stream) -> Message:
 
 
 MESSAGES = SerializationOptions(load=_load, dump=_dump)
+
+
+def _with(content: Content, name: str, value: object) -> Content:
+    other = copy(content)
+    object.__setattr__(other, name, value)
+    return other
 
 
 def _check_job(job: object) -> None:

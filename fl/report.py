@@ -18,6 +18,10 @@ from netq.text import printable
 
 log = logging.getLogger("netq.fl")
 
+_MAX_NAMES = 1000  # metrics in a report: clients choose the names
+_LARGE_SHARE = 0.5  # of the examples: a client with more is named …
+_MANY = 3  # … if there are so many clients
+
 _LONGEST = 200_000  # characters of a report's line: it has the names of all metrics
 
 
@@ -64,6 +68,9 @@ class RoundReport:
     bytes_in: int
     bytes_out: int
     staleness: Mapping[uuid.UUID, int] = field(default_factory=dict)  # of late updates in the model: in rounds
+    client_metrics: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of training
+    client_evaluation: Mapping[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)  # of the new model
+    shares: Mapping[uuid.UUID, float] = field(default_factory=dict)  # of the examples: of clients with more than half
     attempt: int = 1  # 2 if the first attempt did not count
     suspended: tuple[uuid.UUID, ...] = ()  # clients without a good answer to their last tasks: no round waits for them
 
@@ -95,6 +102,7 @@ class RoundState:
     weights: dict[uuid.UUID, int] = field(default_factory=dict)  # num_examples of the answers that count
     staleness: dict[uuid.UUID, int] = field(default_factory=dict)  # of the late ones among them, in rounds
     metrics: dict[str, float] = field(default_factory=dict)  # means by number of examples
+    client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)  # number of examples behind each mean
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
 
@@ -107,7 +115,10 @@ class RoundState:
         self.staleness.pop(peer, None)
         if staleness:
             self.staleness[peer] = staleness
+        self.client_metrics[peer] = content.metrics
         for name, value in content.metrics.items():
+            if name not in self.totals and len(self.totals) >= _MAX_NAMES:
+                continue
             total = self.totals[name] = self.totals.get(name, 0) + content.num_examples
             mean = self.metrics.get(name, 0.0)
             share = content.num_examples / total
@@ -130,9 +141,17 @@ class RoundState:
         log.warning("%s: left out: %s", peer, failure)
         return True
 
+    def shares(self) -> dict[uuid.UUID, float]:
+        """Return the share of the examples of each client that has more than half of them, among three or more."""
+        total = sum(self.weights.values())
+        if len(self.weights) < _MANY:
+            return {}
+        return {peer: number / total for peer, number in self.weights.items() if number > _LARGE_SHARE * total}
+
     def void(self, reason: str) -> None:
         """Turn all answers that count into failures."""
         self.failures |= dict.fromkeys(self.weights, ClientFailure(FailureKind.VOID, reason))
         self.weights.clear()
         self.staleness.clear()
         self.metrics.clear()
+        self.client_metrics.clear()

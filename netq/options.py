@@ -52,8 +52,8 @@ class ConnectionOptions:
     transport_size:    the largest chunk of a message in one frame.
     queue_size:        how many messages may wait for one peer. The future of one more fails with QueueFull.
     message_size:      the largest message that is received. The peer knows it, and sends no larger one.
-    queue_bytes:       how many bytes may wait for one peer. The future of a message that exceeds it fails with
-                       QueueFull; a message that waits alone may be larger.
+    queue_bytes:       how many bytes may wait for one peer, besides the first message of each lane. The future of a
+                       message that exceeds it fails with QueueFull.
     drop_oldest:       keep only the newest messages: if `queue_size` messages or `queue_bytes` of a lane wait, and no
                        byte of them has left, the future of the oldest fails with QueueFull, and the new message takes
                        its place.

@@ -29,8 +29,15 @@ MEASURED = "server_"  # prefix of the names that `Measured` adds
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
 
 
-def record(report: RoundReport) -> dict[str, Any]:
-    """Return a report as plain values. NaN and infinity become None: JSON has neither."""
+def record(report: RoundReport, *, client_metrics: bool = False) -> dict[str, Any]:
+    """Return a report as plain values. NaN and infinity become None: JSON has neither.
+
+    client_metrics: whether to add the metrics of each client.
+    """
+    of_clients = {
+        "client_metrics": {str(peer): _finite(metrics) for peer, metrics in report.client_metrics.items()},
+        "client_evaluation": {str(peer): _finite(metrics) for peer, metrics in report.client_evaluation.items()},
+    }
     return {
         "round": report.number,
         "clients": [str(peer) for peer in report.clients],
@@ -40,9 +47,11 @@ def record(report: RoundReport) -> dict[str, Any]:
         "staleness": {str(peer): rounds for peer, rounds in report.staleness.items()},
         "metrics": _finite(report.metrics),
         "evaluation": _finite(report.evaluation),
+        "shares": {str(peer): share for peer, share in report.shares.items()},
         "seconds": report.seconds,
         "bytes_in": report.bytes_in,
         "bytes_out": report.bytes_out,
+        **(of_clients if client_metrics else {}),
     }
 
 
@@ -103,12 +112,15 @@ class Measured(Callback):
 class JsonLines(Callback):
     """Appends a JSON object to a file after each round: the values of `record`, and `time` in seconds since 1970.
 
+    client_metrics: whether to write the metrics of each client, too.
+
     The file is open only while a line is written, so it may be moved between two rounds. The constructor raises OSError
     if the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, client_metrics: bool = False) -> None:
         self._path = Path(path)
+        self._client_metrics = client_metrics
         with self._path.open("ab+") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -117,7 +129,7 @@ class JsonLines(Callback):
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Append a line."""
-        line = json.dumps({"time": time.time(), **record(report)}, allow_nan=False)
+        line = json.dumps({"time": time.time(), **record(report, client_metrics=self._client_metrics)}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 

@@ -68,6 +68,7 @@ class CallbackOptions:
 
     progress:    True: progress on the terminal; False: one log line a round.
     json:        path of a file for fl.JsonLines.
+    client_metrics: whether fl.JsonLines writes the metrics of each client.
     tensorboard: path of a folder for fl.TensorBoard.
     prometheus:  host and port for fl.Prometheus.
     mlflow:      address of a server for fl.MLflow.
@@ -75,6 +76,7 @@ class CallbackOptions:
 
     progress: bool = False
     json: Path | None = None
+    client_metrics: bool = False
     tensorboard: Path | None = None
     prometheus: tuple[str, int] | None = None
     mlflow: str | None = None
@@ -258,7 +260,15 @@ def _callbacks(file: File) -> CallbackOptions:
     table = file.table("callbacks")
     progress = "progress" in table and file.boolean("callbacks", "progress")
     tensorboard = file.output("callbacks", "tensorboard", folder=True)
-    return CallbackOptions(progress, file.output("callbacks", "json"), tensorboard, _prometheus(file), _mlflow(file))
+    of_clients = "client_metrics" in table and file.boolean("callbacks", "client_metrics")
+    return CallbackOptions(
+        progress=progress,
+        json=file.output("callbacks", "json"),
+        client_metrics=of_clients,
+        tensorboard=tensorboard,
+        prometheus=_prometheus(file),
+        mlflow=_mlflow(file),
+    )
 
 
 def _prometheus(file: File) -> tuple[str, int] | None:

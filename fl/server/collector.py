@@ -165,6 +165,8 @@ class UpdateCollector:
     def _take(self, task: Task, state: RoundState, key: Key, content: Update | Report | ClientFailure) -> None:
         """Fold an update, count an evaluation, or record a failure."""
         staleness, size = task.job.round - key.job.round, 0
+        if not isinstance(content, ClientFailure):
+            content = content.with_examples(self._strategy.examples(content.num_examples))
         if isinstance(content, Update):
             size = nbytes(content.model)
             content = self._fold(task.model, content, key.peer, staleness) or content

@@ -111,6 +111,7 @@ class Server:
         self._wait = min_clients if wait is None else wait
         self._void_rounds = void_rounds
         self._void_pause = void_pause
+        self._dominant: set[uuid.UUID] = set()  # clients with more than half of the examples of the last round
         self._voids = 0  # attempts since the last round that counted
         self._config = dict(config or {})
         self._evaluate = evaluate
@@ -214,8 +215,12 @@ class Server:
             bytes_in=received,
             bytes_out=sent,
             staleness=training.staleness,
+            client_metrics=training.client_metrics,
+            client_evaluation=evaluation.client_metrics,
+            shares=training.shares(),
             suspended=tuple(self._collector.suspended()),
         )
+        self._warn_of(report.shares)
         self._callbacks.round_ends(report, self.model)
         return report
 
@@ -312,6 +317,13 @@ class Server:
         strategy = {"name": type(self._strategy).__name__, "state": self._strategy.state()}
         federation = self._tasks.queue.id.bytes
         return {"federation": federation, "number": self.number, "model": dict(self.model), "strategy": strategy}
+
+    def _warn_of(self, shares: Mapping[uuid.UUID, float]) -> None:
+        """Log the clients that have more than half of the examples, if they were not logged in the round before."""
+        for peer in shares.keys() - self._dominant:
+            text = "%s: claims %.0f %% of the examples of the round; the strategy's max_examples bounds that"
+            log.warning(text, peer, 100 * shares[peer])
+        self._dominant = set(shares)
 
     def _task(self, number: int, purpose: Purpose) -> Task:
         strategy = self._strategy

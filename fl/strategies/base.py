@@ -28,7 +28,7 @@ from fl.messages import Update
 from fl.tensors.spec import Model
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
-from netq.validate import expect, is_number, whole
+from netq.validate import expect, is_number, is_whole, whole
 
 Discount = Callable[[int], float]  # staleness in rounds (0: in time) -> factor of the weight, at most 1
 
@@ -45,6 +45,8 @@ class Strategy(abc.ABC):
     staleness:   weight of a late update as a function of its age in rounds: fl.polynomial, fl.hinge, a function, or a
                  text such as "hinge(10, 4)". None: late updates are refused.
     seed:        of the random selection of clients, together with the number of the round.
+    max_examples: bound on the `num_examples` of an update or report, which clients claim and which cannot be verified:
+                 larger numbers count as this one. "equal": all count as 1. None: no bound.
     """
 
     buffer: int | None = None  # updates after which an asynchronous strategy makes a model; None: it works in rounds
@@ -60,6 +62,7 @@ class Strategy(abc.ABC):
         compression: Compression | str | None = None,
         staleness: Discount | str | None = None,
         seed: int = 0,
+        max_examples: int | str | None = None,
         **unknown: Any,
     ) -> None:
         for name in unknown:
@@ -71,6 +74,9 @@ class Strategy(abc.ABC):
         expect(valid, f"{type(self).__name__}.config", config, "a dict of plain values by name")
         self._config = dict(config or {})
         self._seed = whole(f"{type(self).__name__}.seed", seed, -(2**63))
+        bounded = max_examples in (None, "equal") or is_whole(max_examples, 1)
+        expect(bounded, f"{type(self).__name__}.max_examples", max_examples, "a whole number of 1 or more, or 'equal'")
+        self._max_examples = 1 if isinstance(max_examples, str) else max_examples
         self.compression = Compression() if compression is None else as_compression(compression)
         self.staleness = None if staleness is None else as_discount(staleness)
 
@@ -86,6 +92,15 @@ class Strategy(abc.ABC):
     def config(self, number: int) -> Mapping[str, Any]:
         """Return the config that the clients get with the model in round `number`."""
         return self._config
+
+    @property
+    def seed(self) -> int:
+        """The seed of the selection."""
+        return self._seed
+
+    def examples(self, claimed: int) -> int:
+        """Return the number of examples by which an answer counts, of the number that its client claims."""
+        return claimed if self._max_examples is None else min(claimed, self._max_examples)
 
     def discount(self, staleness: int) -> float:
         """Return the factor by which the weight of an update of this age in rounds is multiplied."""

@@ -72,7 +72,6 @@ class Sender:
         )  # the furthest byte ever sent: a true cursor may lie there, after a late INI reset `number`
         self._withdrawn = 0  # how many of the waiting messages are cancelled
         self.waiting_bytes = 0  # of the waiting messages that are not cancelled
-        self._has_dropped = False  # some of `sent` may be cancelled
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.sent) - self._withdrawn
@@ -86,14 +85,10 @@ class Sender:
         return len(self.waiting) - self._withdrawn
 
     @property
-    def queued_bytes(self) -> int:
-        """Bytes of the messages that are not acknowledged; a little more, as those sent count with their OVERHEAD."""
-        sent = self.sent[-1].stop - self.sent[0].start if self.sent else 0
-        if self._has_dropped:  # the memory of a cancelled message is free at once, though its DROP is not acknowledged
-            dropped = [message.size for message in self.sent if message.withdrawn]
-            self._has_dropped = bool(dropped)
-            sent -= sum(dropped)
-        return self.waiting_bytes + sent
+    def bytes_behind(self) -> int:
+        """Bytes of the messages that wait behind the first that waits."""
+        self._skip_cancelled()
+        return self.waiting_bytes - self.waiting[0].size if self.waiting else 0
 
     @property
     def idle(self) -> bool:
@@ -114,7 +109,6 @@ class Sender:
     def remove(self, message: Outgoing) -> None:
         """Count a cancelled message no longer, unless a byte of it has left; sweep if many of them wait."""
         if not message.waits:
-            self._has_dropped = True
             return
         message.waits = False
         self._withdrawn += 1
@@ -235,7 +229,6 @@ class Sender:
         if waiting:
             waiting[0].number = 0
             waiting[0].left = False
-        self._has_dropped = True
         self._withdrawn = self.waiting_bytes = 0
         for message in waiting:
             if message.withdrawn:

@@ -74,29 +74,38 @@ class Session:
         options = self._options
         if self.closing or self.ended:
             raise Closed(self.peer)
-        if not options.drop_oldest and (limit := self._full(message.size)):
+        if not options.drop_oldest and (limit := self._full(message)):
             raise QueueFull(self.peer, limit)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
         sender = self.senders.get(message.lane)
         if sender is None:
             sender = self.senders[message.lane] = self._sender(message.lane)
-        while options.drop_oldest and (oldest := sender.oldest()) and (limit := self._full(message.size, sender)):
+        while options.drop_oldest and (oldest := sender.oldest()) and (limit := self._full_lane(sender, message)):
             oldest.fail(QueueFull(self.peer, limit, dropped=True))
             sender.drop_oldest()  # after `fail`: an interrupt in between must not lose it silently
         sender.put(message)
 
-    def _full(self, size: int, lane: Sender | None = None) -> str:
-        """Return which limit one more message of `size` bytes exceeds, as text; "" if none.
-
-        lane: counts only the messages of this lane that have not begun to travel. None: counts all.
-        """
-        options = self._options
-        count, total = (self.queued, self.queued_bytes) if lane is None else (lane.waiting_count, lane.waiting_bytes)
-        if count >= options.queue_size:
+    def _full(self, message: Outgoing) -> str:
+        """Return which limit one more message exceeds, as text; "" if none."""
+        options, sender = self._options, self.senders.get(message.lane)
+        if self.queued >= options.queue_size:
             return f"{options.queue_size} messages (queue_size)"
-        if count and total + size > options.queue_bytes:
-            return f"{total} of {options.queue_bytes} bytes (queue_bytes)"
+        # The first of a lane always has a place: the others of its lane wait for it, and those of other lanes pass it.
+        if sender is None or sender.oldest() is None:
+            return ""
+        behind = self.bytes_behind
+        if behind + message.size > options.queue_bytes:
+            return f"{behind} of {options.queue_bytes} bytes (queue_bytes)"
+        return ""
+
+    def _full_lane(self, sender: Sender, message: Outgoing) -> str:
+        """Return which limit one more message exceeds, counting only what waits on its lane."""
+        options = self._options
+        if sender.waiting_count >= options.queue_size:
+            return f"{options.queue_size} messages (queue_size)"
+        if sender.waiting_bytes + message.size > options.queue_bytes:
+            return f"{sender.waiting_bytes} of {options.queue_bytes} bytes (queue_bytes)"
         return ""
 
     def drain(self) -> None:
@@ -104,7 +113,7 @@ class Session:
         # The first branch is `put` in place, for one lane and a message that `put` would certainly accept.
         # A message leaves the outbox last: a thread that is interrupted before that leaves it to `repair`.
         outbox, quick = self.outbox, not (self.closing or self.ended or self._options.drop_oldest)
-        most, room = self._options.queue_size, self._options.queue_bytes - self.queued_bytes
+        most, room = self._options.queue_size, self._options.queue_bytes - self.bytes_behind
         while outbox:
             message = outbox[0]
             sender = self.senders.get(message.lane)
@@ -134,7 +143,6 @@ class Session:
             not sender.waiting
             and sender.number >= sender.next
             and len(self.outbox) + len(sender.sent) <= self._options.queue_size
-            and len(self.outbox) * self._small_out + sender.queued_bytes <= self._options.queue_bytes
             and self._peer_size >= self._small_out
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
@@ -145,9 +153,9 @@ class Session:
         return sum(map(len, self.senders.values()))
 
     @property
-    def queued_bytes(self) -> int:
-        """How many bytes are not acknowledged (Sender.queued_bytes)."""
-        return sum([sender.queued_bytes for sender in self.senders.values()])
+    def bytes_behind(self) -> int:
+        """How many bytes wait, without the first message of each lane."""
+        return sum([sender.bytes_behind for sender in self.senders.values()])
 
     @property
     def due(self) -> bool:

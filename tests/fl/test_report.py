@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import fl
 from fl.report import ClientFailure, FailureKind, RoundReport, RoundState
-from tests.fl.federation import A
+from tests.fl.federation import A, B, C
 
 
 def test_a_reason_is_printable_and_bounded() -> None:
@@ -42,3 +43,26 @@ def test_the_clients_own_reason_replaces_that_it_is_late() -> None:
     assert state.fail(A, ClientFailure(FailureKind.LATE, "no answer within 1 s"))
     assert state.fail(A, ClientFailure(FailureKind.FAILED, "no memory"))
     assert str(state.failures[A]) == "no memory"
+
+
+def test_metrics_of_a_report_are_bounded() -> None:
+    """Each client may send 1,000 names; a report has 1,000 of all of them, those that came first."""
+    state = RoundState()
+    for client in (A, B):
+        state.count(client, fl.Report(1, {f"{client.int} {number}": 1.0 for number in range(1000)}))
+    assert len(state.metrics) == 1000
+    assert {name.split()[0] for name in state.metrics} == {str(A.int)}
+    state.count(C, fl.Report(3, {f"{A.int} 0": 5.0}))
+    assert state.metrics[f"{A.int} 0"] == 4.0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "named"), [((1, 1), {}), ((1, 9), {}), ((1, 1, 2), {}), ((1, 1, 3), {C: 0.6}), ((5, 1, 3), {A: 5 / 9})]
+)
+def test_a_client_with_more_than_half_of_the_examples_is_named(
+    numbers: tuple[int, ...], named: dict[object, float]
+) -> None:
+    state = RoundState()
+    for client, number in zip((A, B, C), numbers, strict=False):
+        state.count(client, fl.Report(number))
+    assert state.shares() == named

@@ -68,10 +68,22 @@ def test_record_has_the_whole_report() -> None:
         "staleness": {str(A): 2},
         "metrics": {"loss": 0.5},
         "evaluation": {"accuracy": 0.75},
+        "shares": {},
         "seconds": 2.0,
         "bytes_in": 1000,
         "bytes_out": 3000,
     }
+
+
+def test_record_has_the_metrics_of_each_client_on_demand(tmp_path: Path) -> None:
+    of_a = {A: {"loss": 0.25, "strange": float("nan")}}
+    found = record(report(client_metrics=of_a, client_evaluation={A: {"accuracy": 1.0}}), client_metrics=True)
+    assert found["client_metrics"] == {str(A): {"loss": 0.25, "strange": None}}
+    assert found["client_evaluation"] == {str(A): {"accuracy": 1.0}}
+    for client_metrics in (False, True):
+        path = tmp_path / f"{client_metrics}.jsonl"
+        JsonLines(path, client_metrics=client_metrics).round_ends(report(client_metrics=of_a), {})
+        assert ("client_metrics" in read(path)[0]) is client_metrics
 
 
 def test_scalars_count_failures_by_kind() -> None:

@@ -129,7 +129,12 @@ def test_example_of_the_page_loads(
     assert config.mqtt == mqtt
     assert config.connection == ConnectionOptions(heartbeat=30.0)
     options = CallbackOptions(
-        True, tmp_path / "rounds.jsonl", tmp_path / "runs" / "farm", ("127.0.0.1", 9100), "http://localhost:5000"
+        progress=True,
+        json=tmp_path / "rounds.jsonl",
+        client_metrics=True,
+        tensorboard=tmp_path / "runs" / "farm",
+        prometheus=("127.0.0.1", 9100),
+        mlflow="http://localhost:5000",
     )
     assert config.callbacks == options
 

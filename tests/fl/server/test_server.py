@@ -859,6 +859,38 @@ def test_the_first_answer_may_be_to_the_server_before() -> None:
             assert federation.w == [3] * 3
 
 
+@pytest.mark.parametrize(("bound", "mean"), [(None, 8.0), (1, 4.0), ("equal", 4.0), (2, 5.0)])
+def test_claimed_numbers_of_examples_are_bounded(bound: Any, mean: float) -> None:
+    with Federation(strategy=fl.FedAvg(max_examples=bound)) as federation:
+        for client, value in ((A, 1), (B, 3)):
+            federation.join(client, gives(value, 1))
+        federation.join(C, gives(8, 2**53))
+        assert set(federation.round(3).clients) == {A, B, C}
+        assert federation.w == pytest.approx([mean] * 3)
+
+
+def test_a_client_with_most_of_the_examples_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Federation() as federation:
+        for client, number in ((A, 1), (B, 1), (C, 8)):
+            federation.join(client, gives(1, number))
+        for _ in range(3):
+            assert federation.round(3).shares == {C: 0.8}
+    lines = [line for line in caplog.messages if "of the examples" in line]
+    assert lines == [f"{C}: claims 80 % of the examples of the round; the strategy's max_examples bounds that"]
+
+
+def test_the_report_has_the_metrics_of_each_client() -> None:
+    with Federation(evaluate=True) as federation:
+        for client, loss in ((A, 1.0), (B, 3.0)):
+            federation.join(
+                client, gives(1, 1, loss=loss), lambda model, config, loss=loss: Report(1, {"accuracy": loss / 4})
+            )
+        report = federation.round(2)
+    assert report.client_metrics == {A: {"loss": 1.0}, B: {"loss": 3.0}}
+    assert report.client_evaluation == {A: {"accuracy": 0.25}, B: {"accuracy": 0.75}}
+    assert (report.metrics, report.evaluation) == ({"loss": 2.0}, {"accuracy": 0.5})
+
+
 @pytest.mark.slow
 def test_a_straggler_is_left_out_and_its_late_update_ignored(log_lines: LogLines) -> None:
     training, free = threading.Event(), threading.Event()

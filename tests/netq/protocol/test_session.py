@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -350,22 +349,24 @@ def test_queue_size_counts_all_lanes(through_outbox: bool) -> None:
 @pytest.mark.parametrize("through_outbox", [False, True])
 def test_queue_bytes_counts_all_lanes(through_outbox: bool) -> None:
     one = session(dataclasses.replace(OPTIONS, queue_bytes=1000), begun=False)
-    messages = [Noted(one, size, lane) for size, lane in ((600, 0), (300, 1), (200, 0), (100, 2), (1, 2))]
-    for message in messages:
+    first = [Noted(one, 10**9, lane) for lane in (0, 1, 2)]
+    behind = [Noted(one, size, lane) for size, lane in ((600, 0), (300, 1), (200, 0), (100, 2), (1, 2))]
+    for message in (*first, *behind):
         if through_outbox:
             one.outbox.append(message)
             one.drain()
-        else:
-            with contextlib.suppress(QueueFull):
-                one.put(message)
-                continue
-            message.fail(QueueFull(PEER, ""))
-    assert [len(message.failed) for message in messages] == [0, 0, 1, 0, 1]
-    assert (one.queued, one.queued_bytes) == (3, 1000)
+            continue
+        try:
+            one.put(message)
+        except QueueFull as error:
+            message.fail(error)
+    assert [len(message.failed) for message in (*first, *behind)] == [0, 0, 0, 0, 0, 1, 0, 1]
+    assert (one.queued, one.bytes_behind) == (6, 1000)
 
 
 def test_full_queue_says_what_is_full() -> None:
     one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    put(one, 1)
     put(one, 800)
     with pytest.raises(QueueFull) as caught:
         put(one, 201)
@@ -374,48 +375,21 @@ def test_full_queue_says_what_is_full() -> None:
     )
 
 
-def test_a_message_above_queue_bytes_may_wait_alone() -> None:
-    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000), begun=False)
-    large = put(one, 5000)
+def test_a_message_that_is_cancelled_or_has_begun_makes_room() -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    begun, second, third = put(one, 5000), put(one, 900), put(one, 100)
     with pytest.raises(QueueFull):
         put(one, 1)
-    large.withdraw()
-    one.withdraw(large)
-    put(one, 5000)
-    assert one.queued_bytes == 5000
-
-
-def test_a_cancelled_message_makes_room_at_once() -> None:
-    one = session(dataclasses.replace(OPTIONS, queue_bytes=2000))
-    begun = put(one, 1500)
-    assert sent(one, limit=124)
-    begun.withdraw()
-    one.withdraw(begun)  # some of it has left: the peer must acknowledge its DROP
-    put(one, 1500)
-    assert (one.queued, one.queued_bytes) == (2, 1500 + OVERHEAD)
-
-
-def test_acknowledged_bytes_make_room() -> None:
-    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
+    third.withdraw()
+    one.withdraw(third)
+    put(one, 100)
+    assert sent(one, limit=124)  # `begun` travels: the second is the first that waits
+    assert begun.number == 1
     put(one, 900)
-    sent(one)
-    with pytest.raises(QueueFull):
-        put(one, 900)
-    one.acked(ack(1))
-    put(one, 900)
-    assert one.queued_bytes == 900
-
-
-def test_small_messages_of_the_outbox_count() -> None:
-    """The short path sends from the outbox itself, and must not pass the limit there."""
-    one = session(dataclasses.replace(OPTIONS, queue_bytes=1000))
-    put(one, 1)
-    sent(one)
-    messages = [Noted(one, 100, 0) for _ in range(20)]
-    one.outbox.extend(messages)
-    sent(one, limit=10**6)
-    room = (1000 - 1 - OVERHEAD) // 100
-    assert [len(message.failed) for message in messages] == [0] * room + [1] * (20 - room)
+    assert one.bytes_behind == 1000
+    second.withdraw()
+    one.withdraw(second)
+    assert one.bytes_behind == 900
 
 
 def test_drop_oldest_keeps_within_queue_bytes() -> None:
@@ -423,7 +397,7 @@ def test_drop_oldest_keeps_within_queue_bytes() -> None:
     messages = [put(one, size) for size in (400, 400, 200, 900, 5000)]
     assert [len(message.failed) for message in messages] == [1, 1, 1, 1, 0]
     assert "of 1000 bytes (queue_bytes) waited" in str(messages[0].failed[0])
-    assert (one.queued, one.queued_bytes) == (1, 5000)
+    assert one.queued == 1
 
 
 def test_drop_oldest_fails_oldest_waiting_message() -> None:
