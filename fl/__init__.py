@@ -16,9 +16,10 @@ from netq.cli import launch
 if sys.argv[:1] == ["-m"]:  # so it is until `python -m fl` has imported the package
     launch.check_extra("fl")
 
-from fl import data
+from fl import data, schedules
 from fl.aggregation.mean import WeightedMean
 from fl.callbacks.base import Callback, ClientState
+from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import JsonLines, Measured
 from fl.callbacks.mlflow import MLflow
 from fl.callbacks.progress import Progress
@@ -54,6 +55,7 @@ __all__ = [
     "ClientFailure",
     "ClientState",
     "Compression",
+    "EarlyStopping",
     "ControlVariate",
     "FailureKind",
     "FedAdagrad",
@@ -80,6 +82,7 @@ __all__ = [
     "QFedAvg",
     "Report",
     "RoundReport",
+    "SaveBest",
     "Scaffold",
     "Server",
     "SimulationError",
@@ -94,6 +97,7 @@ __all__ = [
     "polynomial",
     "proximal_gradient",
     "proximal_term",
+    "schedules",
     "serialization",
     "simulate",
 ]

@@ -34,6 +34,7 @@ except ImportError:
 
 import fl
 from fl.callbacks import plots
+from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import JsonLines, Measured
 from fl.callbacks.mlflow import MLflow
 from fl.callbacks.progress import Progress
@@ -219,7 +220,7 @@ def _serve(config: Config) -> None:
             pass  # the callbacks report it
         if config.save is not None:
             npz.save(config.save, server.model)
-        log.info("all rounds are done")
+        log.info("all rounds are done" if server.number >= config.rounds else "no further rounds are needed")
         if left <= 0:  # a server before this one has done them; some of its clients may not know
             log.info("for %g s, clients that connect are told that the federation is over", config.linger)
             server.linger(config.linger)
@@ -238,6 +239,10 @@ def _callbacks(config: Config, stack: ExitStack) -> Iterator[fl.Callback]:
         yield stack.enter_context(Prometheus(port, host))
     if options.mlflow is not None:
         yield stack.enter_context(_mlflow(config, options.mlflow))
+    if config.save_best:
+        yield SaveBest(**config.save_best)
+    if config.stop_early:
+        yield EarlyStopping(**config.stop_early)
 
 
 def _mlflow(config: Config, uri: str) -> MLflow:

@@ -48,7 +48,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.aio", "netq.testing*", "netq.bench*"],
     ["netq.cli*"],
     ["netq.__main__"],
-    ["fl.errors", "fl.files", "fl.data", "fl.tensors.dtypes"],
+    ["fl.errors", "fl.files", "fl.data", "fl.schedules", "fl.tensors.dtypes"],
     ["fl.tensors", "fl.tensors.spec", "fl.tensors.serialization"],
     ["fl.tensors*"],
     ["fl.aggregation*"],

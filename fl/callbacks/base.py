@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fl.report import RoundReport
@@ -30,7 +30,15 @@ class ClientState(enum.Enum):
 
 
 class Callback:
-    """Receives the progress of rounds. Subclass it, and override the methods that you need."""
+    """Receives the progress of rounds. Subclass it, and override the methods that you need.
+
+    stop: set it to True to end `Server.rounds` after this round.
+    """
+
+    stop = False
+
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """The server runs its first round. `details`: what is needed to repeat the run, as plain values."""
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
         """Round `number` begins; these clients are connected, and some of them will get a task."""
@@ -47,6 +55,16 @@ class Callbacks:
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+
+    @property
+    def stop(self) -> bool:
+        """Whether one of them wants no further round."""
+        return any(callback.stop for callback in self._callbacks)
+
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """Call `federation_begins` of each."""
+        for callback in self._callbacks:
+            _call(callback.federation_begins, details)
 
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
         """Call `round_begins` of each."""

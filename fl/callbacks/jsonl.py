@@ -24,6 +24,7 @@ from fl.tensors.spec import Model
 
 log = logging.getLogger("netq.fl")
 
+_BEGIN: dict[str, Any] = {}  # stands for a line before the first round
 MEASURED = "server_"  # prefix of the names that `Measured` adds
 
 Measure: TypeAlias = "Callable[[Model], Mapping[str, float]]"
@@ -80,6 +81,15 @@ class Measured(Callback):
         self._measure = measure
         self._callbacks = Callbacks(callbacks)
 
+    @property
+    def stop(self) -> bool:  # type: ignore[override]  # of those that it calls
+        """Whether one of the callbacks wants no further round."""
+        return self._callbacks.stop
+
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """Pass it on."""
+        self._callbacks.federation_begins(details)
+
     def round_begins(self, number: int, clients: Sequence[uuid.UUID]) -> None:
         """Pass it on."""
         self._callbacks.round_begins(number, clients)
@@ -112,6 +122,8 @@ class Measured(Callback):
 class JsonLines(Callback):
     """Appends a JSON object to a file after each round: the values of `record`, and `time` in seconds since 1970.
 
+    A line before the first round has `begin`: the seeds and versions that are needed to repeat the run.
+
     client_metrics: whether to write the metrics of each client, too.
 
     The file is open only while a line is written, so it may be moved between two rounds. The constructor raises OSError
@@ -127,9 +139,16 @@ class JsonLines(Callback):
                 if file.read(1) != b"\n":
                     file.write(b"\n")  # the last line is incomplete (power loss): keep it apart from the next one
 
+    def federation_begins(self, details: Mapping[str, Any]) -> None:
+        """Append a line."""
+        self._append({"begin": details})
+
     def round_ends(self, report: RoundReport, model: Model) -> None:
         """Append a line."""
-        line = json.dumps({"time": time.time(), **record(report, client_metrics=self._client_metrics)}, allow_nan=False)
+        self._append(record(report, client_metrics=self._client_metrics))
+
+    def _append(self, values: Mapping[str, Any]) -> None:
+        line = json.dumps({"time": time.time(), **values}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(f"{line}\n")
 
@@ -145,6 +164,8 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     skipped: list[int] = []
     for number, line in enumerate(Path(path).read_bytes().splitlines(), 1):
         round = _parsed(line)
+        if round is _BEGIN:
+            continue
         if round is None:
             skipped.append(number)
             continue
@@ -161,11 +182,14 @@ def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return the values of a line, `_BEGIN` for one before the first round, None for any other."""
     try:
         values = json.loads(line)
     except ValueError:
         return None
     match values:
+        case {"begin": dict()}:
+            return _BEGIN
         case {"round": int(), "metrics": dict(), "evaluation": dict(), "bytes_in": int(), "bytes_out": int()}:
             return dict(values)
         case _:

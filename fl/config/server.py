@@ -6,12 +6,15 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
 
 [server]      host, port         the address to listen on; with "mqtt", the broker's. Required
               rounds             number of rounds, those of a resumed checkpoint included. Required
+              stop_early         options of fl.EarlyStopping, as in { metric = "accuracy", patience = 10 }
               linger             seconds for which a server whose rounds are all done tells late clients so; default 60
               protocol, min_clients, wait, deadline, close_early, suspend_after, void_rounds, void_pause, grace,
               evaluate, memory_limit, checkpoint
 [model]       initial            "module:function" that returns the first model. Required
               measure            "module:function" that is called with each new model and returns metrics by name
               save               path of the last model, an .npz file
+              save_best          a metric, or { metric = "…", lowest = true }: the model of its best round is in the
+                                 file of `save` with "-best" in its name
 [strategy]    name               a strategy of fl, or "module:Class"; default "FedAvg". Other keys are the options of
                                  that class: see fl/config/strategy.py
 [security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
@@ -33,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import fl
+from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
 from fl.config.toml import File, in_file_terms
@@ -83,8 +87,8 @@ class CallbackOptions:
 
 
 KEYS: dict[str, tuple[str, ...] | None] = {
-    "server": ("host", "port", "rounds", "linger", "protocol", *_SETTINGS, "checkpoint"),
-    "model": ("initial", "measure", "save"),
+    "server": ("host", "port", "rounds", "stop_early", "linger", "protocol", *_SETTINGS, "checkpoint"),
+    "model": ("initial", "measure", "save", "save_best"),
     "strategy": None,  # the options of the class
     "security": tuple(option.name for option in fields(SecurityOptions)),
     "seal": tuple(option.name for option in fields(SealOptions)),
@@ -108,6 +112,8 @@ class Config:
     checkpoint: Path | None = None
     measure: Measure | None = None
     save: Path | None = None
+    save_best: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.SaveBest; empty: none
+    stop_early: Mapping[str, Any] = field(default_factory=dict)  # arguments of fl.EarlyStopping; empty: none
     strategy: fl.Strategy = field(default_factory=fl.FedAvg)
     security: SecurityOptions | None = None
     seal: SealOptions | None = None
@@ -134,7 +140,9 @@ class Config:
             settings=_settings(file),
             checkpoint=file.output("server", "checkpoint", suffix=".previous"),
             measure=_called_with(file, "measure", "model") if "measure" in file.table("model") else None,
-            save=file.output("model", "save", suffix=".new"),
+            save=(save := file.output("model", "save", suffix=".new")),
+            save_best=_save_best(file, save),
+            stop_early=_stop_early(file),
             strategy=strategy.strategy(file),
             security=file.security(),
             seal=file.seal(),
@@ -171,7 +179,10 @@ class Config:
         """Return this configuration with other names for what it writes, so that a service's files stay as they are."""
         json, tensorboard = _simulated(self.callbacks.json), _simulated(self.callbacks.tensorboard)
         callbacks = replace(self.callbacks, json=json, tensorboard=tensorboard)
-        return replace(self, save=_simulated(self.save), callbacks=callbacks)
+        best = dict(self.save_best)
+        if best:
+            best["path"] = _simulated(best["path"])
+        return replace(self, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:
         """Return the first model. Raises InvalidOption if `model.initial` does not return one."""
@@ -229,6 +240,42 @@ def _called_with(file: File, key: str, *arguments: str) -> Callable[..., Any]:
     except ValueError:  # a function written in C without a signature
         pass
     return function
+
+
+def _save_best(file: File, save: Path | None) -> dict[str, Any]:
+    """Return the arguments of fl.SaveBest, after a trial; empty without the key."""
+    value = file.table("model").get("save_best")
+    if value is None:
+        return {}
+    if save is None:
+        raise file.wrong("model.save_best: needs model.save, next to which the best model is written; set it")
+    options = {"metric": value} if isinstance(value, str) else value
+    expected = 'a metric, as in "server_accuracy", or { metric = "server_loss", lowest = true }'
+    right = isinstance(options, dict) and "metric" in options and set(options) <= {"metric", "lowest"}
+    file.check("model.save_best", value, right, expected)
+    arguments = {"path": save.with_name(f"{save.stem}-best{save.suffix or '.npz'}"), **options}
+    _try("model.save_best", file, SaveBest, arguments)
+    return arguments
+
+
+def _stop_early(file: File) -> dict[str, Any]:
+    """Return the arguments of fl.EarlyStopping, after a trial; empty without the key."""
+    value = file.table("server").get("stop_early")
+    if value is None:
+        return {}
+    known = ("metric", "patience", "min_delta", "lowest")
+    right = isinstance(value, dict) and "metric" in value and set(value) <= set(known)
+    expected = f'a table of {", ".join(known)}, as in {{ metric = "server_accuracy", patience = 10 }}'
+    file.check("server.stop_early", value, right, expected)
+    _try("server.stop_early", file, EarlyStopping, value)
+    return dict(value)
+
+
+def _try(key: str, file: File, kind: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+    try:
+        kind(**arguments)
+    except InvalidOption as error:
+        raise file.wrong(f"{key}: {str(error).partition('.')[2]}") from None
 
 
 def _linger(file: File) -> float:

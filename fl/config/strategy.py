@@ -13,6 +13,7 @@ from typing import Any
 import fl
 from fl.compression.compressor import as_compression
 from fl.config.toml import File
+from fl.schedules import from_table, resolved
 from fl.server.validation import check_config
 from fl.strategies.base import as_discount, options_of
 from netq.errors import InvalidOption
@@ -82,11 +83,18 @@ def compression(file: File, table: str) -> fl.Compression:
 def _config(file: File) -> dict[str, Any]:
     config = file.table("strategy")["config"]
     file.check("strategy.config", config, isinstance(config, dict), "a table, as in { epochs = 2 }")
+    found = dict(config)
+    for name, value in found.items():
+        if isinstance(value, dict) and "schedule" in value:
+            try:
+                found[name] = from_table(value)
+            except InvalidOption as error:
+                raise file.wrong(f"strategy.config.{name}: {error}") from None
     try:
-        check_config(config, "strategy.config")
+        check_config(resolved(found, 1), "strategy.config")
     except InvalidOption as error:
         raise file.wrong(str(error)) from None
-    return dict(config)
+    return found
 
 
 def _discount(file: File) -> Any:

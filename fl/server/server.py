@@ -28,6 +28,8 @@ from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates, describe
 from fl.messages import Job, Purpose, Task
 from fl.report import RoundReport, RoundState
+from fl.schedules import resolved
+from fl.server import details
 from fl.server.checkpoint import Checkpoint, load
 from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
@@ -66,7 +68,8 @@ class Server:
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.
     void_pause:   seconds before the second attempt of a round; twice as many before each further one, 60 at most.
     grace:        seconds; a client without a connection for longer is lost, and the round does not wait for it.
-    config:       values that the clients get in every round; the strategy's own config is added.
+    config:       values that the clients get in every round; the strategy's own config is added. A value may be a
+                  function of the number of the round (fl.schedules).
     evaluate:     whether the clients evaluate the new model after each round.
     memory_limit: bytes for the model, its successor, and the updates that are on their way. It bounds how many updates
                   are admitted at once, and how large they are; the others wait at their clients. None: three models and
@@ -112,6 +115,7 @@ class Server:
         self._void_rounds = void_rounds
         self._void_pause = void_pause
         self._dominant: set[uuid.UUID] = set()  # clients with more than half of the examples of the last round
+        self._has_begun = False  # the first round of this server
         self._voids = 0  # attempts since the last round that counted
         self._config = dict(config or {})
         self._evaluate = evaluate
@@ -176,7 +180,7 @@ class Server:
         return self._tasks.queue.statistics()
 
     def rounds(self, count: int) -> Iterator[RoundReport]:
-        """Run rounds until `count` have counted, and yield the report of each. By then `model` is the new model.
+        """Run rounds until `count` have counted, or a callback stops. Yield each report when `model` is the new one.
 
         A round that does not count is reported too, without clients, and run again after a pause. Raises
         FederationStalled after `void_rounds` such attempts in a row, and Closed.
@@ -185,6 +189,9 @@ class Server:
         while self.number < end:
             report = self.round()
             yield report
+            if self._callbacks.stop:
+                log.info("a callback ends the rounds after round %d", self.number)
+                return
             if not report.clients:
                 self._pause(report)
 
@@ -192,6 +199,9 @@ class Server:
         """Run one attempt of a round. If it does not count, the report has no clients, and the number stays."""
         clients = self.wait(self._wait if self.number == 0 and not self._voids else self._min_clients)
         number, attempt = self.number + 1, self._voids + 1
+        if not self._has_begun:
+            self._has_begun = True
+            self._callbacks.federation_begins(self._details())
         self._callbacks.round_begins(number, clients)
         begin, before = time.monotonic(), self.statistics()
         evaluation = RoundState()
@@ -336,9 +346,21 @@ class Server:
         )
 
     def _client_config(self, number: int) -> Mapping[str, Any]:
-        own = self._strategy.config(number)
+        own = resolved(self._strategy.config(number), number)
         check_config(own, f"{type(self._strategy).__name__}.config")
-        return {**self._config, **own}
+        return {**resolved(self._config, number), **own}
+
+    def _details(self) -> dict[str, Any]:
+        """Return what is needed to repeat the run, as plain values."""
+        return {
+            "federation": str(self._tasks.queue.id),
+            "rounds_done": self.number,
+            "strategy": type(self._strategy).__name__,
+            "seed": self._strategy.seed,
+            "min_clients": self._min_clients,
+            "config": details.plain(self._client_config(self.number + 1)),
+            "versions": details.versions(),
+        }
 
     def _check_open(self) -> None:
         if self._closed.is_set():

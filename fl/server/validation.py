@@ -10,6 +10,7 @@ from typing import Any
 
 import netq
 from fl.callbacks.base import Callback
+from fl.schedules import resolved
 from fl.strategies.base import Strategy
 from fl.tensors.checks import unserializable
 from fl.tensors.model import check
@@ -39,7 +40,7 @@ def check_settings(
     expect(is_number(grace, 0), "Server.grace", grace, "seconds, 0 or more")
     flag("Server.evaluate", evaluate)
     expect(isinstance(config, Mapping | None), "Server.config", config, "a dict of plain values by name")
-    check_config(config or {}, "Server.config")
+    check_config(resolved(config or {}, 1), "Server.config")
 
 
 def check_limits(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 
 import fl
@@ -84,6 +85,24 @@ def test_record_has_the_metrics_of_each_client_on_demand(tmp_path: Path) -> None
         path = tmp_path / f"{client_metrics}.jsonl"
         JsonLines(path, client_metrics=client_metrics).round_ends(report(client_metrics=of_a), {})
         assert ("client_metrics" in read(path)[0]) is client_metrics
+
+
+def test_a_line_before_the_rounds_tells_how_to_repeat_them(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    with Federation(
+        strategy=fl.FedAvg(seed=7), config={"lr": 0.1, "w": np.zeros(2)}, callbacks=[JsonLines(path)]
+    ) as it:
+        for client in (A, B):
+            it.join(client, lambda model, config: fl.Update(zeros(), 1))
+        for _ in range(2):
+            it.round(2)
+    begin, *rounds = [json.loads(line) for line in path.read_text().splitlines()]
+    assert begin["begin"]["strategy"] == "FedAvg"
+    assert (begin["begin"]["seed"], begin["begin"]["rounds_done"], begin["begin"]["min_clients"]) == (7, 0, 2)
+    assert begin["begin"]["config"] == {"lr": 0.1, "w": "<ndarray>"}
+    assert set(begin["begin"]["versions"]) >= {"python", "numpy", "netq-fl"}
+    assert [each["round"] for each in rounds] == [1, 2]
+    assert [each["round"] for each in read(path)] == [1, 2]
 
 
 def test_scalars_count_failures_by_kind() -> None:

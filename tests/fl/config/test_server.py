@@ -14,6 +14,7 @@ import pytest
 import fl
 from fl.config.server import KEYS, CallbackOptions, Config
 from fl.config.strategy import STRATEGIES
+from fl.schedules import resolved
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from tests.fl.federation import A, B, adds, at, filled
@@ -23,6 +24,7 @@ from tests.pages import Page
 SERVER = '[server]\nhost = "127.0.0.1"\nport = 0\nrounds = 2\n'
 MODEL = '[model]\ninitial = "tests.fl.federation:zeros"\n'
 LEAST = SERVER + MODEL
+STOPPING = SERVER + "stop_early = {}\n" + MODEL
 EXAMPLE = Page("docs/how-to/aggregator.md").blocks("toml")[0]
 OF_MQTT = re.sub(r"^# ", "", EXAMPLE, flags=re.MULTILINE).replace('protocol = "tcp"', 'protocol = "mqtt"')
 
@@ -111,7 +113,9 @@ def test_example_of_the_page_loads(
     assert type(config.strategy) is fl.FedAdam
     assert config.strategy.compression == fl.Compression("int8", zstd=3)
     assert config.strategy.discount(3) == 0.5
-    assert config.strategy.config(1) == {"epochs": 2}
+    assert resolved(config.strategy.config(1), 100) == {"epochs": 2, "lr": pytest.approx(0.001)}
+    assert config.save_best == {"path": tmp_path / "model-best.npz", "metric": "server_accuracy"}
+    assert config.stop_early == {"metric": "server_accuracy", "patience": 10, "min_delta": 0.001}
     assert config.strategy.enough(10) == 5
     assert config.security == SecurityOptions(
         key=tmp_path / "server-key.pem",
@@ -144,6 +148,47 @@ def test_example_of_the_page_has_every_key() -> None:
     assert set(example) == set(KEYS)
     for table in ("server", "model", "security", "seal", "callbacks"):
         assert set(example[table]) == set(KEYS[table] or ())
+
+
+def test_values_of_the_clients_config_may_be_schedules(tmp_path: Path) -> None:
+    table = '[strategy]\nconfig = { epochs = 2, lr = { schedule = "linear", start = 1.0, end = 0.0, rounds = 3 } }\n'
+    config = load(tmp_path, LEAST + table).strategy.config(2)
+    assert (config["epochs"], config["lr"](2)) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('"server_accuracy"', {"metric": "server_accuracy"}),
+        ('{ metric = "server_loss", lowest = true }', {"metric": "server_loss", "lowest": True}),
+    ],
+)
+def test_the_best_model_is_written_next_to_the_last(tmp_path: Path, text: str, arguments: dict[str, Any]) -> None:
+    config = load(tmp_path, LEAST + f'save = "model.npz"\nsave_best = {text}\n')
+    assert config.save_best == {"path": tmp_path / "model-best.npz", **arguments}
+    assert config.simulated().save_best["path"] == tmp_path / "simulated-model-best.npz"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (LEAST + 'save_best = "accuracy"\n', "model.save_best: needs model.save"),
+        (LEAST + 'save = "m.npz"\nsave_best = 3\n', 'model.save_best: 3; expected a metric, as in "server_accuracy"'),
+        (LEAST + 'save = "m.npz"\nsave_best = { metric = "" }\n', "model.save_best: metric: ''; expected a name"),
+        (LEAST + 'save = "m.npz"\nsave_best = { lowest = true }\n', "model.save_best: {'lowest': True}; expected"),
+        (STOPPING.format("3"), "server.stop_early: 3; expected a table of metric, patience, min_delta, lowest"),
+        (STOPPING.format("{ patience = 3 }"), "server.stop_early: {'patience': 3}; expected a table of metric"),
+        (STOPPING.format('{ metric = "a", patience = 0 }'), "server.stop_early: patience: 0; expected a whole number"),
+        (
+            LEAST + '[strategy]\nconfig = { lr = { schedule = "linea" } }\n',
+            "strategy.config.lr: schedule: 'linea'; did you mean linear?",
+        ),
+    ],
+)
+def test_wrong_values_of_what_is_watched(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        load(tmp_path, text)
+    assert message in str(caught.value)
 
 
 def test_minimal_file_loads(tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Callbacks that watch a metric: `SaveBest` keeps the best model, `EarlyStopping` ends the rounds.
+
+Made by users and by fl/__main__.py; called by the server's thread after each round (fl/callbacks/base.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from fl.callbacks.base import Callback
+from fl.files import create, read_regular
+from fl.report import RoundReport
+from fl.tensors import npz
+from fl.tensors.spec import Model
+from netq.validate import expect, flag, is_number, whole
+
+log = logging.getLogger("netq.fl")
+
+
+class _Watched:
+    """A metric, and the best value that it has had. Reads the evaluation, and the metrics of training without it."""
+
+    def __init__(self, owner: str, metric: str, lowest: bool, min_delta: float = 0.0) -> None:
+        expect(isinstance(metric, str) and metric != "", f"{owner}.metric", metric, 'a name, as in "accuracy"')
+        flag(f"{owner}.lowest", lowest)
+        self.metric = metric
+        self.best: float | None = None
+        self._sign = -1 if lowest else 1
+        self._min_delta = min_delta
+        self._is_warned = False
+
+    def improves(self, report: RoundReport) -> bool | None:
+        """Note the value of a round. Return whether it is the best one; None if there is no value."""
+        value = {**report.metrics, **report.evaluation}.get(self.metric)
+        if value is None or not math.isfinite(value):
+            if report.clients and not self._is_warned:
+                self._is_warned = True
+                known = ", ".join(sorted({*report.metrics, *report.evaluation})[:20]) or "none"
+                log.warning("round %d has no metric %r; it has: %s", report.number, self.metric, known)
+            return None
+        if self.best is not None and self._sign * (value - self.best) <= self._min_delta:
+            return False
+        self.best = value
+        return True
+
+
+class SaveBest(Callback):
+    """Writes the model of the best round so far to an .npz file, and its round and value to a .json file next to it.
+
+    path:   of the .npz file. `np.load` reads it.
+    metric: name of a metric of the evaluation, or of training. With fl.Measured also "server_…".
+    lowest: whether the lowest value is the best.
+
+    A server that resumes goes on with the value in the .json file; a federation that begins with round 1 begins anew.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], metric: str, *, lowest: bool = False) -> None:
+        self._path = Path(path)
+        self._record = self._path.with_suffix(".json")
+        self._watched = _Watched("SaveBest", metric, lowest)
+        self._watched.best = self._kept()
+
+    def round_ends(self, report: RoundReport, model: Model) -> None:
+        """Save the model if it is the best."""
+        if report.number == 1:
+            self._watched.best = None
+        if not self._watched.improves(report):
+            return
+        npz.save(self._path, model)
+        record = {"round": report.number, "metric": self._watched.metric, "value": self._watched.best}
+        new = self._record.with_name(f"{self._record.name}.new")
+        with create(new, 0o666) as file:
+            file.write(json.dumps(record).encode() + b"\n")
+        new.replace(self._record)
+
+    def _kept(self) -> float | None:
+        """Return the best value of a server before this one, None if there is none."""
+        try:
+            found: Any = json.loads(read_regular(self._record))
+        except (OSError, ValueError):
+            return None
+        match found:
+            case {"metric": self._watched.metric, "value": float(value)}:
+                return value
+            case _:
+                return None
+
+
+class EarlyStopping(Callback):
+    """Ends `Server.rounds` when a metric has not improved for some rounds. The federation is then over, as at its end.
+
+    metric:    name of a metric of the evaluation, or of training.
+    patience:  rounds without an improvement.
+    min_delta: what counts as an improvement: more than this.
+    lowest:    whether lower values are better.
+    """
+
+    def __init__(self, metric: str, patience: int = 10, *, min_delta: float = 0.0, lowest: bool = False) -> None:
+        whole("EarlyStopping.patience", patience, 1)
+        expect(is_number(min_delta, 0), "EarlyStopping.min_delta", min_delta, "a number, 0 or more")
+        self._watched = _Watched("EarlyStopping", metric, lowest, min_delta)
+        self._patience = patience
+        self._without = 0  # rounds
+
+    def round_ends(self, report: RoundReport, model: Model) -> None:
+        """Count the rounds without an improvement. Those without a value are not counted."""
+        improved = self._watched.improves(report)
+        if improved is None:
+            return
+        self._without = 0 if improved else self._without + 1
+        if self._without >= self._patience:
+            text = "round %d: %s has not improved for %d rounds; the best value was %g"
+            log.info(text, report.number, self._watched.metric, self._without, self._watched.best)
+            self.stop = True

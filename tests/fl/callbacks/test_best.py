@@ -1,0 +1,104 @@
+"""SaveBest and EarlyStopping: the best round, and the end of the rounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+from netq.errors import InvalidOption
+from tests.fl.federation import A, Federation, filled
+
+
+def report(number: int, **evaluation: float) -> fl.RoundReport:
+    return fl.RoundReport(number, (A,), {}, {"loss": 9.0}, evaluation, 1.0, 10, 20)
+
+
+def saved(callback: Any, path: Path, rounds: Iterable[float], first: int = 1) -> list[float]:
+    """Return what the file holds after each round; the model of a round is its value."""
+    found = []
+    for number, value in enumerate(rounds, first):
+        callback.round_ends(report(number, accuracy=value), filled(value))
+        with np.load(path) as model:
+            found.append(round(float(model["w"][0]), 3))
+    return found
+
+
+@pytest.mark.parametrize(("lowest", "kept"), [(False, [0.5, 0.7, 0.7, 0.8]), (True, [0.5, 0.5, 0.2, 0.2])])
+def test_the_best_model_is_kept(tmp_path: Path, lowest: bool, kept: list[float]) -> None:
+    path = tmp_path / "best.npz"
+    assert saved(fl.SaveBest(path, "accuracy", lowest=lowest), path, [0.5, 0.7, 0.2, 0.8]) == kept
+    record = json.loads((tmp_path / "best.json").read_text())
+    assert record == {"round": 3 if lowest else 4, "metric": "accuracy", "value": kept[-1]}
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["best.json", "best.npz"]
+
+
+def test_a_resumed_server_goes_on_and_a_new_federation_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "best.npz"
+    saved(fl.SaveBest(path, "accuracy"), path, [0.5, 0.7])
+    assert saved(fl.SaveBest(path, "accuracy"), path, [0.6, 0.8], first=3) == [0.7, 0.8]
+    assert saved(fl.SaveBest(path, "accuracy"), path, [0.1], first=1) == [0.1]
+    (tmp_path / "best.json").write_text("no JSON")
+    assert saved(fl.SaveBest(path, "accuracy"), path, [0.05], first=2) == [0.05]
+
+
+def test_rounds_without_the_metric_keep_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "best.npz"
+    callback = fl.SaveBest(path, "accuracy")
+    saved(callback, path, [0.5])
+    for number in (2, 3):
+        callback.round_ends(report(number, other=1.0), filled(9))
+    callback.round_ends(report(4, accuracy=math.nan), filled(9))
+    assert json.loads((tmp_path / "best.json").read_text())["round"] == 1
+    assert caplog.messages == ["round 2 has no metric 'accuracy'; it has: loss, other"]
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "rounds"),
+    [
+        ({"patience": 2}, [0.1, 0.2, 0.3, 0.3, 0.3, 0.9], 5),
+        ({"patience": 2, "min_delta": 0.15}, [0.1, 0.2, 0.3, 0.31, 0.32, 0.9], 5),
+        ({"patience": 1, "lowest": True}, [0.3, 0.2, 0.1, 0.2, 0.0], 4),
+        ({"patience": 3}, [0.3, 0.2, 0.1], 3),
+    ],
+)
+def test_early_stopping(options: Any, values: list[float], rounds: int) -> None:
+    callback = fl.EarlyStopping("accuracy", **options)
+    done = 0
+    for number, value in enumerate(values, 1):
+        callback.round_ends(report(number, accuracy=value), {})
+        done += 1
+        if callback.stop:
+            break
+    assert done == rounds
+    assert callback.stop is (options != {"patience": 3})
+
+
+def test_a_callback_ends_the_rounds_of_a_server() -> None:
+    values = iter([1.0, 2.0, 2.0, 2.0, 3.0])
+    early = fl.EarlyStopping("server_sum", patience=2)
+    with Federation(min_clients=1, callbacks=[fl.Measured(lambda model: {"sum": next(values)}, [early])]) as federation:
+        federation.join(A, lambda model, config: fl.Update(filled(1), 1))
+        federation.server.wait(1, 10.0)
+        assert [report.number for report in federation.server.rounds(100)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.SaveBest("best.npz", ""), "SaveBest.metric: ''"),
+        (lambda: fl.SaveBest("best.npz", "loss", lowest=1), "SaveBest.lowest: 1"),  # type: ignore[arg-type]
+        (lambda: fl.EarlyStopping("loss", 0), "EarlyStopping.patience: 0"),
+        (lambda: fl.EarlyStopping("loss", min_delta=-1), "EarlyStopping.min_delta: -1"),
+    ],
+)
+def test_wrong_options_are_named(make: Any, message: str) -> None:
+    with pytest.raises(InvalidOption) as caught:
+        make()
+    assert message in str(caught.value)
