@@ -37,26 +37,23 @@ class TimedFedAvg(FedAvg):
         return result
 
 
-def kernel() -> Strategy:
-    """Return fl.flower.strategy, changed to record when its rounds end."""
+def kernel(**options: Any) -> Strategy:
+    """Return an fl.flower.FedAvg that records when its rounds end."""
     import fl.flower
-    from fl.flower.kernel_strategy import KernelFedAvg
 
-    aggregate = KernelFedAvg.aggregate_train
+    class Timed(fl.flower.FedAvg):
+        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+            result = super().aggregate_train(server_round, replies)
+            clock.round_ends()
+            return result
 
-    def timed(self: KernelFedAvg, server_round: int, replies: Iterable[Message]) -> Any:
-        result = aggregate(self, server_round, replies)
-        clock.round_ends()
-        return result
-
-    KernelFedAvg.aggregate_train = timed  # type: ignore[method-assign]
-    return fl.flower.strategy(fraction_evaluate=0.0, min_train_nodes=work.CLIENTS, min_available_nodes=work.CLIENTS)
+    return Timed(**options)
 
 
 @server_app.main()
 def _main(grid: Grid, context: Context) -> None:
     options = {"fraction_evaluate": 0.0, "min_train_nodes": work.CLIENTS, "min_available_nodes": work.CLIENTS}
-    strategy = kernel() if os.environ.get("FEDERATION_KERNEL") else TimedFedAvg(**options)
+    strategy = kernel(**options) if os.environ.get("FEDERATION_KERNEL") else TimedFedAvg(**options)
     start = ArrayRecord({name: Array(array) for name, array in work.model().items()})
     result = strategy.start(grid, start, num_rounds=work.ROUNDS, timeout=600)
     work.report(clock.figures(float(result.arrays["layer0"].numpy()[0])))

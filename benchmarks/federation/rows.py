@@ -132,7 +132,7 @@ ROWS = (
     Row("fl, TCP", _fl),
     Row("fl, TLS", _tls),
     Row("Flower's FedAvg over fl.flower", _grid),
-    Row("fl.flower.strategy over fl.flower", _grid, {"FEDERATION_KERNEL": "1"}),
+    Row("fl.flower.FedAvg over fl.flower", _grid, {"FEDERATION_KERNEL": "1"}),
     Row("flwr, legacy gRPC", _legacy),
     Row("flwr, simulation on Ray", _ray),
     Row("flwr, deployment", _deployment),

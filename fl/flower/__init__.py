@@ -4,7 +4,7 @@ fl.flower.run(server_app, options)                   # on the server; options ar
 fl.flower.Node(client_app).run(options)              # on each device, until the run is over
 fl.flower.simulate(server_app, client_app, nodes=10) # both, in processes of this machine
 fl.flower.AppFolder.load(path)                       # both apps and their config, from a folder of Flower's
-fl.flower.strategy()                                 # a Flower strategy that folds replies as they arrive
+fl.flower.FedAvg()                                   # a Flower strategy that folds replies as they arrive
 
 `import fl` does not import this package, and needs no Flower. docs/how-to/flower.md explains how to use it.
 """
@@ -16,7 +16,7 @@ from fl.flower.app_folder import AppFolder
 from fl.flower.apps import ClientApp, ServerApp
 from fl.flower.grid import Grid
 from fl.flower.grid_messages import node_id
-from fl.flower.kernel_strategy import Kernel, strategy
+from fl.flower.kernel_strategy import FedAvg, Kernel
 from fl.flower.node import Node
 from fl.flower.record_codec import Array, arrays
 from fl.flower.replies import Streamed
@@ -28,7 +28,7 @@ __all__ = [
     "Node",
     "simulate",
     "AppFolder",
-    "strategy",
+    "FedAvg",
     "Grid",
     "Streamed",
     "Array",

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
+import flwr.serverapp.strategy
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
 
 from fl.aggregation.mean import WeightedMean
 from fl.errors import InvalidUpdate
@@ -24,7 +24,7 @@ from fl.tensors.blocks import sources
 from fl.tensors.spec import Model, Spec
 from netq.errors import InvalidOption
 
-log = logging.getLogger("netq.fl")
+log = logging.getLogger("flwr")  # with the lines of Flower's own strategies
 
 
 class Kernel(Protocol):
@@ -42,30 +42,6 @@ class Kernel(Protocol):
         """Drop what was folded, and start again."""
 
 
-def strategy(kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -> FedAvg:
-    """Return Flower's FedAvg with a kernel of fl. `options` are FedAvg's.
-
-    kernel: called with a model, returns the Kernel that folds models like it. Default: their mean, weighted by
-            `weighted_by_key`. Raises InvalidOption for an object that cannot be called.
-
-    Each reply is folded, then its arrays are dropped. fl.flower.Grid returns each reply as it arrives, so a round needs
-    the memory of two models and of the replies that are arriving, for any number of nodes. Arrays keep their dtype:
-    integers are rounded, where FedAvg makes float64 of them. A reply that does not fit counts as that node's failure,
-    and the run goes on. `train_metrics_aggr_fn` gets replies without arrays. It and `evaluate_metrics_aggr_fn` get the
-    replies whose metrics have the names, and whose lists have the lengths, that most replies have.
-
-    A reply fits if it has the names, shapes and dtypes of the arrays that the nodes were sent. But FedAvg accepts any
-    arrays on which its nodes agree, and some apps use that: their nodes send only the shared layers (FedPer, FedBN), or
-    another dtype. So as long as no reply is like the sent arrays, the replies like the first one are folded. When one
-    is, they are left out.
-    """
-    if not callable(kernel):
-        raise InvalidOption(
-            f"strategy.kernel: {kernel!r}; expected what is called with a model, as fl.aggregation.mean.WeightedMean is"
-        )
-    return KernelFedAvg(kernel, **options)
-
-
 class _Folded(NamedTuple):
     """A reply that was folded."""
 
@@ -73,11 +49,29 @@ class _Folded(NamedTuple):
     misfit: str  # how its arrays differ from those that were sent; empty if they do not
 
 
-class KernelFedAvg(FedAvg):
-    """FedAvg with the mean of a kernel."""
+class FedAvg(flwr.serverapp.strategy.FedAvg):
+    """Flower's FedAvg with a kernel of fl. It has Flower's arguments and methods, and can be subclassed like Flower's.
 
-    def __init__(self, kernel: Callable[[Model], Kernel], **options: Any) -> None:
-        super().__init__(**options)
+    kernel: called with a model, returns the Kernel that folds models like it. Default: their mean, weighted by
+            `weighted_by_key`. Raises InvalidOption for an object that cannot be called.
+
+    Each reply is folded, then its arrays are dropped. fl.flower.Grid returns each reply as it arrives, so a round needs
+    the memory of two models and of the replies that are arriving, for any number of nodes. Arrays keep their dtype:
+    integers are rounded, where Flower's makes float64 of them. A reply that does not fit counts as that node's failure,
+    and the run goes on. `train_metrics_aggr_fn` gets replies without arrays. It and `evaluate_metrics_aggr_fn` get the
+    replies whose metrics have the names, and whose lists have the lengths, that most replies have.
+
+    A reply fits if it has the names, shapes and dtypes of the arrays that the nodes were sent. But Flower's accepts any
+    arrays on which its nodes agree, and some apps use that: their nodes send only the shared layers (FedPer, FedBN), or
+    another dtype. So as long as no reply is like the sent arrays, the replies like the first one are folded. When one
+    is, they are left out.
+    """
+
+    def __init__(self, *arguments: Any, kernel: Callable[[Model], Kernel] = WeightedMean, **options: Any) -> None:
+        if not callable(kernel):
+            form = "what is called with a model, as fl.aggregation.mean.WeightedMean is"
+            raise InvalidOption(f"FedAvg.kernel: {kernel!r}; expected {form}")
+        super().__init__(*arguments, **options)
         self._make = kernel
         self._kernel: Kernel | None = None
         self._sent: dict[str, Spec] = {}  # of the arrays that nodes were sent
@@ -106,7 +100,7 @@ class KernelFedAvg(FedAvg):
                 self._fold(server_round, reply, folded)
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
-        log.info("round %d: %d results, %d failures", server_round, len(folded), count - len(folded))
+        log.info("aggregate_train: Received %d results and %d failures", len(folded), count - len(folded))
         return self._finish(server_round, folded)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -120,7 +114,7 @@ class KernelFedAvg(FedAvg):
                 fitting.append(reply)
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
-        log.info("round %d: %d evaluations, %d failures", server_round, len(fitting), count - len(fitting))
+        log.info("aggregate_evaluate: Received %d results and %d failures", len(fitting), count - len(fitting))
         if not fitting:
             return None
         return self.evaluate_metrics_aggr_fn(_alike(server_round, fitting), self.weighted_by_key)

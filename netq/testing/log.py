@@ -11,11 +11,11 @@ _LIMIT = 60.0  # seconds
 
 
 class LogHandler(logging.Handler):
-    """Handles the lines of netq's logger, from its level on, within a with statement."""
+    """Handles the lines of a logger, netq's by default, from its level on, within a with statement."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, name: str = "netq") -> None:
         super().__init__(level)
-        self._logger = logging.getLogger("netq")
+        self._logger = logging.getLogger(name)
         self._level_before = self._logger.level
 
     def __enter__(self) -> Self:
@@ -31,10 +31,10 @@ class LogHandler(logging.Handler):
 
 
 class LogRecorder(LogHandler):
-    """Records the lines of netq's logger within a with statement."""
+    """Records the lines of a logger, netq's by default, within a with statement."""
 
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
+    def __init__(self, name: str = "netq") -> None:
+        super().__init__(logging.DEBUG, name)
         self._lines: list[tuple[int, str]] = []
         self._changed = threading.Condition()
 

@@ -61,7 +61,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    strategy = fl.flower.strategy(fraction_evaluate=0.0)
+    strategy = fl.flower.FedAvg(fraction_evaluate=0.0)
     start = ArrayRecord({"w": Array(np.zeros(3, np.float32)), "steps": Array(np.array([0, 5]))})
     result = strategy.start(grid, start, num_rounds=2, timeout=60)
     found = {name: [array.dtype, array.numpy().tolist()] for name, array in result.arrays.items()}

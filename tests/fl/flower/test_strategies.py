@@ -57,7 +57,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "QFedAvg": lambda: QFedAvg(client_learning_rate=0.05, q=0.2),
     "clipped": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 0.5, NODES),  # no noise, so no chance
     "clipped adaptively": lambda: DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.0, NODES, 0.5),
-    "ours": fl.flower.strategy,
+    "ours": fl.flower.FedAvg,
 }
 
 
