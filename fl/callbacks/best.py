@@ -53,7 +53,7 @@ class SaveBest(Callback):
     """Writes the model of the best round so far to an .npz file, and its round and value to a .json file next to it.
 
     path:   of the .npz file. `np.load` reads it.
-    metric: name of a metric of the evaluation, or of training. With fl.Measured also "server_…".
+    metric: name of a metric of the evaluation, or of training; with fl.Measured, "server_accuracy" and the like.
     lowest: whether the lowest value is the best.
 
     A server that resumes goes on with the value in the .json file; a federation that begins with round 1 begins anew.
