@@ -65,6 +65,9 @@ class ConnectionOptions:
     handshake_timeout: how long a new link may take for the handshake.
     takeover_grace:    how long after the loss of its link a client's id stays its own. Then another process with the id
                        gets it. Not with certificates of clients, which prove the id.
+    max_sessions:      how many sessions a server has at most. A new client beyond that is refused, and tries again.
+    max_sessions_per_address: how many of them may be of one address (of one /64 with IPv6). With MQTT, where the server
+                       sees no addresses, it has no effect.
     session_timeout:   how long a session outlives its last link. Then it is over, and its messages fail with Closed.
     linger:            how long `close` waits for a peer that is not connected and has messages due.
     retry_min, retry_max: bounds of the random pause before a client tries again ("full jitter").
@@ -83,6 +86,8 @@ class ConnectionOptions:
     misses: int = 3
     handshake_timeout: float = 10.0
     takeover_grace: float = 3.0
+    max_sessions: int = 16384
+    max_sessions_per_address: int = 4096
     session_timeout: float = 3600.0
     linger: float = 10.0
     retry_min: float = 0.1
@@ -102,6 +107,8 @@ class ConnectionOptions:
         seconds("ConnectionOptions.heartbeat", self.heartbeat, 0.001, 3600.0)  # milliseconds on the wire
         seconds("ConnectionOptions.handshake_timeout", self.handshake_timeout, 0.001)
         seconds("ConnectionOptions.takeover_grace", self.takeover_grace, 0.0)
+        whole("ConnectionOptions.max_sessions", self.max_sessions, 1, 2**62)
+        whole("ConnectionOptions.max_sessions_per_address", self.max_sessions_per_address, 1, 2**62)
         seconds("ConnectionOptions.session_timeout", self.session_timeout, 0.0)
         seconds("ConnectionOptions.linger", self.linger, 0.0)
         seconds("ConnectionOptions.retry_min", self.retry_min, 0.001, 1e6)

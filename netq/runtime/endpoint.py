@@ -14,6 +14,7 @@ import logging
 import secrets
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from netq.errors import Closed, strip_tracebacks
@@ -31,7 +32,7 @@ from netq.runtime.inbox import Inbox
 from netq.runtime.link import Link, LinkListener, Transport, certificates_of
 from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
-from netq.runtime.pending_links import PendingLinks
+from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
@@ -44,6 +45,7 @@ _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 _MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
+_UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
 
@@ -88,7 +90,10 @@ class Endpoint:
         self.only: Peer | None = None  # a client's server
         self._handshaking: dict[Link, Timer | None] = {}  # with the timer of the handshake
         self._pending_links = PendingLinks()  # bounds them
-        self._unused: dict[Peer, None] = {}  # absent, without any message: the first to go; a dict as an ordered set
+        self._unused: dict[
+            Peer, float
+        ] = {}  # absent, without any message: the first to go. Since when; the oldest first
+        self._sessions: Counter[str] = Counter()  # a server's, by origin
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
@@ -286,6 +291,8 @@ class Endpoint:
     def _trim_memory(self, loop: Loop) -> None:
         """Give back memory that was not used for a while."""
         self._memories[loop].age()
+        if loop is self.home:
+            self._end_old_unused()
         loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
 
     def _watch_revocations(self) -> None:
@@ -325,11 +332,20 @@ class Endpoint:
         # Anyone who reaches a server without client certificates can begin sessions, and leave them to
         # `session_timeout`. A session without a message loses nothing by its end: its client begins another one.
         self._unused.pop(peer, None)
-        self._unused[peer] = None
-        while len(self._unused) > _MOST_UNUSED:
-            oldest = next(iter(self._unused))
-            del self._unused[oldest]
-            oldest.loop.call(oldest.end_if_unused)
+        self._unused[peer] = time.monotonic()
+        if len(self._unused) > _MOST_UNUSED:
+            self._end_unused(next(iter(self._unused)))
+
+    def _end_unused(self, peer: Peer) -> None:
+        del self._unused[peer]
+        peer.loop.call(peer.end_if_unused)
+
+    def _end_old_unused(self) -> None:
+        """End the sessions that were never used, and whose client has not come back in time."""
+        for peer, since in list(self._unused.items()):
+            if time.monotonic() - since < _UNUSED_TIME:
+                break
+            self._end_unused(peer)
 
     def _admit(self, link: Link, greeting: Greeting) -> None:
         if link not in self._handshaking:
@@ -362,10 +378,15 @@ class Endpoint:
             return self._refuse(link, str(takeover), Code.OVER)
         if objection := self._refusal(greeting, rival, same=same, certified=bool(certificates)):
             return self._refuse(link, objection)
+        origin = origin_of(link.address)
+        if peer is None and (objection := self._crowd_refusal(origin)):
+            return self._refuse(link, objection)
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
             peer.certificates = certificates
+            peer.origin = origin
+            self._sessions[origin] += 1
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
@@ -418,6 +439,22 @@ class Endpoint:
             return "no room: too much of sessions that are over has not been taken; come again"
         return ""
 
+    def _crowd_refusal(self, origin: str) -> str:
+        """Return why there is no place for one more session, or "". A session that was never used gives way."""
+        options = self.options.connection
+        if self._sessions[origin] >= options.max_sessions_per_address:
+            of, limit = f" of {origin}", f"max_sessions_per_address: {options.max_sessions_per_address}"
+            unused = next((peer for peer in self._unused if peer.origin == origin), None)
+        elif len(self.peers) >= options.max_sessions:
+            of, limit = "", f"max_sessions: {options.max_sessions}"
+            unused = next(iter(self._unused), None)
+        else:
+            return ""
+        if unused is not None:
+            self._end_unused(unused)
+            return ""
+        return f"there are as many sessions{of} as there may be ({limit}); come again when others have ended"
+
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """End the earlier session of a client that has begun a new one."""
         self._run_event(self.options.events.fin, id)
@@ -450,6 +487,10 @@ class Endpoint:
     def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
         key = peer.id if self.is_server else None
         self._unused.pop(peer, None)
+        if self.is_server:
+            self._sessions[peer.origin] -= 1
+            if not self._sessions[peer.origin]:
+                del self._sessions[peer.origin]
         self.undelivered += undelivered if self.closing else 0
         # A newer session may have this id already: `_admit` replaces the peer, and ends the earlier one afterwards.
         # That end must not remove the newer one, nor report `fin` for it.

@@ -100,6 +100,7 @@ class Peer:
         self.link: Link | None = None
         self._flushing = False
         self._address = ""
+        self.origin = ""  # of the client that began the session (netq/runtime/pending_links.py)
         self.certificates: tuple[Certificate, ...] = ()  # by which this client has begun its session, if it has any
         self._protection: Protection | None = None  # of the last link
         self._sealing: Protection | None = None  # of the last link's connection

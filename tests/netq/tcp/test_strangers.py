@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -190,3 +191,79 @@ def test_sessions_that_were_never_used_are_bounded(
     while len(server.statistics()) > 6:
         pass
     assert set(server.statistics()) == {used.id, *strangers[-5:]}
+
+
+def begin_session(server: Communicator, sockets: list[socket.socket], host: str = "127.0.0.1") -> uuid.UUID:
+    """Begin a session of a new id from an address of this machine, and keep its link."""
+    id = uuid.uuid4()
+    sock = socket.create_connection(server.netloc, LIMIT, source_address=(host, 0))
+    sockets.append(sock)
+    sock.sendall(Greeting(id, bytes(16), 2**40, 2**20, 10_000).frame().whole())
+    return id
+
+
+def kind_of_answer(sock: socket.socket) -> int:
+    """Return the kind of the frame with which the server answers."""
+    return sock.recv(1)[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_sessions": 3}, "there are as many sessions as there may be (max_sessions: 3); come again"),
+        (
+            {"max_sessions_per_address": 3},
+            "there are as many sessions of 127.0.0.1 as there may be (max_sessions_per_address: 3); come again",
+        ),
+    ],
+)
+def test_sessions_are_bounded(
+    communicators: Communicators,
+    log: LogRecorder,
+    sockets: list[socket.socket],
+    limits: Any,
+    reason: str,
+) -> None:
+    server = communicators.server(**limits)
+    ids = [begin_session(server, sockets) for _ in range(3)]
+    assert [kind_of_answer(sock) for sock in sockets] == [Kind.INI] * 3
+    begin_session(server, sockets)
+    assert kind_of_answer(sockets[-1]) == Kind.FIN
+    assert reason in log.wait("as there may be")
+    assert set(server.statistics()) == set(ids)
+    sockets[0].close()  # its session was never used, so it gives way
+    late = communicators.client(server.netloc, retry_max=0.1)
+    introduce(server, late)
+    assert set(server.statistics()) == {late.id, *ids[1:]}
+
+
+def test_another_address_has_sessions_of_its_own(communicators: Communicators, sockets: list[socket.socket]) -> None:
+    server = communicators.server(max_sessions_per_address=2)
+    for host in ("127.0.0.1", "127.0.0.1", "127.0.0.2"):
+        begin_session(server, sockets, host)
+    assert [kind_of_answer(sock) for sock in sockets] == [Kind.INI] * 3
+
+
+def test_places_of_sessions_that_have_ended_are_free(communicators: Communicators) -> None:
+    server = communicators.server(max_sessions=1)
+    for _ in range(5):
+        client = communicators.client(server.netloc, retry_max=0.1)
+        introduce(server, client)
+        client.close(LIMIT)
+
+
+def test_a_session_that_was_never_used_ends_after_a_while(
+    communicators: Communicators, sockets: list[socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("netq.runtime.endpoint._UNUSED_TIME", 0.0)
+    monkeypatch.setattr("netq.runtime.endpoint._TRIM_PERIOD", 0.01)
+    server = communicators.server()
+    used = communicators.client(server.netloc)
+    introduce(server, used)
+    begin_session(server, sockets)
+    assert kind_of_answer(sockets[0]) == Kind.INI
+    assert len(server.statistics()) == 2, "while it has a link, it stays"
+    sockets[0].close()
+    while len(server.statistics()) > 1:
+        pass
+    assert set(server.statistics()) == {used.id}
