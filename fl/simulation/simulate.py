@@ -71,7 +71,7 @@ def simulate(
     """
     strategy = strategy or FedAvg()
     shares = _shares(clients, processes, protocol, start)
-    settings = {"min_clients": min(max(2, strategy.least), len(clients)), **settings}
+    settings = {"min_clients": min(max(2, strategy.least), len(clients)), "void_pause": 0.0, **settings}
     for name in ("min_clients", "wait"):  # of more clients the server would wait for ever
         wanted, there = settings.get(name), len(clients)
         enough = not isinstance(wanted, int) or wanted <= there

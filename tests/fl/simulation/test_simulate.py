@@ -5,6 +5,7 @@ Processes, threads and descriptors that stay fail each of these tests (tests/con
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -386,3 +387,9 @@ def test_code_of_the_page_runs() -> None:
     exec(code, names)
     assert [len(report.clients) for report in names["result"].reports] == [4] * 20
     assert 20 < names["result"].model["w"][0] < 120
+
+
+def test_diverged_clients_end_the_simulation_at_once() -> None:
+    """A federation pauses between the attempts of a round; here, nothing would change meanwhile."""
+    with pytest.raises(fl.FederationStalled, match=r"^round 1 did not count 10 times in a row"):
+        fl.simulate(zeros(), [gives(math.nan)] * 2, rounds=5, processes=1)
