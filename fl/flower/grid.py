@@ -26,7 +26,7 @@ import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.grid_messages import END, MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
 from fl.flower.record_codec import nbytes
-from fl.flower.replies import Streamed, reply, reply_to_nothing
+from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
@@ -205,14 +205,14 @@ class Grid(flwr.serverapp.Grid):
         return replies + [reply_to_nothing(self._run.run_id, id) for id in unknown]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send messages, wait for their replies and return them. For Streamed messages, return an iterator that waits.
+        """Send messages, wait for their replies and return them. For Streamed messages, return Replies at once.
 
         After `timeout` seconds, returns the replies that have arrived, and forgets the other messages. The reply of a
         lost node is an error.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
         replies = self._replies(self.push_messages(messages), until)
-        return replies if isinstance(messages, Streamed) else list(replies)
+        return Replies(replies) if isinstance(messages, Streamed) else list(replies)
 
     def _replies(self, ids: list[str], until: float) -> Iterator[Message]:
         waiting = set(ids)

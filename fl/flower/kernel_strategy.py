@@ -100,6 +100,7 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
                 self._fold(server_round, reply, folded)
             except InvalidUpdate as error:
                 _leave_out(server_round, reply.metadata.src_node_id, str(error))
+                _drop_arrays(reply)
         log.info("aggregate_train: Received %d results and %d failures", len(folded), count - len(folded))
         return self._finish(server_round, folded)
 
@@ -174,6 +175,13 @@ class FedAvg(flwr.serverapp.strategy.FedAvg):
 
 def _leave_out(server_round: int, node: int, why: str) -> None:
     log.warning("round %d: node %d is left out: %s", server_round, node, why)
+
+
+def _drop_arrays(reply: Message) -> None:
+    """Free the arrays of a reply that was left out: the replies are kept until the round ends."""
+    if reply.has_content():
+        for record in reply.content.array_records.values():
+            record.clear()
 
 
 def _content(reply: Message) -> RecordDict:

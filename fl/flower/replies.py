@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Iterator, Sequence
+from typing import overload
 
 from flwr.app import Error, Message, Metadata, RecordDict
 
@@ -14,10 +16,50 @@ from fl.flower._compat import SUPERLINK_NODE_ID, SYSTEM_MESSAGE_TYPE, ErrorCode,
 
 
 class Streamed(list[Message]):
-    """Messages whose replies are returned one by one: `Grid.send_and_receive` returns an iterator for them.
+    """Messages whose replies are wanted as they arrive: `Grid.send_and_receive` returns Replies for them.
 
     Other grids of Flower treat it as a list.
     """
+
+
+class Replies(Sequence[Message]):
+    """Replies that can be read as they arrive, and again later.
+
+    Flower's grids return a list, and strategies rely on it: they read the replies before and after they call `super()`.
+    So iteration waits for the next reply only, and each reply is kept. The reader drops the arrays it has used.
+    """
+
+    def __init__(self, arriving: Iterator[Message]) -> None:
+        self._arriving = arriving
+        self._arrived: list[Message] = []
+
+    def __iter__(self) -> Iterator[Message]:
+        index = 0
+        while index < len(self._arrived) or self._wait():
+            yield self._arrived[index]
+            index += 1
+
+    def __len__(self) -> int:
+        """Wait for all replies. Return their number."""
+        while self._wait():
+            pass
+        return len(self._arrived)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        """Wait for all replies. Return some of them."""
+        len(self)
+        return self._arrived[index]
+
+    def _wait(self) -> bool:
+        """Keep the next reply. Return whether there was one."""
+        for each in self._arriving:
+            self._arrived.append(each)
+            return True
+        return False
 
 
 def reply(asked: Metadata, answer: RecordDict | Error) -> Message:

@@ -138,6 +138,7 @@ def test_a_reply_that_does_not_fit_is_left_out(bad: Message, reason: str) -> Non
         assert len(log.having("aggregate_train: Received 2 results and 1 failures")) == 1
     assert values(arrays) == {"w": [[2, 2], [2, 2]], "steps": 20}
     assert metrics == {}
+    assert bad.has_error() or not any(bad.content.array_records.values())  # its memory is free before the round ends
 
 
 USUAL = {"loss": 2.0, "steps": [1, 2]}

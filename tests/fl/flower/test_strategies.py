@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
-from flwr.clientapp.mod import fixedclipping_mod
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
     DifferentialPrivacyClientSideFixedClipping,
     DifferentialPrivacyServerSideAdaptiveClipping,
     DifferentialPrivacyServerSideFixedClipping,
@@ -58,6 +59,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "clipped": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.0, 0.5, NODES),  # no noise, so no chance
     "clipped adaptively": lambda: DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.0, NODES, 0.5),
     "ours": fl.flower.FedAvg,
+    "ours, clipped": lambda: DifferentialPrivacyServerSideFixedClipping(fl.flower.FedAvg(), 0.0, 0.5, NODES),
+    "ours, clipped adaptively": lambda: DifferentialPrivacyServerSideAdaptiveClipping(
+        fl.flower.FedAvg(), 0.0, NODES, 0.5
+    ),
 }
 
 
@@ -104,18 +109,49 @@ def test_a_strategy_runs_unchanged(protocol: netq.Protocol, name: str, tmp_path:
     assert_same(found, in_process(STRATEGIES[name]()))
 
 
-def test_clipping_at_the_nodes_runs_unchanged() -> None:
-    def strategy() -> Strategy:
-        return DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.0, 0.5, NODES)
-
+@pytest.mark.parametrize("inner", [FedAvg, fl.flower.FedAvg], ids=["flower's", "ours"])
+@pytest.mark.parametrize(
+    ("wrapper", "mod"),
+    [
+        (lambda inner: DifferentialPrivacyClientSideFixedClipping(inner, 0.0, 0.5, NODES), fixedclipping_mod),
+        (lambda inner: DifferentialPrivacyClientSideAdaptiveClipping(inner, 0.0, NODES, 0.5), adaptiveclipping_mod),
+    ],
+    ids=["fixed", "adaptive"],
+)
+def test_clipping_at_the_nodes_runs_unchanged(wrapper: Any, mod: Any, inner: Any) -> None:
     clipped = ClientApp()
-    clipped.train(mods=[fixedclipping_mod])(train)
+    clipped.train(mods=[mod])(train)
     clipped.evaluate()(evaluate)
     with Federation() as federation:
-        found = over(federation, strategy(), clipped)
-    assert_same(found, in_process(strategy(), clipped))
+        found = over(federation, wrapper(inner()), clipped)
+    assert_same(found, in_process(wrapper(FedAvg()), clipped))
     with pytest.raises(AssertionError):
         assert_close(found.arrays, in_process(FedAvg()).arrays)
+
+
+class Reader(fl.flower.FedAvg):
+    """A user's strategy that reads the replies before and after they are folded, as Flower's list can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[tuple[int, int, int]] = []
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        before = [reply.content["metrics"]["num-examples"] for reply in replies]
+        found = super().aggregate_train(server_round, replies)
+        after = [reply.content["metrics"]["num-examples"] for reply in replies]
+        assert before == after
+        assert replies[0] is next(iter(replies))
+        self.read.append((len(before), len(after), len(replies)))
+        return found
+
+
+def test_a_strategy_may_read_the_replies_more_than_once() -> None:
+    strategy = Reader()
+    with Federation() as federation:
+        found = over(federation, strategy)
+    assert strategy.read == [(NODES, NODES, NODES)] * ROUNDS
+    assert_same(found, in_process(FedAvg()))
 
 
 @pytest.mark.parametrize("protocol", [netq.Protocol.TCP, netq.Protocol.GRPC])
