@@ -30,6 +30,7 @@ class Device:
 
     app: fl.flower.ClientApp
     config: Config
+    version: str = ""  # of the app's folder
 
     @classmethod
     def load(cls, path: str | Path | None, app: str, node_config: str = "") -> Device:
@@ -41,11 +42,13 @@ class Device:
         """
         config = Config(NetworkLocation()) if path is None else _read(Path(path))
         settings: Mapping[str, Any] = {**config.settings, **parse_config("--node-config", node_config)}
-        return cls(_import(app), replace(config, settings=settings))
+        client_app, version = _import(app)
+        return cls(client_app, replace(config, settings=settings), version)
 
     def run(self) -> None:
         """Take part in runs until the server ends them. Raises what fl.flower.Node.run raises."""
-        fl.flower.Node(self.app, self.config.settings).run(self.config.options(), self.config.protocol)
+        node = fl.flower.Node(self.app, self.config.settings, app_version=self.version)
+        node.run(self.config.options(), self.config.protocol)
 
 
 def _read(path: Path) -> Config:
@@ -69,11 +72,11 @@ def _node_config(file: File) -> dict[str, Any]:
     return file.table("flower")
 
 
-def _import(name: str) -> fl.flower.ClientApp:
-    """Return the app that `--flower` names. Raises InvalidOption."""
+def _import(name: str) -> tuple[fl.flower.ClientApp, str]:
+    """Return the app that `--flower` names, and the version of its folder. Raises InvalidOption."""
     if is_folder(name):
-        return AppFolder.load(name).client_app()
+        folder = AppFolder.load(name)
+        return folder.client_app(), folder.version
     app = named_object("--flower", name, "farm.client_app:app", "app")
     expect(is_client_app(app), "--flower", name, f"a flwr.clientapp.ClientApp, and this is {app!r}")
-    found: fl.flower.ClientApp = app
-    return found
+    return app, ""

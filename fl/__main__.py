@@ -150,10 +150,18 @@ def run_flower(
         import fl.flower  # needs Flower
 
         options, protocol = (_LOCAL, Protocol.TCP) if config is None else load_connection(config)
-        server_app, values = _server_app(app, run_config)
+        server_app, values, version = _server_app(app, run_config)
         only = "" if config else " (of this machine only: no SERVER.toml was given)"
         log.info("waiting for %d nodes at %s:%d%s", nodes, *options.netloc, only)
-        fl.flower.run(_with_traceback(server_app), options, protocol, min_nodes=nodes, run_config=values, stay=stay)
+        fl.flower.run(
+            _with_traceback(server_app),
+            options,
+            protocol,
+            min_nodes=nodes,
+            run_config=values,
+            app_version=version,
+            stay=stay,
+        )
         log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
 
 
@@ -275,8 +283,8 @@ def _simulate(config: Config, train: Callable[..., Any], clients: int, processes
         log.info("all rounds are done")
 
 
-def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the ServerApp that a folder or "module:app" names, and its run config."""
+def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[str, Any], str]:
+    """Return the ServerApp that a folder or "module:app" names, its run config, and the version of a folder."""
     from fl.flower.app_folder import AppFolder, is_folder, parse_config
     from fl.flower.apps import check_server_app
 
@@ -284,9 +292,9 @@ def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[st
     if not is_folder(name):
         app = named_object("APP", name, "farm.server_app:app", "app")
         check_server_app("APP", app)
-        return app, overrides
+        return app, overrides, ""
     folder = AppFolder.load(name)
-    return folder.server_app(), folder.run_config(overrides)
+    return folder.server_app(), folder.run_config(overrides), folder.version
 
 
 def _with_traceback(server_app: Callable[..., Any]) -> Callable[[Any, Any], None]:

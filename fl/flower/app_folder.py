@@ -10,6 +10,8 @@ where it stays, because an app may import its own modules as it runs.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import sys
 import tomllib
@@ -47,6 +49,19 @@ class AppFolder:
         config = dict(_flat(_table(file, _CONFIG), file.check, f"{_CONFIG}."))
         return cls(folder, config, file, _table(file, _COMPONENTS))
 
+    @property
+    def version(self) -> str:
+        """A hash of the app's Python files: 16 hexadecimal digits. Equal folders have equal versions.
+
+        Files in hidden folders, in `__pycache__` and in virtual environments are not part of the app. Links are not
+        followed. The pyproject.toml is left out, because its config may differ: the server sends it.
+        """
+        digest = hashlib.sha256()
+        for name, file in sorted((file.relative_to(self.path).as_posix(), file) for file in _sources(self.path)):
+            content = file.read_bytes()
+            digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
+        return digest.hexdigest()[:16]
+
     def server_app(self) -> ServerApp:
         """Import the ServerApp, and return it. Raises InvalidOption."""
         app: ServerApp = self._import("serverapp", "farm.server_app:app", check_server_app)
@@ -76,6 +91,20 @@ class AppFolder:
         except InvalidOption as error:
             raise self._file.wrong(str(error)) from error.__cause__
         return app
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Yield the Python files of an app."""
+    for here, folders, files in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__" and not Path(here, name, "pyvenv.cfg").exists()
+        ]
+        for name in files:
+            file = Path(here, name)
+            if file.suffix == ".py" and file.is_file() and not file.is_symlink():
+                yield file
 
 
 def is_folder(name: str) -> bool:

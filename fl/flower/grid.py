@@ -24,7 +24,17 @@ from flwr.app import Error, Message, Metadata, RecordDict
 
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
-from fl.flower.grid_messages import END, MESSAGES, Ask, check_config, message_id, node_id, read_reply, write_ask
+from fl.flower.grid_messages import (
+    END,
+    MESSAGES,
+    Ask,
+    check_config,
+    message_id,
+    node_id,
+    read_app,
+    read_reply,
+    write_ask,
+)
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.report import ClientFailure, FailureKind
@@ -87,6 +97,7 @@ class Grid(flwr.serverapp.Grid):
 
     options:    the communicator's; their serialisation is replaced by that of the grid's messages.
     run_config: `context.run_config` of the apps on the server and on the nodes.
+    app_version: AppFolder.version of the app's folder. If that of a node's app is another, both sides log it.
     grace:      seconds; a node without a connection for longer is lost, and not waited for.
 
     Replies that have arrived, and that the app does not pull, take `memory` bytes at most (ConnectionOptions): then the
@@ -102,10 +113,12 @@ class Grid(flwr.serverapp.Grid):
         protocol: netq.Protocol = netq.Protocol.TCP,
         *,
         run_config: Mapping[str, bool | int | float | str] | None = None,
+        app_version: str = "",
         grace: float = 10.0,
     ) -> None:
         self.run_config = dict(run_config or {})
         check_config(self.run_config)
+        self._version = app_version
         expect(grace >= 0, "Grid.grace", grace, "seconds")
         self._run = Run.create_empty(secrets.randbits(62) + 1)
         self._sent: dict[str, _Sent] = {}
@@ -248,6 +261,10 @@ class Grid(flwr.serverapp.Grid):
 
     def _receive(self, peer: uuid.UUID, data: Any) -> None:
         """Handle a message of a node. The dispatcher calls this from `take`. Raises Unreadable."""
+        if (version := read_app(data)) is not None:
+            text = "node %d (%s): its app has version %s, the server's %s; update one of them"
+            log.warning(text, node_id(peer), peer, version, self._version)
+            return
         found = read_reply(data)
         if found.batch is None:  # an error, from a node that could not read its message
             assert isinstance(found.content, Error)
@@ -280,6 +297,7 @@ class Grid(flwr.serverapp.Grid):
             metadata.group_id,
             metadata.created_at,
             metadata.ttl,
+            self._version,
             first.content,
         )
         for node, message in messages.items():

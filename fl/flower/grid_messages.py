@@ -1,7 +1,8 @@
 """The messages between a grid and its nodes, as tuples of plain values and arrays.
 
-    grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, records)
+    grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, app, records)
     grid ◄─Reply─ node      (VERSION, batch, records)  |  (VERSION, batch, code, reason)
+    grid ◄──App── node      (VERSION, "app", version): this node's app has another version than that of the Ask
     grid ──End──► nodes     (VERSION, "end"): the run is over
 
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
@@ -30,6 +31,7 @@ END = (VERSION, "end")
 MESSAGES = serialization()
 
 _CONFIG = (bool, int, float, str)
+_APP = 100  # characters of an app's version
 _REASON = 1000  # characters of a reason; the rest is not sent
 
 
@@ -43,6 +45,7 @@ class Ask(NamedTuple):
     group_id: str
     created_at: float
     ttl: float
+    app: str  # version of the server's app (AppFolder.version); "" if unknown
     content: RecordDict
 
 
@@ -83,15 +86,29 @@ def write_reply(reply: Reply) -> tuple[Any, ...]:
 def read_ask(plain: Any, *, copy: bool) -> Ask:
     """Return the message of a grid. Raises Unreadable. For `copy` see fl.flower.record_codec.decode."""
     _check_version(plain)
-    expect(len(plain) == 9, "a message of the grid", "nine fields")
-    _, batch, run, run_config, message_type, group_id, created_at, ttl, content = plain
+    expect(len(plain) == 10, "a message of the grid", "ten fields")
+    _, batch, run, run_config, message_type, group_id, created_at, ttl, app, content = plain
     expect(_is_number(batch) and _is_number(run), "the batch and the run of a message", "whole numbers of 63 bits")
     check_config(run_config)
     expect(type(group_id) is str, "the group of a message", "a text")
     expect(_is_time(created_at) and _is_time(ttl), "the time of a message", "seconds")
+    expect(_is_version(app), "the app's version in a message", f"a text of {_APP} characters at most")
     _check_type(message_type)
     records = decode(content, copy=copy)
-    return Ask(batch, run, run_config, message_type, group_id, created_at, ttl, records)
+    return Ask(batch, run, run_config, message_type, group_id, created_at, ttl, app, records)
+
+
+def write_app(version: str) -> tuple[Any, ...]:
+    """Return the plain values of an App, for `read_app`."""
+    return VERSION, "app", version
+
+
+def read_app(plain: Any) -> str | None:
+    """Return the version in an App; None for another message."""
+    _check_version(plain)
+    if len(plain) == 3 and type(plain[1]) is str and plain[1] == "app" and _is_version(plain[2]):
+        return printable(plain[2])
+    return None
 
 
 def read_reply(plain: Any) -> Reply:
@@ -134,6 +151,10 @@ def _check_type(message_type: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return is_whole(value, 0, 2**63 - 1)
+
+
+def _is_version(value: Any) -> bool:
+    return type(value) is str and len(value) <= _APP
 
 
 def _is_time(value: Any) -> bool:

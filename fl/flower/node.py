@@ -20,6 +20,7 @@ from fl.flower.grid_messages import (
     message_id,
     node_id,
     read_ask,
+    write_app,
     write_reply,
 )
 from fl.membership import Membership, take_part
@@ -34,6 +35,7 @@ class Node:
     client_app:  an unmodified flwr.clientapp.ClientApp, with the message API or a `client_fn`; or a function of
                  (message, context).
     node_config: the app's `context.node_config`, as in {"partition-id": 0, "num-partitions": 2}.
+    app_version: AppFolder.version of the app's folder. If that of the server's app is another, both sides log it.
     copy:        whether `numpy()` of an array in a message returns a new copy each time, as in Flower. False: it
                  returns the message's own memory, for apps that do not change an array and then ask for it again.
 
@@ -47,12 +49,15 @@ class Node:
         client_app: ClientApp,
         node_config: Mapping[str, bool | int | float | str] | None = None,
         *,
+        app_version: str = "",
         copy: bool = True,
     ) -> None:
         check_client_app("Node.client_app", client_app)
         self._app = client_app
         self._config = dict(node_config or {})
         check_config(self._config)
+        self._version = app_version
+        self._reported = ""  # version of the server's app, if the difference was reported
         self._copy = copy
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
@@ -68,6 +73,7 @@ class Node:
             nonlocal context
             context = context or Context(0, node_id(grid.id), self._config, RecordDict(), {})
             while (ask := self._next(grid, membership)) is not None:
+                self._compare(grid, ask.app)
                 content, context = self._answer(ask, self._context(context, ask))
                 _put(grid, Reply(ask.batch, content))
                 del ask, content  # free their memory before the next message arrives
@@ -94,6 +100,13 @@ class Node:
             else:
                 membership.asked(peer)
                 return ask
+
+    def _compare(self, grid: netq.Communicator, version: str) -> None:
+        """Report once that the server's app has another version than this node's."""
+        if version and self._version and version not in (self._version, self._reported):
+            self._reported = version
+            log.warning("the server's app has version %s, this node's %s; update one of them", version, self._version)
+            grid.put(write_app(self._version))
 
     def _context(self, before: Context, ask: Ask) -> Context:
         """Return the context for a message: the same as before, or a new one in a new run."""

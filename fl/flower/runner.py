@@ -19,6 +19,7 @@ def run(
     *,
     min_nodes: int = 1,
     run_config: Mapping[str, bool | int | float | str] | None = None,
+    app_version: str = "",
     grace: float = 10.0,
     stay: bool = False,
 ) -> Context:
@@ -29,12 +30,13 @@ def run(
 
     server_app: a ServerApp, or a function of (grid, context). Raises InvalidOption for anything else.
     run_config: `context.run_config` on both sides.
+    app_version: AppFolder.version of the app's folder; a node whose app has another version is logged on both sides.
     stay:       whether the nodes wait for the next server also when the app returns.
 
     For `options`, `grace` and other errors see Grid.
     """
     check_server_app("run.server_app", server_app)
-    with Grid(options, protocol, run_config=run_config, grace=grace) as grid:
+    with Grid(options, protocol, run_config=run_config, app_version=app_version, grace=grace) as grid:
         grid.wait(min_nodes)
         context = run_on(grid, server_app)
         if stay:

@@ -164,3 +164,30 @@ def test_argument_is_a_folder_or_an_app(tmp_path: Path) -> None:
     assert is_folder(".")
     assert is_folder(str(tmp_path / "a:b"))
     assert not is_folder("farm.server_app:app")
+
+
+def test_version_is_that_of_the_python_files(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+        write(folder, "versioned")
+    version = AppFolder.load(one).version
+    assert len(version) == 16
+    assert AppFolder.load(other).version == version
+    for ignored in ("pyproject.toml", "notes.md", ".git/hook.py", "__pycache__/apps.py", ".venv/lib.py", "env/lib.py"):
+        file = other / ignored
+        file.parent.mkdir(exist_ok=True)
+        (other / "env" / "pyvenv.cfg").parent.mkdir(exist_ok=True)
+        (other / "env" / "pyvenv.cfg").touch()
+        file.write_text((file.read_text() if file.exists() else "") + "\n# changed\n")
+        assert AppFolder.load(other).version == version, ignored
+    (other / "linked.py").symlink_to(one / "pyproject.toml")
+    assert AppFolder.load(other).version == version
+    seen = {version}
+    for changed in ("versioned/task.py", "new.py"):
+        (other / changed).write_text("value = 1\n")
+        found = AppFolder.load(other).version
+        assert found not in seen
+        seen.add(found)
+    (other / "new.py").rename(other / "renamed.py")
+    assert AppFolder.load(other).version not in seen

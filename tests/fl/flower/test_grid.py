@@ -475,3 +475,17 @@ def test_state_lasts_from_message_to_message() -> None:
     with Federation() as federation:
         id = federation.join(client)
         assert [federation.query(id)[id].content["seen"]["count"] for _ in range(3)] == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("server_has", "node_has"), [("a1", "b2"), ("a1", "a1"), ("", "b2"), ("a1", "")])
+def test_another_version_of_the_app_is_logged_on_both_sides_once(server_has: str, node_has: str) -> None:
+    with Federation(app_version=server_has) as federation, LogRecorder() as log:
+        id = federation.join(echo, app_version=node_has)
+        node = fl.flower.node_id(id)
+        for number in (1, 2):
+            (reply,) = federation.grid.send_and_receive([Message(content(number), node, "query.mine", ttl=60)])
+            assert not reply.has_error()
+        on_the_server = f"node {node} ({id}): its app has version b2, the server's a1; update one of them"
+        on_the_node = "the server's app has version a1, this node's b2; update one of them"
+        expected = 1 if (server_has, node_has) == ("a1", "b2") else 0
+        assert [len(log.having(line)) for line in (on_the_server, on_the_node)] == [expected] * 2

@@ -28,7 +28,7 @@ from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
 CONTENT = RecordDict({"a": ArrayRecord([np.ones(3)]), "m": MetricRecord({"x": 1})})
-ASK = Ask(7, 8, {"lr": 0.1, "name": "n", "on": True, "n": 3}, "train.mine", "1", 1.5, 60.0, CONTENT)
+ASK = Ask(7, 8, {"lr": 0.1, "name": "n", "on": True, "n": 3}, "train.mine", "1", 1.5, 60.0, "abc", CONTENT)
 GOOD = write_ask(ASK)
 
 
@@ -81,7 +81,7 @@ def changed(at: int, value: Any) -> tuple[Any, ...]:
         (list(GOOD), "a message: expected a tuple"),
         (changed(0, "netq-flower/2"), "the version of a message: expected netq-flower/1; install the same netq"),
         (changed(0, 1), "the version of a message: expected netq-flower/1"),
-        (GOOD[:-1], "a message of the grid: expected nine fields"),
+        (GOOD[:-1], "a message of the grid: expected ten fields"),
         (changed(1, -1), "the batch and the run of a message: expected whole numbers of 63 bits"),
         (changed(1, None), "the batch and the run of a message: expected whole numbers"),
         (changed(2, 2**63), "the batch and the run of a message: expected whole numbers"),
@@ -97,7 +97,9 @@ def changed(at: int, value: Any) -> tuple[Any, ...]:
         (changed(6, math.nan), "the time of a message: expected seconds"),
         (changed(7, math.inf), "the time of a message: expected seconds"),
         (changed(7, "1"), "the time of a message: expected seconds"),
-        (changed(8, None), "the records: expected a list"),
+        (changed(8, None), "the app's version in a message: expected a text of 100 characters at most"),
+        (changed(8, "x" * 101), "the app's version in a message: expected a text"),
+        (changed(9, None), "the records: expected a list"),
     ],
 )
 def test_an_invalid_ask_is_unreadable(plain: Any, message: str) -> None:
