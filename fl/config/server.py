@@ -182,7 +182,10 @@ class Config:
         best = dict(self.save_best)
         if best:
             best["path"] = _simulated(best["path"])
-        return replace(self, save=_simulated(self.save), save_best=best, callbacks=callbacks)
+        settings = {
+            name: value for name, value in self.settings.items() if name != "void_pause"
+        }  # nothing would change
+        return replace(self, settings=settings, save=_simulated(self.save), save_best=best, callbacks=callbacks)
 
     def initial_model(self) -> Mapping[str, Any]:
         """Return the first model. Raises InvalidOption if `model.initial` does not return one."""

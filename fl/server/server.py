@@ -35,7 +35,7 @@ from fl.server.client_tasks import ClientTasks
 from fl.server.collector import UpdateCollector
 from fl.server.limits import limits
 from fl.server.validation import check_config, check_limits, check_settings, checked_callbacks
-from fl.server.waiting import until_connected
+from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
@@ -47,7 +47,6 @@ log = logging.getLogger("netq.fl")
 
 _CHECK = 1.0  # seconds between checks for new clients, in case an event was missed
 _NAMED = 3  # clients whose failures the error of a stalled federation names
-_MAX_PAUSE = 60.0  # seconds between two attempts of a round
 
 
 class Server:
@@ -282,7 +281,7 @@ class Server:
                 f"round {report.number} did not count {self._voids} times in a row (void_rounds); in the last attempt "
                 f"{len(report.failures)} clients failed{': ' if reasons else ''}{reasons}"
             )
-        seconds = min(_MAX_PAUSE, self._void_pause * 2 ** (self._voids - 1))
+        seconds = pause_after(self._voids, self._void_pause)
         log.info("round %d is run again in %g s (attempt %d)", report.number, seconds, self._voids + 1)
         self._closed.wait(seconds)
 

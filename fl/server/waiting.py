@@ -1,4 +1,4 @@
-"""Waits until enough peers are connected, and logs how many are.
+"""Waits until enough peers are connected, and logs how many are. How long a server pauses before it tries again.
 
 Called by fl.Server.wait and fl.flower.Grid.wait, in their caller's thread. Owns no state: the caller counts the peers,
 and sets the event that ends a wait.
@@ -17,8 +17,14 @@ log = logging.getLogger("netq.fl")
 
 Peers = TypeVar("Peers", bound=Sized)
 
+_MAX_PAUSE = 60.0  # seconds between two attempts of a round
 PATIENCE = 30.0  # seconds until a warning; devices that are started together with their server connect sooner
 _CHECK = 1.0  # seconds between counts of the peers, in case an event was missed
+
+
+def pause_after(attempts: int, first: float) -> float:
+    """Return the seconds before the next attempt of a round: `first`, doubled after each further one, 60 at most."""
+    return min(_MAX_PAUSE, first * 2.0 ** min(attempts - 1, 30))  # a larger power overflows in the end
 
 
 def until_connected(

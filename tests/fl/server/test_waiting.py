@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import netq
-from fl.server.waiting import until_connected
+from fl.server.waiting import pause_after, until_connected
 
 
 @pytest.fixture
@@ -59,3 +59,9 @@ def test_the_wait_ends_by_closed() -> None:
 
     with pytest.raises(netq.Closed, match="this server is closed"):
         until_connected(2, "nodes", connected, threading.Event())
+
+
+def test_pauses_between_attempts_grow_up_to_a_minute() -> None:
+    assert [pause_after(attempts, 1.0) for attempts in range(1, 10)] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert pause_after(10**6, 0.0) == 0
+    assert pause_after(1, 300.0) == 60
