@@ -21,11 +21,12 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
-from edge.config import Config
+from edge.config import FILE, Config
 from edge.runtime import run
-from fl.config.toml import in_file_terms
+from fl.config.toml import File, in_file_terms
 from netq.cli.doctor import describe, reach
 from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, SecurityError
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        config, take_part = _load(options) if options.flower is None else _load_flower(options)
+        config, take_part = _load_flower(options) if _is_flower(options) else _load(options)
     except InvalidOption as error:
         return _fail(error, 2)
     except ImportError as error:  # Flower is missing; that of another module is an InvalidOption
@@ -106,6 +107,13 @@ def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
     if train is None:
         raise InvalidOption(f'{path}: client.train: missing; expected "module:function", as in "farm.training:train"')
     return config, lambda: run(train, config, config.evaluate)
+
+
+def _is_flower(options: argparse.Namespace) -> bool:
+    """Return whether the device runs a Flower app: the command names one, or the file has the table [app]."""
+    return options.flower is not None or (
+        options.config is not None and "app" in File(Path(options.config), FILE).tables
+    )
 
 
 def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:

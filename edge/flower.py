@@ -4,6 +4,8 @@ Without a file, the server is one of this machine. The file is that of edge/conf
 replaces (client.train, client.evaluate, client.compression, [settings]), and with one more table:
 
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
+[app]         folder, signer: instead of --flower. The server delivers its app: `folder` is where this device keeps the
+              apps that it got, `signer` a file with the certificates of those whose apps may run here
 
 Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 """
@@ -17,9 +19,10 @@ from typing import Any
 
 import fl.flower
 from edge.config import FILE, KEYS, Config, from_file
-from fl.config.toml import File, named_object
+from fl.config.toml import File, in_file_terms, named_object
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.apps import is_client_app
+from netq.errors import InvalidOption, SecurityError
 from netq.options import NetworkLocation
 from netq.validate import expect
 
@@ -28,21 +31,21 @@ from netq.validate import expect
 class Device:
     """A Flower node and its configuration; `config.settings` is the node's config."""
 
-    app: fl.flower.ClientApp
+    app: fl.flower.ClientApp | fl.flower.ReceivedApps
     config: Config
     version: str = ""  # of the app's folder
 
     @classmethod
-    def load(cls, path: str | Path | None, app: str, node_config: str = "") -> Device:
+    def load(cls, path: str | Path | None, app: str | None, node_config: str = "") -> Device:
         """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where.
 
         path:        None: the server is at 127.0.0.1:51966.
-        app:         the app's folder, or "module:app".
+        app:         the app's folder, or "module:app". None: the file has the table [app].
         node_config: more of the node's config, as in "partition-id=0 num-partitions=2"; it overrides the file's.
         """
-        config = Config(NetworkLocation()) if path is None else _read(Path(path))
+        config, received = (Config(NetworkLocation()), None) if path is None else _read(Path(path), app)
         settings: Mapping[str, Any] = {**config.settings, **parse_config("--node-config", node_config)}
-        client_app, version = _import(app)
+        client_app, version = _import(app) if received is None else (received, "")
         return cls(client_app, replace(config, settings=settings), version)
 
     def run(self) -> None:
@@ -51,10 +54,24 @@ class Device:
         node.run(self.config.options(), self.config.protocol)
 
 
-def _read(path: Path) -> Config:
+def _read(path: Path, app: str | None) -> tuple[Config, fl.flower.ReceivedApps | None]:
     file = File(path, FILE)
-    file.check_names({**KEYS, "flower": None})
-    return from_file(file, settings=_node_config(file))
+    file.check_names({**KEYS, "flower": None, "app": ("folder", "signer")})
+    if "app" in file.tables and app is not None:
+        raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
+    config = from_file(file, settings=_node_config(file))
+    return config, _received(file) if app is None else None
+
+
+def _received(file: File) -> fl.flower.ReceivedApps:
+    folder = file.output("app", "folder", folder=True)
+    if folder is None:
+        raise file.wrong("app.folder: missing; expected a folder for the apps that arrive")
+    signer = file.existing("app", "signer", "PEM")
+    try:
+        return fl.flower.ReceivedApps(folder, signer)
+    except (SecurityError, OSError) as error:
+        raise file.wrong(in_file_terms(error)) from error
 
 
 def _node_config(file: File) -> dict[str, Any]:
@@ -72,8 +89,10 @@ def _node_config(file: File) -> dict[str, Any]:
     return file.table("flower")
 
 
-def _import(name: str) -> tuple[fl.flower.ClientApp, str]:
+def _import(name: str | None) -> tuple[fl.flower.ClientApp | fl.flower.ReceivedApps, str]:
     """Return the app that `--flower` names, and the version of its folder. Raises InvalidOption."""
+    if name is None:
+        raise InvalidOption("--flower: missing; expected an app's folder or MODULE:APP, or a file with a table [app]")
     if is_folder(name):
         folder = AppFolder.load(name)
         return folder.client_app(), folder.version

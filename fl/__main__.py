@@ -45,7 +45,7 @@ from fl.config.toml import function, in_file_terms, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, sentence
-from netq.errors import AddressError, InvalidOption, NetqError
+from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.options import CommunicatorOptions, Protocol
 
 log = logging.getLogger("fl")
@@ -141,6 +141,9 @@ def run_flower(
     nodes: Annotated[int, typer.Option(min=1, help="nodes to wait for")] = 1,
     run_config: _RunConfig = "",
     stay: Annotated[bool, typer.Option("--stay", help="the nodes wait for the next run")] = False,
+    deliver: Annotated[
+        bool, typer.Option("--deliver", help="send the app's files, which are signed, to nodes that ask for them")
+    ] = False,
     verbose: _Verbose = False,
 ) -> None:
     """Run a Flower ServerApp for the nodes that connect: edge run --flower APP CLIENT.toml."""
@@ -151,6 +154,7 @@ def run_flower(
 
         options, protocol = (_LOCAL, Protocol.TCP) if config is None else load_connection(config)
         server_app, values, version = _server_app(app, run_config)
+        delivery = _signed(app) if deliver else None
         only = "" if config else " (of this machine only: no SERVER.toml was given)"
         log.info("waiting for %d nodes at %s:%d%s", nodes, *options.netloc, only)
         fl.flower.run(
@@ -160,9 +164,29 @@ def run_flower(
             min_nodes=nodes,
             run_config=values,
             app_version=version,
+            delivery=delivery,
             stay=stay,
         )
         log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
+
+
+@flower.command("sign", epilog="Example: fl flower sign quickstart author.key")
+def sign_flower(
+    app: Annotated[Path, typer.Argument(metavar="APPFOLDER", help="a Flower app's folder")],
+    key: Annotated[Path, typer.Argument(metavar="KEY.pem", help="the author's private key, from netq certs issue")],
+    verbose: _Verbose = False,
+) -> None:
+    """Sign a Flower app's files, for `fl flower run --deliver`. Writes app.signature into the folder."""
+    _log_to_stderr(logging.DEBUG if verbose else logging.WARNING)
+    with _statuses():
+        from fl.flower.app_folder import AppFolder
+        from fl.flower.signed_app import NAME, sign
+
+        try:
+            version = sign(AppFolder.load(app), key)
+        except SecurityError as error:
+            raise InvalidOption(str(error)) from error
+        print(f"{app / NAME}: the signature of the app's version {version}")
 
 
 @flower.command("simulate", epilog="Example: fl flower simulate quickstart --nodes 10")
@@ -295,6 +319,15 @@ def _server_app(name: str, run_config: str) -> tuple[Callable[..., Any], dict[st
         return app, overrides, ""
     folder = AppFolder.load(name)
     return folder.server_app(), folder.run_config(overrides), folder.version
+
+
+def _signed(name: str) -> Any:
+    from fl.flower.app_folder import AppFolder, is_folder
+    from fl.flower.signed_app import SignedApp
+
+    if not is_folder(name):
+        raise InvalidOption(f"--deliver: {name!r}; expected an app's folder, which fl flower sign has signed")
+    return SignedApp.load(AppFolder.load(name))
 
 
 def _with_traceback(server_app: Callable[..., Any]) -> Callable[[Any, Any], None]:

@@ -21,6 +21,7 @@ from fl.flower.node import Node
 from fl.flower.record_codec import Array, arrays
 from fl.flower.replies import Streamed
 from fl.flower.runner import run
+from fl.flower.signed_app import ReceivedApps, SignedApp
 from fl.flower.simulation import simulate
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "ClientApp",
     "Kernel",
     "KNOWN",
+    "ReceivedApps",
     "ServerApp",
+    "SignedApp",
     "node_id",
 ]

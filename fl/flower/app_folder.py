@@ -21,11 +21,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl.config.toml import File, named_object
+from fl.files import read_regular
 from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_app
 from netq.errors import InvalidOption
 from netq.text import did_you_mean, printable
 
 Scalar = bool | int | float | str
+
+PROJECT = "pyproject.toml"  # the file that makes a folder an app's
 
 _FILE = "a Flower app's folder"
 _COMPONENTS, _CONFIG = "tool.flwr.app.components", "tool.flwr.app.config"
@@ -45,22 +48,30 @@ class AppFolder:
     def load(cls, path: str | Path) -> Self:
         """Read the pyproject.toml of a folder. Raises InvalidOption, which names the file and the key."""
         folder = Path(path).absolute()
-        file = File(folder / "pyproject.toml", _FILE)
+        file = File(folder / PROJECT, _FILE)
         config = dict(_flat(_table(file, _CONFIG), file.check, f"{_CONFIG}."))
         return cls(folder, config, file, _table(file, _COMPONENTS))
 
     @property
     def version(self) -> str:
-        """A hash of the app's Python files: 16 hexadecimal digits. Equal folders have equal versions.
+        """A hash of the app's Python files and of its components: 16 hexadecimal digits.
+
+        The rest of pyproject.toml is left out, because its config may differ: the server sends it.
+        """
+        digest = hashlib.sha256(repr(sorted(self._components.items())).encode())
+        for name, content in sorted(self.files().items()):
+            if name != PROJECT:
+                digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
+        return digest.hexdigest()[:16]
+
+    def files(self) -> dict[str, bytes]:
+        """Read the app's Python files and its pyproject.toml, and return them by their paths in its folder.
 
         Files in hidden folders, in `__pycache__` and in virtual environments are not part of the app. Links are not
-        followed. The pyproject.toml is left out, because its config may differ: the server sends it.
+        followed. Raises OSError.
         """
-        digest = hashlib.sha256()
-        for name, file in sorted((file.relative_to(self.path).as_posix(), file) for file in _sources(self.path)):
-            content = file.read_bytes()
-            digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
-        return digest.hexdigest()[:16]
+        files = {file.relative_to(self.path).as_posix(): file.read_bytes() for file in _sources(self.path)}
+        return {**files, PROJECT: read_regular(self.path / PROJECT)}
 
     def server_app(self) -> ServerApp:
         """Import the ServerApp, and return it. Raises InvalidOption."""

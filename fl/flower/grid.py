@@ -31,12 +31,14 @@ from fl.flower.grid_messages import (
     check_config,
     message_id,
     node_id,
-    read_app,
     read_reply,
+    read_version,
     write_ask,
+    write_files,
 )
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
+from fl.flower.signed_app import SignedApp
 from fl.report import ClientFailure, FailureKind
 from fl.server.dispatcher import TaskDispatcher
 from fl.server.waiting import until_connected
@@ -98,6 +100,7 @@ class Grid(flwr.serverapp.Grid):
     options:    the communicator's; their serialisation is replaced by that of the grid's messages.
     run_config: `context.run_config` of the apps on the server and on the nodes.
     app_version: AppFolder.version of the app's folder. If that of a node's app is another, both sides log it.
+    delivery:   the files of the app, for nodes that take them from the server (ReceivedApps).
     grace:      seconds; a node without a connection for longer is lost, and not waited for.
 
     Replies that have arrived, and that the app does not pull, take `memory` bytes at most (ConnectionOptions): then the
@@ -114,11 +117,14 @@ class Grid(flwr.serverapp.Grid):
         *,
         run_config: Mapping[str, bool | int | float | str] | None = None,
         app_version: str = "",
+        delivery: SignedApp | None = None,
         grace: float = 10.0,
     ) -> None:
         self.run_config = dict(run_config or {})
         check_config(self.run_config)
-        self._version = app_version
+        self._version = app_version if delivery is None else delivery.version
+        self._delivery = delivery
+        self._delivering: set[uuid.UUID] = set()
         expect(grace >= 0, "Grid.grace", grace, "seconds")
         self._run = Run.create_empty(secrets.randbits(62) + 1)
         self._sent: dict[str, _Sent] = {}
@@ -261,7 +267,10 @@ class Grid(flwr.serverapp.Grid):
 
     def _receive(self, peer: uuid.UUID, data: Any) -> None:
         """Handle a message of a node. The dispatcher calls this from `take`. Raises Unreadable."""
-        if (version := read_app(data)) is not None:
+        if (version := read_version(data, "fetch")) is not None:
+            self._deliver(peer, version)
+            return
+        if (version := read_version(data, "app")) is not None:
             text = "node %d (%s): its app has version %s, the server's %s; update one of them"
             log.warning(text, node_id(peer), peer, version, self._version)
             return
@@ -277,6 +286,16 @@ class Grid(flwr.serverapp.Grid):
             self._dispatcher.answer(id, found.content)
             for oldest in dropped:
                 self._drop(oldest)
+
+    def _deliver(self, peer: uuid.UUID, version: str) -> None:
+        """Send the app's files to a node that asks for them, and not again before it has them."""
+        if peer in self._delivering:
+            return
+        app = self._delivery if self._delivery is not None and self._delivery.version == version else None
+        log.info("node %d (%s): %s the app's files", node_id(peer), peer, "is sent" if app else "asks in vain for")
+        self._delivering.add(peer)
+        put = self._dispatcher.queue.put(write_files(version, app), peer)
+        put.add_done_callback(lambda _: self._delivering.discard(peer))
 
     def _drop(self, id: str) -> None:
         """Drop a reply that the app has not pulled."""

@@ -3,6 +3,8 @@
     grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, app, records)
     grid ◄─Reply─ node      (VERSION, batch, records)  |  (VERSION, batch, code, reason)
     grid ◄──App── node      (VERSION, "app", version): this node's app has another version than that of the Ask
+    grid ◄─Fetch─ node      (VERSION, "fetch", version): this node wants the files of the server's app
+    grid ──Files─► node     (VERSION, "files", version, files, signature); files is None if the server delivers none
     grid ──End──► nodes     (VERSION, "end"): the run is over
 
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
@@ -22,6 +24,7 @@ from typing import Any, NamedTuple
 from flwr.app import Error, Metadata, RecordDict
 
 from fl.flower.record_codec import check_value, decode, encode
+from fl.flower.signed_app import SignedApp
 from fl.tensors.serialization import expect, serialization
 from netq.text import printable
 from netq.validate import is_whole
@@ -99,16 +102,40 @@ def read_ask(plain: Any, *, copy: bool) -> Ask:
 
 
 def write_app(version: str) -> tuple[Any, ...]:
-    """Return the plain values of an App, for `read_app`."""
+    """Return the plain values of an App, for `read_version`."""
     return VERSION, "app", version
 
 
-def read_app(plain: Any) -> str | None:
-    """Return the version in an App; None for another message."""
+def write_fetch(version: str) -> tuple[Any, ...]:
+    """Return the plain values of a Fetch, for `read_version`."""
+    return VERSION, "fetch", version
+
+
+def read_version(plain: Any, kind: str) -> str | None:
+    """Return the version in an App or a Fetch, as `kind` says; None for another message. Raises Unreadable."""
     _check_version(plain)
-    if len(plain) == 3 and type(plain[1]) is str and plain[1] == "app" and _is_version(plain[2]):
+    if len(plain) == 3 and type(plain[1]) is str and plain[1] == kind and _is_version(plain[2]):
         return printable(plain[2])
     return None
+
+
+def write_files(version: str, app: SignedApp | None) -> tuple[Any, ...]:
+    """Return the plain values of Files, for `read_files`."""
+    return (VERSION, "files", version, None, b"") if app is None else (VERSION, "files", *app)
+
+
+def read_files(plain: Any) -> tuple[str, SignedApp | None] | None:
+    """Return the version and the app in Files; None for another message. Raises Unreadable."""
+    _check_version(plain)
+    if len(plain) != 5 or type(plain[1]) is not str or plain[1] != "files":
+        return None
+    version, files, signature = plain[2:]
+    expect(_is_version(version) and type(signature) is bytes, "an app", "a version, files and a signature")
+    if files is None:
+        return version, None
+    right = type(files) is dict and all(type(name) is str and type(data) is bytes for name, data in files.items())
+    expect(right, "the files of an app", "bytes by name")
+    return version, SignedApp(version, files, signature)
 
 
 def read_reply(plain: Any) -> Reply:

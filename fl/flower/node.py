@@ -20,10 +20,14 @@ from fl.flower.grid_messages import (
     message_id,
     node_id,
     read_ask,
+    read_files,
     write_app,
+    write_fetch,
     write_reply,
 )
+from fl.flower.signed_app import ReceivedApps, SignedApp
 from fl.membership import Membership, take_part
+from netq.errors import SecurityError
 from netq.text import printable
 
 log = logging.getLogger("netq.fl")
@@ -33,7 +37,7 @@ class Node:
     """Runs a ClientApp for each message of a grid.
 
     client_app:  an unmodified flwr.clientapp.ClientApp, with the message API or a `client_fn`; or a function of
-                 (message, context).
+                 (message, context). ReceivedApps: the server's app, whose files the server delivers.
     node_config: the app's `context.node_config`, as in {"partition-id": 0, "num-partitions": 2}.
     app_version: AppFolder.version of the app's folder. If that of the server's app is another, both sides log it.
     copy:        whether `numpy()` of an array in a message returns a new copy each time, as in Flower. False: it
@@ -46,14 +50,18 @@ class Node:
 
     def __init__(
         self,
-        client_app: ClientApp,
+        client_app: ClientApp | ReceivedApps,
         node_config: Mapping[str, bool | int | float | str] | None = None,
         *,
         app_version: str = "",
         copy: bool = True,
     ) -> None:
-        check_client_app("Node.client_app", client_app)
+        if not isinstance(client_app, ReceivedApps):
+            check_client_app("Node.client_app", client_app)
         self._app = client_app
+        self._waiting: list[Ask] = []  # for an app whose files this node has asked for
+        self._ready: list[Ask] = []  # those, when the files have arrived
+        self._refused = ""  # why the files that arrived last are not used
         self._config = dict(node_config or {})
         check_config(self._config)
         self._version = app_version
@@ -71,6 +79,8 @@ class Node:
 
         def serve(grid: netq.Communicator, membership: Membership) -> None:
             nonlocal context
+            self._waiting.clear()  # of a session that has ended: its grid waits for no reply
+            self._ready.clear()
             context = context or Context(0, node_id(grid.id), self._config, RecordDict(), {})
             while (ask := self._next(grid, membership)) is not None:
                 self._compare(grid, ask.app)
@@ -82,12 +92,15 @@ class Node:
 
     def _next(self, grid: netq.Communicator, membership: Membership) -> Ask | None:
         """Wait for a message of the grid, and return it. Return None when the run, or the session, is over."""
-        while True:
+        while not self._ready:
             try:
                 peer, plain = grid.get()
                 if is_end(plain):
                     if membership.ended(peer):
                         return None
+                    continue
+                if (files := read_files(plain)) is not None:
+                    self._store(*files)
                     continue
                 ask = read_ask(plain, copy=self._copy)
             except netq.Closed as error:
@@ -99,7 +112,53 @@ class Node:
                 _put(grid, Reply(None, Error(ErrorCode.MESSAGE_UNAVAILABLE, reason)))
             else:
                 membership.asked(peer)
-                return ask
+                self._add(grid, ask)
+        return self._ready.pop(0)
+
+    def _add(self, grid: netq.Communicator, ask: Ask) -> None:
+        """Make a message ready to be answered; if its app is not here, ask for the files first."""
+        if not self._is_missing(ask.app):
+            self._ready.append(ask)
+            return
+        if all(each.app != ask.app for each in self._waiting):
+            log.info("the server's app has version %s, which is not here: asking for its files", ask.app)
+            grid.put(write_fetch(ask.app))
+        self._waiting.append(ask)
+
+    def _is_missing(self, version: str) -> bool:
+        try:
+            return isinstance(self._app, ReceivedApps) and self._app.client_app(version) is None
+        except SecurityError as error:  # the author's certificate has changed
+            log.warning("%s", error)
+            return True
+        except Exception:  # of the app's modules: `_answer` reports it
+            return False
+
+    def _store(self, version: str, app: SignedApp | None) -> None:
+        """Store an app's files, and make the messages ready that wait for them."""
+        ready = [ask for ask in self._waiting if ask.app == version]
+        if not ready or not isinstance(self._app, ReceivedApps):
+            log.warning("the grid has sent the files of the app %s, for which this node did not ask", version)
+            return
+        try:
+            if app is None:
+                raise SecurityError("the server does not deliver it; start it with --deliver")
+            self._app.store(app)
+            log.info("the app %s has arrived, and its signature is right", version)
+        except (SecurityError, OSError) as error:
+            self._refused = str(error)
+            log.error("the app %s cannot be used: %s", version, error)
+        self._waiting = [ask for ask in self._waiting if ask.app != version]
+        self._ready += ready
+
+    def _client_app(self, version: str) -> ClientApp:
+        """Return the app for a message. Raises LookupError if it did not arrive, and what its modules raise."""
+        if not isinstance(self._app, ReceivedApps):
+            return self._app
+        app = self._app.client_app(version)
+        if app is None:
+            raise LookupError(f"the app {version} is not on this node: {self._refused}")
+        return app
 
     def _compare(self, grid: netq.Communicator, version: str) -> None:
         """Report once that the server's app has another version than this node's."""
@@ -119,9 +178,10 @@ class Node:
         log.info("%s", _title(ask))
         changed = _copy_of(context)
         try:
-            reply = self._app(_message(ask, context.node_id), changed)
+            app = self._client_app(ask.app)
+            reply = app(_message(ask, context.node_id), changed)
             if not isinstance(reply, Message):
-                raise TypeError(f"{self._app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")
+                raise TypeError(f"{app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")
         except Exception as error:  # of the user's app: the grid gets it as the reply
             log.exception("node %d: the ClientApp failed", context.node_id)
             return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), context  # Flower's form

@@ -60,19 +60,24 @@ def load_certificates(option: str, path: Path) -> list[x509.Certificate]:
         raise SecurityError(f"{option}: {path}: no certificate in PEM") from error
 
 
-def load_identity(options: str, key: Path, certificate: Path) -> Identity:
-    """Return a private key, and its certificate chain; `options` is the class that named them. Raises SecurityError."""
+def load_key(option: str, path: Path) -> Any:
+    """Return a private key of `cryptography`. Raises SecurityError, also if all users may read the file."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-    chain = load_certificates(f"{options}.certificate", certificate)
-    data = read_key(f"{options}.key", key)
+    data = read_key(option, path)
     try:
-        private: Any = load_pem_private_key(data, None)
+        return load_pem_private_key(data, None)
     except TypeError as error:  # it has a password
-        raise SecurityError(f"{options}.key: {key}: {ENCRYPTED}") from error
+        raise SecurityError(f"{option}: {path}: {ENCRYPTED}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise SecurityError(f"{options}.key: {key}: cannot be used with {certificate}: {error}") from error
+        raise SecurityError(f"{option}: {path}: cannot be used: {error}") from error
+
+
+def load_identity(options: str, key: Path, certificate: Path) -> Identity:
+    """Return a private key, and its certificate chain; `options` is the class that named them. Raises SecurityError."""
+    chain = load_certificates(f"{options}.certificate", certificate)
+    private = load_key(f"{options}.key", key)
     if private.public_key() != chain[0].public_key():
         raise SecurityError(f"{options}.key: {key}: not the key of the certificate {certificate}")
     check_dates(f"{options}.certificate", certificate, chain[0])

@@ -63,7 +63,7 @@ class Authority:
             own, *others = [x509.load_der_x509_certificate(der) for der in chain]
             self._verify_chain(own, others)
             self._check_purpose(own)
-            return Shown(certificate_of(chain[0], own.serial_number, uris(own)), _verifier(own.public_key()))
+            return Shown(certificate_of(chain[0], own.serial_number, uris(own)), verifier(own.public_key()))
         except SecurityError:
             raise
         except Exception as error:
@@ -91,7 +91,9 @@ class Authority:
             )
 
 
-def _verifier(key: Any) -> Callable[[bytes, bytes], None]:
+def verifier(key: Any) -> Callable[[bytes, bytes], None]:
+    """Return the function that verifies a signature over data with a public key, and raises SecurityError."""
+
     def verify(signature: bytes, data: bytes) -> None:
         try:
             if isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name in _CURVES:

@@ -98,7 +98,9 @@ class Device:
 def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
     command = [sys.executable, "-m", "edge", "run", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SOON, env=environment, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SOON, env=environment, cwd=folder, check=False
+    )
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -155,6 +157,11 @@ def test_killed_device_returns_as_the_same_node(tmp_path: Path, grid: Any) -> No
         ("farm_app:app", "[client]\ntrain = 'a:b'\n", "client.train: is not for --flower, whose app trains and"),
         ("farm_app:app", "[client]\ncompression = 'int8'\n", "client.compression: is not for --flower, whose mess"),
         ("farm_app:app", "[settings]\nx = 1\n", "[settings]: is not for --flower; a node's config is the table [fl"),
+        (
+            "farm_app:app",
+            "[app]\nfolder = 'apps'\n",
+            "[app]: the server delivers the app, and --flower farm_app:app names",
+        ),
         ("farm_app:app", "[flowers]\n", "[flowers]: no such table; "),
         ("farm_app:app", "[client]\nid = 7\n", "client.id: 7; expected a UUID"),
     ],
@@ -216,6 +223,25 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("[app]\n", "app.folder: missing; expected a folder for the apps that arrive"),
+        ("[app]\nfolder = 'apps'\n", "app.signer: missing; expected the path of a PEM file that is there"),
+        ("[app]\nfolder = 'apps'\nsigner = 'x.toml'\n", "app.signer: x.toml: no certificate in PEM"),
+        ("[app]\nfolder = 'x.toml'\n", "app.folder: 'x.toml'; expected a folder, and there is a file of this name"),
+        ("[app]\nfolders = 'apps'\n", "app.folders: no such key; did you mean app.folder?"),
+        ("[client]\ntrain = 'a:b'\n[app]\n", "client.train: is not for --flower, whose app trains and"),
+    ],
+)
+def test_mistake_in_the_table_app_is_one_line(tmp_path: Path, text: str, line: str) -> None:
+    (tmp_path / "x.toml").write_text(f"[server]\nhost = '127.0.0.1'\nport = 1\n{text}")
+    done = run("x.toml", folder=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert line in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (
@@ -228,6 +254,7 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_arguments_are_one_line_and_status_2(tmp_path: Path, arguments: list[str], line: str) -> None:
+    (tmp_path / "x.toml").touch()
     done = run(*arguments, folder=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert line in done.stderr

@@ -41,7 +41,12 @@ class Federation:
         self._pool = ThreadPoolExecutor(16)
         self._runs: list[Future[Any]] = []
 
-    def join(self, client: fl.flower.ClientApp, config: Mapping[str, Any] | None = None, **settings: Any) -> uuid.UUID:
+    def join(
+        self,
+        client: fl.flower.ClientApp | fl.flower.ReceivedApps,
+        config: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> uuid.UUID:
         """Start a node, and wait until it is connected."""
         id = uuid.uuid4()
         self.start(fl.flower.Node(client, config, **settings).run, self.options(id), self._protocol)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from netq.security import certificates
 from tests.servers import ports
 
 ROOT = Path(__file__).parents[3]
@@ -170,3 +171,30 @@ def test_error_in_an_app_is_one_line_and_status_2(app: Path, commands: Commands)
     status, _, errors = commands.run("fl", "flower", "run", "app", "--verbose")
     assert "Traceback" in errors
     assert "    1 / 0" in errors
+
+
+@pytest.mark.slow
+def test_server_delivers_a_signed_app(app: Path, tmp_path: Path, commands: Commands) -> None:
+    certificates.init(tmp_path / "certs")
+    author = certificates.issue(tmp_path / "certs", "author")
+    at = f'[server]\nhost = "127.0.0.1"\nport = {ports.free().port}\n[connection]\nretry_max = 0.2\n'
+    (tmp_path / "server.toml").write_text(at)
+    devices = []
+    for number in range(2):
+        table = f'[app]\nfolder = "apps{number}"\nsigner = "{author.certificate}"\n[flower]\npartition-id = {number}\n'
+        (tmp_path / f"{number}.toml").write_text(at + table)
+        devices.append(commands.start("edge", "run", f"{number}.toml"))
+    run = ("fl", "flower", "run", "app", "server.toml", "--nodes=2", "--deliver")
+    status, _, errors = commands.run(*run)
+    assert status == 2
+    assert "app: this app is not signed; run: fl flower sign " in errors
+    status, out, errors = commands.run("fl", "flower", "sign", "app", str(author.key))
+    assert status == 0, errors
+    assert out.startswith("app/app.signature: the signature of the app's version ")
+    status, out, errors = commands.run(*run)
+    assert (status, out) == (0, "[3.0, 3.0]\n"), errors
+    assert errors.count("is sent the app's files") == 2
+    for each in devices:
+        status, _, errors = end(each)
+        assert status == 0, errors
+        assert "has arrived, and its signature is right" in errors

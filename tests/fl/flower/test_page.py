@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import edge.flower
+import fl.flower
+from netq.security import certificates
 from tests.fl.flower import test_kinds, test_legacy, test_strategies
 from tests.pages import Page, Scripts
 
@@ -27,10 +29,20 @@ def test_the_example_runs(tmp_path: Path) -> None:
 
 
 def test_the_agent_accepts_the_file(tmp_path: Path) -> None:
-    (text,) = PAGE.blocks("toml")
+    _, text = PAGE.blocks("toml")
     (tmp_path / "client.toml").write_text(text)
     device = edge.flower.Device.load(tmp_path / "client.toml", "tests.fl.flower.apps:app")
     assert device.config.settings == tomllib.loads(text)["flower"] == {"partition-id": 0, "num-partitions": 2}
+
+
+def test_the_agent_accepts_the_file_of_a_device_that_gets_its_app(tmp_path: Path) -> None:
+    text, _ = PAGE.blocks("toml")
+    (tmp_path / "client.toml").write_text(text)
+    certificates.init(tmp_path)
+    certificates.issue(tmp_path, "author")
+    device = edge.flower.Device.load(tmp_path / "client.toml", None)
+    assert isinstance(device.app, fl.flower.ReceivedApps)
+    assert (tmp_path / "apps").is_dir()
 
 
 def test_the_table_of_what_runs_is_that_of_the_tests() -> None:

@@ -824,8 +824,8 @@ def test_files_that_are_not_pem(files: certificates.Files, tmp_path: Path) -> No
     broken = write(tmp_path / "broken.pem", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
     refused(junk, files.certificate, "key", junk, "no private key in PEM")
     refused(files.certificate, files.certificate, "key", files.certificate, "no private key in PEM")
-    refused(half, files.certificate, "key", half, "cannot be used with")
-    refused(broken, files.certificate, "key", broken, "cannot be used with")
+    refused(half, files.certificate, "key", half, "cannot be used")
+    refused(broken, files.certificate, "key", broken, "cannot be used")
     refused(files.key, junk, "certificate", junk, "no certificate in PEM")
     refused(files.key, files.key, "certificate", files.key, "no certificate in PEM")
     with pytest.raises(SecurityError, match=r"SecurityOptions\.certificate: .*junk\.pem: no certificate in PEM"):

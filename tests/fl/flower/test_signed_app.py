@@ -1,0 +1,266 @@
+"""Delivery of an app's files: a node runs what its authors have signed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import netq
+from fl.flower.app_folder import AppFolder
+from fl.flower.grid_messages import VERSION, read_ask, write_files
+from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
+from netq.security import certificates
+from netq.testing.log import LogRecorder
+from tests.fl.flower.federation import Federation, error_of
+
+PROJECT = '[tool.flwr.app.components]\nserverapp = "farm.app:server"\nclientapp = "farm.app:client"\n'
+MODULE = """
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from farm.task import value
+
+client = ClientApp()
+
+
+@client.query()
+def query(message, context):
+    return Message(RecordDict({{"it": ConfigRecord({{"value": value + {0}}})}}), reply_to=message)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _modules_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.partition(".")[0] == "farm":
+            del sys.modules[name]
+
+
+class Author:
+    """A person who signs apps, and the boards' folder for them."""
+
+    def __init__(self, folder: Path, name: str = "author", algorithm: str = "p256") -> None:
+        self.folder = folder
+        if not (folder / "certs").exists():
+            certificates.init(folder / "certs", algorithm=algorithm)
+        self.files = certificates.issue(folder / "certs", name)
+
+    def app(self, add: int, *, name: str = "app", value: int = 0, module: str = MODULE) -> AppFolder:
+        folder = self.folder / name
+        (folder / "farm").mkdir(parents=True, exist_ok=True)
+        (folder / "pyproject.toml").write_text(PROJECT)
+        for file, text in (("__init__", ""), ("app", module.format(add)), ("task", f"value = {value}\n")):
+            (folder / "farm" / f"{file}.py").write_text(text)
+        return AppFolder.load(folder)
+
+    def signed(self, add: int, **more: Any) -> SignedApp:
+        app = self.app(add, **more)
+        sign(app, self.files.key)
+        return SignedApp.load(app)
+
+    def board(self) -> ReceivedApps:
+        return ReceivedApps(self.folder / "apps", self.files.certificate)
+
+
+@pytest.fixture
+def author(tmp_path: Path) -> Author:
+    return Author(tmp_path)
+
+
+def value_of(reply: Any) -> Any:
+    assert not reply.has_error(), reply.error
+    return reply.content["it"]["value"]
+
+
+@pytest.mark.parametrize("algorithm", ["p256", "ml-dsa-65"])
+def test_node_runs_the_apps_of_one_server_after_another(tmp_path: Path, algorithm: str) -> None:
+    """The second app has modules of the same names."""
+    author = Author(tmp_path, algorithm=algorithm)
+    board = author.board()
+    for add, value in ((1, 10), (2, 20), (1, 10)):
+        with Federation(delivery=author.signed(add, value=value)) as federation:
+            id = federation.join(board)
+            assert [value_of(federation.query(id)[id]) for _ in range(2)] == [value + add] * 2
+    assert len(os.listdir(tmp_path / "apps")) == 2
+
+
+def test_app_is_sent_once(author: Author, log: LogRecorder) -> None:
+    for _ in range(2):  # the second time with a new process's memory, and the same folder
+        with Federation(delivery=author.signed(1)) as federation:
+            id = federation.join(author.board())
+            assert value_of(federation.query(id)[id]) == 1
+    assert len(log.having("is sent the app's files")) == 1
+
+
+def test_server_that_does_not_deliver_is_named(author: Author) -> None:
+    with Federation(app_version=author.app(1).version) as federation:
+        id = federation.join(author.board())
+        error = error_of(federation.query(id)[id])
+    assert "the server does not deliver it; start it with --deliver" in str(error.reason)
+
+
+def test_app_of_another_author_does_not_run(author: Author) -> None:
+    other = Author(author.folder, "other")
+    with Federation(delivery=other.signed(1)) as federation:
+        id = federation.join(author.board())
+        error = error_of(federation.query(id)[id])
+    assert "author.pem has signed it" in str(error.reason)
+    assert os.listdir(author.folder / "apps") == []
+
+
+def test_error_of_a_module_is_the_reply(author: Author) -> None:
+    with Federation(delivery=author.signed(1, module="import no_such_module\n{0}")) as federation:
+        id = federation.join(author.board())
+        error = error_of(federation.query(id)[id])
+    assert "no_such_module" in str(error.reason)
+
+
+def test_each_change_after_signing_is_refused(author: Author) -> None:
+    app = author.signed(1)
+    board = author.board()
+    name = "farm/task.py"
+    changed = {
+        "another content": {**app.files, name: b"value = 1\n"},
+        "a file more": {**app.files, "farm/more.py": b""},
+        "a file less": {path: data for path, data in app.files.items() if path != name},
+        "another name": {("farm/tusk.py" if path == name else path): data for path, data in app.files.items()},
+        "the project": {**app.files, "pyproject.toml": PROJECT.replace("client", "server").encode()},
+    }
+    for what, files in changed.items():
+        with pytest.raises(netq.SecurityError, match="is refused"):
+            board.store(app._replace(files=files))
+        assert os.listdir(author.folder / "apps") == [], what
+    flipped = bytes([app.signature[-1] ^ 1])
+    with pytest.raises(netq.SecurityError, match="has signed it"):
+        board.store(app._replace(signature=app.signature[:-1] + flipped))
+    with pytest.raises(netq.SecurityError, match="its files are those of"):
+        board.store(app._replace(version="0" * 16))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "../x.py",
+            "/x.py",
+            "a/../../x.py",
+            ".hidden/x.py",
+            "a//x.py",
+            "a\\x.py",
+            "x.so",
+            "x.pth",
+            "a/\0.py",
+            "",
+            "a\n.py",
+        ),
+        *("__pycache__/x.py", "a/pyproject.toml", "x" * 200 + ".py"),
+    ],
+)
+def test_path_outside_the_app_is_refused(author: Author, path: str) -> None:
+    app = author.signed(1)
+    before = sorted(author.folder.rglob("*"))
+    board = author.board()
+    with pytest.raises(netq.SecurityError, match="expected the path of a Python file in the app's folder"):
+        board.store(app._replace(files={**app.files, path: b"1"}))
+    assert sorted(author.folder.rglob("*")) == sorted([*before, author.folder / "apps"])
+
+
+def test_size_is_bounded(author: Author) -> None:
+    app = author.signed(1)
+    with pytest.raises(netq.SecurityError, match="more than 1,000 files or 16 MiB"):
+        author.board().store(app._replace(files={**app.files, "big.py": bytes(16 * 2**20)}))
+    (author.folder / "app" / "big.py").write_bytes(bytes(16 * 2**20))
+    with pytest.raises(netq.InvalidOption, match=r"app: cannot be delivered: more than 1,000 files or 16 MiB"):
+        sign(AppFolder.load(author.folder / "app"), author.files.key)
+
+
+def test_folder_on_the_board_is_checked_again(author: Author) -> None:
+    app = author.signed(1)
+    author.board().store(app)
+    stored = author.folder / "apps" / app.version / "farm" / "task.py"
+    stored.write_text("value = 5\n")
+    with pytest.raises(netq.SecurityError, match="has changed since it was signed"):
+        author.board().client_app(app.version)
+    with Federation(delivery=app) as federation:  # and mended by the next delivery
+        id = federation.join(author.board())
+        assert value_of(federation.query(id)[id]) == 1
+
+
+def test_old_versions_are_removed(author: Author) -> None:
+    board = author.board()
+    versions = []
+    for number in range(6):
+        app = author.signed(number)
+        board.store(app)
+        os.utime(author.folder / "apps" / app.version, (number, number))
+        versions.append(app.version)
+    assert set(os.listdir(author.folder / "apps")) == set(versions[-4:])
+
+
+def test_version_names_no_other_folder(author: Author) -> None:
+    board = author.board()
+    assert [board.client_app(version) for version in ("", ".", "..", "../app", "a" * 100)] == [None] * 5
+
+
+def test_files_for_which_no_node_asked_are_dropped(author: Author, log: LogRecorder) -> None:
+    app = author.signed(1)
+    with Federation() as federation:
+        id = federation.join(author.board())
+        peer = next(iter(federation.grid._dispatcher.queue.statistics()))
+        federation.grid._dispatcher.queue.put(write_files(app.version, app), peer).result(20)
+        assert "does not deliver" in str(error_of(federation.query(id)[id]).reason)
+    assert log.having("for which this node did not ask")
+    assert os.listdir(author.folder / "apps") == []
+
+
+def test_node_that_asks_for_ever_gets_one_answer_at_a_time(author: Author) -> None:
+    """A hundred requests before each reply are one delivery, or a few."""
+    app, got = author.signed(1), []
+
+    def answer(message: Any) -> Any:
+        if message[1] == "files":
+            got.append(message)
+            return []
+        return [*[(VERSION, "fetch", app.version)] * 100, (VERSION, read_ask(message, copy=True).batch, 1, "no")]
+
+    with Federation(delivery=app) as federation:
+        id = federation.join_raw(answer)
+        assert error_of(federation.query(id)[id]).code == 1
+    assert 1 <= len(got) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [(b"", "not enough values"), (b"sha256 00\nsignature !\n", "no signature of an app"), (b"\xff", "ascii")],
+)
+def test_signature_that_is_none_says_what_to_run(author: Author, text: bytes, problem: str) -> None:
+    app = author.app(1)
+    with pytest.raises(netq.InvalidOption, match=r"app: this app is not signed; run: fl flower sign .*app KEY\.pem"):
+        SignedApp.load(app)
+    (app.path / NAME).write_bytes(text)
+    with pytest.raises(netq.InvalidOption, match=problem):
+        SignedApp.load(app)
+
+
+def test_app_that_has_changed_must_be_signed_again(author: Author) -> None:
+    author.signed(1)
+    app = author.app(2)
+    with pytest.raises(netq.InvalidOption, match="has changed since it was signed; run: fl flower sign"):
+        SignedApp.load(app)
+    sign(app, author.files.key)
+    assert SignedApp.load(app).version == app.version
+
+
+def test_wrong_key_and_certificate_are_named(author: Author) -> None:
+    with pytest.raises(netq.SecurityError, match=r"KEY\.pem: .*no private key in PEM"):
+        sign(author.app(1), author.files.certificate)
+    with pytest.raises(netq.SecurityError, match=r"app\.signer: .*no certificate in PEM"):
+        ReceivedApps(author.folder / "apps", author.files.key)
+    assert not (author.folder / "apps").exists()
