@@ -160,6 +160,13 @@ class Endpoint:
 
     def _explain(self, timeout: float | None) -> None:
         """Log why closing takes so long."""
+        if absent := [peer.id for peer in self.peers.values() if peer.link is None and not peer.over]:
+            log.warning(
+                "%s%s: not connected; closing waits up to %g s (linger) for their return",
+                absent[0],
+                f" and {len(absent) - 1:,} other clients" if len(absent) > 1 else "",
+                self.options.connection.linger,
+            )
         if connected := sum(peer.link is not None for peer in self.peers.values()):
             log.warning(
                 "closing waits%s for %d client%s to disconnect; without a `get` in another thread it takes no more "

@@ -464,7 +464,7 @@ class Peer:
         if self._is_done:
             self.end(Closed(self.id, "it has closed"))
         elif not self.over:
-            if self.session.closing:
+            if self.session.closing and not self._listener.is_server:  # a server says it once for all its clients
                 self.loop.at(time.monotonic() + EXPLAIN, self._explain, seconds)
             error = Closed(self.id, why.format(seconds))
             self._expiry = self.loop.at(time.monotonic() + seconds, self._expire, error)

@@ -322,6 +322,27 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
     assert left.result(LIMIT) == 0
 
 
+@pytest.mark.slow
+def test_a_closing_server_logs_lost_clients_in_one_line(
+    communicators: Communicators,
+    proxies: Callable[[NetworkLocation], Proxy],
+    log: LogRecorder,
+) -> None:
+    server = communicators.server(linger=1.5)
+    proxy = proxies(server.netloc)
+    clients = [communicators.client(proxy.netloc, linger=0.1) for _ in range(3)]
+    for client in clients:
+        introduce(server, client)
+    proxy.refusing = True
+    proxy.cut()
+    log.wait("its session waits for it", 3)
+    for client in clients:
+        server.put("never", client.options.id)
+    server.close()
+    (line,) = [line for line in log.having("linger") if "closing waits" in line and "the server" not in line]
+    assert "and 2 other clients: not connected; closing waits up to 1.5 s (linger) for their return" in line
+
+
 # Whose memory it is.
 
 
