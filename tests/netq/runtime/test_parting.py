@@ -326,21 +326,27 @@ def test_a_closing_server_logs_for_which_clients_it_waits(
 def test_a_closing_server_logs_lost_clients_in_one_line(
     communicators: Communicators,
     proxies: Callable[[NetworkLocation], Proxy],
+    pool: ThreadPoolExecutor,
     log: LogRecorder,
 ) -> None:
-    server = communicators.server(linger=1.5)
+    server = communicators.server(linger=5.0)
     proxy = proxies(server.netloc)
-    clients = [communicators.client(proxy.netloc, linger=0.1) for _ in range(3)]
+    clients = [communicators.client(proxy.netloc) for _ in range(3)]
     for client in clients:
         introduce(server, client)
     proxy.refusing = True
     proxy.cut()
     log.wait("its session waits for it", 3)
     for client in clients:
-        server.put("never", client.options.id)
-    server.close()
-    (line,) = [line for line in log.having("linger") if "closing waits" in line and "the server" not in line]
-    assert "and 2 other clients: not connected; closing waits up to 1.5 s (linger) for their return" in line
+        server.put("at last", client.options.id)
+    left = pool.submit(server.close)
+    log.wait("and 2 other clients: not connected; closing waits up to 5 s (linger) for their return")
+    proxy.refusing = False
+    assert [client.get(timeout=LIMIT).data for client in clients] == ["at last"] * 3
+    for client in clients:
+        client.close(LIMIT)
+    assert left.result(LIMIT) == 0
+    assert len(log.having("closing waits")) == 1
 
 
 # Whose memory it is.
