@@ -1,0 +1,38 @@
+"""Public names of fl are imported when they are first used, and are those that type checkers see."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fl
+
+
+def imports() -> dict[str, tuple[str, ...]]:
+    """The names by module, as the block for type checkers imports them."""
+    (block,) = [each for each in ast.parse(Path(fl.__file__).read_text()).body if isinstance(each, ast.If)][1:]
+    return {str(each.module): tuple(name.name for name in each.names) for each in block.body}  # type: ignore[attr-defined]
+
+
+def test_the_table_is_that_of_the_type_checker() -> None:
+    assert imports() == fl._MODULES
+    assert sorted(fl.__all__) == sorted(name for names in fl._MODULES.values() for name in names)
+
+
+@pytest.mark.parametrize("name", fl.__all__)
+def test_each_name_is_there(name: str) -> None:
+    assert getattr(fl, name) is not None
+
+
+def test_another_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'fl' has no attribute 'FedAvgs'"):
+        fl.FedAvgs  # noqa: B018
+
+
+def test_what_moves_messages_needs_no_numpy() -> None:
+    script = "import sys, fl, fl.membership, fl.config.toml; assert 'numpy' not in sys.modules, sorted(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
