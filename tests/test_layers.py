@@ -58,6 +58,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.strategies", "fl.strategies.base"],
     ["fl.strategies*"],
     ["fl.server*"],
+    ["fl.trainer"],
     ["fl.client"],
     ["fl.simulation*"],
     ["fl"],

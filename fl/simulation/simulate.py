@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import netq
 from fl.callbacks.base import Callback, ClientState
-from fl.client import Client, Train
+from fl.client import Client
 from fl.report import RoundReport
 from fl.server.server import Server
 from fl.simulation.processes import WorkerPool
@@ -29,6 +29,7 @@ from fl.simulation.worker import Share, Start
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.spec import Model
+from fl.trainer import Train
 from netq.validate import expect
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import netq
 from fl.client import Client
 from fl.messages import Report, Task, Update
+from fl.trainer import Trainer
 
 
 class Participant(Protocol):
@@ -127,19 +128,20 @@ class _Parent:
             os._exit(1)
 
 
-class _SimulatedClient(Client):
-    """Runs the tasks of another client: adds the partition to their config, and answers in turn."""
+class _SimulatedTrainer(Trainer):
+    """Does the tasks of a client: adds the partition to their config, and answers in turn."""
 
-    def __init__(self, client: Client, partition: int, parent: _Parent, start: Start) -> None:
-        self._client = client
+    def __init__(self, trainer: Trainer, partition: int, parent: _Parent, start: Start) -> None:
+        self._trainer = trainer
         self._partition = partition
         self._parent = parent
         self._start = start
 
-    def _do(self, task: Task) -> Update | Report | str:
+    def do(self, task: Task) -> Update | Report | str:
+        """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._parent.training:
-            content = self._client._do(replace(task, config=config))
+            content = self._trainer.do(replace(task, config=config))
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)
         return content
@@ -161,7 +163,7 @@ def _run_client(parent: _Parent, start: Start, partition: int, client: Participa
     options = netq.CommunicatorOptions(id=uuid.UUID(int=partition), netloc=start.netloc)
     try:
         if isinstance(client, Client):
-            client = _SimulatedClient(client, partition, parent, start)
+            client.trainer = _SimulatedTrainer(client.trainer, partition, parent, start)
         client.run(options, start.protocol)
     except BaseException as error:  # SystemExit of the user's function too: it would end this thread silently
         parent.send(f"client {partition}: {''.join(traceback.format_exception(error))}")
