@@ -13,6 +13,7 @@ import functools
 import importlib
 import math
 import os
+import sys
 import tempfile
 import tomllib
 import traceback
@@ -283,8 +284,16 @@ def _import_failed(module: str, error: Exception) -> str:
             f"expected a module that can be imported from here, but {module} gives {reason}: "
             "correct the name, or set PYTHONPATH to the folder it lies in"
         )
-    hint = "install it" if isinstance(error, ModuleNotFoundError) else "correct it there"
-    return f"the module is there, but {place} raises {reason}: {hint}; --verbose shows the traceback"
+    return f"the module is there, but {place} raises {reason}: {_hint(error)}; --verbose shows the traceback"
+
+
+def _hint(error: Exception) -> str:
+    if not isinstance(error, ModuleNotFoundError):
+        return "correct it there"
+    package, _, inside = (error.name or "").partition(".")
+    if inside and package in sys.modules:
+        return f"the {package} that is installed has no such module; correct it there, or install another release"
+    return "install it"
 
 
 def _raised_at(error: Exception) -> str | None:

@@ -255,6 +255,11 @@ def test_namespace_package_is_named_in_the_error(tmp_path: Path, monkeypatch: py
             "import no_such_library",
             "ModuleNotFoundError: No module named 'no_such_library': install it",
         ),
+        (
+            "lacks_part_of_a_library",
+            "import numpy.no_such_part",
+            "No module named 'numpy.no_such_part': the numpy that is installed has no such module",
+        ),
         ("lacks_number", "int('x')", "ValueError: invalid literal for int() with base 10: 'x': correct it there"),
         ("lacks_bracket", "(", "SyntaxError: '(' was never closed (lacks_bracket.py, line 2): correct it there"),
     ],
