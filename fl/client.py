@@ -6,14 +6,15 @@ docs/reference/fl.md, "The end of a federation", says which server's end is the 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Future
 from dataclasses import replace
 
 import netq
 from fl.compression.compressor import Compression
+from fl.conversation import Conversation
 from fl.errors import describe
 from fl.membership import Membership, take_part
-from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update
+from fl.messages import MESSAGES, Job, Reply, Report, Update
+from fl.outline import OUTLINES, Task
 from fl.trainer import Evaluate, Train, Trainer
 from netq.validate import expect
 
@@ -48,83 +49,27 @@ class Client:
         """
         known = isinstance(options, netq.CommunicatorOptions | None)
         expect(known, "Client.run: options", options, "a netq.CommunicatorOptions")
-        options = replace(options or netq.CommunicatorOptions(), serialization=MESSAGES)
+        options = replace(options or netq.CommunicatorOptions(), serialization=OUTLINES)
         take_part(options, protocol, "federation", self._serve)
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        server = _Server(queue, membership)
-        while (task := server.next_task()) is not None:
-            log.info("round %d: %s", task.job.round, task.job.purpose)
-            server.reply(task.job, self.trainer.do(task), task.unasked)
-            del task  # free its memory before the next task arrives
-
-
-class _Server:
-    """The client's conversation with the server: a task, a reply, a task, …"""
-
-    def __init__(self, queue: netq.Communicator, membership: Membership) -> None:
-        self._queue = queue
-        self._membership = membership
-        self._offered: Reply | None = None  # waits for a permit
-
-    def next_task(self) -> Task | None:
-        """Wait for a task, and return it. Return None when the federation, or the session, is over.
-
-        Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
-        others are over, and so is the round of an offered reply.
-        """
-        task, timeout = None, None
-        while True:
+        conversation = Conversation(queue, membership)
+        while (task := conversation.next_task()) is not None:
+            log.info("round %d: %s", *task.job[1:])
+            content = self._do(task)
             try:
-                peer, message = self._queue.get(timeout=timeout)
-            except TimeoutError:
-                return task
-            except netq.Closed as error:
-                self._membership.session_ended(error)
-                return None
-            except netq.Unreadable as error:
-                log.error("a message of the server cannot be read, and is left out: %s", error)
-                continue
-            if isinstance(message, Task):
-                self._membership.asked(peer)
-                self._offered = None
-                task, timeout = message, 0.0
-            elif isinstance(message, End):
-                if self._membership.ended(peer):
-                    log.info("round %d was the last one: the server has ended the federation", message.round)
-                    return None
-            elif isinstance(message, Permit):
-                self._permitted(message.job)
+                message = MESSAGES.dump(Reply(Job(*task.job), content))
+            except Exception as error:  # pickling the user's values may raise anything
+                log.exception("an answer cannot be pickled")
+                conversation.fail(task, f"its answer cannot be pickled: {describe(error)}")
             else:
-                log.error("the server sent a %s where a Task was expected; it is left out", type(message).__name__)
+                conversation.reply(task, message, content.nbytes if isinstance(content, Update) else 0)
+            del task, content  # free their memory before the next task arrives
 
-    def reply(self, job: Job, content: Update | Report | str, unasked: int) -> None:
-        """Send the reply to a task. Offer a large one first, and keep it until there is a permit."""
-        size = content.nbytes if isinstance(content, Update) else 0
-        if size > unasked:
-            self._offered = Reply(job, content)
-            self._queue.put(Offer(job, size))
-        else:
-            self._put(Reply(job, content))
-
-    def _permitted(self, job: Job) -> None:
-        reply, self._offered = self._offered, None
-        if reply is not None and reply.job == job:
-            self._put(reply)
-
-    def _put(self, reply: Reply) -> None:
-        """Send a reply. If it cannot be sent, send the reason instead."""
-
-        def check(delivery: Future[None]) -> None:
-            if isinstance(error := delivery.exception(), netq.MessageTooLarge):
-                self._queue.put(Reply(job, f"its answer cannot be sent: {error}"))
-
-        job = reply.job  # `check` lives as long as the delivery, and must not keep the large reply
+    def _do(self, task: Task) -> Update | Report | str:
         try:
-            delivery = self._queue.put(reply)
-        except Exception as error:  # pickling the user's values may raise anything
-            log.exception("an answer cannot be pickled")
-            self._queue.put(Reply(job, f"its answer cannot be pickled: {describe(error)}"))
-        else:
-            delivery.add_done_callback(check)
+            return self.trainer.do(MESSAGES.load(task.stream))
+        except netq.Unreadable as error:
+            log.error("round %d: the task cannot be read: %s", task.job[1], error)
+            return f"the task cannot be read: {error}"

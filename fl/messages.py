@@ -26,9 +26,10 @@ import numbers
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, TypeAlias, TypeVar
 
 from fl.compression.packed import Packed
+from fl.outline import PURPOSES, Purpose
 from fl.tensors.checks import expect
 from fl.tensors.serialization import serialization
 from fl.tensors.spec import Model, nbytes, plain
@@ -37,9 +38,6 @@ from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import is_whole
-
-Purpose = Literal["train", "evaluate"]
-PURPOSES = get_args(Purpose)
 
 _MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number

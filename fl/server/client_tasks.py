@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import MESSAGES, End, Job, Message, Offer, Permit, Purpose, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Job, Message, Offer, Permit, Reply, Report, Task, Update
+from fl.outline import Purpose
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission
 from fl.server.dispatcher import TaskDispatcher

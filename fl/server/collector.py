@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Sequence
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate, describe
-from fl.messages import PURPOSES, Purpose, Report, Task, Update
+from fl.messages import Report, Task, Update
+from fl.outline import PURPOSES, Purpose
 from fl.report import ClientFailure, FailureKind, RoundState
 from fl.server.client_tasks import ClientTasks, Key
 from fl.server.standing import Standing

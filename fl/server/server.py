@@ -26,7 +26,8 @@ from typing import Any, NamedTuple, Self
 import netq
 from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates, describe
-from fl.messages import Job, Purpose, Task
+from fl.messages import Job, Task
+from fl.outline import Purpose
 from fl.report import RoundReport, RoundState
 from fl.schedules import resolved
 from fl.server import details

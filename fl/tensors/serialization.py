@@ -1,7 +1,8 @@
 """Arrays and tensors in messages. They are sent from their own memory, and arrive as views of the message.
 
-Owns the persistent identifiers of arrays and tensors (`dump` and `load`, for `netq.utils.stream.PickleSerializer`), and
-the one global that such a message names, `STORAGE`. A communicator for models takes its options from `serialization`.
+Owns the persistent identifiers of arrays and tensors (`dump` and `load`, for `netq.utils.stream.PickleSerializer`). The
+one global that such a message names is `STORAGE` (fl/tensors/storage.py). A communicator for models takes its options
+from `serialization`.
 Never imports torch: in a program that has not imported it, torch tensors arrive as numpy arrays.
 
     ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
@@ -16,7 +17,6 @@ tensors share memory again when they arrive. Not sent: a tensor's `grad`, its ho
 from __future__ import annotations
 
 import math
-import pickle
 import sys
 import threading
 import weakref
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.tensors.dtypes import MAX_DIMS, TORCH_ONLY
+from fl.tensors.storage import STORAGE, Storage
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.utils.stream import PickleSerializer
@@ -51,29 +52,6 @@ _KINDS = ("numpy", "torch", "parameter")
 _MAX_SIZE = 2**62  # elements of a dimension, or of a stride
 # the types of most objects that pickle asks `dump` about: a quick exit
 _BUILTIN = frozenset({str, int, float, bool, bytes, type(None), tuple, list, dict})
-
-
-class Storage:
-    """The memory of one or more tensors. Pickle's memo sends each Storage once per message.
-
-    `memory` keeps the owner of the memory alive in the sender. In the receiver it is a view of the message.
-    """
-
-    __slots__ = ("__weakref__", "are_bools", "loaded", "memory", "torch_storage")
-
-    def __init__(self, memory: Any) -> None:
-        # An array is kept as it is: a memoryview of a memoryview does not keep the owner alive through the garbage
-        # collector.
-        self.memory: Any = memory if type(memory) is np.ndarray else memoryview(memory)
-        self.are_bools = False  # whether the memory was found to hold 0 and 1 only
-        self.loaded: dict[Hashable, Any] = {}  # tensors built on this memory; the same fields give the same object
-        self.torch_storage: Any = None  # of `memory`; torch recognises tied weights by a common storage
-
-    def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:
-        return Storage, (pickle.PickleBuffer(self.memory),)
-
-
-STORAGE = f"{Storage.__module__}.{Storage.__qualname__}"
 
 
 def serialization(*allow: str) -> SerializationOptions:

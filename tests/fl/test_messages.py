@@ -19,7 +19,7 @@ import torch
 import fl
 from fl.compression.packed import Packed
 from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update, build
-from fl.tensors.serialization import STORAGE
+from fl.tensors.storage import STORAGE
 from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 

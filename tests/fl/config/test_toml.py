@@ -258,8 +258,8 @@ def test_namespace_package_is_named_in_the_error(tmp_path: Path, monkeypatch: py
         (
             "lacks_part_of_a_library",
             "import numpy.no_such_part",
-            "ModuleNotFoundError: No module named 'numpy.no_such_part': the numpy that is installed has no such module; "
-            "correct it there, or install another release",
+            "ModuleNotFoundError: No module named 'numpy.no_such_part': the numpy that is installed has no such "
+            "module; correct it there, or install another release",
         ),
         ("lacks_number", "int('x')", "ValueError: invalid literal for int() with base 10: 'x': correct it there"),
         ("lacks_bracket", "(", "SyntaxError: '(' was never closed (lacks_bracket.py, line 2): correct it there"),

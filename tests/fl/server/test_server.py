@@ -34,7 +34,7 @@ import torch
 import fl
 import netq
 from fl.messages import Job, Reply, Report, Task, Update
-from fl.tensors import serialization
+from fl.tensors import storage
 from tests.fl.federation import (
     IDS,
     SHORT,
@@ -776,7 +776,7 @@ BAD_ANSWER: dict[str, tuple[Callable[[Task], Any], str]] = {
         r"it answered round 2 \(train\); expected round 1 \(train\)",
     ),
     "a storage": (
-        lambda task: reply(task, _update({"w": serialization.Storage(bytearray(12))})({}, {})),
+        lambda task: reply(task, _update({"w": storage.Storage(bytearray(12))})({}, {})),
         "'w': a Storage",
     ),
     "a failure": (lambda task: reply(task, "x" * 5000), "^x{500}…$"),

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fl.tensors.serialization import STORAGE, Storage, dump, load, serialization
+from fl.tensors.serialization import dump, load, serialization
+from fl.tensors.storage import STORAGE, Storage
 from netq.errors import NotAllowed, Unreadable
 from netq.protocol.memory import Memory
 from netq.utils.stream import PickleSerializer, Stream

@@ -1,0 +1,86 @@
+"""Reads fl's messages without their arrays, for a process that only moves models. Needs no numpy.
+
+A Task holds its bytes as they came. fl/messages.py has the messages, their fields, and
+the whole of their checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, get_args
+
+from fl.tensors.storage import STORAGE
+from netq.errors import Unreadable
+from netq.options import SerializationOptions
+from netq.utils.stream import PickleSerializer, Stream
+from netq.validate import is_whole
+
+Purpose = Literal["train", "evaluate"]
+PURPOSES = get_args(Purpose)
+Job = tuple[int, int, Purpose]  # the run, the round, and the purpose of a task
+
+_MAX_NUMBER = 2**63 - 1
+
+
+class Task(NamedTuple):
+    """A server asks for training or evaluation. `stream` is the whole message, with the model."""
+
+    job: Job
+    unasked: int  # bytes that the reply may have without an Offer and a Permit
+    stream: Stream
+
+
+class Permit(NamedTuple):
+    """A server allows a client to send the reply that it has offered."""
+
+    job: Job
+
+
+class End(NamedTuple):
+    """A server ends its federation after this round."""
+
+    round: int
+
+
+def offer(job: Job, size: int) -> tuple[Any, ...]:
+    """Return the Offer of a reply."""
+    return "Offer", job, size
+
+
+def failure(job: Job, reason: str) -> tuple[Any, ...]:
+    """Return the Reply to a task that failed."""
+    return "Reply", job, reason
+
+
+def _load(stream: Stream) -> Task | Permit | End:
+    values = _PLAIN.load(stream)
+    match values if type(values) is tuple else None:
+        case ("Task", job, _, _, unasked, *_):
+            return Task(_job(job), _number("unasked", unasked), stream)
+        case ("Permit", job):
+            return Permit(_job(job))
+        case ("End", number):
+            return End(_number("round", number))
+    raise Unreadable("a message is not valid: expected a Task, a Permit or an End")
+
+
+def _job(value: Any) -> Job:
+    if type(value) is not tuple or len(value) != 3 or type(value[2]) is not str or value[2] not in PURPOSES:
+        raise Unreadable(f"a message is not valid: job: expected a run, a round, and {' or '.join(PURPOSES)}")
+    purpose: Purpose = value[2]  # type: ignore[assignment]  # it is one of them
+    return _number("run", value[0]), _number("round", value[1]), purpose
+
+
+def _number(name: str, value: Any) -> int:
+    if not is_whole(value, 0, _MAX_NUMBER):
+        raise Unreadable(f"a message is not valid: {name}: expected a whole number below 2**63")
+    return int(value)
+
+
+def _dump(message: Any) -> Stream:
+    return message if isinstance(message, Stream) else _PLAIN.dump(message)
+
+
+_PLAIN = PickleSerializer(PickleSerializer.allow_by_name(STORAGE), load=lambda pid: None)
+
+# What arrives is a Task, a Permit or an End. What is put is an `offer`, a `failure`, or the bytes of a message.
+OUTLINES = SerializationOptions(load=_load, dump=_dump)
