@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection
 
 _LONGEST = 500  # characters of a peer's text in one log line
@@ -16,6 +15,8 @@ def printable(text: str, longest: int = _LONGEST) -> str:
 
 def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:
     """Return a hint for an unknown name: the nearest of `names`, or all of them. `form` formats each name."""
+    import difflib
+
     near = difflib.get_close_matches(name, names, n=1)
     if near:
         return f"did you mean {form.format(near[0])}?"

@@ -13,7 +13,7 @@ import pytest
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
     ["netq.validate"],
-    ["netq.utils"],
+    ["netq.utils", "netq.utils.secret"],
     ["netq.utils.data_values"],
     ["netq.utils.data_classes"],
     ["netq.utils.data_pickle"],

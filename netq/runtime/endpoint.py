@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import secrets
+import os
 import time
 import uuid
 from collections import Counter
@@ -38,6 +38,7 @@ from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable
+from netq.utils.secret import is_same_secret
 
 log = logging.getLogger("netq")
 
@@ -97,7 +98,7 @@ class Endpoint:
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
-            self.only = self._new_peer(secrets.token_bytes(16))
+            self.only = self._new_peer(os.urandom(16))
             self.peers = {None: self.only}
         self._start(transport)
 
@@ -374,7 +375,7 @@ class Endpoint:
             if objection := self._identity_refusal(greeting, certificate):
                 return self._refuse(link, objection)
         peer = self.peers.get(greeting.id)
-        proven = peer is not None and not peer.over and secrets.compare_digest(peer.session.token, greeting.token)
+        proven = peer is not None and not peer.over and is_same_secret(peer.session.token, greeting.token)
         if proven and peer is not None and peer.certificates != certificates:
             return self._refuse(link, f"the session of {greeting.id} was begun with another certificate")
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
@@ -509,7 +510,7 @@ class Endpoint:
             self._run_event(self.options.events.fin, peer.id)  # before a `get` raises Closed
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
-            self.only = self._new_peer(secrets.token_bytes(16))
+            self.only = self._new_peer(os.urandom(16))
             self.peers = {None: self.only}  # ended by a timeout, so a new session begins
             return
         if not self.is_server:

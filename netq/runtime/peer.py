@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import secrets
 import time
 import uuid
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from netq.protocol.wire import Code, Greeting
 from netq.runtime.link import Link, certificates_of
 from netq.runtime.statistics import Statistics
 from netq.security.identity import Certificate, Protection
+from netq.utils.secret import is_same_secret
 
 log = logging.getLogger("netq")
 
@@ -268,7 +268,7 @@ class Peer:
 
     def takeover_from(self, token: bytes) -> Takeover | None:
         """Return how the client with this token has lost the id to another process, if it has. In any thread."""
-        found = [takeover for takeover in self._takeovers if secrets.compare_digest(takeover.token, token)]
+        found = [takeover for takeover in self._takeovers if is_same_secret(takeover.token, token)]
         return found[-1] if found else None
 
     @property

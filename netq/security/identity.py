@@ -5,7 +5,6 @@ TLS and sealing make a `Protection` when their handshake is over. The endpoint c
 
 from __future__ import annotations
 
-import hashlib
 import re
 import uuid
 from collections.abc import Iterable
@@ -40,6 +39,8 @@ class Protection(NamedTuple):
 
 def certificate_of(der: bytes, serial: int, uris: Iterable[str]) -> Certificate:
     """Return what netq needs of a certificate. `uris` are the URIs among its subject alternative names."""
+    import hashlib  # it loads OpenSSL, which a client without TLS does not need
+
     return Certificate(identity_in(uris), serial, hashlib.sha256(der).digest())
 
 
