@@ -142,8 +142,10 @@ def _check(config: Config) -> int:
     if isinstance(answer, str):
         print(printable(f"edge: the file is right, but {host}:{port} {answer}"), file=sys.stderr)
         return 1
-    sealed = f"sealed by {answer.seal.group} and {answer.seal.cipher}, " if answer.seal else ""
-    link = f"{config.protocol.value}, {sealed}{describe(answer.security)}"
+    layers = [f"sealed by {answer.seal.group} and {answer.seal.cipher}"] if answer.seal else []
+    if answer.security or not layers:
+        layers.append(describe(answer.security))
+    link = ", ".join([config.protocol.value, *layers])
     print(printable(f"all is well: {host}:{port} answers in {answer.seconds * 1000:.1f} ms over {link}"))
     return 0
 

@@ -170,7 +170,7 @@ def run_flower(
         log.info("the run is done%s", "; the nodes wait for the next one" if stay else "")
 
 
-@flower.command("sign", epilog="Example: fl flower sign quickstart author.key")
+@flower.command("sign", epilog="Example: fl flower sign quickstart author-key.pem")
 def sign_flower(
     app: Annotated[Path, typer.Argument(metavar="APPFOLDER", help="a Flower app's folder")],
     key: Annotated[Path, typer.Argument(metavar="KEY.pem", help="the author's private key, from netq certs issue")],

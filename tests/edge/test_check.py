@@ -67,7 +67,9 @@ def test_sealed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal = netq.SealOptions(server_files.key, server_files.certificate, server_files.authority)
     with serving(seal=seal) as server:
         assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}{table}\n")]) == 0
-    assert " over tcp, sealed by MLKEM768_X25519 and " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert " over tcp, sealed by MLKEM768_X25519 and " in out
+    assert "not encrypted" not in out
 
 
 def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
