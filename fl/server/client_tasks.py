@@ -121,12 +121,13 @@ class ClientTasks:
             self.forget(peer)
         unasked = self._admission.share(len(self._asked) + len(clients))
         tasks = {peer: Key(peer, task.job) for peer in clients}
-        self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
-        now = time.monotonic()
-        for peer in clients:
-            is_first = peer not in self._owed and peer not in self._seconds
+        asked, now = {}, time.monotonic()
+        for peer in clients:  # before the tasks are sent: a user's callback, or Ctrl-C, may interrupt what follows
+            asked[peer] = _Asked(task.job, unasked, is_first=peer not in self._owed and peer not in self._seconds)
             self._owed.setdefault(peer, deque(maxlen=_OWED)).append((task.job, now))
-            self._asked[peer] = _Asked(task.job, unasked, is_first)
+        self._dispatcher.ask(replace(task, unasked=unasked), tasks, limit, keep_late=keep_late)
+        self._asked.update(asked)
+        for peer in clients:
             self._callbacks.client_is(peer, ClientState.TRAINING)
 
     def trim(self, size: int) -> None:

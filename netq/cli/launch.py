@@ -1,7 +1,7 @@
 """The commands `fl` and `edge`: report in one sentence that an extra is not installed.
 
-The packages need numpy, so without it their import fails before any code of the command runs. The console scripts begin
-here instead. `python -m fl` imports the package first, whose __init__ therefore calls `check_extra` before its imports.
+The packages need numpy, also where they import it later. The console scripts begin here. `python -m fl` imports the
+package first, whose __init__ therefore calls `check_extra` before its imports.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def check_extra(package: str) -> None:
 
 def _launch(package: str) -> int:
     sys.path.insert(0, "")  # find the user's modules in the current folder, as `python -m` does
+    check_extra(package)
     main: Callable[[], int] = _load(package, f"{package}.__main__").main
     return main()
 

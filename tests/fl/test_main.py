@@ -438,7 +438,7 @@ def test_simulate_refuses_a_wrong_function(tmp_path: Path, train: str) -> None:
 
 def test_wrong_command_lists_the_commands() -> None:
     assert "No such command 'srve'; expected serve, simulate, plot, flower." in run("srve").stderr
-    assert "No such command 'start'; expected run, simulate." in run("flower", "start").stderr
+    assert "No such command 'start'; expected run, sign, simulate." in run("flower", "start").stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "simulate", "plot"])
