@@ -7,6 +7,7 @@ round to the next. fl/server/standing.py decides for which clients a round waits
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -33,7 +34,8 @@ class UpdateCollector:
     min_clients:   updates that a round needs to count (all, where fewer clients are asked).
     deadline:      seconds; a client that has not answered by then is late, and the round closes.
     suspend_after: tasks in a row without a good answer, after which a client is suspended.
-    close_early:   whether a round with enough updates closes when all clients have answered that have ever done so.
+    close_early:   whether a round with enough answers closes when those that are missing are overdue, or have never
+                   answered (Standing.expected).
     """
 
     def __init__(
@@ -71,8 +73,17 @@ class UpdateCollector:
         state, busy = RoundState(), self._tasks.busy
         idle = [peer for peer in clients if peer not in busy]
         regular, retried = self._standings["evaluate"].candidates(idle, 0)
+        needed, asked = min(self._min_clients, len(regular)), time.monotonic()
+
+        def overdue() -> float:
+            return asked + self._patience("evaluate", state.pending.keys() & set(regular))
+
+        def is_complete() -> bool:
+            waiting = not state.pending.keys().isdisjoint(regular)
+            return not waiting or (len(state.weights) >= needed and time.monotonic() >= overdue())
+
         self._ask(task, state, [*regular, *retried])
-        self._collect(task, state, lambda: state.pending.keys().isdisjoint(regular))
+        self._collect(task, state, is_complete, overdue=overdue)
         self._close(task, state)
         return state
 
@@ -93,21 +104,32 @@ class UpdateCollector:
         enough = min(self._strategy.enough(len(regular)), len(selected))
         needed = max(1, min(self._min_clients, len(selected) + len(busy.keys() & set(clients))))
 
+        asked = time.monotonic()
+
+        def overdue() -> float:
+            return asked + self._patience("train", state.pending.keys() & selected.keys())
+
         def has_enough() -> bool:
             return len((state.weights.keys() - state.staleness.keys()) & selected.keys()) >= enough
 
         def is_complete() -> bool:
             waiting, has_needed = state.pending.keys() & selected.keys(), len(state.weights) >= needed
-            if self._close_early and has_needed and not any(map(standing.in_time, waiting)):
+            if has_needed and time.monotonic() >= overdue():
                 return True
             if waiting and not has_enough():
                 return False
             return has_needed or not self._tasks.busy
 
         self._ask(task, state, [*selected, *retried])
-        self._collect(task, state, is_complete)
+        self._collect(task, state, is_complete, overdue=overdue)
         self._close(task, state, spared=selected if has_enough() else ())
         return state, needed
+
+    def _patience(self, purpose: Purpose, waiting: Collection[uuid.UUID]) -> float:
+        """Return how many seconds to wait for these clients, if there are enough answers without them."""
+        if not self._close_early:
+            return math.inf
+        return max(map(self._standings[purpose].expected, waiting), default=0.0)
 
     def _close(self, task: Task, state: RoundState, spared: Collection[uuid.UUID] = ()) -> None:
         """Wait no longer for the clients that have not answered. For those in `spared` it is no missed task."""
@@ -146,15 +168,21 @@ class UpdateCollector:
         state: RoundState,
         is_complete: Callable[[], bool],
         ask_more: Callable[[], None] = lambda: None,
+        overdue: Callable[[], float] = lambda: math.inf,
     ) -> None:
         """Take answers until the round is complete, no client has a task any more, or the deadline has passed.
+
+        overdue: returns the time at which the round may be complete without another answer.
 
         The deadline begins here, after the clients were asked. So all that do not answer are late before it passes.
         """
         until = time.monotonic() + self.deadline
         while not is_complete():
-            answer = self._tasks.answer(task.job.purpose, until)
+            check = overdue() if overdue() > time.monotonic() else until
+            answer = self._tasks.answer(task.job.purpose, min(check, until))
             if answer is None:
+                if check <= time.monotonic() < until:
+                    continue
                 return
             key, content = answer
             self._take(task, state, key, content)

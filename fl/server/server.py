@@ -61,8 +61,9 @@ class Server:
                   the strategy selects fewer).
     wait:         clients that must be connected for the first round of the federation to begin. None: min_clients.
     deadline:     seconds; a client that has not answered by then is late, and the round closes.
-    close_early:  True: a round that has enough updates closes as soon as all clients have answered that have answered
-                  before. So a client that never answers delays no round; a new client counts from its second task on.
+    close_early:  True: a round that has enough updates closes without clients that have never answered, and without
+                  those that take a second longer than three times their last answer. The same for evaluations. So no
+                  client delays each round by much; a new client counts from its second task on.
     suspend_after: tasks in a row without a good answer, after which a client is suspended: rounds do not wait for it,
                   and it gets fewer tasks, until it answers well or has a new session.
     void_rounds:  attempts in a row that do not count, after which `rounds` raises FederationStalled.

@@ -16,6 +16,7 @@ from typing import NamedTuple
 log = logging.getLogger("netq.fl")
 
 _FIRST_PAUSE, _MAX_PAUSE = 4, 64  # rounds until a suspended client gets a task again; each pause is twice the last
+_PATIENCE, _SPARE = 3.0, 1.0  # a client is overdue after so many times its last answer's time, and so many seconds more
 
 
 @dataclass
@@ -103,10 +104,15 @@ class Standing:
         """Return the suspended clients."""
         return [peer for peer, record in self._records.items() if record.pause]
 
-    def in_time(self, peer: uuid.UUID) -> bool:
-        """Return whether the client has answered before, the last time within the deadline."""
+    def expected(self, peer: uuid.UUID) -> float:
+        """Return how many seconds to wait for an answer of this client, going by its last one. 0: not at all.
+
+        Not at all for a client that has never answered, or whose last answer took longer than the deadline.
+        """
         record = self._records.get(peer)
-        return record is not None and record.seconds is not None and record.seconds <= self._deadline
+        if record is None or record.seconds is None or record.seconds > self._deadline:
+            return 0.0
+        return min(self._deadline, _PATIENCE * record.seconds + _SPARE)
 
     def _misses(self, peer: uuid.UUID) -> int:
         return self._records[peer].misses if peer in self._records else 0

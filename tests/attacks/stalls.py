@@ -158,6 +158,11 @@ def nothing(task: Task) -> None:
     """Do not answer."""
 
 
+def now_and_then(task: Task) -> Reply | None:
+    """Answer every third task, which is enough not to be suspended."""
+    return None if task.job.round % 3 else Reply(task.job, good(task.model, {}))
+
+
 def of_another_run(task: Task) -> Reply:
     """Answer a task of a server that is no longer there."""
     return Reply(replace(task.job, run=task.job.run ^ 1), good(task.model, {}))
@@ -393,6 +398,8 @@ def second_server() -> Row:
 CASES: dict[str, Callable[[], Row]] = {
     "two clients send NaN": two_clients_without_numbers,
     "60 silent clients": lambda: spoilt_rounds(2, nothing, 60),
+    "answers every third task": lambda: spoilt_rounds(2, now_and_then, 1, 15),
+    "answers every third task, close_early": lambda: spoilt_rounds(2, now_and_then, 1, 15, close_early=True),
     "wrong run": lambda: spoilt_rounds(2, of_another_run, 1),
     "older round": lambda: spoilt_rounds(2, of_an_older_round, 1),
     "wrong purpose": lambda: spoilt_rounds(2, of_another_purpose, 1),

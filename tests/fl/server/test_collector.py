@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import uuid
@@ -244,6 +245,31 @@ def test_a_round_closes_early_without_clients_that_have_never_answered() -> None
             assert reasons(report) == {B: "enough others had answered"}
         silent.let_go(10)
         while B not in federation.round(2).clients:
+            assert federation.server.number < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("purpose", ["train", "evaluate"])
+def test_a_round_closes_early_without_a_client_that_answers_now_and_then(purpose: str) -> None:
+    """B answers every second task. The rounds in between wait for it a second longer than it took before."""
+    tasks = itertools.count()
+
+    def now_and_then(task: Task) -> list[Any]:
+        if task.job.purpose == purpose and next(tasks) % 2:
+            return []
+        content = Update(filled(4), 1) if task.job.purpose == "train" else Report(1, {"accuracy": 1.0})
+        return [reply(task, content)]
+
+    settings: Any = {"min_clients": 1, "close_early": True, "evaluate": purpose == "evaluate"}
+    with Federation(deadline=6 * SOON, **settings) as federation:  # a round that lasts until its deadline fails
+        federation.join(A, gives(2), lambda model, config: Report(1, {"accuracy": 1.0}))
+        federation.join_raw(B, now_and_then)
+        silences = 0
+        while silences < 2:
+            report = federation.round(2)
+            assert A in report.clients
+            assert report.seconds < SOON
+            silences += report.seconds > 1.0
             assert federation.server.number < 1000
 
 

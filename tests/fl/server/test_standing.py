@@ -73,7 +73,7 @@ def test_a_late_answer_restores_a_client_that_is_fast_enough(
     suspend(standing, A)
     standing.answered_late(A, seconds)
     assert standing.is_suspended(A) is not is_restored
-    assert standing.in_time(A) is is_restored
+    assert (standing.expected(A) > 0) is is_restored
 
 
 def test_a_new_session_and_absence_restore(standing: Standing) -> None:
@@ -91,9 +91,13 @@ def test_log_has_one_line_for_each_suspension(standing: Standing, caplog: pytest
     ]
 
 
-def test_only_clients_that_have_answered_are_in_time(standing: Standing) -> None:
-    assert not standing.in_time(A)
+def test_a_client_is_expected_after_some_times_its_last_answer(standing: Standing) -> None:
+    assert standing.expected(A) == 0
     standing.missed(A)
-    assert not standing.in_time(A)
+    assert standing.expected(A) == 0
     standing.answered(A, 1.0)
-    assert standing.in_time(A)
+    assert standing.expected(A) == 4.0
+    standing.answered(A, 9.0)
+    assert standing.expected(A) == DEADLINE
+    standing.missed(A)
+    assert standing.expected(A) == DEADLINE
