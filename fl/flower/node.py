@@ -129,7 +129,7 @@ class Node:
         try:
             return isinstance(self._app, ReceivedApps) and self._app.client_app(version) is None
         except SecurityError as error:  # the author's certificate has changed
-            log.warning("%s", error)
+            log.warning("the app %s is refused: %s", version, error)
             return True
         except Exception:  # of the app's modules: `_answer` reports it
             return False
@@ -147,18 +147,13 @@ class Node:
             log.info("the app %s has arrived, and its signature is right", version)
         except (SecurityError, OSError) as error:
             self._refused = str(error)
-            log.error("the app %s cannot be used: %s", version, error)
+            log.error("the app %s is refused: %s", version, error)
         self._waiting = [ask for ask in self._waiting if ask.app != version]
         self._ready += ready
 
-    def _client_app(self, version: str) -> ClientApp:
-        """Return the app for a message. Raises LookupError if it did not arrive, and what its modules raise."""
-        if not isinstance(self._app, ReceivedApps):
-            return self._app
-        app = self._app.client_app(version)
-        if app is None:
-            raise LookupError(f"the app {version} is not on this node: {self._refused}")
-        return app
+    def _client_app(self, version: str) -> ClientApp | None:
+        """Return the app for a message; None if its files were refused. Raises what its modules raise."""
+        return self._app.client_app(version) if isinstance(self._app, ReceivedApps) else self._app
 
     def _compare(self, grid: netq.Communicator, version: str) -> None:
         """Report once that the server's app has another version than this node's."""
@@ -179,6 +174,9 @@ class Node:
         changed = _copy_of(context)
         try:
             app = self._client_app(ask.app)
+            if app is None:
+                reason = f"this node refuses the app {ask.app}: {self._refused}"
+                return Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), context
             reply = app(_message(ask, context.node_id), changed)
             if not isinstance(reply, Message):
                 raise TypeError(f"{app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")

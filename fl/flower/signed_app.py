@@ -63,10 +63,11 @@ class SignedApp(NamedTuple):
     def fault(self) -> str | None:
         """Return what a node cannot accept of an app's files, before their signature is checked; None for nothing."""
         if len(self.files) > FILES or sum(map(len, self.files.values())) > BYTES:
-            return f"more than {FILES:,} files or {BYTES // 2**20} MiB"
+            return f"it has more than {FILES:,} files or {BYTES // 2**20} MiB"
         for name in self.files:
             if not _is_path(name):
-                return f"a file {printable(repr(name), _PATH)}; expected the path of a Python file in the app's folder"
+                shown = printable(repr(name), _PATH)
+                return f"it has a file {shown}; expected the path of a Python file in the app's folder"
         return None
 
 
@@ -91,7 +92,8 @@ class ReceivedApps:
         self._verifiers = [verifier(certificate.public_key()) for certificate in certificates]
         self._folder = folder.absolute()
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        self._loaded: tuple[AppFolder, ClientApp] | None = None
+        self._loaded: Path | None = None  # the folder of the app whose modules were imported last
+        self._app: ClientApp | None = None  # of that folder; None if it cannot be imported
 
     def client_app(self, version: str) -> ClientApp | None:
         """Return the ClientApp of a version; None if it is not here.
@@ -99,66 +101,71 @@ class ReceivedApps:
         Its signature is checked again: the certificates may have changed since it arrived. Raises SecurityError,
         OSError, and InvalidOption for an app that cannot be imported.
         """
-        if self._loaded is not None and self._loaded[0].path.name == version:
-            return self._loaded[1]
         folder = self._folder / version
+        if self._app is not None and self._loaded == folder:
+            return self._app
         if not _VERSION.fullmatch(version) or not folder.is_dir():
             return None
-        self._verify(folder)
+        app = self._load_signed(folder)
         self._unload()
-        app = AppFolder.load(folder)
-        self._loaded = app, app.client_app()
+        self._loaded = folder
+        self._app = app.client_app()
         os.utime(folder)
-        return self._loaded[1]
+        return self._app
 
     def store(self, app: SignedApp) -> None:
         """Write an app's files. Raises SecurityError, which says why nothing of it is kept, and OSError."""
         if fault := app.fault():
-            raise SecurityError(f"the app {app.version} is refused: {fault}")
+            raise SecurityError(fault)
+        self._check(app)
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".new-") as name:
             new = Path(name, "app")
             for path, content in app.files.items():
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 _write(new / path, content)
             _write(new / NAME, _text(_digest(app.files), app.signature))
-            folder = self._verify(new)
-            if folder.version != app.version:
-                raise SecurityError(f"the app {app.version} is refused: its files are those of {folder.version}")
+            version = self._load_signed(new).version
+            if version != app.version:
+                raise SecurityError(f"its files are those of {version}")
             shutil.rmtree(self._folder / app.version, ignore_errors=True)  # refused by `client_app`
             new.rename(self._folder / app.version)
         self._remove_old(app.version)
 
-    def _verify(self, path: Path) -> AppFolder:
-        """Return an app's folder, whose signature is right. Raises SecurityError, OSError."""
+    def _load_signed(self, path: Path) -> AppFolder:
+        """Read an app's folder, and check its signature. Raises SecurityError, OSError."""
         try:
             folder = AppFolder.load(path)
-            app = SignedApp.load(folder)
+            self._check(SignedApp.load(folder))
         except InvalidOption as error:
-            raise SecurityError(f"a delivered app is refused: {error}") from None
+            raise SecurityError(str(error)) from None
+        return folder
+
+    def _check(self, app: SignedApp) -> None:
+        """Raise SecurityError unless one of the certificates has signed an app."""
         for verify in self._verifiers:
             try:
                 verify(app.signature, _CONTEXT + _digest(app.files))
             except SecurityError:
                 continue
-            return folder
-        raise SecurityError(f"the app {app.version} is refused: no certificate in {self._signer} has signed it")
+            return
+        raise SecurityError(f"no certificate in {self._signer} has signed it")
 
     def _unload(self) -> None:
         """Forget the modules of the app that ran before: the next one may have others of the same names."""
-        if self._loaded is None:
+        path, self._loaded, self._app = self._loaded, None, None
+        if path is None:
             return
-        path, self._loaded = self._loaded[0].path, None
         sys.path[:] = [each for each in sys.path if each != str(path)]
         for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None) or ""
-            places = getattr(module, "__path__", ())  # of a package, also one without a file
-            if any(Path(each).is_relative_to(path) for each in (file, *places)):
+            attributes = getattr(module, "__dict__", {})  # not `getattr` of the names: some modules compute them
+            places = [attributes.get("__file__") or "", *attributes.get("__path__", ())]  # a package may have no file
+            if any(Path(place).is_relative_to(path) for place in places):
                 del sys.modules[name]
 
     def _remove_old(self, new: str) -> None:
         apps = [path for path in self._folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
         for path in sorted(apps, key=lambda path: (path.name == new, path.stat().st_mtime))[:-_KEPT]:
-            if self._loaded is None or path != self._loaded[0].path:
+            if path != self._loaded:
                 shutil.rmtree(path)
 
 

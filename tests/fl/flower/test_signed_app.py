@@ -122,6 +122,16 @@ def test_error_of_a_module_is_the_reply(author: Author) -> None:
     assert "no_such_module" in str(error.reason)
 
 
+def test_app_that_cannot_be_imported_leaves_no_modules_to_the_next(author: Author) -> None:
+    board = author.board()
+    board.store(broken := author.signed(1, value=10, module="from farm.task import value, absent\n{0}"))
+    with pytest.raises(netq.InvalidOption, match="absent"):
+        board.client_app(broken.version)
+    board.store(whole := author.signed(1, value=20))
+    assert board.client_app(whole.version) is not None
+    assert sys.modules["farm.task"].value == 20
+
+
 def test_each_change_after_signing_is_refused(author: Author) -> None:
     app = author.signed(1)
     board = author.board()
@@ -134,7 +144,7 @@ def test_each_change_after_signing_is_refused(author: Author) -> None:
         "the project": {**app.files, "pyproject.toml": PROJECT.replace("client", "server").encode()},
     }
     for what, files in changed.items():
-        with pytest.raises(netq.SecurityError, match="is refused"):
+        with pytest.raises(netq.SecurityError, match=r"no certificate in .* has signed it"):
             board.store(app._replace(files=files))
         assert os.listdir(author.folder / "apps") == [], what
     flipped = bytes([app.signature[-1] ^ 1])
@@ -177,7 +187,7 @@ def test_size_is_bounded(author: Author) -> None:
     with pytest.raises(netq.SecurityError, match="more than 1,000 files or 16 MiB"):
         author.board().store(app._replace(files={**app.files, "big.py": bytes(16 * 2**20)}))
     (author.folder / "app" / "big.py").write_bytes(bytes(16 * 2**20))
-    with pytest.raises(netq.InvalidOption, match=r"app: cannot be delivered: more than 1,000 files or 16 MiB"):
+    with pytest.raises(netq.InvalidOption, match=r"app: cannot be delivered: it has more than 1,000 files or 16 MiB"):
         sign(AppFolder.load(author.folder / "app"), author.files.key)
 
 
