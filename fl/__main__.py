@@ -156,7 +156,7 @@ def run_flower(
         server_app, values, version = _server_app(app, run_config)
         delivery = _signed(app) if deliver else None
         only = "" if config else " (of this machine only: no SERVER.toml was given)"
-        log.info("waiting for %d nodes at %s:%d%s", nodes, *options.netloc, only)
+        log.info("waiting for %d node%s at %s:%d%s", nodes, "s"[: nodes > 1], *options.netloc, only)
         fl.flower.run(
             _with_traceback(server_app),
             options,

@@ -150,7 +150,7 @@ def test_without_a_file_the_address_is_said_at_once(app: Path, commands: Command
     process = commands.start("fl", "flower", "run", "app")
     assert process.stderr is not None
     line = process.stderr.readline()
-    assert line.endswith("waiting for 1 nodes at 127.0.0.1:51966 (of this machine only: no SERVER.toml was given)\n")
+    assert line.endswith("waiting for 1 node at 127.0.0.1:51966 (of this machine only: no SERVER.toml was given)\n")
 
 
 @pytest.mark.slow
