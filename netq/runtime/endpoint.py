@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-import os
 import time
 import uuid
 from collections import Counter
@@ -38,7 +37,7 @@ from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable
-from netq.utils.secret import is_same_secret
+from netq.utils.secret import is_same_secret, new_token
 
 log = logging.getLogger("netq")
 
@@ -98,7 +97,7 @@ class Endpoint:
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
-            self.only = self._new_peer(os.urandom(16))
+            self.only = self._new_peer(new_token())
             self.peers = {None: self.only}
         self._start(transport)
 
@@ -510,7 +509,7 @@ class Endpoint:
             self._run_event(self.options.events.fin, peer.id)  # before a `get` raises Closed
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
-            self.only = self._new_peer(os.urandom(16))
+            self.only = self._new_peer(new_token())
             self.peers = {None: self.only}  # ended by a timeout, so a new session begins
             return
         if not self.is_server:

@@ -1,6 +1,13 @@
-"""Compares secrets."""
+"""Makes secrets, and compares them."""
 
 from __future__ import annotations
+
+import os
+
+
+def new_token() -> bytes:
+    """Return a new token of a session: 16 random bytes."""
+    return os.urandom(16)
 
 
 def is_same_secret(a: bytes, b: bytes) -> bool:

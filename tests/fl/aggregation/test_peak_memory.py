@@ -18,6 +18,7 @@ def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 clients, size = int(sys.argv[1]), int(sys.argv[2])
+fl.Server  # is imported by this
 before = peak()
 model = {name: np.zeros(size // 16, np.float32) for name in "abcd"}
 options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))

@@ -209,7 +209,7 @@ def test_a_stolen_token_needs_its_certificate(
     token = client._endpoint.peers[None].session.token
     communicators.abort(client)
     waits = server.put("for the client", IDS[0])
-    monkeypatch.setattr("secrets.token_bytes", lambda size: token)
+    monkeypatch.setattr("netq.runtime.endpoint.new_token", lambda: token)
     with impostor(protocol, server, id=IDS[0], security=authority.client(IDS[0])):
         log.wait("was begun with another certificate")
     assert not waits.done()

@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -125,7 +125,8 @@ def test_bytes_that_trickle_in_do_not_extend_the_handshake(
 def test_more_slow_connections_than_places_keep_no_client_out(communicators: Communicators, connect: Connect) -> None:
     server = communicators.server(handshake_timeout=2 * LIMIT)
     for _ in range(MAX_LINKS + 10):
-        connect(server.netloc, b"")
+        with suppress(ConnectionResetError):  # one that lost its place before this side had noticed that it got one
+            connect(server.netloc, b"")
     introduce(server, communicators.client(server.netloc))
 
 
