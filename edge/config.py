@@ -84,6 +84,8 @@ class Config:
         if "flower" in file.tables:
             raise file.wrong("[flower]: is a Flower app's table; start it with --flower module:app, or leave it out")
         file.check_names(KEYS)
+        if "round" in file.table("settings"):
+            raise file.wrong("settings.round: the server gives the functions this value; use another name")
         return from_file(
             file,
             train=_function(file, "train"),

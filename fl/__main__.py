@@ -247,7 +247,8 @@ def _serve(config: Config) -> None:
         if config.save is not None:
             _check(config, server.model)
         log.info("listening at %s:%d; %d of %d rounds are done", *server.netloc, server.number, config.rounds)
-        left = config.rounds - server.number
+        was_over = server.is_over and bool(config.stop_early)  # without `stop_early` the rounds go on
+        left = 0 if was_over else config.rounds - server.number
         for _ in server.rounds(left):
             pass  # the callbacks report it
         if config.save is not None:

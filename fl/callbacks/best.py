@@ -36,9 +36,11 @@ class _Watched:
 
     def improves(self, report: RoundReport) -> bool | None:
         """Note the value of a round. Return whether it is the best one; None if there is no value."""
+        if not report.clients:  # the attempt does not count, and the model is as before
+            return None
         value = {**report.metrics, **report.evaluation}.get(self.metric)
         if value is None or not math.isfinite(value):
-            if report.clients and not self._is_warned:
+            if not self._is_warned:
                 self._is_warned = True
                 known = ", ".join(sorted({*report.metrics, *report.evaluation})[:20]) or "none"
                 log.warning("round %d has no metric %r; it has: %s", report.number, self.metric, known)

@@ -99,7 +99,10 @@ class Measured(Callback):
         self._callbacks.client_is(client, state, size)
 
     def round_ends(self, report: RoundReport, model: Model) -> None:
-        """Measure, and pass the report on with the result."""
+        """Measure, and pass the report on with the result. An attempt that does not count has no new model."""
+        if not report.clients:
+            self._callbacks.round_ends(report, model)
+            return
         measured = {f"{MEASURED}{name}": value for name, value in self._results(model).items()}
         self._callbacks.round_ends(replace(report, evaluation={**report.evaluation, **measured}), model)
 

@@ -105,6 +105,7 @@ class Server:
         bounds = limits(nbytes(model), memory_limit)
         self.model: Model = plain(model)
         self.number = 0  # of the last round that counted
+        self.is_over = False  # whether a callback has ended the rounds; a resumed server knows it, too
         self._callbacks = Callbacks(checked_callbacks(callbacks))
         self._strategy = strategy or FedAvg()
         self._strategy.begin(self.model)
@@ -163,6 +164,7 @@ class Server:
             server = cls(saved.model, options, **{"checkpoint": path, **settings})
         except InvalidUpdate as error:
             raise CheckpointError(f"{path}: {error}; give the strategy as it was made") from error
+        server.is_over = saved.is_over
         server.number = saved.number  # and a `run` of its own: answers to tasks of the dead server do not count
         return server
 
@@ -192,6 +194,8 @@ class Server:
             yield report
             if self._callbacks.stop:
                 log.info("a callback ends the rounds after round %d", self.number)
+                self.is_over = True
+                self._save()
                 return
             if not report.clients:
                 self._pause(report)
@@ -320,14 +324,21 @@ class Server:
             self._strategy.reject()
             return f"what {type(self._strategy).__name__} came to is no model: {error}"
         self.model, self.number = model, number
-        if self._checkpoint is not None:
-            self._checkpoint.save(self._state())
+        self._save()
         return ""
 
-    def _state(self) -> dict[str, Any]:
-        strategy = {"name": type(self._strategy).__name__, "state": self._strategy.state()}
-        federation = self._tasks.queue.id.bytes
-        return {"federation": federation, "number": self.number, "model": dict(self.model), "strategy": strategy}
+    def _save(self) -> None:
+        """Write the checkpoint, if there is one."""
+        if self._checkpoint is not None:
+            self._checkpoint.save(
+                {
+                    "federation": self._tasks.queue.id.bytes,
+                    "number": self.number,
+                    "is_over": self.is_over,
+                    "model": dict(self.model),
+                    "strategy": {"name": type(self._strategy).__name__, "state": self._strategy.state()},
+                }
+            )
 
     def _warn_of(self, shares: Mapping[uuid.UUID, float]) -> None:
         """Log the clients that have more than half of the examples, if they were not logged in the round before."""
@@ -383,6 +394,7 @@ class _Saved(NamedTuple):
 
     federation: uuid.UUID
     number: int
+    is_over: bool
     model: Model
 
 
@@ -392,6 +404,7 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
         case {
             "federation": bytes(federation),
             "number": int(number),
+            "is_over": bool(is_over),
             "model": dict(model),
             "strategy": {"name": str(name), "state": dict(own)},
         } if len(federation) == 16 and is_whole(number, 1, 2**62) and model:
@@ -412,9 +425,9 @@ def _restored(path: str | os.PathLike[str], state: Mapping[str, Any], strategy: 
                 raise CheckpointError(
                     f"{path}: {ours} cannot restore its state: {printable(describe(error))}"
                 ) from error
-            return _Saved(uuid.UUID(bytes=federation), number, model)
+            return _Saved(uuid.UUID(bytes=federation), number, is_over, model)
         case _:
             has = reprlib.repr(list(state))[1:-1]
             raise CheckpointError(
-                f"{path}: is not of a server: it has {has}; expected federation, number, model and strategy"
+                f"{path}: is not of a server: it has {has}; expected federation, number, is_over, model and strategy"
             )

@@ -238,6 +238,12 @@ def certified(folder: Path, *more: str, table: str = "security") -> Path:
     return write(folder, "\n".join([SERVER, f"[{table}]", *lines, *more]))
 
 
+def test_round_is_the_servers_to_say(tmp_path: Path) -> None:
+    path = write(tmp_path, SERVER + "[settings]\nround = 7\n")
+    with pytest.raises(InvalidOption, match=r"settings\.round: the server gives the functions this value"):
+        edge.Config.load(path)
+
+
 def test_certificate_names_the_id_of_the_device(tmp_path: Path) -> None:
     path = certified(tmp_path, 'post_quantum = "require"')
     config = edge.Config.load(path)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import fl
+import netq
 from netq.errors import InvalidOption
 from tests.fl.federation import A, Federation, filled
 
@@ -87,6 +88,41 @@ def test_a_callback_ends_the_rounds_of_a_server() -> None:
         federation.join(A, lambda model, config: fl.Update(filled(1), 1))
         federation.server.wait(1, 10.0)
         assert [report.number for report in federation.server.rounds(100)] == [1, 2, 3, 4]
+
+
+def test_a_resumed_server_knows_that_a_callback_has_ended_the_rounds(tmp_path: Path) -> None:
+    early = fl.EarlyStopping("loss", patience=1)
+    path = tmp_path / "c"
+    with Federation(min_clients=1, callbacks=[early], checkpoint=path) as federation:
+        federation.join(A, lambda model, config: fl.Update(filled(1), 1, {"loss": 1.0}))
+        federation.server.wait(1, 10.0)
+        assert not federation.server.is_over
+        assert len(list(federation.server.rounds(100))) == 2
+        assert federation.server.is_over
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with fl.Server.resume(path, options, min_clients=1) as server:
+        assert (server.number, server.is_over) == (2, True)
+
+
+def test_attempts_that_do_not_count_are_not_rounds(tmp_path: Path) -> None:
+    """Neither is their model measured, nor kept as the best, nor do they use up patience."""
+    measured: list[Any] = []
+    early = fl.EarlyStopping("server_loss", patience=2)
+    best = fl.SaveBest(tmp_path / "best.npz", "server_loss")
+
+    def measure(model: Any) -> dict[str, float]:
+        measured.append(model)
+        return {"loss": 1.0}
+
+    callback = fl.Measured(measure, [early, best])
+    for attempt in range(1, 5):
+        callback.round_ends(fl.RoundReport(1, (), {}, {}, {}, 1.0, 10, 20, attempt=attempt), {"w": np.zeros(3)})
+    assert measured == []
+    assert not early.stop
+    assert list(tmp_path.iterdir()) == []
+    callback.round_ends(report(1), {"w": np.zeros(3)})
+    assert len(measured) == 1
+    assert (tmp_path / "best.npz").exists()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ WRONG: list[Any] = [
 
 def state(name: str) -> dict[str, Any]:
     strategy = {"name": name, "state": STATES[name][1]}
-    return {"federation": bytes(16), "number": 3, "model": {"w": W, "n": np.zeros((), np.int64)}, "strategy": strategy}
+    model = {"w": W, "n": np.zeros((), np.int64)}
+    return {"federation": bytes(16), "number": 3, "is_over": False, "model": model, "strategy": strategy}
 
 
 def places(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
