@@ -1,4 +1,4 @@
-"""edge: the agent of a device. `edge.run(train, config)` in a script, or the command `edge run client.toml`."""
+"""edge: the agent of a device. `edge.run(config)` in a script, or the command `edge run client.toml`."""
 
 import sys
 
@@ -7,7 +7,8 @@ from netq.cli import launch
 if sys.argv[:1] == ["-m"]:  # so it is until `python -m edge` has imported the package
     launch.check_extra("edge")
 
+from edge.agent import run
 from edge.config import Config
-from edge.runtime import run
+from edge.limits import Limits
 
-__all__ = ["Config", "run"]
+__all__ = ["Config", "Limits", "run"]

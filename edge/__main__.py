@@ -1,6 +1,6 @@
 """edge run CLIENT.toml: run a device, as a service. edge check CLIENT.toml: check its configuration.
 
-Owns the process: arguments, log lines on stderr, signals, and the exit status. edge.config and edge.runtime do the
+Owns the process: arguments, log lines on stderr, signals, and the exit status. edge.config and edge.agent do the
 work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
@@ -24,8 +24,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from edge.agent import run
 from edge.config import FILE, Config
-from edge.runtime import run
 from fl.config.toml import File, in_file_terms
 from netq.cli.doctor import describe, reach
 from netq.cli.terminal import Formatter, sentence
@@ -103,10 +103,9 @@ def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
     if options.node_config:
         raise InvalidOption("--node-config: is for --flower; the settings of a device are the table [settings]")
     config = Config.load(path)
-    train = config.train
-    if train is None:
+    if config.train is None:
         raise InvalidOption(f'{path}: client.train: missing; expected "module:function", as in "farm.training:train"')
-    return config, lambda: run(train, config, config.evaluate)
+    return config, lambda: run(config)
 
 
 def _is_flower(options: argparse.Namespace) -> bool:

@@ -1,7 +1,7 @@
 """The TOML file of a device: its tables and keys, and the objects that they describe.
 
 fl/config/toml.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
-Opens no connection and starts nothing; it imports the modules that `train` and `evaluate` name.
+Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
               protocol           transport; default "tcp"
@@ -9,6 +9,9 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
                                  certificate of its own, which names its id
               train, evaluate    "module:function", as in "farm.training:train"
               compression        compression of this device's updates, as in { dtype = "int8" }; default: the server's
+              state              folder for the last update, and for what training keeps from round to round;
+                                 default: $STATE_DIRECTORY, which systemd sets; else they are kept in memory
+[training]    any field of edge.Limits: memory, seconds, threads, nice, keep
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
@@ -20,13 +23,16 @@ Opens no connection and starts nothing; it imports the modules that `train` and 
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
+from edge.limits import Limits
 from fl.config.toml import File, in_file_terms
+from fl.outline import RESERVED
 from netq.errors import SecurityError
 from netq.options import (
     CommunicatorOptions,
@@ -39,17 +45,12 @@ from netq.options import (
 )
 from netq.security.files import own_id
 
-if TYPE_CHECKING:
-    import fl
-
-Train: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Update]"
-Evaluate: TypeAlias = "Callable[[dict[str, Any], Mapping[str, Any]], fl.Report]"
-
 _CERTIFIED = (Protocol.TCP, Protocol.GRPC)  # the server sees the certificate; with MQTT, only the broker does
 FILE = "the device's TOML file"  # its description in errors
 KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
-    "client": ("id", "train", "evaluate", "compression"),
+    "client": ("id", "train", "evaluate", "compression", "state"),
+    "training": tuple(option.name for option in fields(Limits)),
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
@@ -60,14 +61,22 @@ KEYS: dict[str, tuple[str, ...] | None] = {
 
 @dataclass(frozen=True)
 class Config:
-    """The configuration of a device."""
+    """The configuration of a device.
+
+    train, evaluate: "module:function"; imported by the process that does the tasks.
+    compression:     the fields of an fl.Compression by name, or its text; None: as the server says.
+    settings:        joined to the config that train and evaluate get, and stronger than it.
+    state:           folder for the last update, and for what training keeps. None: in memory.
+    """
 
     netloc: NetworkLocation
     protocol: Protocol = Protocol.TCP
     id: uuid.UUID = field(default_factory=uuid.uuid4)
-    train: Train | None = None
-    evaluate: Evaluate | None = None
-    compression: fl.Compression | None = None
+    train: str | None = None
+    evaluate: str | None = None
+    compression: Mapping[str, Any] | str | None = None
+    training: Limits = field(default_factory=Limits)
+    state: Path | None = None
     security: SecurityOptions | None = None
     seal: SealOptions | None = None
     mqtt: MqttOptions = field(default_factory=MqttOptions)
@@ -76,7 +85,7 @@ class Config:
 
     @classmethod
     def load(cls, path: str | Path) -> Config:
-        """Read a TOML file, and import the functions that it names.
+        """Read a TOML file.
 
         Raises InvalidOption, which names the file and the key, what was expected and what to do.
         """
@@ -84,15 +93,21 @@ class Config:
         if "flower" in file.tables:
             raise file.wrong("[flower]: is a Flower app's table; start it with --flower module:app, or leave it out")
         file.check_names(KEYS)
-        if "round" in file.table("settings"):
-            raise file.wrong("settings.round: the server gives the functions this value; use another name")
+        for name, meaning in RESERVED.items():
+            if name in file.table("settings"):
+                raise file.wrong(f"settings.{name}: the functions get {meaning} under this name; use another one")
         return from_file(
             file,
-            train=_function(file, "train"),
-            evaluate=_function(file, "evaluate"),
+            train=_name(file, "train"),
+            evaluate=_name(file, "evaluate"),
             compression=_compression(file),
             settings=file.table("settings"),
         )
+
+    def tasks(self) -> dict[str, Any]:
+        """Return the arguments of edge.tasks.TrainingTasks."""
+        names = ("train", "evaluate", "compression", "settings")
+        return {name: getattr(self, name) for name in names}
 
     def options(self) -> CommunicatorOptions:
         """Return the options of the device's communicator."""
@@ -117,6 +132,8 @@ def from_file(file: File, **fields: Any) -> Config:
         seal=seal,
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
+        training=file.options("training", Limits, file.table("training")),
+        state=_state(file),
         **fields,
     )
 
@@ -157,13 +174,18 @@ def _own_certificate(
     return None if own is None or protocol not in _CERTIFIED else ("SecurityOptions", own)
 
 
-def _function(file: File, key: str) -> Callable[..., Any] | None:
-    return file.function("client", key, f"farm.training:{key}") if key in file.table("client") else None
+def _state(file: File) -> Path | None:
+    folder = file.output("client", "state", folder=True)
+    systemd = os.environ.get("STATE_DIRECTORY")  # one or more absolute paths
+    return folder or (Path(systemd.partition(":")[0]) if systemd else None)
 
 
-def _compression(file: File) -> fl.Compression | None:
-    if "compression" not in file.table("client"):
-        return None
-    from fl.config.strategy import compression
+def _name(file: File, key: str) -> str | None:
+    return file.text("client", key, f'"module:function", as in "farm.training:{key}"') if key in file.table("client") else None
 
-    return compression(file, "client")
+
+def _compression(file: File) -> Mapping[str, Any] | str | None:
+    value: Any = file.table("client").get("compression")
+    expected = 'a table as { dtype = "int8" }, or its text'
+    file.check("client.compression", value, isinstance(value, Mapping | str | None), expected)
+    return value

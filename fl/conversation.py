@@ -7,23 +7,14 @@ which server's end is the end for a client.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple
 
 import netq
 from fl.membership import Membership
-from fl.outline import Job, Permit, Task, failure, offer
-from netq.utils.stream import Stream
+from fl.outline import Finished, Job, Permit, Task, failure, offer
 
 log = logging.getLogger("netq.fl")
-
-
-class Finished(NamedTuple):
-    """The reply to a task, as bytes. `size`: bytes of its arrays; 0 if it has none."""
-
-    job: Job
-    message: Stream
-    size: int
 
 
 class Conversation:
@@ -34,17 +25,22 @@ class Conversation:
         self._membership = membership
         self._offered: Finished | None = None  # waits for a permit
 
-    def next_task(self) -> Task | None:
+    def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
 
         Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
         others are over, and so is the round of an offered reply.
+
+        idle: called before each wait; returns after how many seconds it wants to be called again, None: never.
         """
-        task, timeout = None, None
+        task = None
         while True:
             try:
+                timeout = 0.0 if task is not None else idle() if idle is not None else None
                 peer, message = self._queue.get(timeout=timeout)
             except TimeoutError:
+                if task is None:
+                    continue
                 return task
             except netq.Closed as error:
                 self._membership.session_ended(error)
@@ -55,25 +51,25 @@ class Conversation:
             if isinstance(message, Task):
                 self._membership.asked(peer)
                 self._offered = None
-                task, timeout = message, 0.0
+                task = message
             elif isinstance(message, Permit):
                 self._permitted(message.job)
             elif self._membership.ended(peer):
                 log.info("round %d was the last one: the server has ended the federation", message.round)
                 return None
 
-    def reply(self, task: Task, message: Stream, size: int) -> None:
-        """Send the reply to a task. Offer a large one first, and keep it until there is a permit."""
-        finished = Finished(task.job, message, size)
-        if size > task.unasked:
-            self._offered = finished
-            self._queue.put(offer(task.job, size))
-        else:
-            self._put(finished)
+    def reply(self, task: Task, answer: Finished | str) -> None:
+        """Send the reply to a task, or the reason why there is none.
 
-    def fail(self, task: Task, reason: str) -> None:
-        """Send the reason why there is no reply to a task."""
-        self._queue.put(failure(task.job, reason))
+        Offers a large reply first, and keeps it until there is a permit.
+        """
+        if isinstance(answer, str):
+            self._queue.put(failure(task.job, answer))
+        elif answer.size > task.unasked:
+            self._offered = answer
+            self._queue.put(offer(task.job, answer.size))
+        else:
+            self._put(answer)
 
     def _permitted(self, job: Job) -> None:
         finished, self._offered = self._offered, None

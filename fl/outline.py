@@ -18,6 +18,10 @@ Purpose = Literal["train", "evaluate"]
 PURPOSES = get_args(Purpose)
 Job = tuple[int, int, Purpose]  # the run, the round, and the purpose of a task
 
+RESERVED = {  # names in the config of a client's functions that no server and no device may use for a value
+    "round": "the number of the round",
+    "state": "what a client's functions keep between rounds",
+}
 _MAX_NUMBER = 2**63 - 1
 
 
@@ -27,6 +31,14 @@ class Task(NamedTuple):
     job: Job
     unasked: int  # bytes that the reply may have without an Offer and a Permit
     stream: Stream
+
+
+class Finished(NamedTuple):
+    """The reply to a task, as bytes. `size`: bytes of its arrays; 0 if it has none."""
+
+    job: Job
+    message: Stream
+    size: int
 
 
 class Permit(NamedTuple):

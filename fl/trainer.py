@@ -1,6 +1,6 @@
 """Does the tasks of a server: calls the user's functions, and packs their updates. Knows no communicator.
 
-Used by fl/client.py, and by the worker processes of fl/simulation.
+Used by fl/client.py, by the worker processes of fl/simulation, and by the child process of edge (edge/worker.py).
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from typing import Any
 
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate, describe
-from fl.messages import Report, Task, Update
+from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
+from fl.outline import Finished
+from fl.outline import Task as Outline
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, specs_of
+from netq.errors import Unreadable
 from netq.validate import expect
 
 log = logging.getLogger("netq.fl")
@@ -23,7 +26,10 @@ Evaluate = Callable[[Any, Mapping[str, Any]], Report]
 
 
 class Trainer:
-    """The functions of a client, and the state of its compression. The arguments are those of fl.Client."""
+    """The functions of a client, and what they and the compression keep. The arguments are those of fl.Client.
+
+    state: the dict that train gets as config["state"]. What train changes in it stays, unless train fails.
+    """
 
     def __init__(
         self,
@@ -40,6 +46,24 @@ class Trainer:
             "evaluate": evaluate,
         }
         self._packing = _Packing(compression, seed)
+        self.state: dict[str, Any] = {}
+
+    def answer(self, task: Outline) -> Finished | str:
+        """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none."""
+        log.info("round %d: %s", *task.job[1:])
+        try:
+            content = self.do(MESSAGES.load(task.stream))
+        except Unreadable as error:
+            log.error("round %d: the task cannot be read: %s", task.job[1], error)
+            return f"the task cannot be read: {error}"
+        if isinstance(content, str):
+            return content
+        try:
+            message = MESSAGES.dump(Reply(Job(*task.job), content))
+        except Exception as error:  # pickling the user's values may raise anything
+            log.exception("an answer cannot be pickled")
+            return f"its answer cannot be pickled: {describe(error)}"
+        return Finished(task.job, message, content.nbytes if isinstance(content, Update) else 0)
 
     def do(self, task: Task) -> Update | Report | str:
         """Train or evaluate. Return the result, or the reason why there is none."""
@@ -51,19 +75,38 @@ class Trainer:
         try:
             pack, like = self._packing.function_for(task), specs_of(task.model)
             start = copied(task.model) if pack is not None else {}
-            content = function(task.model, {**task.config, "round": number})
+            state = dict(self.state)
+            content = function(task.model, {**task.config, "round": number, "state": state})
             if not isinstance(content, expected):
                 raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
             if isinstance(content, Update):
                 _warn_if_unlike(number, content.model, like)
             if pack is not None and isinstance(content, Update):
                 content = content.with_model(pack(content.model, start))
+            if purpose == "train":
+                self.state = state
         except Exception as error:  # of the user's function: the server gets it as the reply
             known = isinstance(error, InvalidUpdate)  # its text says all; no traceback is needed
             why = describe(error)
             log.error("round %d: %s failed: %s", number, purpose, why, exc_info=not known)
             return why
         return content
+
+    def save(self) -> dict[str, Any]:
+        """Return what another Trainer needs to go on as this one would: plain values, arrays and tensors by name.
+
+        Empty if there is nothing. The arrays are not copied.
+        """
+        saved = self._packing.save()
+        return {**saved, "state": self.state} if saved or self.state else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` has returned. Changes its arrays later. Raises ValueError for other values."""
+        try:
+            self._packing.restore(saved)
+            self.state = dict(saved["state"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"these are no values of a Trainer: {describe(error)}") from error
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -86,6 +129,19 @@ class _Packing:
         self._own = None if compression is None else as_compression(compression)
         self._compressor = Compressor(Compression())
         self._run: int | None = None  # of the server whose model was packed last
+
+    def save(self) -> dict[str, Any]:
+        """Return the residual, and what it belongs to. Empty if there is none."""
+        residuals = self._compressor.residuals
+        compression = str(self._compressor.compression)
+        return {"residuals": residuals, "compression": compression, "run": self._run} if residuals else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go on from what `save` has returned."""
+        if "residuals" in saved:
+            self._compressor = Compressor(as_compression(saved["compression"]), self._seed)
+            self._compressor.residuals.update(saved["residuals"])
+            self._run = saved["run"]
 
     def function_for(self, task: Task) -> Callable[[Model, Model], dict[str, Any]] | None:
         """Return a function that makes an update of the trained model and the model before. None: send the model."""

@@ -99,7 +99,8 @@ class Compressor:
     The residual is what was not sent: small elements, and rounding errors. It is added to the next change, and takes a
     float32 for each element. Raises ImportError if zstandard is needed and missing.
 
-    seed: of the random rounding; None: a random one.
+    seed:      of the random rounding; None: a random one.
+    residuals: the residual of each tensor, flat. `pack` changes them.
 
     Sources: Stich et al., 2018, "Sparsified SGD with memory", algorithm 1; Karimireddy et al., 2019, "Error feedback
     fixes SignSGD and other gradient compression schemes", algorithm 2.
@@ -108,13 +109,13 @@ class Compressor:
     def __init__(self, compression: Compression, seed: int | None = None) -> None:
         self.compression = compression
         self._random = np.random.SFC64(seed)
-        self._residuals: dict[str, NDArray[np.float32]] = {}
+        self.residuals: dict[str, NDArray[Any]] = {}
         if compression.zstd is not None:
             zstandard()
 
     def reset(self) -> None:
         """Discard the residual: it belongs to another model."""
-        self._residuals.clear()
+        self.residuals.clear()
 
     def pack(self, model: Model, start: Model) -> dict[str, Any]:
         """Return the packed update of a model that training has changed from `start`. Changes neither of them.
@@ -157,7 +158,7 @@ class Compressor:
             data = np.concatenate([data, sparse.encode(places, values.size)])
         packed = Packed(dtype, shape, coding, sent.size, False, data)
         if self._keeps_residual(coding):
-            self._residuals[name] = values
+            self.residuals[name] = values
             for where, part in packed.blocks():
                 values[where] -= part
         return packed if self.compression.zstd is None else packed.compressed(self.compression.zstd)
@@ -172,7 +173,7 @@ class Compressor:
         return values
 
     def _residual(self, name: str, new: Source) -> NDArray[np.float32] | None:
-        residual = self._residuals.get(name)
+        residual = self.residuals.get(name)
         return residual if residual is not None and residual.size == new.spec.size else None  # else of another model
 
     def _coding(self, dtype: str) -> str:

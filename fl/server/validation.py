@@ -10,6 +10,7 @@ from typing import Any
 
 import netq
 from fl.callbacks.base import Callback
+from fl.outline import RESERVED
 from fl.schedules import resolved
 from fl.strategies.base import Strategy
 from fl.tensors.checks import unserializable
@@ -57,8 +58,9 @@ def check_limits(
 
 def check_config(config: Mapping[str, Any], whose: str) -> None:
     """Raise InvalidOption unless this config can be sent to clients. `whose`: its name in the error."""
-    if "round" in config:
-        raise netq.InvalidOption(f"{whose}: 'round' is the number of the round; expected another name")
+    for name, meaning in RESERVED.items():
+        if name in config:
+            raise netq.InvalidOption(f"{whose}: {name!r} is {meaning}; expected another name")
     if wrong := unserializable(config):
         raise netq.InvalidOption(f"{whose}: {wrong}")
 

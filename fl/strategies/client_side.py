@@ -34,15 +34,18 @@ def proximal_gradient(parameters: Mapping[str, Any], start: Mapping[str, Any], m
 class ControlVariate:
     """The control variate of a SCAFFOLD client: the drift of its gradients (Karimireddy et al., 2020, option II).
 
-    Create it once, and keep it from round to round:
+    It keeps its variate in the client's state, which lasts from round to round:
 
+        control = fl.ControlVariate(config["state"])
         control.begin(model, config)          # before training changes the model
         gradient += control.correction(name)  # in each local step, for each trained tensor
         return fl.Update(model, n, extra=control.finish(model, steps, learning_rate))
+
+    state: a dict that lasts, where the variate is stored as "control".
     """
 
-    def __init__(self) -> None:
-        self._own: dict[str, Any] = {}
+    def __init__(self, state: dict[str, Any]) -> None:
+        self._state = state
         self._start: dict[str, Any] = {}
         self._server: Mapping[str, Any] = {}
 
@@ -52,17 +55,18 @@ class ControlVariate:
             raise KeyError("config has no 'control': the server's strategy is not fl.Scaffold")
         self._server = config["control"]
         self._start = copied({name: model[name] for name in self._server})
-        self._own = self._own or zeros_like(self._start)
+        if self._state.get("control", {}).keys() != self._start.keys():  # the first round, or another model
+            self._state["control"] = zeros_like(self._start)
 
     def correction(self, name: str) -> Any:
         """Return the correction of a tensor's gradient: the server's variate minus this client's. Add it."""
-        return self._server[name] - self._own[name]
+        return self._server[name] - self._state["control"][name]
 
     def finish(self, model: Model, steps: int, learning_rate: float) -> dict[str, Any]:
         """Return the change of this client's variate for Update.extra, after `steps` steps of `learning_rate`."""
         share = 1 / (steps * learning_rate)
         trained = copied({name: model[name] for name in self._start})  # without torch's autograd history
         change = {name: share * (start - trained[name]) - self._server[name] for name, start in self._start.items()}
-        self._own = {name: own + change[name] for name, own in self._own.items()}
+        self._state["control"] = {name: own + change[name] for name, own in self._state["control"].items()}
         self._start = {}
         return change

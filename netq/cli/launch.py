@@ -7,9 +7,11 @@ package first, whose __init__ therefore calls `check_extra` before its imports.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import NoReturn
 
 from netq.version import DISTRIBUTION
 
@@ -27,8 +29,9 @@ def edge() -> int:
 
 
 def check_extra(package: str) -> None:
-    """Exit with status 2 if numpy is missing."""
-    _load(package, "numpy")
+    """Exit with status 2 if numpy is missing. Does not import it."""
+    if importlib.util.find_spec("numpy") is None:
+        _exit(package, "No module named 'numpy'")
 
 
 def _launch(package: str) -> int:
@@ -45,5 +48,9 @@ def _load(package: str, module: str) -> ModuleType:
     except ImportError as error:
         if error.name is not None and error.name.partition(".")[0] in ("netq", "fl", "edge"):
             raise  # a defect of ours, not a missing extra
-        print(f"{package}: {error}: pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'", file=sys.stderr)
-        sys.exit(2)
+        _exit(package, str(error))
+
+
+def _exit(package: str, reason: str) -> NoReturn:
+    print(f"{package}: {reason}: pip install '{DISTRIBUTION}[{_EXTRAS[package]}]'", file=sys.stderr)
+    sys.exit(2)

@@ -53,7 +53,7 @@ def test_copied_model_has_its_own_memory() -> None:
 
 
 def test_control_variate_accumulates_over_rounds() -> None:
-    control, server = fl.ControlVariate(), {"w": torch.full((2,), 0.5)}
+    control, server = fl.ControlVariate({}), {"w": torch.full((2,), 0.5)}
     total = torch.zeros(2)
     for _ in range(3):
         model = {"w": torch.zeros(2), "n": torch.tensor(1)}
@@ -68,4 +68,4 @@ def test_control_variate_accumulates_over_rounds() -> None:
 
 def test_control_variate_without_scaffold_is_refused() -> None:
     with pytest.raises(KeyError, match=r"the server's strategy is not fl\.Scaffold"):
-        fl.ControlVariate().begin(START, {"round": 1})
+        fl.ControlVariate({}).begin(START, {"round": 1})

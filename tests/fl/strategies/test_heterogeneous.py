@@ -164,7 +164,7 @@ def rounds(strategy: Strategy, count: int) -> NDArray[Any]:
     """Run a federation of the two clients in one process."""
     current: Any = {"w": np.zeros(2)}
     strategy.begin(current)
-    controls = [ControlVariate(), ControlVariate()]
+    controls = [ControlVariate({}), ControlVariate({})]
     for number in range(1, count + 1):
         strategy.select(number, IDS[:2])
         config = strategy.config(number)

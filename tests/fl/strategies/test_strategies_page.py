@@ -115,7 +115,7 @@ def test_fedprox_example_pulls_towards_the_start() -> None:
 
 def test_scaffold_example_corrects_and_returns_its_change() -> None:
     config = {"control": filled(0.5)}
-    names = local(SCAFFOLD, config, control=fl.ControlVariate(), num_examples=4)
+    names = local(SCAFFOLD, config, control=fl.ControlVariate({}), num_examples=4)
     assert names["model"]["w"].tolist() == pytest.approx([1.75 + (3 - 1.75) * 0.5 - 0.25] * 3)
     moved = (1 - names["model"]["w"]) / (2 * 0.5)  # option II: the mean gradient, as it was used
     np.testing.assert_allclose(names["update"].extra["w"], moved - 0.5)

@@ -1,0 +1,185 @@
+"""The agent's side of its child process: starts it, gives it tasks, waits for the answer, and says how it ended.
+
+Owned by edge/agent.py, in its thread. The child (edge/worker.py) is a new interpreter: training has its own memory,
+which goes back to the system, and cannot stop or end the agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Usage, Wrong, receive, send
+from netq.errors import InvalidOption
+from netq.utils.stream import Stream
+
+log = logging.getLogger("edge")
+
+_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from edge.worker import main; main()"
+_TICK = 1.0  # seconds between checks whether the child has ended: processes that it started may keep its channel open
+_EXIT = 2.0  # seconds that a child has to exit by itself
+
+
+class Answer(NamedTuple):
+    """A finished task. `fd`: of the file with its record, open for the receiver to close."""
+
+    is_update: bool
+    fd: int
+    usage: Usage
+
+
+class ChildFailed(Exception):
+    """There is no answer; the text says why."""
+
+
+class Child:
+    """The child process of an agent; at most one at a time.
+
+    tick: called while the child works; returns after how many seconds it wants to be called again, None: never.
+    """
+
+    def __init__(self, plan: Plan, tick: Callable[[], float | None]) -> None:
+        self._plan = plan
+        self._tick = tick
+        self._pid: int | None = None
+        self._channel: socket.socket | None = None
+        self._status = 0
+
+    def check(self) -> None:
+        """Start the child, and end it unless it is kept. Raises InvalidOption if its plan is wrong."""
+        try:
+            self._start(None)
+        except ChildFailed as error:
+            raise InvalidOption(f"client.train: the process that imports it fails: {error}") from None
+        self.rest()
+
+    def do(self, key: str, task: Stream, target: int, last: int | None) -> Answer:
+        """Do a task. Raises ChildFailed. `task` is emptied, so that it does not take memory while the child works.
+
+        target: the file for the record. last: the file of the last record; None: the child has its state, or there is
+        none.
+        """
+        until = None if self._plan.limits.seconds is None else time.monotonic() + self._plan.limits.seconds
+        if not self._is_running():
+            self._start(until)
+        elif self._plan.limits.keep:
+            last = None
+        assert self._channel is not None
+        fds = [_file_of(task), target, *([] if last is None else [last])]
+        try:
+            send(self._channel, Order(key), *fds)
+        except OSError as error:  # it has just ended
+            raise ChildFailed(self._how_it_ended()) from error
+        finally:
+            os.close(fds[0])
+        answer, received = self._wait(until)
+        if isinstance(answer, Failed):
+            raise ChildFailed(answer.why)
+        assert isinstance(answer, Done)
+        return Answer(answer.is_update, received[0] if received else os.dup(target), answer.usage)
+
+    def rest(self) -> None:
+        """Let the child exit, unless it is kept."""
+        if not self._plan.limits.keep:
+            self.end()
+
+    def end(self) -> None:
+        """Let the child exit, and kill it if it takes too long."""
+        self._close()
+        until = time.monotonic() + _EXIT
+        while self._is_running() and time.monotonic() < until:
+            time.sleep(0.01)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the child, and the processes that it has started."""
+        self._close()
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            self._ended(os.waitpid(self._pid, 0)[1])
+
+    def _start(self, until: float | None) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._pid = os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-c", _PROGRAM, *sys.path],
+                {**os.environ, **self._plan.limits.environment()},
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL)],
+                setpgroup=0,  # so that it can be killed with all that it has started, and Ctrl-C reaches the agent only
+            )
+        with contextlib.suppress(OSError):  # it may end at once, which `_wait` reports
+            send(self._channel, self._plan)
+        answer, _ = self._wait(until)
+        if isinstance(answer, Wrong):
+            self.end()
+            raise InvalidOption(answer.why)
+        assert isinstance(answer, Ready)
+
+    def _wait(self, until: float | None) -> tuple[Any, list[int]]:
+        """Wait for a message of the child. Raises ChildFailed if it ends first, or takes longer than `until`."""
+        assert self._channel is not None
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while True:
+            waits = [_TICK, *_given(self._tick())]
+            if until is not None:
+                waits.append(until - time.monotonic())
+                if waits[-1] <= 0:
+                    self.kill()
+                    raise ChildFailed(f"it took longer than training.seconds ({self._plan.limits.seconds:g}); killed")
+            if poll.poll(max(1, 1000 * min(waits))):
+                try:
+                    return receive(self._channel)
+                except (EOFError, OSError):
+                    raise ChildFailed(self._how_it_ended()) from None
+            if not self._is_running():
+                raise ChildFailed(self._how_it_ended())
+
+    def _is_running(self) -> bool:
+        if self._pid is not None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._ended(status)
+        return self._pid is not None
+
+    def _ended(self, status: int) -> None:
+        self._pid, self._status = None, os.waitstatus_to_exitcode(status)
+        self._close()
+
+    def _close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _how_it_ended(self) -> str:
+        """Wait for the end of the child, and say how it was."""
+        self.end()
+        if self._status == -signal.SIGKILL:
+            return "the training process was killed (SIGKILL), as the system does when memory runs out"
+        if self._status < 0:
+            return f"the training process was ended by {signal.Signals(-self._status).name}"
+        return f"the training process ended with status {self._status}"
+
+
+def _given(seconds: float | None) -> Iterable[float]:
+    return () if seconds is None else (seconds,)
+
+
+def _file_of(task: Stream) -> int:
+    """Return the descriptor of a file in memory with the bytes of a task, which is emptied."""
+    fd = os.memfd_create("netq-task", os.MFD_CLOEXEC)
+    for buffer in task.buffers:
+        while buffer.nbytes:
+            buffer = buffer[os.write(fd, buffer) :]
+    task.buffers.clear()
+    return fd

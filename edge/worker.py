@@ -1,0 +1,208 @@
+"""The child process of an agent: imports the training functions, and does tasks until its parent closes the channel.
+
+Started by edge/child.py, with one end of a SOCK_SEQPACKET socket as descriptor 3. It gets a
+Plan, answers Ready or Wrong, then answers each Order with Done or Failed. Tasks come, and records go, in files whose
+descriptors travel with the messages: a task is mapped and read in place, and the training may change the model there.
+
+Limits itself before it imports anything of the user's. It ends with its parent, also if that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import mmap
+import os
+import pickle
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from edge.limits import Limits
+from edge.record import Record, write
+from fl.outline import Finished
+from netq.cli.terminal import Formatter
+from netq.errors import InvalidOption, Unreadable
+from netq.utils.stream import Stream
+
+log = logging.getLogger("edge")
+
+CHANNEL = 3  # the descriptor of the channel
+LONGEST = 64 * 1024  # bytes of a message, and characters of a reason
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+class Plan(NamedTuple):
+    """What a child is to do."""
+
+    tasks: Mapping[str, Any]  # the arguments of the class that does the tasks (edge/tasks.py)
+    kind: str  # of tasks: "fl" or "flower"
+    limits: Limits
+    level: int  # of the log
+
+
+class Order(NamedTuple):
+    """A task. The descriptors of its bytes, of the file for the record, and of the last record travel with it."""
+
+    key: str
+
+
+class Ready(NamedTuple):
+    """The functions are imported."""
+
+
+class Wrong(NamedTuple):
+    """The plan is wrong: the text of an InvalidOption."""
+
+    why: str
+
+
+class Usage(NamedTuple):
+    """What a task has used."""
+
+    cpu: float  # seconds
+    memory: int  # bytes, the peak of the process
+
+
+class Done(NamedTuple):
+    """The record is written. If its file was full, the descriptor of another one travels with this message."""
+
+    is_update: bool
+    usage: Usage
+
+
+class Failed(NamedTuple):
+    """There is no reply, and why."""
+
+    why: str
+    usage: Usage
+
+
+class Tasks(Protocol):
+    """Does tasks of one kind."""
+
+    def answer(self, task: Stream) -> Finished | str:
+        """Do a task. Return the reply as bytes, or the reason why there is none."""
+
+    def save(self) -> Stream:
+        """Return the state after it; an empty stream if there is none."""
+
+    def restore(self, state: Stream) -> None:
+        """Go on from a state that `save` has returned. Raises ValueError."""
+
+
+def main() -> None:
+    """Serve the parent."""
+    _end_with_parent()
+    os.set_inheritable(CHANNEL, False)
+    with socket.socket(fileno=CHANNEL) as channel, contextlib.suppress(EOFError, ConnectionError):
+        plan: Plan = receive(channel)[0]
+        _log_to_stderr(plan.level)
+        plan.limits.apply()
+        try:
+            tasks = _tasks(plan)
+        except InvalidOption as error:
+            log.debug("where it happened", exc_info=error)
+            send(channel, Wrong(str(error)[:LONGEST // 4]))
+            return
+        send(channel, Ready())
+        while True:
+            order, fds = receive(channel)
+            _obey(channel, tasks, order, fds)
+
+
+def receive(channel: socket.socket) -> tuple[Any, list[int]]:
+    """Return the next message, and its descriptors. Raises EOFError at the end."""
+    data, fds, _, _ = socket.recv_fds(channel, LONGEST * 2, 3)
+    if not data:
+        raise EOFError
+    return pickle.loads(data), fds
+
+
+def send(channel: socket.socket, message: Any, *fds: int) -> None:
+    """Send a message. Raises OSError."""
+    socket.send_fds(channel, [pickle.dumps(message)], fds)
+
+
+def _tasks(plan: Plan) -> Tasks:
+    if plan.kind == "flower":
+        from edge.flower_tasks import FlowerTasks
+
+        return FlowerTasks(**plan.tasks)
+    from edge.tasks import TrainingTasks
+
+    return TrainingTasks(**plan.tasks)
+
+
+def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int]) -> None:
+    task, target, *last = fds
+    before = os.times()
+    try:
+        if last:
+            _restore(tasks, last[0])
+        answer = tasks.answer(_mapped(task))
+        fallback = [] if isinstance(answer, str) else _write(target, order.key, answer, tasks.save())
+    except MemoryError:
+        answer, fallback = "MemoryError: the training has no memory left", []
+    except Exception as error:  # of the user's objects, while they are serialised
+        log.exception("the task cannot be finished")
+        answer, fallback = f"{type(error).__name__}: {error}", []
+    finally:
+        for fd in fds:
+            os.close(fd)
+    now = os.times()
+    usage = Usage(now.user + now.system - before.user - before.system, _peak())
+    if isinstance(answer, str):
+        send(channel, Failed(answer[: LONGEST // 4], usage))
+    else:
+        send(channel, Done(answer.job[2] == "train", usage), *fallback)
+    for fd in fallback:
+        os.close(fd)
+
+
+def _mapped(fd: int) -> Stream:
+    return Stream.of(memoryview(mmap.mmap(fd, 0)))
+
+
+def _restore(tasks: Tasks, fd: int) -> None:
+    """Go on from the state of the last record. The mapping is private: the record does not change."""
+    record = Record.read(fd, check=False)
+    private = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
+    try:
+        tasks.restore(Stream.of(private[private.nbytes - record.state.nbytes :]))
+    except (ValueError, Unreadable) as error:
+        log.error("the state of the last update cannot be read, and is left out: %s", error)
+
+
+def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:
+    """Write the record. If that fails, because the disk is full, write it to memory, and return its descriptor."""
+    try:
+        write(target, key, answer.message, answer.size, state)
+    except OSError as error:
+        log.warning("the update cannot be written to the state folder: %s", error.strerror)
+        memory = os.memfd_create("netq-edge", os.MFD_CLOEXEC)
+        write(memory, key, answer.message, answer.size, state)
+        return [memory]
+    return []
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() == 1:  # it has ended before
+        sys.exit()
+
+
+def _log_to_stderr(level: int) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Formatter())
+    logging.basicConfig(handlers=[handler], level=level)
+
