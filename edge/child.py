@@ -105,7 +105,8 @@ class Child:
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
-            self._ended(os.waitpid(self._pid, 0)[1])
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            self._pid = None
 
     def _start(self, until: float | None) -> None:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -146,15 +147,10 @@ class Child:
                 raise ChildFailed(self._how_it_ended())
 
     def _is_running(self) -> bool:
-        if self._pid is not None:
-            pid, status = os.waitpid(self._pid, os.WNOHANG)
-            if pid:
-                self._ended(status)
+        """Return whether the child runs. If it has ended, end the processes that it has started, too."""
+        if self._pid is not None and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self.kill()
         return self._pid is not None
-
-    def _ended(self, status: int) -> None:
-        self._pid, self._status = None, os.waitstatus_to_exitcode(status)
-        self._close()
 
     def _close(self) -> None:
         if self._channel is not None:

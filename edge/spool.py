@@ -97,7 +97,7 @@ class Spool:
             self._replace(Record.read(fd, check=True), fd)
         except (Damaged, OSError) as error:
             os.close(fd)
-            log.error("%s: is no whole update, and is dropped: %s", path, error)
+            log.error("%s: is no whole update, and is dropped: %s", path, str(error))
             path.unlink(missing_ok=True)
 
     def _fresh(self) -> int:

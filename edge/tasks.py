@@ -8,6 +8,7 @@ from typing import Any
 from fl.compression.compressor import Compression, as_compression
 from fl.config.toml import function
 from fl.outline import OUTLINES, Finished
+from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
 from fl.trainer import Trainer
 from netq.errors import InvalidOption
@@ -37,7 +38,12 @@ class TrainingTasks:
 
     def answer(self, task: Stream) -> Finished | str:
         """Do a task. Return the reply as bytes, or the reason why there is none."""
-        return self._trainer.answer(OUTLINES.load(task))
+        before = self._trainer.state
+        answer = self._trainer.answer(OUTLINES.load(task))
+        if wrong := unserializable(self._trainer.state):
+            self._trainer.state = before
+            return f"config['state'] cannot be kept: {wrong}"
+        return answer
 
     def save(self) -> Stream:
         """Return the state after the last task."""

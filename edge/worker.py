@@ -175,7 +175,7 @@ def _restore(tasks: Tasks, fd: int) -> None:
     try:
         tasks.restore(Stream.of(private[private.nbytes - record.state.nbytes :]))
     except (ValueError, Unreadable) as error:
-        log.error("the state of the last update cannot be read, and is left out: %s", error)
+        log.error("the state of the last update cannot be read, and is left out: %s", str(error))
 
 
 def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:

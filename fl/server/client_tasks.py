@@ -245,7 +245,10 @@ class ClientTasks:
 
     def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> None:
         asked = self._asked.get(peer)
-        if asked is None or asked.job != offer.job or self._permitted.get(peer) == offer.job:
+        if asked is None or asked.job != offer.job:
+            return
+        if self._permitted.get(peer) == offer.job and offer.size <= self._admission.admitted(peer):
+            self.queue.put(Permit(offer.job), peer)  # it was started again after the first one
             return
         if offer.size > self._max_size:
             self._refuse(peer, FailureKind.INVALID, f"it offers {offer.size} bytes; expected {self._max_size} at most")

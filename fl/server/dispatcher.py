@@ -6,9 +6,11 @@ Its user knows what a task asks and what a reply says; the dispatcher knows neit
 A task fails, with a ClientFailure as its answer, if
 
     LATE        the peer has not answered within the task's time limit
-    LOST        the peer has left, was started again, or has had no connection for longer than `grace`;
-                or the task cannot be sent to it
+    LOST        the peer has left, or has had no connection for longer than `grace`; or the task cannot be sent to it
     UNREADABLE  the peer sent a message that cannot be read
+
+A peer that was started again gets its task again, 3 times at most, if it is one of the last `ask`: earlier ones are
+LOST. So the dispatcher keeps the data of one `ask`, and no old model.
 
 docs/reference/fl.md ("When the server gives a client up") has these rules for users.
 
@@ -18,6 +20,7 @@ messages stay in the communicator, where its flow control bounds them, so the di
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -30,10 +33,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import netq
 from fl.report import ClientFailure, FailureKind
 
+log = logging.getLogger("netq.fl")
+
 Key = TypeVar("Key", bound=Hashable)
 
 _TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has left is noticed
 _ANNOUNCEMENTS = 1  # a lane: tasks have lane 0
+_REPEATS = 3  # how often a peer that was started again gets a task again
 _CHECK = 1.0  # seconds between checks of the connections of all peers that have tasks
 
 
@@ -45,6 +51,7 @@ class _Task(NamedTuple):
     delivery: netq.Delivery
     keep_late: bool
     is_late: bool = False
+    repeats: int = 0  # how often it was sent again
 
 
 class TaskDispatcher(Generic[Key]):
@@ -78,6 +85,8 @@ class TaskDispatcher(Generic[Key]):
         self._answers: dict[Key, Any] = {}  # not taken yet
         self._reading = False  # a thread reads
         self._number = 0  # of the last `ask`
+        self._data: Any = None  # of the last `ask`, while a task of it is open
+        self._open = 0  # tasks of the last `ask`
         self._next_check = -math.inf  # by time.monotonic()
         # The peers' sessions.
         self.sessions_changed = threading.Event()  # a session began or ended
@@ -96,6 +105,7 @@ class TaskDispatcher(Generic[Key]):
         with self._changed:  # so that no answer is read before its task is known
             self._number += 1
             delivery = self.queue.put(data, *tasks)
+            self._data, self._open = data, len(tasks)
             until = time.monotonic() + limit
             self._next_check = min(self._next_check, until)
             for (peer, key), part in zip(tasks.items(), delivery.futures, strict=True):
@@ -115,7 +125,7 @@ class TaskDispatcher(Generic[Key]):
     def answer(self, key: Key, content: Any) -> bool:
         """Answer an open task. Return False, and do nothing, if the task is not open."""
         with self._changed:
-            if self._tasks.pop(key, None) is None:
+            if self._pop(key) is None:
                 return False
             self._answers[key] = content
             self._changed.notify_all()
@@ -190,7 +200,7 @@ class TaskDispatcher(Generic[Key]):
     def forget(self, keys: Collection[Key]) -> None:
         """Wait for no answer to these tasks. Cancel those that are not delivered."""
         with self._changed:
-            tasks = [self._tasks.pop(key) for key in keys if key in self._tasks]
+            tasks = [task for key in keys if (task := self._pop(key)) is not None]
             for key in keys:
                 self._answers.pop(key, None)
         for task in tasks:
@@ -245,17 +255,21 @@ class TaskDispatcher(Generic[Key]):
         now, known, ended = time.monotonic(), self.queue.statistics(), self._take_ended()
         with self._changed:
             tasks = list(self._tasks.items())
+        again = {key for key, task in tasks if task.peer in known and self._may_repeat(task, ended.get(task.peer, 0))}
         failures = {
             key: failure
             for key, task in tasks
-            if (failure := self._failure(task, now, known.get(task.peer), ended.get(task.peer, 0)))
+            if key not in again
+            and (failure := self._failure(task, now, known.get(task.peer), ended.get(task.peer, 0)))
         }
         # A failed peer may have sent its answer before. Read its messages first, so that the answer counts.
-        for peer in {task.peer for key, task in tasks if key in failures}:
+        for peer in {task.peer for key, task in tasks if key in failures or key in again}:
             self._drain(peer)
         with self._changed:
             for key, failure in failures.items():
                 self._fail(key, failure)
+            for key in again & self._tasks.keys():
+                self._repeat(key)
             limits = [task.until for task in self._tasks.values() if not task.is_late]
             self._next_check = min([now + _CHECK, *limits])
         return bool(failures)
@@ -282,6 +296,25 @@ class TaskDispatcher(Generic[Key]):
         elif now >= task.until and not task.is_late:
             return ClientFailure(FailureKind.LATE, f"no answer within {task.limit:g} s ({self._limit})")
         return ClientFailure(FailureKind.LOST, reason) if reason else None
+
+    def _may_repeat(self, task: _Task, ended: int) -> bool:
+        return task.number <= ended and task.number == self._number and task.repeats < _REPEATS
+
+    def _repeat(self, key: Key) -> None:
+        """Send a task to the new session of its peer."""
+        task = self._tasks[key]
+        task.delivery.cancel()
+        log.info("%s: was started again, and gets its %s again", task.peer, self._noun)
+        (part,) = self.queue.put(self._data, task.peer).futures
+        self._tasks[key] = task._replace(delivery=part, repeats=task.repeats + 1)
+
+    def _pop(self, key: Key) -> _Task | None:
+        task = self._tasks.pop(key, None)
+        if task is not None and task.number == self._number:
+            self._open -= 1
+            if self._open == 0:
+                self._data = None
+        return task
 
     def _fail(self, key: Key, failure: ClientFailure) -> None:
         task = self._tasks.get(key)

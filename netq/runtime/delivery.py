@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol
 
+from netq.io.signal_handlers import raised_by_handler
 from netq.protocol.codec import FINISHED, PENDING, Outgoing
 
 log = logging.getLogger("netq")
@@ -134,7 +135,9 @@ class Delivery(Outgoing, Future[None]):
                 return
         try:
             fn(self)
-        except Exception:
+        except Exception as error:
+            if raised_by_handler(error) is not None:  # it interrupts our caller, who happens to be here
+                raise
             log.exception("a callback of a delivery failed")
 
     def exception(self, timeout: float | None = None) -> BaseException | None:

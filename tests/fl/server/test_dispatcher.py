@@ -178,6 +178,48 @@ def test_a_restarted_peer_loses_earlier_tasks_only() -> None:
         assert place.take("a") == ("a", 1)
 
 
+def test_a_restarted_peer_gets_its_task_again() -> None:
+    with dispatching() as place, ThreadPoolExecutor() as pool:
+        peer = place.join(A)
+        place.ask("a")
+        read(peer, 1)
+        peer.close(SOON)
+        again = place.join(A)
+        taken = pool.submit(place.take, "a")
+        assert again.get(timeout=SOON).data == "task a"
+        again.put(("a", 1))
+        assert taken.result(SOON) == ("a", 1)
+
+
+def test_a_peer_that_is_restarted_for_ever_is_lost() -> None:
+    failure = ClientFailure(FailureKind.LOST, "it was started again, and knows nothing of the task")
+    with dispatching() as place:
+        peer = place.join(A)
+        place.ask("a")
+        for times in range(4):
+            assert place.take("a", within=0) is None, f"restarted {times} times"
+            read(peer, 1)
+            peer.close(SOON)
+            peer = place.join(A)
+        assert place.take("a") == ("a", failure)
+
+
+def test_a_restarted_peer_gets_the_last_task_again_only() -> None:
+    with dispatching() as place, ThreadPoolExecutor() as pool:
+        peer = place.join(A)
+        place.ask("a", "b")
+        read(peer, 2)
+        peer.close(SOON)
+        again = place.join(A)
+        taken = pool.submit(place.take, "a")
+        assert again.get(timeout=SOON).data == "task b"
+        assert taken.result(SOON) == (
+            "a",
+            ClientFailure(FailureKind.LOST, "it was started again, and knows nothing of the task"),
+        )
+        assert place.dispatcher.is_open("b")
+
+
 def test_a_task_that_is_too_large_is_lost() -> None:
     with dispatching() as place:
         narrow = netq.ConnectionOptions(message_size=100)

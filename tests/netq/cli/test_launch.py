@@ -17,10 +17,8 @@ CASES = [
 
 
 def run_without(library: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with a module of this name in front of the library, which raises what a missing one would."""
-    (folder / f"{library}.py").write_text(
-        f"raise ModuleNotFoundError(\"No module named '{library}'\", name='{library}')"
-    )
+    """Run Python as if the library were missing."""
+    (folder / "sitecustomize.py").write_text(f"import sys; sys.modules['{library}'] = None")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60)
 

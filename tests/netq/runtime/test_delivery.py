@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import queue
+import signal
 import sys
 import threading
 import time
@@ -498,6 +499,23 @@ def test_an_interrupt_in_a_callback_reaches_the_thread_that_adds_it() -> None:
     part.cancel()
     with pytest.raises(KeyboardInterrupt):
         part.add_done_callback(_interrupted)
+
+
+def test_signal_handler_in_a_callback_interrupts_the_caller() -> None:
+    class TimeIsUp(Exception):
+        pass
+
+    def handler(number: int, frame: object) -> None:
+        raise TimeIsUp
+
+    part = Delivery(b"", peer=A, guard=AtOnce())
+    part.cancel()
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(TimeIsUp):
+            part.add_done_callback(lambda future: signal.raise_signal(signal.SIGUSR1))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def _interrupted(part: object) -> None:

@@ -1,0 +1,141 @@
+"""edge.run: the tasks are done in a child process, whose failures are reported; the run ends with the federation."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edge
+import fl
+import netq
+from tests.edge import training
+
+SOON = 20.0  # seconds in which all happens that does happen
+ID = uuid.UUID(int=5)
+CONNECTION = netq.ConnectionOptions(retry_min=0.01, retry_max=0.1, linger=0.5)
+HERE = training.__name__
+
+
+@contextmanager
+def server(**settings: Any) -> Iterator[fl.Server]:
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), connection=CONNECTION)
+    model = {"w": np.zeros(3, np.float32)}
+    with fl.Server(model, options, min_clients=1, deadline=SOON, **settings) as made:
+        yield made
+
+
+@contextmanager
+def running(function: Callable[..., Any], *args: Any) -> Iterator[None]:
+    """In a thread; what it raises is raised here."""
+    with ThreadPoolExecutor() as pool:
+        run = pool.submit(function, *args)
+        yield
+        run.result(SOON)
+
+
+def config(aggregator: fl.Server, train: str = "train", **options: Any) -> edge.Config:
+    return edge.Config(aggregator.netloc, id=ID, connection=CONNECTION, train=f"{HERE}:{train}", **options)
+
+
+@pytest.mark.slow
+def test_device_takes_part_under_its_id() -> None:
+    with server(evaluate=True) as aggregator:
+        device = config(aggregator, evaluate=f"{HERE}:evaluate", settings={"step": 2})
+        with running(edge.run, device):
+            reports = list(aggregator.rounds(3))
+            aggregator.close()
+    assert [report.clients for report in reports] == [(ID,)] * 3
+    assert [(report.metrics["round"], report.metrics["count"]) for report in reports] == [(1, 1), (2, 2), (3, 3)]
+    assert len({report.metrics["pid"] for report in reports}) == 3
+    assert [report.evaluation for report in reports] == [{"accuracy": 0.5}] * 3
+    assert aggregator.model["w"].tolist() == [6, 6, 6]
+
+
+def test_kept_child_does_all_rounds() -> None:
+    with server() as aggregator, running(edge.run, config(aggregator, training=edge.Limits(keep=True))):
+        reports = list(aggregator.rounds(3))
+        aggregator.close()
+    assert [report.metrics["count"] for report in reports] == [1, 2, 3]
+    (pid,) = {report.metrics["pid"] for report in reports}
+    assert pid != os.getpid()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_device_settings_override_the_server_config() -> None:
+    with server(config={"rate": 0.1, "batch": 32}) as aggregator:
+        device = config(aggregator, "tells", settings={"batch": 8, "field": {"name": "north"}})
+        with running(edge.run, device):
+            reason = aggregator.round().failures[ID]
+            aggregator.close()
+    told = "[('batch', 8), ('field', {'name': 'north'}), ('rate', 0.1), ('round', 1), ('state', {})]"
+    assert reason == fl.ClientFailure(fl.FailureKind.FAILED, f"OSError: the sensor does not answer {told}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "limits", "reason"),
+    [
+        ("exit", {}, "the training process ended with status 7"),
+        ("segfault", {}, "the training process was ended by SIGSEGV"),
+        ("kill", {}, "the training process was killed (SIGKILL), as the system does when memory runs out"),
+        ("hang", {"seconds": 2.0}, "it took longer than training.seconds (2); killed"),
+        ("memory", {"memory": 500}, "MemoryError: "),
+        ("orphan", {}, "the training process ended with status 7"),
+    ],
+)
+@pytest.mark.parametrize("keep", [False, True])
+def test_failing_child_is_reported_and_replaced(
+    tmp_path: Path, how: str, limits: dict[str, Any], reason: str, keep: bool
+) -> None:
+    settings = {"how": how, "mark": str(tmp_path / "mark")}
+    with server() as aggregator:
+        device = config(aggregator, "stumbles", training=edge.Limits(keep=keep, **limits), settings=settings)
+        with running(edge.run, device):
+            failure = aggregator.round().failures[ID]
+            assert aggregator.round().clients == (ID,)
+            aggregator.close()
+    assert failure.why is fl.FailureKind.FAILED
+    assert failure.reason.startswith(reason)
+
+
+def test_wrong_name_ends_the_run() -> None:
+    with server() as aggregator, pytest.raises(netq.InvalidOption, match="client.train: .*did you mean train?"):
+        edge.run(config(aggregator, "trian"))
+
+
+@pytest.mark.slow
+def test_state_outlives_the_agent(tmp_path: Path) -> None:
+    counts = []
+    for _ in range(2):
+        with server() as aggregator, running(edge.run, config(aggregator, state=tmp_path / "state")):
+            counts.append(aggregator.round().metrics["count"])
+            aggregator.close()
+    assert counts == [1, 2]
+
+
+def test_state_folder_has_one_agent(tmp_path: Path) -> None:
+    with server() as aggregator:
+        device = config(aggregator, state=tmp_path / "state")
+        with running(edge.run, device):
+            aggregator.wait(1, SOON)
+            with pytest.raises(netq.InvalidOption, match="client.state: .* is in use by another agent"):
+                edge.run(device)
+            aggregator.close()
+
+
+def test_wrong_certificate_ends_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "trusted.pem"
+    path.write_text("not PEM")
+    security = netq.SecurityOptions(certificate=path)
+    device = edge.Config(netq.NetworkLocation("127.0.0.1", 9), train=f"{HERE}:train", security=security)
+    with pytest.raises(netq.SecurityError):
+        edge.run(device)

@@ -1,0 +1,65 @@
+"""Functions that the child processes of tests/edge import by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fl
+
+
+def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Add the step of the settings; count the rounds."""
+    config["state"]["count"] = count = config["state"].get("count", 0) + 1
+    metrics = {"round": config["round"], "count": count, "pid": os.getpid()}
+    return fl.Update({"w": model["w"] + np.float32(config.get("step", 1))}, 1, metrics)
+
+
+def evaluate(model: Any, config: Mapping[str, Any]) -> fl.Report:
+    return fl.Report(1, {"accuracy": config["step"] / 4})
+
+
+def tells(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Fail with the config as the reason."""
+    raise OSError(f"the sensor does not answer {sorted(config.items())}")
+
+
+def stumbles(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Do once what the settings say, then train."""
+    mark = Path(config["mark"])
+    if not mark.exists():
+        mark.touch()
+        _misbehave(config["how"])
+    return train(model, config)
+
+
+def hangs(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    Path(config["mark"]).touch()
+    time.sleep(1000)
+    raise AssertionError
+
+
+def _misbehave(how: str) -> None:
+    if how == "exit":
+        os._exit(7)
+    if how == "segfault":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        time.sleep(1000)
+    if how == "memory":
+        np.ones(10**9)
+    if how == "orphan":  # which keeps the channel of its parent open
+        if os.fork() == 0:
+            time.sleep(1000)
+        os._exit(7)
