@@ -1,0 +1,182 @@
+"""Reads the sensors of this machine from /sys, /proc and /dev.
+
+Called by the loop of the agent; edge/fitness.py judges what it returns. Every path lies below `root`, so that a test
+can make a machine of files. Starts no process, keeps no file open and raises nothing: a value that cannot be read is
+None. Sensors may come and go, so they are looked up again for each reading.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_KIB_IN_MB = 1024 / 1e6  # /proc/meminfo writes kB for units of 1,024 bytes
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the sensors measure at one moment. None: unknown.
+
+    temperature: °C of the hottest thermal zone.
+    load:        load average of the last minute, per core.
+    battery:     percent of charge, of the fullest battery that supplies the machine.
+    mains:       whether a supply is online, or the machine has no battery.
+    minute:      minutes since midnight, local time.
+    free_memory: MB (1,000,000 bytes) that programs can have without swapping.
+    idle:        seconds since the last input on a terminal, or since the start of the machine if there was none.
+    """
+
+    temperature: float | None = None
+    load: float | None = None
+    battery: float | None = None
+    mains: bool | None = None
+    minute: int | None = None
+    free_memory: float | None = None
+    idle: float | None = None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The sensors below a root folder.
+
+    root:  the folder that has `sys`, `proc` and `dev`.
+    cores: the number of cores that share the load; None: those of this machine that are online.
+    clock: returns seconds since 1970, as time.time does.
+    """
+
+    root: Path = Path("/")
+    cores: int | None = None
+    clock: Callable[[], float] = time.time
+
+    def read(self) -> Readings:
+        """Return the values of all sensors."""
+        local = time.localtime(self.clock())
+        return Readings(
+            temperature=self._temperature(),
+            load=self._load(),
+            battery=self._battery(),
+            mains=self._mains(),
+            minute=60 * local.tm_hour + local.tm_min,
+            free_memory=self._free_memory(),
+            idle=self._idle(),
+        )
+
+    def missing(self) -> dict[str, str]:
+        """Return the sensors that this machine does not have: the name in Readings, and what is not there.
+
+        A sensor that exists and cannot be read is not missing.
+        """
+        batteries, proc = self._batteries(), self.root / "proc"
+        required = {
+            "temperature": (self._zones(), "no thermal zone"),
+            "load": ((proc / "loadavg").exists(), "no /proc/loadavg"),
+            "battery": (any((each / "capacity").exists() for each in batteries), "no battery that tells its charge"),
+            "mains": (not batteries or self._chargers(), "a battery, and no supply that tells whether it is online"),
+            "free_memory": ((proc / "meminfo").exists(), "no /proc/meminfo"),
+            "idle": (self._terminals() and (proc / "uptime").exists(), "no terminals in /dev, or no /proc/uptime"),
+        }
+        return {name: lack for name, (exists, lack) in required.items() if not exists}
+
+    def _temperature(self) -> float | None:
+        hottest = _greatest(_number(zone) for zone in self._zones())
+        return None if hottest is None else hottest / 1000  # the kernel's unit is millidegrees
+
+    def _zones(self) -> list[Path]:
+        return list(self.root.glob("sys/class/thermal/thermal_zone*/temp"))
+
+    def _load(self) -> float | None:
+        load = _number(self.root / "proc/loadavg")
+        return None if load is None else load / (self.cores or os.cpu_count() or 1)
+
+    def _battery(self) -> float | None:
+        return _greatest(_number(battery / "capacity") for battery in self._batteries())
+
+    def _mains(self) -> bool | None:
+        """Return whether the machine runs on mains. A supply that cannot be read may be online, so it makes it None."""
+        if not self._batteries():
+            return True
+        online = [_number(charger / "online") for charger in self._chargers()]
+        if any(online):
+            return True
+        return None if None in online or not online else False
+
+    def _batteries(self) -> list[Path]:
+        return [supply for supply in self._supplies() if _text(supply / "type") == "Battery"]
+
+    def _chargers(self) -> list[Path]:
+        """Return the supplies that tell whether they are online. Drivers have USB, USB_C, USB_PD and more types."""
+        kinds = ("Mains", "USB", "Wireless")
+        found = [supply for supply in self._supplies() if _text(supply / "type").startswith(kinds)]
+        return [charger for charger in found if (charger / "online").exists()]
+
+    def _supplies(self) -> list[Path]:
+        """Return the power supplies of the machine, without those of its devices, as the battery of a mouse."""
+        supplies = self.root.glob("sys/class/power_supply/*")
+        return [supply for supply in supplies if _text(supply / "scope") != "Device"]
+
+    def _free_memory(self) -> float | None:
+        for line in _text(self.root / "proc/meminfo").splitlines():
+            name, _, value = line.partition(":")
+            if name == "MemAvailable":
+                kib = _parse(value)
+                return None if kib is None else kib * _KIB_IN_MB
+        return None
+
+    def _idle(self) -> float | None:
+        """Return seconds since the last input on a terminal.
+
+        The kernel sets the access time of a terminal when a program reads input from it, exact to 8 seconds; `w` shows
+        the same value. The clock of a board without a battery for it jumps after the start: an access time in the
+        future tells nothing, and no terminal can be idle for longer than the machine runs.
+        """
+        uptime = _number(self.root / "proc/uptime")
+        if uptime is None:
+            return None
+        times = [_access_time(terminal) for terminal in self._terminals()]
+        now = self.clock()  # after the access times, so that none of them is later by right
+        return min([uptime, *(now - each for each in times if each is not None and each <= now)])
+
+    def _terminals(self) -> list[Path]:
+        """Return the screens' terminals, those of ssh and of terminal windows, and the serial console.
+
+        Other serial ports have no person at them. Output of a program sets the access time of /dev/pts/ptmx.
+        """
+        consoles = _text(self.root / "sys/class/tty/console/active").split()
+        dev = self.root / "dev"
+        return [*dev.glob("tty[0-9]*"), *dev.glob("pts/[0-9]*"), *(dev / name for name in consoles)]
+
+
+def _greatest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _number(path: Path) -> float | None:
+    """Return the first number of a file."""
+    return _parse(_text(path))
+
+
+def _parse(text: str) -> float | None:
+    try:
+        number = float(text.split()[0])
+    except (ValueError, IndexError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _text(path: Path) -> str:
+    """Return the content of a file; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _access_time(path: Path) -> float | None:
+    try:
+        return path.stat().st_atime
+    except OSError:  # its session is over
+        return None
