@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge.machine import text_of
+
 _MICRO = 1e-6  # joules of the kernel's unit
 
 
@@ -23,9 +25,10 @@ class Meter:
     root: Path = Path("/")
 
     def read(self) -> dict[str, int]:
-        """Return the counters in microjoules, by zone; those that cannot be read are left out."""
+        """Return the counters in microjoules, by zone; none at all if one of them cannot be read."""
         counters = {zone.name: _whole(zone / "energy_uj") for zone in self._zones()}
-        return {name: value for name, value in counters.items() if value is not None}
+        known = {name: value for name, value in counters.items() if value is not None}
+        return known if len(known) == len(counters) else {}
 
     def joules_since(self, before: Mapping[str, int]) -> float | None:
         """Return the energy used since `before` was read. None: unknown.
@@ -42,7 +45,7 @@ class Meter:
 
     def _zones(self) -> list[Path]:
         zones = self.root.glob("sys/class/powercap/intel-rapl:*")
-        return [zone for zone in zones if zone.name.count(":") == 1 and _text(zone / "name") != "psys"]
+        return [zone for zone in zones if zone.name.count(":") == 1 and text_of(zone / "name") != "psys"]
 
     def _used(self, name: str, before: int, now: int) -> int | None:
         if now >= before:
@@ -53,14 +56,6 @@ class Meter:
 
 def _whole(path: Path) -> int | None:
     try:
-        return int(_text(path))
+        return int(text_of(path))
     except ValueError:
         return None
-
-
-def _text(path: Path) -> str:
-    """Return the content of a file; "" if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError):
-        return ""

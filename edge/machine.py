@@ -105,21 +105,21 @@ class Machine:
         return None if None in online or not online else False
 
     def _batteries(self) -> list[Path]:
-        return [supply for supply in self._supplies() if _text(supply / "type") == "Battery"]
+        return [supply for supply in self._supplies() if text_of(supply / "type") == "Battery"]
 
     def _chargers(self) -> list[Path]:
         """Return the supplies that tell whether they are online. Drivers have USB, USB_C, USB_PD and more types."""
         kinds = ("Mains", "USB", "Wireless")
-        found = [supply for supply in self._supplies() if _text(supply / "type").startswith(kinds)]
+        found = [supply for supply in self._supplies() if text_of(supply / "type").startswith(kinds)]
         return [charger for charger in found if (charger / "online").exists()]
 
     def _supplies(self) -> list[Path]:
         """Return the power supplies of the machine, without those of its devices, as the battery of a mouse."""
         supplies = self.root.glob("sys/class/power_supply/*")
-        return [supply for supply in supplies if _text(supply / "scope") != "Device"]
+        return [supply for supply in supplies if text_of(supply / "scope") != "Device"]
 
     def _free_memory(self) -> float | None:
-        for line in _text(self.root / "proc/meminfo").splitlines():
+        for line in text_of(self.root / "proc/meminfo").splitlines():
             name, _, value = line.partition(":")
             if name == "MemAvailable":
                 kib = _parse(value)
@@ -145,7 +145,7 @@ class Machine:
 
         Other serial ports have no person at them. Output of a program sets the access time of /dev/pts/ptmx.
         """
-        consoles = _text(self.root / "sys/class/tty/console/active").split()
+        consoles = text_of(self.root / "sys/class/tty/console/active").split()
         dev = self.root / "dev"
         return [*dev.glob("tty[0-9]*"), *dev.glob("pts/[0-9]*"), *(dev / name for name in consoles)]
 
@@ -156,7 +156,7 @@ def _greatest(values: Iterable[float | None]) -> float | None:
 
 def _number(path: Path) -> float | None:
     """Return the first number of a file."""
-    return _parse(_text(path))
+    return _parse(text_of(path))
 
 
 def _parse(text: str) -> float | None:
@@ -167,8 +167,8 @@ def _parse(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _text(path: Path) -> str:
-    """Return the content of a file; "" if it cannot be read."""
+def text_of(path: Path) -> str:
+    """Return the content of a small file; "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):
