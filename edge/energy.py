@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge.machine import text_of
+from edge.machine import entries, text_of
 
 _MICRO = 1e-6  # joules of the kernel's unit
 
@@ -44,7 +44,7 @@ class Meter:
         return _MICRO * sum(known) if len(known) == len(used) else None
 
     def _zones(self) -> list[Path]:
-        zones = self.root.glob("sys/class/powercap/intel-rapl:*")
+        zones = entries(self.root / "sys/class/powercap", "intel-rapl:*")
         return [zone for zone in zones if zone.name.count(":") == 1 and text_of(zone / "name") != "psys"]
 
     def _used(self, name: str, before: int, now: int) -> int | None:

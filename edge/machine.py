@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import filter as matching
+from os.path import exists  # Path.exists may raise OSError
 from pathlib import Path
 
 _KIB_IN_MB = 1024 / 1e6  # /proc/meminfo writes kB for units of 1,024 bytes
@@ -71,22 +73,23 @@ class Machine:
         A sensor that exists and cannot be read is not missing.
         """
         batteries, proc = self._batteries(), self.root / "proc"
+        terminals = self._terminals() or exists(self.root / "dev/pts")  # it is empty until the first login
         required = {
             "temperature": (self._zones(), "no thermal zone"),
-            "load": ((proc / "loadavg").exists(), "no /proc/loadavg"),
-            "battery": (any((each / "capacity").exists() for each in batteries), "no battery that tells its charge"),
+            "load": (exists(proc / "loadavg"), "no /proc/loadavg"),
+            "battery": (any(exists(each / "capacity") for each in batteries), "no battery that tells its charge"),
             "mains": (not batteries or self._chargers(), "a battery, and no supply that tells whether it is online"),
-            "free_memory": ((proc / "meminfo").exists(), "no /proc/meminfo"),
-            "idle": (self._terminals() and (proc / "uptime").exists(), "no terminals in /dev, or no /proc/uptime"),
+            "free_memory": (exists(proc / "meminfo"), "no /proc/meminfo"),
+            "idle": (terminals and exists(proc / "uptime"), "no terminals in /dev, or no /proc/uptime"),
         }
-        return {name: lack for name, (exists, lack) in required.items() if not exists}
+        return {name: lack for name, (there, lack) in required.items() if not there}
 
     def _temperature(self) -> float | None:
         hottest = _greatest(_number(zone) for zone in self._zones())
         return None if hottest is None else hottest / 1000  # the kernel's unit is millidegrees
 
     def _zones(self) -> list[Path]:
-        return list(self.root.glob("sys/class/thermal/thermal_zone*/temp"))
+        return [zone / "temp" for zone in entries(self.root / "sys/class/thermal", "thermal_zone*")]
 
     def _load(self) -> float | None:
         load = _number(self.root / "proc/loadavg")
@@ -111,11 +114,11 @@ class Machine:
         """Return the supplies that tell whether they are online. Drivers have USB, USB_C, USB_PD and more types."""
         kinds = ("Mains", "USB", "Wireless")
         found = [supply for supply in self._supplies() if text_of(supply / "type").startswith(kinds)]
-        return [charger for charger in found if (charger / "online").exists()]
+        return [charger for charger in found if exists(charger / "online")]
 
     def _supplies(self) -> list[Path]:
         """Return the power supplies of the machine, without those of its devices, as the battery of a mouse."""
-        supplies = self.root.glob("sys/class/power_supply/*")
+        supplies = entries(self.root / "sys/class/power_supply", "*")
         return [supply for supply in supplies if text_of(supply / "scope") != "Device"]
 
     def _free_memory(self) -> float | None:
@@ -145,9 +148,9 @@ class Machine:
 
         Other serial ports have no person at them. Output of a program sets the access time of /dev/pts/ptmx.
         """
-        consoles = text_of(self.root / "sys/class/tty/console/active").split()
-        dev = self.root / "dev"
-        return [*dev.glob("tty[0-9]*"), *dev.glob("pts/[0-9]*"), *(dev / name for name in consoles)]
+        dev, consoles = self.root / "dev", text_of(self.root / "sys/class/tty/console/active").split()
+        found = [*entries(dev, "tty[0-9]*"), *entries(dev / "pts", "[0-9]*"), *(dev / name for name in consoles)]
+        return [terminal for terminal in found if exists(terminal)]
 
 
 def _greatest(values: Iterable[float | None]) -> float | None:
@@ -165,6 +168,14 @@ def _parse(text: str) -> float | None:
     except (ValueError, IndexError):
         return None
     return number if math.isfinite(number) else None
+
+
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """Return the entries of a folder whose names match; none if it cannot be read. Path.glob may raise OSError."""
+    try:
+        return [folder / name for name in matching(os.listdir(folder), pattern)]
+    except OSError:
+        return []
 
 
 def text_of(path: Path) -> str:

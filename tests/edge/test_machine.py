@@ -93,6 +93,13 @@ def test_zone_that_cannot_be_read_is_left_out(fake: FakeMachine) -> None:
     assert fake.machine.read().temperature == 40.0
 
 
+def test_files_in_place_of_folders_are_no_sensors(fake: FakeMachine) -> None:
+    for folder in ("sys/class/thermal", "sys/class/power_supply", "dev", "proc"):
+        fake.write(folder, "")
+    assert set(fake.machine.missing()) == {"temperature", "load", "battery", "free_memory", "idle"}
+    assert fake.machine.read().mains is True
+
+
 def test_temperature_below_zero_is_read(fake: FakeMachine) -> None:
     fake.zone(0, -12_500)
     assert fake.machine.read().temperature == -12.5
@@ -165,6 +172,23 @@ def test_idle_since_the_last_input_on_a_terminal(fake: FakeMachine, terminals: d
     for path, last_input in terminals.items():
         fake.terminal(path, last_input)
     assert fake.machine.read().idle == pytest.approx(idle)
+
+
+@pytest.mark.parametrize(
+    ("paths", "is_there"),
+    [
+        (["proc/uptime", "dev/pts/ptmx"], True),  # a board without a screen, and no login yet
+        (["proc/uptime", "dev/tty1"], True),
+        (["proc/uptime", "dev/ttyS0"], True),
+        (["proc/uptime", "dev/ttyAMA0"], False),
+        (["dev/tty1"], False),
+    ],
+)
+def test_idle_needs_terminals(fake: FakeMachine, paths: list[str], is_there: bool) -> None:
+    fake.write("sys/class/tty/console/active", "ttyS0")
+    for path in paths:
+        fake.write(path, "1.0")
+    assert ("idle" not in fake.machine.missing()) == is_there
 
 
 def test_load_is_that_of_one_core(tmp_path: Path) -> None:
