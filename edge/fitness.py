@@ -10,7 +10,7 @@ min_battery      the battery is below it               2 points above, or 100
 mains            the device runs on its battery
 hours            the local time is in none of them
 min_free_memory  the free memory is below it           the limit
-idle             a terminal had input since then       the limit
+idle             the last input is more recent         the limit
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Fitness:
     def _expect_number(self, rule: str, least: float, most: float, unit: str) -> None:
         limit = getattr(self, rule)
         right = limit is None or is_number(limit, least, most)
-        expect(right, f"Fitness.{rule}", limit, f"{unit} from {least:g} to {most:g}")
+        expect(right, f"Fitness.{rule}", limit, f"{unit} from {least:g} to {most:.10g}")
 
     def check(self, machine: Machine) -> None:
         """Raise InvalidOption if this machine lacks the sensor of a rule. Call it once, at the start."""
@@ -87,7 +87,7 @@ class Fitness:
     def reasons(self, readings: Readings, held: Collection[str] = ()) -> dict[str, str]:
         """Return the rules that hold the device back, and why. A rule whose reading is None does not.
 
-        held: rules that hold the device back already; they do until their value is beyond the limit by a margin.
+        held: rules that hold the device back already. They do until their value is at the limit for being fit again.
         """
         unknown = self.unknown(readings)
         found = {rule: self._judge(rule, readings, held) for rule, _ in self._rules() if rule not in unknown}

@@ -123,6 +123,12 @@ def test_reason_names_where_a_device_is_fit_again() -> None:
     assert gate.reason(Readings(20.0, 1.0)) == "load 1.00 per core; fit.max_load is 1.1, fit again at 0.99"
 
 
+def test_reason_of_a_rule_without_hysteresis_stays_the_same() -> None:
+    gate = Gate(Fitness(idle=300))
+    assert gate.reason(Readings(idle=12)) == "idle for 12 s; fit.idle is 300"
+    assert gate.reason(Readings(idle=13)) == "idle for 13 s; fit.idle is 300"
+
+
 def test_each_rule_has_its_own_hysteresis() -> None:
     gate = Gate(Fitness(max_temperature=75, min_battery=30))
     assert gate.reason(Readings(temperature=80, battery=20)).startswith("temperature")
@@ -232,7 +238,7 @@ WRONG_HOURS = ["", "22:00", "22-06", "22:00-", "24:01-06:00", "22:60-06:00", "6:
         ("min_battery", 0, "0; expected percent, from 1 to 100"),
         ("mains", "yes", "'yes'; expected True or False"),
         ("mains", 1, "1; expected True or False"),
-        ("min_free_memory", -1, "-1; expected MB, from 1 to 1e+09"),
+        ("min_free_memory", -1, "-1; expected MB, from 1 to 1000000000"),
         ("idle", 5, "5; expected seconds, from 10 to 604800"),
         *((("hours", text, f"{text!r}; expected local time, as in")) for text in WRONG_HOURS),
         ("hours", [], "[]; expected local time, as in"),

@@ -117,6 +117,7 @@ def test_temperature_below_zero_is_read(fake: FakeMachine) -> None:
         ({"BAT0": {"type": "Battery", "capacity": 7}, "u": {"type": "USB", "online": 1}}, 7, True),
         ({"BAT0": {"type": "Battery", "capacity": 7}, "u": {"type": "USB_PD", "online": 2}}, 7, True),
         ({"BAT0": {"type": "Battery"}, "AC": {"type": "Mains", "online": 0}}, None, False),
+        ({"BAT0": {"type": "Battery", "capacity": 7}, "u": {"type": "USB"}}, 7, None),
         ({"mouse": {"type": "Battery", "capacity": 3, "scope": "Device"}}, None, True),
         (
             {
