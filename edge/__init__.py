@@ -9,6 +9,7 @@ if sys.argv[:1] == ["-m"]:  # so it is until `python -m edge` has imported the p
 
 from edge.agent import run
 from edge.config import Config
+from edge.fitness import Fitness
 from edge.limits import Limits
 
-__all__ = ["Config", "Limits", "run"]
+__all__ = ["Config", "Fitness", "Limits", "run"]

@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from edge.agent import run
+from edge.agent import check, run
 from edge.config import FILE, Config
 from fl.config.toml import File, in_file_terms
 from netq.cli.doctor import describe, reach
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ImportError as error:  # Flower is missing; that of another module is an InvalidOption
         return _fail(error, 1)
     try:
-        return _check(config) if options.command == "check" else _serve(config, take_part)
+        return _check(config) if options.command == "check" else _serve(take_part)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
         wrong = InvalidOption(f"{options.config or 'edge'}: {in_file_terms(error)}")
         wrong.__cause__ = error
@@ -126,8 +126,7 @@ def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None
     return device.config, device.run
 
 
-def _serve(config: Config, take_part: Callable[[], None]) -> int:
-    log.info("device %s, server %s:%d", config.id, *config.netloc)
+def _serve(take_part: Callable[[], None]) -> int:
     take_part()
     log.info("the federation is over")
     return 0
@@ -135,6 +134,8 @@ def _serve(config: Config, take_part: Callable[[], None]) -> int:
 
 def _check(config: Config) -> int:
     """Connect to the server under another id, so that the device itself may be running."""
+    if config.train is not None:
+        check(config)
     options = replace(config.options(), id=uuid.uuid4())
     answer = reach(config.protocol, options, _CHECK_TIMEOUT)
     host, port = config.netloc

@@ -4,19 +4,25 @@ Called by edge/__main__.py and by users' scripts. Moves messages as bytes, and i
 of the user. Sets up no logging and handles no signals: those belong to the process.
 
     a task arrives ─► the record of this task is there (edge/spool.py) ──────────────► send its reply again
-                  └─► a child does it (edge/child.py), and writes its record ─► send the reply, then keep the record
+                  └─► a child does it (edge/child.py), and writes its record ─► keep the record, then send the reply
                                                                          └────► send the reason why there is none
+
+A device that is not fit (edge/fitness.py) has no session: it says so, leaves, and connects again when it is fit. So the
+server selects among devices that are fit.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import netq
 from edge.child import Answer, Child, ChildFailed
 from edge.config import Config
+from edge.fitness import Fitness, Gate
+from edge.machine import Machine
 from edge.record import Record
 from edge.spool import Spool
 from edge.worker import Plan
@@ -27,9 +33,12 @@ from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
 
+_LOOK = 10.0  # seconds between readings of the sensors
+
 
 def check(config: Config) -> None:
-    """Import the functions in a child process, as `run` does. Raises InvalidOption."""
+    """Check what a file cannot tell: import the functions, and look for the sensors. Raises InvalidOption."""
+    config.fit.check(Machine())
     _child(config, lambda: None).check()
 
 
@@ -42,6 +51,10 @@ def run(config: Config) -> None:
     Agent(config).run()
 
 
+class _Unfit(Exception):
+    """The device is not fit for tasks; the text says why."""
+
+
 class Agent:
     """One device. `tick`: called regularly; returns after how many seconds it wants to be called again, None: never."""
 
@@ -49,27 +62,67 @@ class Agent:
         self._config = config
         self._tick = tick
         self._child = _child(config, tick)
+        self._gate = Gate(config.fit)
+        self._machine = Machine()
 
     def run(self) -> None:
         """Do as `run` of this module."""
-        options = replace(self._config.options(), serialization=OUTLINES)
+        config = self._config
+        config.fit.check(self._machine)
+        options = replace(config.options(), serialization=OUTLINES)
         try:
-            with Spool(self._config.state) as self._spool:
+            with Spool(config.state) as self._spool:
                 self._child.check()
-                take_part(options, self._config.protocol, "federation", self._serve)
+                log.info("device %s, server %s:%d", config.id, *config.netloc)
+                take_part(options, config.protocol, "federation", self._serve, self._wait_until_fit)
         finally:
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
         conversation = Conversation(queue, membership)
-        while (task := conversation.next_task(self._tick)) is not None:
-            key = _key(task.job)
-            if self._spool.last is not None and self._spool.last.key == key:
-                log.info("round %d: sending the update that was computed before", task.job[1])
-                conversation.reply(task, _finished(task.job, self._spool.last))
-            else:
-                self._do(conversation, task, key)
+
+        def idle() -> float | None:
+            return self._tick() if conversation.is_sending else self._check_fit()
+
+        try:
+            while (task := conversation.next_task(idle)) is not None:
+                self._answer(conversation, task)
+        except _Unfit as unfit:
+            log.info("leaving until the device is fit again: %s", unfit)
+            conversation.leave(str(unfit))
+
+    def _answer(self, conversation: Conversation, task: Task) -> None:
+        key = _key(task.job)
+        if self._spool.last is not None and self._spool.last.key == key and task.job != conversation.delivered:
+            log.info("round %d: sending the update that was computed before", task.job[1])
+            conversation.reply(task, _finished(task.job, self._spool.last))
+            return
+        try:
+            self._check_fit()
+        except _Unfit as unfit:
+            conversation.reply(task, f"it is not fit: {unfit}")
+            raise
+        self._do(conversation, task, key)
+
+    def _wait_until_fit(self) -> None:
+        is_waiting = False
+        while True:
+            try:
+                self._check_fit()
+                return
+            except _Unfit as unfit:
+                log.log(logging.DEBUG if is_waiting else logging.INFO, "waiting until the device is fit: %s", unfit)
+                is_waiting = True
+            time.sleep(min([_LOOK, *_given(self._tick())]))
+
+    def _check_fit(self) -> float | None:
+        """Raise _Unfit if the device is not fit. Return after how many seconds to call this again, None: never."""
+        if self._config.fit == Fitness():
+            return self._tick()
+        if reason := self._gate.reason(self._machine.read()):
+            raise _Unfit(reason)
+        return min([_LOOK, *_given(self._tick())])
 
     def _do(self, conversation: Conversation, task: Task, key: str) -> None:
         with self._spool.fresh() as file:
@@ -85,14 +138,18 @@ class Agent:
     def _reply(self, conversation: Conversation, task: Task, answer: Answer) -> None:
         with open(answer.fd, "rb"):  # which closes it
             record = Record.read(answer.fd, check=False)
-            conversation.reply(task, _finished(task.job, record))
-            if answer.is_update:
+            if answer.is_update:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
                 log.debug("round %d: the update is stored", task.job[1])
+            conversation.reply(task, _finished(task.job, record))
 
 
 def _child(config: Config, tick: Callable[[], float | None]) -> Child:
-    return Child(Plan(config.tasks(), "fl", config.training, log.getEffectiveLevel()), tick)
+    return Child(Plan(config.tasks(), config.training, log.getEffectiveLevel()), tick)
+
+
+def _given(seconds: float | None) -> list[float]:
+    return [] if seconds is None else [seconds]
 
 
 def _key(job: Job) -> str:

@@ -14,10 +14,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Usage, Wrong, receive, send
+from edge.worker import CHANNEL, Done, Failed, Order, Plan, Ready, Wrong, receive, send
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
 
@@ -33,7 +33,6 @@ class Answer(NamedTuple):
 
     is_update: bool
     fd: int
-    usage: Usage
 
 
 class ChildFailed(Exception):
@@ -84,7 +83,7 @@ class Child:
         if isinstance(answer, Failed):
             raise ChildFailed(answer.why)
         assert isinstance(answer, Done)
-        return Answer(answer.is_update, received[0] if received else os.dup(target), answer.usage)
+        return Answer(answer.is_update, received[0] if received else os.dup(target))
 
     def rest(self) -> None:
         """Let the child exit, unless it is kept."""
@@ -132,7 +131,8 @@ class Child:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         while True:
-            waits = [_TICK, *_given(self._tick())]
+            tick = self._tick()
+            waits = [_TICK] if tick is None else [_TICK, tick]
             if until is not None:
                 waits.append(until - time.monotonic())
                 if waits[-1] <= 0:
@@ -165,10 +165,6 @@ class Child:
         if self._status < 0:
             return f"the training process was ended by {signal.Signals(-self._status).name}"
         return f"the training process ended with status {self._status}"
-
-
-def _given(seconds: float | None) -> Iterable[float]:
-    return () if seconds is None else (seconds,)
 
 
 def _file_of(task: Stream) -> int:

@@ -12,6 +12,7 @@ Opens no connection, starts nothing, and imports nothing of the user's.
               state              folder for the last update, and for what training keeps from round to round;
                                  default: $STATE_DIRECTORY, which systemd sets; else they are kept in memory
 [training]    any field of edge.Limits: memory, seconds, threads, nice, keep
+[fit]         any field of edge.Fitness: when the device takes part
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
@@ -30,6 +31,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from edge import fitness
+from edge.fitness import Fitness
 from edge.limits import Limits
 from fl.config.toml import File, in_file_terms
 from fl.outline import RESERVED
@@ -51,6 +54,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
     "client": ("id", "train", "evaluate", "compression", "state"),
     "training": tuple(option.name for option in fields(Limits)),
+    "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
     "mqtt": tuple(option.name for option in fields(MqttOptions)),
@@ -76,6 +80,7 @@ class Config:
     evaluate: str | None = None
     compression: Mapping[str, Any] | str | None = None
     training: Limits = field(default_factory=Limits)
+    fit: Fitness = field(default_factory=Fitness)
     state: Path | None = None
     security: SecurityOptions | None = None
     seal: SealOptions | None = None
@@ -133,6 +138,7 @@ def from_file(file: File, **fields: Any) -> Config:
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
         training=file.options("training", Limits, file.table("training")),
+        fit=fitness.fitness(file),
         state=_state(file),
         **fields,
     )
@@ -181,11 +187,15 @@ def _state(file: File) -> Path | None:
 
 
 def _name(file: File, key: str) -> str | None:
-    return file.text("client", key, f'"module:function", as in "farm.training:{key}"') if key in file.table("client") else None
+    return (
+        file.text("client", key, f'"module:function", as in "farm.training:{key}"')
+        if key in file.table("client")
+        else None
+    )
 
 
 def _compression(file: File) -> Mapping[str, Any] | str | None:
-    value: Any = file.table("client").get("compression")
+    value: Mapping[str, Any] | str | None = file.table("client").get("compression")
     expected = 'a table as { dtype = "int8" }, or its text'
     file.check("client.compression", value, isinstance(value, Mapping | str | None), expected)
     return value

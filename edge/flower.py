@@ -12,6 +12,7 @@ Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from fl.flower.apps import is_client_app
 from netq.errors import InvalidOption, SecurityError
 from netq.options import NetworkLocation
 from netq.validate import expect
+
+log = logging.getLogger("edge")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Device:
 
     def run(self) -> None:
         """Take part in runs until the server ends them. Raises what fl.flower.Node.run raises."""
+        log.info("device %s, server %s:%d", self.config.id, *self.config.netloc)
         node = fl.flower.Node(self.app, self.config.settings, app_version=self.version)
         node.run(self.config.options(), self.config.protocol)
 
@@ -83,6 +87,11 @@ def _node_config(file: File) -> dict[str, Any]:
         raise file.wrong("client.compression: is not for --flower, whose messages are its app's; leave it out")
     if file.table("settings"):
         raise file.wrong("[settings]: is not for --flower; a node's config is the table [flower]")
+    if "state" in file.table("client"):
+        raise file.wrong("client.state: is not for --flower, which keeps nothing; leave it out")
+    for name in ("training", "fit"):
+        if file.table(name):
+            raise file.wrong(f"[{name}]: is not for --flower, whose app runs in the agent's process; leave it out")
     for name, value in file.table("flower").items():
         right = isinstance(value, (bool, int, float, str))
         file.check(f"flower.{name}", value, right, "a text, a number, true or false")

@@ -51,5 +51,8 @@ class Limits:
         os.nice(self.nice)
         if self.memory is not None:
             resource.setrlimit(resource.RLIMIT_DATA, (self.memory * _MB, self.memory * _MB))
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # a hardened system may refuse
+        with (
+            contextlib.suppress(OSError),
+            open("/proc/self/oom_score_adj", "w") as file,
+        ):  # a hardened system may refuse
             file.write(_OOM_SCORE)

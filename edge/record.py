@@ -44,7 +44,10 @@ class Record(NamedTuple):
 
     @classmethod
     def read(cls, fd: int, *, check: bool) -> Self:
-        """Return the record in a file. Raises Damaged, OSError. `check`: whether to read it all, and compare the CRC."""
+        """Return the record in a file. Raises Damaged, OSError.
+
+        check: whether to read it all, and compare the CRC.
+        """
         size = os.fstat(fd).st_size
         if size < _HEAD:
             raise Damaged(f"it has {size} bytes; expected {_HEAD} at least")

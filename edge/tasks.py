@@ -1,12 +1,24 @@
-"""Does the tasks of a federation in the child process: the user's functions, with the device's settings."""
+"""Does the tasks of a federation in the child process: the user's functions, with the device's settings.
+
+Adds to the metrics of each reply what the function has used:
+
+    usage.cpu_seconds   of the process, and of those that it has started and waited for
+    usage.memory_mb     the peak of the process, in MB (1,000,000 bytes)
+    usage.joules        of the processors, where the kernel counts them (edge/energy.py)
+"""
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from edge.energy import Meter
 from fl.compression.compressor import Compression, as_compression
 from fl.config.toml import function
+from fl.messages import Report, Update
 from fl.outline import OUTLINES, Finished
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
@@ -29,8 +41,9 @@ class TrainingTasks:
         self, train: str, evaluate: str | None, compression: Mapping[str, Any] | str | None, settings: Mapping[str, Any]
     ) -> None:
         self._settings = settings
+        self._meter = Meter()
         functions = [
-            None if name is None else self._with_settings(function(f"client.{key}", name, f"farm.training:{key}"))
+            None if name is None else self._measured(function(f"client.{key}", name, f"farm.training:{key}"))
             for key, name in (("train", train), ("evaluate", evaluate))
         ]
         assert functions[0] is not None
@@ -54,8 +67,29 @@ class TrainingTasks:
         """Go on from a state. Raises ValueError, Unreadable."""
         self._trainer.restore(_STATE.load(state))
 
-    def _with_settings(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda model, config: function(model, {**config, **self._settings})
+    def _measured(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the device's settings in its config, and with what it used in its metrics."""
+
+        def measured(model: Any, config: Mapping[str, Any]) -> Any:
+            seconds, joules = _cpu_seconds(), self._meter.read()
+            content = function(model, {**config, **self._settings})
+            used = {"usage.cpu_seconds": _cpu_seconds() - seconds, "usage.memory_mb": _peak_memory()}
+            if (energy := self._meter.joules_since(joules)) is not None:
+                used["usage.joules"] = energy
+            known = isinstance(content, Update | Report)
+            return replace(content, metrics={**content.metrics, **used}) if known else content
+
+        measured.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+        return measured
+
+
+def _cpu_seconds() -> float:
+    now = os.times()
+    return now.user + now.system + now.children_user + now.children_system
+
+
+def _peak_memory() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _compression(value: Mapping[str, Any] | str) -> Compression:

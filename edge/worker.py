@@ -15,12 +15,11 @@ import logging
 import mmap
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edge.limits import Limits
 from edge.record import Record, write
@@ -28,6 +27,9 @@ from fl.outline import Finished
 from netq.cli.terminal import Formatter
 from netq.errors import InvalidOption, Unreadable
 from netq.utils.stream import Stream
+
+if TYPE_CHECKING:
+    from edge.tasks import TrainingTasks
 
 log = logging.getLogger("edge")
 
@@ -39,8 +41,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class Plan(NamedTuple):
     """What a child is to do."""
 
-    tasks: Mapping[str, Any]  # the arguments of the class that does the tasks (edge/tasks.py)
-    kind: str  # of tasks: "fl" or "flower"
+    tasks: Mapping[str, Any]  # the arguments of edge.tasks.TrainingTasks
     limits: Limits
     level: int  # of the log
 
@@ -61,38 +62,16 @@ class Wrong(NamedTuple):
     why: str
 
 
-class Usage(NamedTuple):
-    """What a task has used."""
-
-    cpu: float  # seconds
-    memory: int  # bytes, the peak of the process
-
-
 class Done(NamedTuple):
     """The record is written. If its file was full, the descriptor of another one travels with this message."""
 
     is_update: bool
-    usage: Usage
 
 
 class Failed(NamedTuple):
     """There is no reply, and why."""
 
     why: str
-    usage: Usage
-
-
-class Tasks(Protocol):
-    """Does tasks of one kind."""
-
-    def answer(self, task: Stream) -> Finished | str:
-        """Do a task. Return the reply as bytes, or the reason why there is none."""
-
-    def save(self) -> Stream:
-        """Return the state after it; an empty stream if there is none."""
-
-    def restore(self, state: Stream) -> None:
-        """Go on from a state that `save` has returned. Raises ValueError."""
 
 
 def main() -> None:
@@ -104,10 +83,12 @@ def main() -> None:
         _log_to_stderr(plan.level)
         plan.limits.apply()
         try:
-            tasks = _tasks(plan)
+            from edge.tasks import TrainingTasks  # numpy is under the limits, too
+
+            tasks = TrainingTasks(**plan.tasks)
         except InvalidOption as error:
             log.debug("where it happened", exc_info=error)
-            send(channel, Wrong(str(error)[:LONGEST // 4]))
+            send(channel, Wrong(str(error)[: LONGEST // 4]))
             return
         send(channel, Ready())
         while True:
@@ -128,19 +109,8 @@ def send(channel: socket.socket, message: Any, *fds: int) -> None:
     socket.send_fds(channel, [pickle.dumps(message)], fds)
 
 
-def _tasks(plan: Plan) -> Tasks:
-    if plan.kind == "flower":
-        from edge.flower_tasks import FlowerTasks
-
-        return FlowerTasks(**plan.tasks)
-    from edge.tasks import TrainingTasks
-
-    return TrainingTasks(**plan.tasks)
-
-
-def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int]) -> None:
+def _obey(channel: socket.socket, tasks: TrainingTasks, order: Order, fds: list[int]) -> None:
     task, target, *last = fds
-    before = os.times()
     try:
         if last:
             _restore(tasks, last[0])
@@ -154,12 +124,10 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int]) ->
     finally:
         for fd in fds:
             os.close(fd)
-    now = os.times()
-    usage = Usage(now.user + now.system - before.user - before.system, _peak())
     if isinstance(answer, str):
-        send(channel, Failed(answer[: LONGEST // 4], usage))
+        send(channel, Failed(answer[: LONGEST // 4]))
     else:
-        send(channel, Done(answer.job[2] == "train", usage), *fallback)
+        send(channel, Done(answer.job[2] == "train"), *fallback)
     for fd in fallback:
         os.close(fd)
 
@@ -168,7 +136,7 @@ def _mapped(fd: int) -> Stream:
     return Stream.of(memoryview(mmap.mmap(fd, 0)))
 
 
-def _restore(tasks: Tasks, fd: int) -> None:
+def _restore(tasks: TrainingTasks, fd: int) -> None:
     """Go on from the state of the last record. The mapping is private: the record does not change."""
     record = Record.read(fd, check=False)
     private = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
@@ -190,10 +158,6 @@ def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:
     return []
 
 
-def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def _end_with_parent() -> None:
     """Let the kernel kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -205,4 +169,3 @@ def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Formatter())
     logging.basicConfig(handlers=[handler], level=level)
-

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import netq
 from fl.membership import Membership
-from fl.outline import Finished, Job, Permit, Task, failure, offer
+from fl.outline import Finished, Job, Permit, Task, failure, leave, offer
 
 log = logging.getLogger("netq.fl")
 
@@ -24,6 +24,7 @@ class Conversation:
         self._queue = queue
         self._membership = membership
         self._offered: Finished | None = None  # waits for a permit
+        self.delivered: Job | None = None  # the last job whose reply the server has
 
     def next_task(self, idle: Callable[[], float | None] | None = None) -> Task | None:
         """Wait for a task, and return it. Return None when the federation, or the session, is over.
@@ -31,7 +32,8 @@ class Conversation:
         Sends the offered reply when its permit comes. If several tasks wait, returns the newest: the rounds of the
         others are over, and so is the round of an offered reply.
 
-        idle: called before each wait; returns after how many seconds it wants to be called again, None: never.
+        idle: called before each wait; returns after how many seconds it wants to be called again, None: never. What it
+              raises is raised here.
         """
         task = None
         while True:
@@ -58,6 +60,15 @@ class Conversation:
                 log.info("round %d was the last one: the server has ended the federation", message.round)
                 return None
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether an offered reply waits for its permit."""
+        return self._offered is not None
+
+    def leave(self, reason: str) -> None:
+        """Announce that the session is going to be closed by this side."""
+        self._queue.put(leave(reason))
+
     def reply(self, task: Task, answer: Finished | str) -> None:
         """Send the reply to a task, or the reason why there is none.
 
@@ -80,7 +91,10 @@ class Conversation:
         """Send a reply. If it cannot be sent, send the reason instead."""
 
         def check(delivery: Future[None]) -> None:
-            if isinstance(error := delivery.exception(), netq.MessageTooLarge):
+            error = delivery.exception()
+            if error is None:
+                self.delivered = job
+            elif isinstance(error, netq.MessageTooLarge):
                 self._queue.put(failure(job, f"its answer cannot be sent: {error}"))
 
         job = finished.job  # `check` lives as long as the delivery, and must not keep the large reply

@@ -64,14 +64,17 @@ def take_part(
     protocol: netq.Protocol,
     noun: str,
     serve: Callable[[netq.Communicator, Membership], None],
+    begin: Callable[[], None] = lambda: None,
 ) -> None:
     """Connect to the server, and call `serve`; again, until the client's federation is over.
 
-    serve: does the tasks of a session, and returns when `Membership.over` is set or the session has ended.
+    serve: does the tasks of a session, and returns when `Membership.over` is set or the session is to end.
+    begin: called before each session; may wait.
     """
     membership = Membership(noun, options.events.ini)
     options = replace(options, events=replace(options.events, ini=membership.connected))
     while True:
+        begin()
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:
             serve(queue, membership)
         if membership.over:

@@ -4,6 +4,7 @@
     server ◄─Offer── client        the reply is ready, and too large to send without a permit
     server ─Permit─► client        there is room for the reply
     server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
+    server ◄─Leave── client        the client closes its session, and why
     server ───End──► client        the federation is over
 
 A message travels as a tuple of plain values, arrays and tensors:
@@ -13,6 +14,7 @@ A message travels as a tuple of plain values, arrays and tensors:
     ("Permit", job)
     ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
                                             ("Report", num_examples, metrics), or a text: the reason of a failure
+    ("Leave", reason)
     ("End", round)
 
 In the model of an Update, a tuple holds the fields of a Packed. The pickle names no class of fl, so a peer can neither
@@ -179,10 +181,22 @@ class End:
         _check_number("round", self.round)
 
 
-Content = TypeVar("Content", Update, Report)
-Message: TypeAlias = Task | Offer | Permit | Reply | End
+@dataclass(frozen=True)
+class Leave:
+    """Announces that the client closes its session: it is not fit for tasks now."""
 
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, End)}
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        object.__setattr__(self, "reason", printable(self.reason))
+
+
+Content = TypeVar("Content", Update, Report)
+Message: TypeAlias = Task | Offer | Permit | Reply | Leave | End
+
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, Leave, End)}
+_WITHOUT_JOB = (Leave, End)
 _CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
 _PLAIN = serialization()
 
@@ -193,7 +207,7 @@ def build(values: Any) -> Message:
         kind, (first, *others) = _split("a message", values, _MESSAGES)
         if kind is Reply:
             others = [_build_content(value) for value in others]
-        message: Message = kind(first if kind is End else Job(*first), *others)
+        message: Message = kind(first if kind in _WITHOUT_JOB else Job(*first), *others)
         return message
     except Exception as error:  # values that a peer chose may raise anything
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
@@ -220,7 +234,7 @@ def _plain_message(message: Any) -> Any:
     for name, kind in _MESSAGES.items():
         if isinstance(message, kind):
             first, *others = _values(kind, message)
-            return name, first if kind is End else _values(Job, first), *map(_plain_content, others)
+            return name, first if kind in _WITHOUT_JOB else _values(Job, first), *map(_plain_content, others)
     return message
 
 

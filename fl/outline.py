@@ -63,6 +63,11 @@ def failure(job: Job, reason: str) -> tuple[Any, ...]:
     return "Reply", job, reason
 
 
+def leave(reason: str) -> tuple[Any, ...]:
+    """Return the Leave of a client that closes its session."""
+    return "Leave", reason
+
+
 def _load(stream: Stream) -> Task | Permit | End:
     values = _PLAIN.load(stream)
     match values if type(values) is tuple else None:
@@ -94,5 +99,5 @@ def _dump(message: Any) -> Stream:
 
 _PLAIN = PickleSerializer(PickleSerializer.allow_by_name(STORAGE), load=lambda pid: None)
 
-# What arrives is a Task, a Permit or an End. What is put is an `offer`, a `failure`, or the bytes of a message.
+# What arrives is a Task, a Permit or an End. What is put is an `offer`, a `failure`, a `leave`, or a message's bytes.
 OUTLINES = SerializationOptions(load=_load, dump=_dump)

@@ -22,6 +22,7 @@ _MAX_NAMES = 1000  # metrics in a report: clients choose the names
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
 
+_USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/tasks.py)
 _LONGEST = 200_000  # characters of a report's line: it has the names of all metrics
 
 
@@ -62,7 +63,7 @@ class RoundReport:
     number: int
     clients: tuple[uuid.UUID, ...]  # their updates are in the model; none: the round did not count
     failures: Mapping[uuid.UUID, ClientFailure]  # clients that were asked, and whose updates are not in the model
-    metrics: Mapping[str, float]  # of training: means by number of examples
+    metrics: Mapping[str, float]  # of training: means by number of examples. "usage.…" is not in `str`
     evaluation: Mapping[str, float]  # of the new model: means by number of examples
     seconds: float
     bytes_in: int
@@ -76,7 +77,7 @@ class RoundReport:
 
     def __str__(self) -> str:
         metrics, evaluation = [
-            "".join(f", {before}{name} {value:.4g}" for name, value in of.items())
+            "".join(f", {before}{name} {value:.4g}" for name, value in of.items() if not name.startswith(_USAGE))
             for before, of in (("", self.metrics), ("evaluated ", self.evaluation))
         ]
         late = f" ({len(self.staleness)} late)" if self.staleness else ""

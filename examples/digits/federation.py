@@ -186,6 +186,9 @@ protocol = "{setting.protocol.value}"
 train = "{setting.model}:train"
 evaluate = "{setting.model}:evaluate"
 
+[training]
+keep = true  # the rounds are short, and an interpreter for each of them would take most of the time
+
 {_security(setting.protocol, folder / "certificates", path.stem)}
 
 [settings]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import MESSAGES, End, Job, Message, Offer, Permit, Reply, Report, Task, Update
+from fl.messages import MESSAGES, End, Job, Leave, Message, Offer, Permit, Reply, Report, Task, Update
 from fl.outline import Purpose
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission
@@ -240,6 +240,8 @@ class ClientTasks:
                 self._receive_offer(peer, message)
             case Reply():
                 self._receive_reply(peer, message.job, message.content)
+            case Leave():
+                log.info("%s: leaves: %s", peer, message.reason)
             case _:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
 

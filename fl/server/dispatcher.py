@@ -259,8 +259,7 @@ class TaskDispatcher(Generic[Key]):
         failures = {
             key: failure
             for key, task in tasks
-            if key not in again
-            and (failure := self._failure(task, now, known.get(task.peer), ended.get(task.peer, 0)))
+            if key not in again and (failure := self._failure(task, now, known.get(task.peer), ended.get(task.peer, 0)))
         }
         # A failed peer may have sent its answer before. Read its messages first, so that the answer counts.
         for peer in {task.peer for key, task in tasks if key in failures or key in again}:

@@ -9,14 +9,11 @@ import sys
 import tomllib
 import uuid
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import edge
 from edge.config import KEYS
-from fl import Compression
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, MqttOptions, NetworkLocation, Protocol, SealOptions, SecurityOptions
 from netq.security import certificates
@@ -193,7 +190,10 @@ def run_edge(*arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ('[server]\nhost = "a"\n', "server.port: missing; expected a whole number from 1 to 65535, as in 51966"),
         (SERVER, 'client.train: missing; expected "module:function", as in "farm.training:train"'),
-        (SERVER + '[client]\ntrain = "numpy"\n', 'client.train: \'numpy\'; expected "module:function", as in "farm.training:train"'),
+        (
+            SERVER + '[client]\ntrain = "numpy"\n',
+            'client.train: \'numpy\'; expected "module:function", as in "farm.training:train"',
+        ),
     ],
 )
 def test_wrong_file_is_one_line_and_status_2(tmp_path: Path, text: str, line: str) -> None:

@@ -29,7 +29,7 @@ def counts(model: Any, config: Mapping[str, Any]) -> fl.Update:
 
 
 def adds_thirds(model: Any, config: Mapping[str, Any]) -> fl.Update:
-    return fl.Update({"w": model["w"] + np.float32([1 / 3, 0.01, 0.02, 0.03])}, 1)
+    return fl.Update({"w": model["w"] + np.array([1 / 3, 0.01, 0.02, 0.03], np.float32)}, 1)
 
 
 def made(train: str = f"{HERE}:counts", evaluate: str | None = None, compression: Any = None, **settings: Any) -> Any:
@@ -54,7 +54,14 @@ def answer(tasks: TrainingTasks, number: int = 1, **config: Any) -> Any:
 
 
 def test_settings_override_the_config_of_the_server() -> None:
-    assert answer(made(batch=8), batch=32).metrics == {"count": 1, "batch": 8}
+    metrics = answer(made(batch=8), batch=32).metrics
+    assert (metrics["count"], metrics["batch"]) == (1, 8)
+
+
+def test_metrics_have_what_was_used() -> None:
+    metrics = answer(made()).metrics
+    assert 0 <= metrics["usage.cpu_seconds"] < 60
+    assert 10 < metrics["usage.memory_mb"] < 10_000
 
 
 def test_state_lasts_from_round_to_round() -> None:
