@@ -1,10 +1,10 @@
-"""edge run CLIENT.toml: run a device, as a service. edge check CLIENT.toml: check its configuration.
+"""The command `edge`: runs a device as a service, checks its file, installs it, and simulates slow boards.
 
 Owns the process: arguments, log lines on stderr, signals, and the exit status. edge.config and edge.agent do the
 work; with --flower, edge.flower. `python -m edge` is the same.
 
 status  when
-0       the server has ended the federation, or SIGTERM came; of `check`: all is well
+0       the server has ended the federation, or SIGTERM came; of `check` and `install`: all is well
 1       it cannot continue; of `check`: the server does not answer. One line says why
 2       the file or the command line is wrong: one line on stderr says where
 130     Ctrl-C
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import sys
 import uuid
@@ -25,8 +26,10 @@ from pathlib import Path
 from types import FrameType
 
 from edge.agent import check, run
-from edge.config import FILE, Config
-from fl.config.toml import File, in_file_terms
+from edge.boards import add_arguments, main_simulate
+from edge.config import Config, from_environment, from_flags, open_file
+from edge.install import install
+from fl.config.toml import Override, in_file_terms
 from netq.cli.doctor import describe, reach
 from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, SecurityError
@@ -41,9 +44,13 @@ _CHECK_TIMEOUT = 10.0  # seconds in which the server has to answer
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options = _parser().parse_args(arguments)
+    if options.command == "simulate":
+        return main_simulate(options)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
     try:
+        if options.command == "install":
+            return _install(options)
         config, take_part = _load_flower(options) if _is_flower(options) else _load(options)
     except InvalidOption as error:
         return _fail(error, 2)
@@ -72,18 +79,51 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "read the file, import its functions, and connect to the server once"),
     ):
         command = commands.add_parser(name, help=help, description=help, epilog=f"example: edge {name} client.toml")
+        command.add_argument("config", metavar="CLIENT.toml", nargs="?", help="the device's file")
         command.add_argument(
-            "config",
-            metavar="CLIENT.toml",
-            nargs="?" if name == "run" else None,
-            help="the device's file; `run` can do without it with --flower",
+            "--set",
+            metavar="TABLE.KEY=VALUE",
+            action="append",
+            default=[],
+            help="replaces a value of the file, as in server.port=51966. So does a variable as EDGE_SERVER_PORT",
         )
         command.add_argument("--flower", metavar="APP", help="a Flower app's folder, or a ClientApp as MODULE:APP")
         command.add_argument(
             "--node-config", metavar="PAIRS", default="", help="as in 'partition-id=0 num-partitions=2'"
         )
         command.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
+    _add_install(commands.add_parser("install", help="write a systemd unit, or a Containerfile, for a device"))
+    help = "run agents as if each were on a slow board, on this machine"
+    add_arguments(commands.add_parser("simulate", help=help, description=help))
     return parser
+
+
+def _add_install(command: argparse.ArgumentParser) -> None:
+    command.description = "write a systemd unit, or a Containerfile, for a device"
+    command.epilog = "example: edge install /etc/farm/client.toml"
+    command.add_argument("config", metavar="CLIENT.toml", help="the device's file")
+    command.add_argument("--container", action="store_true", help="a Containerfile, beside the device's file")
+    command.add_argument("--name", default="edge", help="of the unit; edge")
+    command.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; /etc/systemd/system")
+    command.add_argument("--memory", default="80%", help="of agent and training, as in 256M or 80%%, the default")
+    command.add_argument(
+        "--device", metavar="PATH", action="append", default=[], help="an accelerator, as in /dev/apex_0"
+    )
+    command.add_argument("--verbose", action="store_true", help="log tracebacks")
+
+
+def _install(options: argparse.Namespace) -> int:
+    print(
+        install(
+            Path(options.config),
+            name=options.name,
+            folder=options.output,
+            memory=options.memory,
+            devices=options.device,
+            container=options.container,
+        )
+    )
+    return 0
 
 
 def _log_to_stderr(level: int) -> None:
@@ -97,21 +137,26 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
-    path = options.config
-    if path is None:
+    path, overrides = options.config, _overrides(options)
+    if path is None and not overrides:
         raise InvalidOption("CLIENT.toml: missing; give the path of the device's file: see docs/reference/edge.md")
     if options.node_config:
         raise InvalidOption("--node-config: is for --flower; the settings of a device are the table [settings]")
-    config = Config.load(path)
+    config = Config.load(path, overrides)
     if config.train is None:
-        raise InvalidOption(f'{path}: client.train: missing; expected "module:function", as in "farm.training:train"')
+        file = open_file(path, overrides)
+        raise file.wrong('client.train: missing; expected "module:function", as in "farm.training:train"')
     return config, lambda: run(config)
+
+
+def _overrides(options: argparse.Namespace) -> list[Override]:
+    return [*from_environment(os.environ), *from_flags(options.set)]
 
 
 def _is_flower(options: argparse.Namespace) -> bool:
     """Return whether the device runs a Flower app: the command names one, or the file has the table [app]."""
     return options.flower is not None or (
-        options.config is not None and "app" in File(Path(options.config), FILE).tables
+        options.config is not None and "app" in open_file(options.config, _overrides(options)).tables
     )
 
 
@@ -120,8 +165,9 @@ def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None
 
     logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
 
-    device = Device.load(options.config, options.flower, options.node_config)
-    if options.config is None:
+    overrides = _overrides(options)
+    device = Device.load(options.config, options.flower, options.node_config, overrides)
+    if options.config is None and not overrides:
         log.info("no CLIENT.toml was given: the server is one of this machine")
     return device.config, device.run
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import netq
@@ -25,6 +24,7 @@ from edge.fitness import Fitness, Gate
 from edge.machine import Machine
 from edge.record import Record
 from edge.spool import Spool
+from edge.supervisor import Supervisor
 from edge.worker import Plan
 from fl.conversation import Conversation
 from fl.membership import Membership, take_part
@@ -39,16 +39,16 @@ _LOOK = 10.0  # seconds between readings of the sensors
 def check(config: Config) -> None:
     """Check what a file cannot tell: import the functions, and look for the sensors. Raises InvalidOption."""
     config.fit.check(Machine())
-    _child(config, lambda: None).check()
+    _child(config, Supervisor()).check()
 
 
 def run(config: Config) -> None:
     """Take part in the federation that `config` names, until its server ends it.
 
-    Waits for a server that is not reachable yet. Raises InvalidOption if the functions cannot be imported, and what
-    netq.new raises.
+    Waits for a server that is not reachable yet. Tells the supervisor that the environment names (systemd's
+    $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, and what netq.new raises.
     """
-    Agent(config).run()
+    Agent(config, Supervisor.from_environment()).run()
 
 
 class _Unfit(Exception):
@@ -56,12 +56,12 @@ class _Unfit(Exception):
 
 
 class Agent:
-    """One device. `tick`: called regularly; returns after how many seconds it wants to be called again, None: never."""
+    """One device."""
 
-    def __init__(self, config: Config, tick: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(self, config: Config, supervisor: Supervisor) -> None:
         self._config = config
-        self._tick = tick
-        self._child = _child(config, tick)
+        self._supervisor = supervisor
+        self._child = _child(config, supervisor)
         self._gate = Gate(config.fit)
         self._machine = Machine()
 
@@ -73,17 +73,21 @@ class Agent:
         try:
             with Spool(config.state) as self._spool:
                 self._child.check()
+                self._supervisor.ready()
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
                 take_part(options, config.protocol, "federation", self._serve, self._wait_until_fit)
         finally:
+            self._supervisor.stopping()
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
         conversation = Conversation(queue, membership)
+        host, port = self._config.netloc
 
         def idle() -> float | None:
-            return self._tick() if conversation.is_sending else self._check_fit()
+            self._supervisor.status(f"waiting for tasks of {host}:{port}")
+            return self._supervisor.alive() if conversation.is_sending else self._check_fit()
 
         try:
             while (task := conversation.next_task(idle)) is not None:
@@ -103,6 +107,7 @@ class Agent:
         except _Unfit as unfit:
             conversation.reply(task, f"it is not fit: {unfit}")
             raise
+        self._supervisor.status(f"round {task.job[1]}: {task.job[2]}")
         self._do(conversation, task, key)
 
     def _wait_until_fit(self) -> None:
@@ -114,15 +119,20 @@ class Agent:
             except _Unfit as unfit:
                 log.log(logging.DEBUG if is_waiting else logging.INFO, "waiting until the device is fit: %s", unfit)
                 is_waiting = True
-            time.sleep(min([_LOOK, *_given(self._tick())]))
+                self._supervisor.status(f"not fit: {unfit}")
+            time.sleep(self._until_next_look())
 
     def _check_fit(self) -> float | None:
         """Raise _Unfit if the device is not fit. Return after how many seconds to call this again, None: never."""
         if self._config.fit == Fitness():
-            return self._tick()
+            return self._supervisor.alive()
         if reason := self._gate.reason(self._machine.read()):
             raise _Unfit(reason)
-        return min([_LOOK, *_given(self._tick())])
+        return self._until_next_look()
+
+    def _until_next_look(self) -> float:
+        due = self._supervisor.alive()
+        return _LOOK if due is None else min(_LOOK, due)
 
     def _do(self, conversation: Conversation, task: Task, key: str) -> None:
         with self._spool.fresh() as file:
@@ -144,12 +154,8 @@ class Agent:
             conversation.reply(task, _finished(task.job, record))
 
 
-def _child(config: Config, tick: Callable[[], float | None]) -> Child:
-    return Child(Plan(config.tasks(), config.training, log.getEffectiveLevel()), tick)
-
-
-def _given(seconds: float | None) -> list[float]:
-    return [] if seconds is None else [seconds]
+def _child(config: Config, supervisor: Supervisor) -> Child:
+    return Child(Plan(config.tasks(), config.training, log.getEffectiveLevel()), supervisor.alive)
 
 
 def _key(job: Job) -> str:

@@ -16,17 +16,20 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [security]    key, certificate, authority, post_quantum: see SecurityOptions; all but the last are paths of PEM files,
                                  relative to this file. The table turns TLS on, even if it is empty
 [seal]        key, certificate, authority: see SealOptions; paths of PEM files, as above. The table turns sealing on
-[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
               sends
+
+Environment variables replace values of the file: EDGE_SERVER_PORT=51966 is port in [server]. So do flags of the command:
+--set server.port=51966. A flag is stronger than a variable. Both are read as TOML values, or else as texts.
 """
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -34,9 +37,9 @@ from typing import Any
 from edge import fitness
 from edge.fitness import Fitness
 from edge.limits import Limits
-from fl.config.toml import File, in_file_terms
+from fl.config.toml import File, Override, in_file_terms
 from fl.outline import RESERVED
-from netq.errors import SecurityError
+from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -57,10 +60,11 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "fit": fitness.KEYS,
     "security": ("key", "certificate", "authority", "post_quantum"),
     "seal": ("key", "certificate", "authority"),
-    "mqtt": tuple(option.name for option in fields(MqttOptions)),
+    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "settings": None,  # any
 }
+FLOWER_KEYS: dict[str, tuple[str, ...] | None] = {"flower": None, "app": ("folder", "signer")}  # see edge/flower.py
 
 
 @dataclass(frozen=True)
@@ -89,12 +93,12 @@ class Config:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, path: str | Path) -> Config:
-        """Read a TOML file.
+    def load(cls, path: str | Path | None, overrides: Iterable[Override] = ()) -> Config:
+        """Read a TOML file. None: there is none, only the overrides.
 
         Raises InvalidOption, which names the file and the key, what was expected and what to do.
         """
-        file = File(Path(path), FILE)
+        file = open_file(path, overrides)
         if "flower" in file.tables:
             raise file.wrong("[flower]: is a Flower app's table; start it with --flower module:app, or leave it out")
         file.check_names(KEYS)
@@ -124,6 +128,34 @@ class Config:
             mqtt=self.mqtt,
             seal=self.seal,
         )
+
+
+def open_file(path: str | Path | None, overrides: Iterable[Override]) -> File:
+    """Return the file of a device, with the overrides."""
+    return File(None if path is None else Path(path), FILE, overrides)
+
+
+def from_environment(environment: Mapping[str, str]) -> list[Override]:
+    """Return the overrides of variables as EDGE_SERVER_PORT. Other names that begin with EDGE_ are left alone."""
+    found = []
+    for name, text in sorted(environment.items()):
+        prefix, _, rest = name.partition("_")
+        table, _, key = rest.lower().partition("_")
+        if prefix == "EDGE" and key and (table in KEYS or table in FLOWER_KEYS):
+            found.append(Override.parse(table, key, text, f"${name}"))
+    return found
+
+
+def from_flags(flags: Iterable[str]) -> list[Override]:
+    """Return the overrides of flags as "server.port=51966". Raises InvalidOption."""
+    found = []
+    for flag in flags:
+        name, is_set, text = flag.partition("=")
+        table, _, key = name.strip().partition(".")
+        if not (is_set and table and key):
+            raise InvalidOption(f"--set: {flag!r}; expected TABLE.KEY=VALUE, as in server.port=51966")
+        found.append(Override.parse(table, key, text, "--set"))
+    return found
 
 
 def from_file(file: File, **fields: Any) -> Config:

@@ -13,14 +13,14 @@ Called by edge/__main__.py. Needs Flower: `pip install 'flwr>=1.39,<2'`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import fl.flower
-from edge.config import FILE, KEYS, Config, from_file
-from fl.config.toml import File, in_file_terms, named_object
+from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
+from fl.config.toml import File, Override, in_file_terms, named_object
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.apps import is_client_app
 from netq.errors import InvalidOption, SecurityError
@@ -39,14 +39,18 @@ class Device:
     version: str = ""  # of the app's folder
 
     @classmethod
-    def load(cls, path: str | Path | None, app: str | None, node_config: str = "") -> Device:
+    def load(
+        cls, path: str | Path | None, app: str | None, node_config: str = "", overrides: Iterable[Override] = ()
+    ) -> Device:
         """Read a TOML file, and import the app. Raises InvalidOption, which says what is wrong and where.
 
-        path:        None: the server is at 127.0.0.1:51966.
+        path:        None: there is no file; without overrides, the server is at 127.0.0.1:51966.
         app:         the app's folder, or "module:app". None: the file has the table [app].
         node_config: more of the node's config, as in "partition-id=0 num-partitions=2"; it overrides the file's.
         """
-        config, received = (Config(NetworkLocation()), None) if path is None else _read(Path(path), app)
+        overrides = tuple(overrides)
+        is_empty = path is None and not overrides
+        config, received = (Config(NetworkLocation()), None) if is_empty else _read(open_file(path, overrides), app)
         settings: Mapping[str, Any] = {**config.settings, **parse_config("--node-config", node_config)}
         client_app, version = _import(app) if received is None else (received, "")
         return cls(client_app, replace(config, settings=settings), version)
@@ -58,9 +62,8 @@ class Device:
         node.run(self.config.options(), self.config.protocol)
 
 
-def _read(path: Path, app: str | None) -> tuple[Config, fl.flower.ReceivedApps | None]:
-    file = File(path, FILE)
-    file.check_names({**KEYS, "flower": None, "app": ("folder", "signer")})
+def _read(file: File, app: str | None) -> tuple[Config, fl.flower.ReceivedApps | None]:
+    file.check_names({**KEYS, **FLOWER_KEYS})
     if "app" in file.tables and app is not None:
         raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
     config = from_file(file, settings=_node_config(file))

@@ -20,7 +20,7 @@ docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of
 [security]    key, certificate, authority, revoked, post_quantum: see SecurityOptions; all but the last are paths. The
                                  table turns TLS on
 [seal]        key, certificate, authority, revoked: see SealOptions; all are paths. The table turns sealing on
-[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only
+[mqtt]        any field of netq.MqttOptions, for the protocol "mqtt" only; password_file: a file that has the password
 [connection]  any field of netq.ConnectionOptions
 [callbacks]   progress, json, tensorboard, prometheus, mlflow: see CallbackOptions
 """
@@ -92,7 +92,7 @@ KEYS: dict[str, tuple[str, ...] | None] = {
     "strategy": None,  # the options of the class
     "security": tuple(option.name for option in fields(SecurityOptions)),
     "seal": tuple(option.name for option in fields(SealOptions)),
-    "mqtt": tuple(option.name for option in fields(MqttOptions)),
+    "mqtt": (*(option.name for option in fields(MqttOptions)), "password_file"),
     "connection": tuple(option.name for option in fields(ConnectionOptions)),
     "callbacks": tuple(option.name for option in fields(CallbackOptions)),
 }

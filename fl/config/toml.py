@@ -17,9 +17,9 @@ import sys
 import tempfile
 import tomllib
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from fl.files import read_regular
 from netq.errors import InvalidOption
@@ -48,16 +48,43 @@ _TERMS = {
 }
 
 
+class Override(NamedTuple):
+    """The value of a key that replaces the file's."""
+
+    table: str
+    key: str
+    value: Any
+    origin: str  # as in "$EDGE_SERVER_PORT", for errors
+
+    @classmethod
+    def parse(cls, table: str, key: str, text: str, origin: str) -> Self:
+        """Return the override of a text: a value as in TOML, or the text itself if it is none."""
+        try:
+            value = tomllib.loads(f"value = {text}")
+            return cls(table, key, value["value"] if len(value) == 1 else text, origin)
+        except ValueError:
+            return cls(table, key, text, origin)
+
+
 class File:
     """A parsed file. `what` describes it in errors, as in "the device's TOML file".
+
+    path:      None: there is no file, only the overrides. Paths are then relative to the current folder.
+    overrides: values that replace those of the file.
 
     Methods that read a value raise InvalidOption if it is missing, unless their docstring says otherwise. `expected`
     describes a right value, for the error.
     """
 
-    def __init__(self, path: Path, what: str) -> None:
-        self.path = path
-        self.tables = self._parse(what)
+    def __init__(self, path: Path | None, what: str, overrides: Iterable[Override] = ()) -> None:
+        self.path = Path(what) if path is None else path
+        self._origins: dict[str, str] = {}
+        self.tables: dict[str, Any] = {} if path is None else self._parse(what)
+        for table, key, value, origin in overrides:
+            self._origins[f"{table}.{key}"] = origin
+            values = self.tables.setdefault(table, {})
+            if isinstance(values, dict):  # else `check_names` refuses it
+                values[key] = value
 
     def _parse(self, what: str) -> dict[str, Any]:
         try:
@@ -173,7 +200,21 @@ class File:
         if "mqtt" in self.tables and protocol is not Protocol.MQTT:
             hint = 'say protocol = "mqtt", or leave the table out'
             raise self.wrong(f'[mqtt]: server.protocol is "{protocol.value}"; {hint}')
-        return self.options("mqtt", MqttOptions, self.table("mqtt"))
+        values = dict(self.table("mqtt"))
+        if "password_file" in values:
+            del values["password_file"]
+            if "password" in values:
+                raise self.wrong("mqtt.password_file: there is a password, too; leave one of them out")
+            values["password"] = self._secret("mqtt", "password_file")
+        return self.options("mqtt", MqttOptions, values)
+
+    def _secret(self, table: str, key: str) -> str:
+        """Return the first line of the file that a key names."""
+        path = self.existing(table, key, "text")
+        try:
+            return path.read_text().partition("\n")[0]
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.wrong(f"{table}.{key}: {str(path)!r} cannot be read ({error}); expected a text file") from None
 
     def options(self, table: str, kind: Callable[..., T], values: Mapping[str, Any]) -> T:
         """Return an options object. Its errors name Class.option; raise them with table.key instead."""
@@ -204,8 +245,9 @@ class File:
             raise self.wrong(f"{where}: {shown}; expected {expected}")
 
     def wrong(self, what: str) -> InvalidOption:
-        """Return the InvalidOption that names this file and what is wrong."""
-        return InvalidOption(printable(f"{self.path}: {what}", _LONGEST))
+        """Return the InvalidOption that names this file, or where else a value came from, and what is wrong."""
+        origin = self._origins.get(what.partition(":")[0], self.path)
+        return InvalidOption(printable(f"{origin}: {what}", _LONGEST))
 
 
 def _is_deeper(value: object, levels: int) -> bool:

@@ -1,0 +1,149 @@
+"""`edge install`: writes a systemd unit for a device, or a Containerfile. Starts nothing, and installs no package.
+
+Called by edge/__main__.py. The texts are pure functions of what the device's file says.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from edge.config import FILE, Config
+from fl.config.toml import File
+from netq.errors import InvalidOption
+from netq.version import DISTRIBUTION
+
+_WATCHDOG = 60  # seconds: longer than the disk takes to store an update
+_SECRETS = ("security", "seal")  # tables whose `key` only root may read
+
+
+def unit(file: Path, memory: str, devices: list[str]) -> str:
+    """Return the text of a systemd unit that runs `edge run FILE`.
+
+    memory:  MemoryMax, as in "80%" or "256M".
+    devices: of accelerators, as in "/dev/apex_0". Without them, and without fit.idle, the process sees no hardware.
+    """
+    tables = File(file, FILE).tables
+    secrets = {table: file.parent / tables[table]["key"] for table in _SECRETS if "key" in tables.get(table, {})}
+    credentials = "".join(
+        f"LoadCredential={table}-key:{path}\nEnvironment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
+        for table, path in secrets.items()
+    )
+    needs_terminals = "idle" in tables.get("fit", {})
+    hardware = "".join(f"DeviceAllow={device} rw\n" for device in devices)
+    private = "DevicePolicy=closed" if devices or needs_terminals else "PrivateDevices=yes"
+    paths = [Path(sys.prefix), Path(sys.base_prefix), file.parent, *map(Path, filter(None, sys.path))]
+    return f"""\
+# Written by `edge install`.
+[Unit]
+Description=Device of a federation (edge run {file})
+Documentation=man:systemd.exec(5)
+After=network-online.target time-sync.target
+Wants=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=notify
+NotifyAccess=main
+ExecStart={shlex.quote(sys.executable)} -m edge run {shlex.quote(str(file))}
+WorkingDirectory={file.parent}
+WatchdogSec={_WATCHDOG}
+# The end of a federation (status 0) is not the end of the device: the next server may be another federation's. A wrong
+# file (status 2) needs a person.
+Restart=always
+RestartSec=10
+RestartPreventExitStatus=2
+# Longer than [connection] linger: the agent sends what it has before it ends.
+TimeoutStopSec=30
+
+DynamicUser=yes
+StateDirectory=edge
+UMask=0077
+{credentials}
+MemoryMax={memory}
+TasksMax=256
+OOMPolicy=continue
+
+ProtectSystem=strict
+ProtectHome={_protect_home(paths)}
+PrivateTmp=yes
+{private}
+{hardware}PrivateUsers=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectProc=invisible
+NoNewPrivileges=yes
+CapabilityBoundingSet=
+AmbientCapabilities=
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+LockPersonality=yes
+RemoveIPC=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+SystemCallErrorNumber=EPERM
+# MemoryDenyWriteExecute is left out: torch and other libraries compile code while they run.
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def containerfile(file: Path) -> str:
+    """Return the text of a Containerfile for a device whose folder is the build's context."""
+    return f"""\
+# Written by `edge install --container`. Build it in the device's folder, with the wheel of {DISTRIBUTION} in it:
+#     podman build -t edge . && podman run --memory 256m --read-only --volume edge-state:/state edge
+FROM docker.io/library/python:3.11-slim
+COPY *.whl /tmp/
+RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[fl,security]" && rm /tmp/*.whl \\
+ && useradd --system --no-create-home edge && install -d -o edge -m 700 /state
+COPY . /device
+USER edge
+WORKDIR /device
+ENV STATE_DIRECTORY=/state
+VOLUME /state
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["edge", "run", "{file.name}"]
+"""
+
+
+def install(file: Path, *, name: str, folder: Path | None, memory: str, devices: list[str], container: bool) -> str:
+    """Write the unit, or the Containerfile. Return what to do next.
+
+    folder: where; None: the unit in /etc/systemd/system, the Containerfile beside the device's file.
+
+    Raises InvalidOption for a wrong file, or a folder that cannot be written to.
+    """
+    file = file.resolve()
+    Config.load(file)
+    if container:
+        path = (folder or file.parent) / "Containerfile"
+        _write(path, containerfile(file))
+        return f"wrote {path}; its first lines say how to build and run it"
+    path = (folder or Path("/etc/systemd/system")) / f"{name}.service"
+    _write(path, unit(file, memory, devices))
+    return f"wrote {path}; now: systemctl daemon-reload && systemctl enable --now {name}"
+
+
+def _protect_home(paths: list[Path]) -> str:
+    """Return how much of /home, /root and /run/user the process may see: nothing, unless Python or the file is there."""
+    homes = (Path("/home"), Path("/root"), Path("/run/user"))
+    return "read-only" if any(path.resolve().is_relative_to(home) for path in paths for home in homes) else "yes"
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        hint = "run this as root, or name another folder with --output" if os.geteuid() else "name another with --output"
+        raise InvalidOption(f"{path}: cannot be written ({error.strerror}); {hint}") from None
