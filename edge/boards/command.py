@@ -1,0 +1,246 @@
+"""edge simulate CLIENT.toml --boards N: agents on boards that are slow on purpose, and a table of what they used.
+
+Owns the signals while it runs, prints to stdout and stderr, and returns the exit status:
+
+status  when
+0       all agents have ended with status 0, or SIGTERM came
+1       an agent has failed, or something that was made could not be removed
+2       a value, the file or this machine does not allow it: one line on stderr says why; no agent has started
+130     Ctrl-C
+
+The first Ctrl-C or SIGTERM asks the agents to leave the federation, the second kills them. Removes all that it has made,
+in every case but SIGKILL; then the next run removes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+
+from edge.boards import leftovers, network
+from edge.boards.cgroups import Cgroup, Hierarchy
+from edge.boards.device import Device
+from edge.boards.limits import Limits
+from edge.boards.network import Network
+from edge.boards.processes import PATIENCE, Agent, Ended
+from edge.boards.relay import Relay
+from edge.boards.tools import CannotSimulate, check_programs
+from netq.cli.terminal import sentence
+from netq.errors import InvalidOption
+
+FOLDERS = Path("/run")  # where the folder of a run is; only root may write there
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `edge simulate`. Their values are texts; `main_simulate` checks them."""
+    parser.add_argument("config", metavar="CLIENT.toml", help="the device's file; each board gets a copy")
+    parser.add_argument("--boards", metavar="N", required=True, help="number of boards, as in 8")
+    parser.add_argument("--cpus", metavar="CORES", default="0.25", help="of each board; 0.25")
+    parser.add_argument("--memory", metavar="SIZE", default="128M", help="of each board, with K, M or G; 128M")
+    parser.add_argument(
+        "--bandwidth", metavar="RATE", default="1Mbit", help="of each board, each way, with kbit, Mbit or Gbit; 1Mbit"
+    )
+    parser.add_argument("--delay", metavar="TIME", default="0ms", help="each way, with ms or s; 0ms")
+
+
+def main_simulate(options: argparse.Namespace) -> int:
+    """Run the command, in the main thread; return the exit status. `options`: what `add_arguments` has added."""
+    with ExitStack() as stack:
+        signals = Signals(stack)
+        try:
+            return _simulate(options, signals)
+        except (InvalidOption, CannotSimulate) as error:
+            return _fail(error, 2)
+        except Interrupted:
+            return signals.status
+        except OSError as error:
+            return _fail(error, 1)
+
+
+class Interrupted(BaseException):
+    """A signal came before the agents ran."""
+
+
+class Signals:
+    """Ctrl-C and SIGTERM. Before the agents run they end the command, then they call `on_signal`."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.status = 0  # the exit status, after a signal
+        self.count = 0
+        self.on_signal: Callable[[], None] | None = None
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            stack.callback(signal.signal, signum, signal.signal(signum, self._catch))
+
+    def _catch(self, signum: int, frame: FrameType | None) -> None:
+        self.count += 1
+        self.status = 130 if signum == signal.SIGINT else 0
+        if self.on_signal is None:
+            raise Interrupted
+        self.on_signal()
+
+
+def _simulate(options: argparse.Namespace, signals: Signals) -> int:
+    limits = Limits.parse(
+        boards=options.boards,
+        cpus=options.cpus,
+        memory=options.memory,
+        bandwidth=options.bandwidth,
+        delay=options.delay,
+    )
+    file = Path(options.config)
+    device = Device.load(file, limits.boards)
+    _check_machine()
+    _warn(limits)
+    hierarchy = Hierarchy.find(Path("/proc/self/mounts").read_text())
+    _sweep(hierarchy)
+    with ExitStack() as stack:
+        stack.callback(setattr, signals, "on_signal", lambda: None)  # nothing interrupts the removal
+        name = leftovers.run_name()
+        folder = FOLDERS / name
+        folder.mkdir(mode=0o700)
+        stack.callback(shutil.rmtree, folder)
+        cgroups = _make_cgroups(stack, hierarchy, name, limits)
+        net = Network(name, limits, network.SERVER if device.is_named else device.address, device.port)
+        net.make(stack)
+        listener = stack.enter_context(net.listen())
+        relay = Relay(listener, (device.address, device.port), limits.delay, limits.rate)
+        agents = []
+        for board, cgroup in enumerate(cgroups):
+            copy = folder / f"board-{board}.toml"
+            device.write_copy(copy, file, board, limits.boards)
+            agents.append(Agent(board, cgroup, net.namespace(board), copy, _hosts(folder, device)))
+        ended = asyncio.run(_run(agents, relay, signals))
+        print(_table(ended, net.traffic()), flush=True)
+    return _conclude(ended, signals)
+
+
+def _check_machine() -> None:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        user = f"this user is {os.geteuid()}" if sys.platform == "linux" else f"this is {sys.platform}"
+        raise CannotSimulate(f"boards need root on Linux, and {user}; run it with sudo, or in a virtual machine")
+    check_programs()
+
+
+def _warn(limits: Limits) -> None:
+    cores = os.cpu_count() or 1
+    if limits.boards * limits.cpus > cores:
+        print(
+            f"edge: {limits.boards} boards of {limits.cpus:g} cores need more than the {cores} of this machine: they may "
+            "be slower than you asked for",
+            file=sys.stderr,
+        )
+
+
+def _sweep(hierarchy: Hierarchy) -> None:
+    """Remove what runs have left that were killed. Their cgroups come first: they may have processes."""
+    hierarchy.sweep()
+    network.sweep()
+    for folder in leftovers.dead(FOLDERS):
+        shutil.rmtree(folder)
+
+
+def _make_cgroups(stack: ExitStack, hierarchy: Hierarchy, name: str, limits: Limits) -> list[Cgroup]:
+    run = hierarchy.make_run(name)
+    stack.callback(run.remove)
+    cgroups = []
+    for board in range(limits.boards):
+        cgroup = Cgroup(run, f"board-{board}")
+        stack.callback(cgroup.remove)
+        cgroup.make(limits)
+        cgroups.append(cgroup)
+    return cgroups
+
+
+def _hosts(folder: Path, device: Device) -> Path | None:
+    """Write the boards' /etc/hosts, if the file names the server; return its path."""
+    if not device.is_named:
+        return None
+    path = folder / "hosts"
+    path.write_text(f"{network.SERVER} {device.host}\n127.0.0.1 localhost\n")
+    return path
+
+
+async def _run(agents: Sequence[Agent], relay: Relay, signals: Signals) -> list[Ended]:
+    """Run all agents until they have ended; signals end them before."""
+    loop = asyncio.get_running_loop()
+    ending: list[asyncio.TimerHandle] = []
+
+    def stop() -> None:
+        if signals.count > 1:
+            return _send(agents, signal.SIGKILL)
+        ending.append(loop.call_later(PATIENCE, _send, agents, signal.SIGKILL))
+        return _send(agents, signal.SIGTERM)
+
+    signals.on_signal = lambda: loop.call_soon_threadsafe(stop) and None
+    passing = asyncio.create_task(relay.serve())
+    try:
+        async with asyncio.TaskGroup() as group:
+            boards = [group.create_task(_report(board, agent)) for board, agent in enumerate(agents)]
+    finally:
+        signals.on_signal = lambda: None
+        for timer in ending:
+            timer.cancel()
+        passing.cancel()
+        await asyncio.wait([passing])
+    return [board.result() for board in boards]
+
+
+def _send(agents: Sequence[Agent], signum: signal.Signals) -> None:
+    for agent in agents:
+        agent.stop(signum)
+
+
+async def _report(board: int, agent: Agent) -> Ended:
+    ended = await agent.run()
+    print(f"board {board} ended after {ended.seconds:.1f} s: status {ended.status}", flush=True)
+    return ended
+
+
+_HEAD = ("board", "status", "seconds", "peak MiB", "CPU s", "throttled s", "OOM kills", "sent kB", "received kB")
+
+
+def _table(ended: Sequence[Ended], traffic: Sequence[tuple[int, int]]) -> str:
+    """Return the table of all boards, right-aligned."""
+    rows = [_HEAD, *(_row(board, *pair) for board, pair in enumerate(zip(ended, traffic, strict=True)))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _row(board: int, ended: Ended, traffic: tuple[int, int]) -> tuple[str, ...]:
+    usage, (sent, received) = ended.usage, traffic
+    return (
+        str(board),
+        ended.status,
+        f"{ended.seconds:.1f}",
+        "-" if usage.memory_peak is None else f"{usage.memory_peak / 2**20:.1f}",
+        f"{usage.cpu:.1f}",
+        f"{usage.throttled:.1f}",
+        str(usage.oom_kills),
+        f"{sent / 1000:.1f}",
+        f"{received / 1000:.1f}",
+    )
+
+
+def _conclude(ended: Sequence[Ended], signals: Signals) -> int:
+    if signals.count:
+        return signals.status
+    failed = [board for board, each in enumerate(ended) if each.status != "0"]
+    if not failed:
+        return 0
+    killed = sum(each.usage.oom_kills > 0 for each in ended)
+    why = f"; {killed} ran out of memory: give --memory more" if killed else "; their lines above say why"
+    print(f"edge: {len(failed)} of {len(ended)} boards failed: {', '.join(map(str, failed))}{why}", file=sys.stderr)
+    return 1
+
+
+def _fail(error: Exception, status: int) -> int:
+    print(f"edge: {sentence(error)}", file=sys.stderr)
+    return status
