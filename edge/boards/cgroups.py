@@ -70,8 +70,8 @@ class Hierarchy:
                 folders |= {name: Path(folder) for name in options.split(",") if name in _CONTROLLERS[1]}
         if absent := [name for name in _CONTROLLERS[1] if name not in folders]:
             raise CannotSimulate(
-                f"cgroups: no controller {', '.join(absent)} is mounted; expected cgroups of version 2 at {unified}, or "
-                "all controllers of version 1: mount them, or use a machine or virtual machine that has them"
+                f"cgroups: no controller {', '.join(absent)} is mounted; expected cgroups of version 2 at {unified}, "
+                "or all controllers of version 1: mount them, or use a machine or virtual machine that has them"
             )
         return cls(1, folders)
 
@@ -191,8 +191,12 @@ class Cgroup:
 
 def _write(path: Path, value: str) -> None:
     """Write to a file of the kernel; it takes a value in one write, and creates no file."""
-    with open(path, "r+b", buffering=0) as file:
-        file.write(value.encode())
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.write(value.encode())
+    except OSError as error:
+        error.filename = str(path)  # an error of write() has none
+        raise
 
 
 def _kill(folder: Path) -> None:

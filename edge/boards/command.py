@@ -8,8 +8,8 @@ status  when
 2       a value, the file or this machine does not allow it: one line on stderr says why; no agent has started
 130     Ctrl-C
 
-The first Ctrl-C or SIGTERM asks the agents to leave the federation, the second kills them. Removes all that it has made,
-in every case but SIGKILL; then the next run removes it.
+The first Ctrl-C or SIGTERM asks the agents to leave the federation, the second kills them. Removes all that it has
+made, in every case but SIGKILL; then the next run removes it.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Signals:
     def _catch(self, signum: int, frame: FrameType | None) -> None:
         self.count += 1
         self.status = 130 if signum == signal.SIGINT else 0
-        if self.on_signal is None:
+        if self.on_signal is not None:
+            self.on_signal()
+        elif self.count == 1:  # a second one does not interrupt the removal of what was made
             raise Interrupted
-        self.on_signal()
 
 
 def _simulate(options: argparse.Namespace, signals: Signals) -> int:
@@ -102,7 +103,6 @@ def _simulate(options: argparse.Namespace, signals: Signals) -> int:
     hierarchy = Hierarchy.find(Path("/proc/self/mounts").read_text())
     _sweep(hierarchy)
     with ExitStack() as stack:
-        stack.callback(setattr, signals, "on_signal", lambda: None)  # nothing interrupts the removal
         name = leftovers.run_name()
         folder = FOLDERS / name
         folder.mkdir(mode=0o700)
@@ -133,8 +133,8 @@ def _warn(limits: Limits) -> None:
     cores = os.cpu_count() or 1
     if limits.boards * limits.cpus > cores:
         print(
-            f"edge: {limits.boards} boards of {limits.cpus:g} cores need more than the {cores} of this machine: they may "
-            "be slower than you asked for",
+            f"edge: {limits.boards} boards of {limits.cpus:g} cores need more than the {cores} of this machine: they "
+            "may be slower than you asked for",
             file=sys.stderr,
         )
 
@@ -179,13 +179,16 @@ async def _run(agents: Sequence[Agent], relay: Relay, signals: Signals) -> list[
         ending.append(loop.call_later(PATIENCE, _send, agents, signal.SIGKILL))
         return _send(agents, signal.SIGTERM)
 
-    signals.on_signal = lambda: loop.call_soon_threadsafe(stop) and None
+    def on_signal() -> None:
+        loop.call_soon_threadsafe(stop)
+
+    signals.on_signal = on_signal
     passing = asyncio.create_task(relay.serve())
     try:
         async with asyncio.TaskGroup() as group:
             boards = [group.create_task(_report(board, agent)) for board, agent in enumerate(agents)]
     finally:
-        signals.on_signal = lambda: None
+        signals.on_signal = lambda: None  # nothing interrupts the removal
         for timer in ending:
             timer.cancel()
         passing.cancel()

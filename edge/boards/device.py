@@ -109,6 +109,7 @@ def _resolve(file: File, host: str) -> str:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
         raise file.wrong(
-            f"server.host: {host!r} has no IPv4 address here ({error.strerror}); correct the name, or add it to /etc/hosts"
+            f"server.host: {host!r} has no IPv4 address here ({error.strerror}); correct the name, or add it to "
+            "/etc/hosts"
         ) from None
     return str(found[0][4][0])

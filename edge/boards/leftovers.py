@@ -1,7 +1,7 @@
 """The names of what a run makes, and the removal of what earlier runs have left.
 
-Namespaces, cgroups and the folder of a run begin with its name: the process id, and the time at which the process began,
-because ids are used again. If no such process exists, its run was killed, and `dead` finds the name.
+Namespaces, cgroups and the folder of a run begin with its name: the process id, and the time at which the process
+began, because ids are used again. If no such process exists, its run was killed, and `dead` finds the name.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The network of a run: the router's namespace, one namespace a board, and a limited cable between each two.
 
-See the picture in edge/boards/__init__.py. The cables have addresses of 198.18.0.0/15, which RFC 2544 reserves for tests
-of networks; they exist in these namespaces only. A board reaches nothing but the server and itself.
+See the picture in edge/boards/__init__.py. The cables have addresses of 198.18.0.0/15, which RFC 2544 reserves for
+tests of networks; they exist in these namespaces only. A board reaches nothing but the server and itself.
 """
 
 from __future__ import annotations

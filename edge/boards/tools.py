@@ -25,8 +25,8 @@ def run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT)
     if done.returncode:
         raise CannotSimulate(
-            f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}; expected a kernel with network "
-            "namespaces, veth and sch_tbf, and the right to use them: run on the machine itself or in a privileged "
-            "container"
+            f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}; expected a kernel with "
+            "network namespaces, veth and sch_tbf, and the right to use them: run on the machine itself or in a "
+            "privileged container"
         )
     return done.stdout
