@@ -24,13 +24,14 @@ _CONTROLLERS = {1: ("cpu", "cpuacct", "memory", "pids"), 2: ("cpu", "memory", "p
 _PERIOD = 100_000  # microseconds; the kernel's default. A board of 0.25 cores runs 25 ms of every 100 ms
 _PATIENCE = 5.0  # seconds until a killed process has left its cgroup
 
-# By version: files and values that set the limits. Those with "?" need a kernel that accounts for swap.
+# By version: files and values that set the limits. Kernels that do not account for swap lack those with "?".
 _LIMITS = {
     1: (
         ("cpu", "cpu.cfs_period_us", "{period}"),
         ("cpu", "cpu.cfs_quota_us", "{quota}"),
         ("memory", "memory.limit_in_bytes", "{memory}"),
         ("memory", "memory.memsw.limit_in_bytes?", "{memory}"),  # memory and swap together
+        ("memory", "memory.swappiness?", "0"),  # if the kernel does not account for swap
         ("pids", "pids.max", "{pids}"),
     ),
     2: (

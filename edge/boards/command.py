@@ -183,16 +183,18 @@ async def _run(agents: Sequence[Agent], relay: Relay, signals: Signals) -> list[
         loop.call_soon_threadsafe(stop)
 
     signals.on_signal = on_signal
-    passing = asyncio.create_task(relay.serve())
     try:
         async with asyncio.TaskGroup() as group:
+            passing = group.create_task(relay.serve())
             boards = [group.create_task(_report(board, agent)) for board, agent in enumerate(agents)]
+            await asyncio.wait(boards)
+            passing.cancel()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     finally:
         signals.on_signal = lambda: None  # nothing interrupts the removal
         for timer in ending:
             timer.cancel()
-        passing.cancel()
-        await asyncio.wait([passing])
     return [board.result() for board in boards]
 
 

@@ -425,6 +425,12 @@ def test_a_later_run_removes_what_a_killed_run_has_left(possible: None, tmp_path
         next_log(killed, "trying again")
         killed.kill()
         killed.communicate(timeout=LIMIT)
+        groups = [path / "board-0" for path in left(killed.pid) if path.is_relative_to("/sys/fs/cgroup")]
+        assert groups
+        deadline = time.monotonic() + LIMIT
+        while any((group / "cgroup.procs").read_text() for group in groups):  # the agent dies with the command
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     with simulation(path, "--boards=1", "--cpus=1") as process:
         next_log(process, "trying again")
         assert left(killed.pid) == []
