@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge.config import FILE, KEYS, from_file
+from edge.config import FILE, KEYS, Config, from_file
 from fl.config.toml import File
 from netq.options import Protocol
 
@@ -32,6 +32,7 @@ class Device:
     host: str  # as in the file
     port: int
     address: str  # IPv4, as this machine resolves the host
+    is_certified: bool  # a certificate names the device's id
 
     @classmethod
     def load(cls, path: Path, boards: int) -> Device:
@@ -46,14 +47,14 @@ class Device:
         config = from_file(file, settings=file.table("settings"))
         if config.protocol is Protocol.SHM:
             raise file.wrong('server.protocol: "shm"; expected a protocol that uses the network, as in "tcp"')
-        own = config.seal or (config.security and config.security.authority and config.security.certificate)
-        if own and config.protocol in (Protocol.TCP, Protocol.GRPC, Protocol.MQTT) and boards > 1:
+        is_certified = _is_certified(config)
+        if is_certified and boards > 1:
             raise file.wrong(
                 f"the device has a certificate, which names one id, and --boards is {boards}; expected --boards 1, or "
                 "a server and a file without certificates of clients"
             )
         host, port = config.netloc
-        return cls(file.tables, host, port, _resolve(file, host))
+        return cls(file.tables, host, port, _resolve(file, host), is_certified)
 
     @property
     def is_named(self) -> bool:
@@ -63,7 +64,8 @@ class Device:
     def write_copy(self, path: Path, source: Path, board: int, boards: int) -> None:
         """Write the file of one board, readable by this user only; it may have a password. `source`: the original."""
         tables = {name: dict(table) for name, table in self.tables.items()}
-        tables["client"]["id"] = str(uuid.uuid4())
+        if not self.is_certified:
+            tables["client"]["id"] = str(uuid.uuid4())
         tables["settings"] = {**tables.get("settings", {}), "partition": board, "partitions": boards}
         for name, keys in _PATHS.items():
             table = tables.get(name, {})
@@ -97,6 +99,15 @@ def _value(value: Any) -> str:
 def _text(text: str) -> str:
     """Return a basic string of TOML: JSON's escapes, but DEL must be escaped, and there are no surrogates."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _is_certified(config: Config) -> bool:
+    """Return whether the server learns the id from a certificate; with MQTT, only the broker sees that of TLS."""
+    if config.seal is not None:
+        return True
+    security = config.security
+    own = security is not None and security.authority is not None and security.certificate is not None
+    return own and config.protocol in (Protocol.TCP, Protocol.GRPC)
 
 
 def _resolve(file: File, host: str) -> str:

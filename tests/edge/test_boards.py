@@ -175,7 +175,8 @@ def test_certificate_of_one_device_serves_one_board(tmp_path: Path) -> None:
     path = write(
         tmp_path, '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
     )
-    Device.load(path, 1)
+    Device.load(path, 1).write_copy(tmp_path / "copy.toml", path, 0, 1)
+    assert "id" not in tomllib.loads((tmp_path / "copy.toml").read_text())["client"]
     with pytest.raises(InvalidOption, match="names one id, and --boards is 2"):
         Device.load(path, 2)
 
