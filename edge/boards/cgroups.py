@@ -89,10 +89,9 @@ class Hierarchy:
     def sweep(self) -> None:
         """Remove the cgroups of runs that were killed, with their processes."""
         for folder in {path for root in self.folders.values() for path in leftovers.dead(root)}:
-            for inner in folder.iterdir():
-                if inner.is_dir():
-                    _kill(inner)
-                    _remove(inner)
+            for inner in folder.glob("*/"):
+                _kill(inner)
+                _remove(inner)
             _remove(folder)
 
     def make_run(self, name: str) -> Hierarchy:

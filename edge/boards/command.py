@@ -144,7 +144,7 @@ def _sweep(hierarchy: Hierarchy) -> None:
     hierarchy.sweep()
     network.sweep()
     for folder in leftovers.dead(FOLDERS):
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # another run may remove it at this moment
 
 
 def _make_cgroups(stack: ExitStack, hierarchy: Hierarchy, name: str, limits: Limits) -> list[Cgroup]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edge.boards import leftovers
 from edge.boards.limits import Limits
-from edge.boards.tools import run
+from edge.boards.tools import CannotSimulate, run
 
 NAMESPACES = Path("/run/netns")  # where ip keeps named namespaces
 SERVER = "198.19.255.1"  # the router's address, for a server that the file names
@@ -124,8 +124,13 @@ def _cable(board: int) -> str:
 
 
 def _remove(name: str) -> None:
-    if (NAMESPACES / name).exists():
-        run("ip", "netns", "delete", name)
+    path = NAMESPACES / name
+    if path.exists():
+        try:
+            run("ip", "netns", "delete", name)
+        except CannotSimulate:
+            if path.exists():  # else another run has removed it at this moment
+                raise
 
 
 @contextlib.contextmanager
