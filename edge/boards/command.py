@@ -96,27 +96,22 @@ def _simulate(options: argparse.Namespace, signals: Signals) -> int:
         bandwidth=options.bandwidth,
         delay=options.delay,
     )
-    file = Path(options.config)
-    device = Device.load(file, limits.boards)
+    device = Device.load(Path(options.config), limits.boards)
     _check_machine()
     _warn(limits)
     hierarchy = Hierarchy.find(Path("/proc/self/mounts").read_text())
     _sweep(hierarchy)
-    with ExitStack() as stack:
-        name = leftovers.run_name()
-        folder = FOLDERS / name
-        folder.mkdir(mode=0o700)
-        stack.callback(shutil.rmtree, folder)
+    name = leftovers.run_name()
+    with ExitStack() as stack:  # after an error, everything that was made is removed
         cgroups = _make_cgroups(stack, hierarchy, name, limits)
         net = Network(name, limits, network.SERVER if device.is_named else device.address, device.port)
         net.make(stack)
-        listener = stack.enter_context(net.listen())
-        relay = Relay(listener, (device.address, device.port), limits.delay, limits.rate)
-        agents = []
-        for board, cgroup in enumerate(cgroups):
-            copy = folder / f"board-{board}.toml"
-            device.write_copy(copy, file, board, limits.boards)
-            agents.append(Agent(board, cgroup, net.namespace(board), copy, _hosts(folder, device)))
+        relay = Relay(stack.enter_context(net.listen()), (device.address, device.port), limits.delay, limits.rate)
+        copies, hosts = _write_files(stack, name, device, limits.boards)
+        agents = [
+            Agent(board, cgroup, net.namespace(board), copy, hosts)
+            for board, (cgroup, copy) in enumerate(zip(cgroups, copies, strict=True))
+        ]
         ended = asyncio.run(_run(agents, relay, signals))
         print(_table(ended, net.traffic()), flush=True)
     return _conclude(ended, signals)
@@ -159,13 +154,19 @@ def _make_cgroups(stack: ExitStack, hierarchy: Hierarchy, name: str, limits: Lim
     return cgroups
 
 
-def _hosts(folder: Path, device: Device) -> Path | None:
-    """Write the boards' /etc/hosts, if the file names the server; return its path."""
+def _write_files(stack: ExitStack, name: str, device: Device, boards: int) -> tuple[list[Path], Path | None]:
+    """Write the boards' files, and their /etc/hosts if the device's file names the server; return the paths."""
+    folder = FOLDERS / name
+    folder.mkdir(mode=0o700)
+    stack.callback(shutil.rmtree, folder)
+    copies = [folder / f"board-{board}.toml" for board in range(boards)]
+    for board, copy in enumerate(copies):
+        device.write_copy(copy, board, boards)
     if not device.is_named:
-        return None
-    path = folder / "hosts"
-    path.write_text(f"{network.SERVER} {device.host}\n127.0.0.1 localhost\n")
-    return path
+        return copies, None
+    hosts = folder / "hosts"
+    hosts.write_text(f"{network.SERVER} {device.host}\n127.0.0.1 localhost\n")
+    return copies, hosts
 
 
 async def _run(agents: Sequence[Agent], relay: Relay, signals: Signals) -> list[Ended]:

@@ -28,6 +28,7 @@ _LOCAL = "127.0.0.1"  # what the name of a server on this machine usually resolv
 class Device:
     """The tables of a device's file, and the address of its server."""
 
+    path: Path
     tables: Mapping[str, Mapping[str, Any]]
     host: str  # as in the file
     port: int
@@ -54,22 +55,22 @@ class Device:
                 "a server and a file without certificates of clients"
             )
         host, port = config.netloc
-        return cls(file.tables, host, port, _resolve(file, host), is_certified)
+        return cls(path, file.tables, host, port, _resolve(file, host), is_certified)
 
     @property
     def is_named(self) -> bool:
         """Whether the file has the server's name, not its address."""
         return self.host != self.address
 
-    def write_copy(self, path: Path, source: Path, board: int, boards: int) -> None:
-        """Write the file of one board, readable by this user only; it may have a password. `source`: the original."""
+    def write_copy(self, path: Path, board: int, boards: int) -> None:
+        """Write the file of one board, readable by this user only: it may have a password."""
         tables = {name: dict(table) for name, table in self.tables.items()}
         if not self.is_certified:
             tables["client"]["id"] = str(uuid.uuid4())
         tables["settings"] = {**tables.get("settings", {}), "partition": board, "partitions": boards}
         for name, keys in _PATHS.items():
             table = tables.get(name, {})
-            table |= {key: str((source.parent / table[key]).absolute()) for key in keys if key in table}
+            table |= {key: str((self.path.parent / table[key]).absolute()) for key in keys if key in table}
         path.touch(mode=0o600)
         path.write_text(to_toml(tables), encoding="utf-8")
 

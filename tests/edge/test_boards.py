@@ -133,7 +133,7 @@ def test_copy_for_a_board_has_its_id_and_its_partition(tmp_path: Path) -> None:
     device = Device.load(path, 4)
     copies = []
     for board in (2, 3):
-        device.write_copy(tmp_path / "copy.toml", path, board, 4)
+        device.write_copy(tmp_path / "copy.toml", board, 4)
         copies.append(tomllib.loads((tmp_path / "copy.toml").read_text()))
     first, second = copies
     assert first["server"] == {"host": "127.0.0.1", "port": 51966}
@@ -175,7 +175,7 @@ def test_certificate_of_one_device_serves_one_board(tmp_path: Path) -> None:
     path = write(
         tmp_path, '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
     )
-    Device.load(path, 1).write_copy(tmp_path / "copy.toml", path, 0, 1)
+    Device.load(path, 1).write_copy(tmp_path / "copy.toml", 0, 1)
     assert "id" not in tomllib.loads((tmp_path / "copy.toml").read_text())["client"]
     with pytest.raises(InvalidOption, match="names one id, and --boards is 2"):
         Device.load(path, 2)
