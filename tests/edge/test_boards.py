@@ -419,6 +419,29 @@ def test_a_signal_ends_the_agents(possible: None, tmp_path: Path, signum: signal
     assert output.splitlines()[-1].split()[:2] == ["0", "0"]  # the board, and its exit status
 
 
+STUBBORN = """\
+import signal, subprocess, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "300"])
+print("no end", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_kills_all_processes_of_a_board(possible: None, tmp_path: Path) -> None:
+    (tmp_path / "stubborn.py").write_text(STUBBORN)
+    with simulation(write(tmp_path, train="stubborn:train"), "--boards=1", "--cpus=1") as process:
+        next_log(process, "board 0 | no end")
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)  # two signals at one moment would count as one
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=LIMIT)
+    assert process.returncode == 130
+    assert output.splitlines()[-1].split()[:2] == ["0", "SIGKILL"]
+
+
 @pytest.mark.slow
 def test_a_later_run_removes_what_a_killed_run_has_left(possible: None, tmp_path: Path) -> None:
     path = write(tmp_path)
