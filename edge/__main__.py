@@ -26,7 +26,6 @@ from pathlib import Path
 from types import FrameType
 
 from edge.agent import check, run
-from edge.boards import add_arguments, main_simulate
 from edge.config import Config, from_environment, from_flags, open_file
 from edge.install import install
 from fl.config.toml import Override, in_file_terms
@@ -45,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
     options = _parser().parse_args(arguments)
     if options.command == "simulate":
+        from edge.boards.command import main_simulate  # asyncio, which an agent does not need
+
         return main_simulate(options)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
@@ -93,8 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--verbose", action="store_true", help="log more, and tracebacks")
     _add_install(commands.add_parser("install", help="write a systemd unit, or a Containerfile, for a device"))
-    help = "run agents as if each were on a slow board, on this machine"
-    add_arguments(commands.add_parser("simulate", help=help, description=help))
+    _add_simulate(commands.add_parser("simulate", help="run agents as if each were on a slow board"))
     return parser
 
 
@@ -110,6 +110,19 @@ def _add_install(command: argparse.ArgumentParser) -> None:
         "--device", metavar="PATH", action="append", default=[], help="an accelerator, as in /dev/apex_0"
     )
     command.add_argument("--verbose", action="store_true", help="log tracebacks")
+
+
+def _add_simulate(command: argparse.ArgumentParser) -> None:
+    command.description = "run agents as if each were on a slow board, on this machine"
+    command.epilog = "example: edge simulate client.toml --boards 8 --cpus 0.25 --memory 128M --bandwidth 1Mbit"
+    command.add_argument("config", metavar="CLIENT.toml", help="the device's file; each board gets a copy")
+    command.add_argument("--boards", metavar="N", required=True, help="number of boards, as in 8")
+    command.add_argument("--cpus", metavar="CORES", default="0.25", help="of each board; 0.25")
+    command.add_argument("--memory", metavar="SIZE", default="128M", help="of each board, with K, M or G; 128M")
+    command.add_argument(
+        "--bandwidth", metavar="RATE", default="1Mbit", help="of each board, each way, with kbit, Mbit or Gbit; 1Mbit"
+    )
+    command.add_argument("--delay", metavar="TIME", default="0ms", help="each way, with ms or s; 0ms")
 
 
 def _install(options: argparse.Namespace) -> int:

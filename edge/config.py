@@ -21,8 +21,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [settings]    any keys; added to the config of train and evaluate. They override keys of the same name that the server
               sends
 
-Environment variables replace values of the file: EDGE_SERVER_PORT=51966 is port in [server]. So do flags of the command:
---set server.port=51966. A flag is stronger than a variable. Both are read as TOML values, or else as texts.
+Environment variables replace values of the file: EDGE_SERVER_PORT=51966 is port in [server]. So do flags of the
+command: --set server.port=51966. A flag is stronger than a variable. Both are read as TOML values, or else as texts.
 """
 
 from __future__ import annotations

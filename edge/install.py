@@ -136,7 +136,7 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
 
 
 def _protect_home(paths: list[Path]) -> str:
-    """Return how much of /home, /root and /run/user the process may see: nothing, unless Python or the file is there."""
+    """Return how the process may see /home, /root and /run/user: not at all, unless Python or the file is there."""
     homes = (Path("/home"), Path("/root"), Path("/run/user"))
     return "read-only" if any(path.resolve().is_relative_to(home) for path in paths for home in homes) else "yes"
 
@@ -145,5 +145,7 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        hint = "run this as root, or name another folder with --output" if os.geteuid() else "name another with --output"
+        hint = (
+            "run this as root, or name another folder with --output" if os.geteuid() else "name another with --output"
+        )
         raise InvalidOption(f"{path}: cannot be written ({error.strerror}); {hint}") from None

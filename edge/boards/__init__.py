@@ -28,7 +28,3 @@ interface, route or firewall rule of this machine changes. The agent uses the ad
 address, and a rule in the board's namespace sends the server's port there, also that of 127.0.0.1. Certificates are
 checked for the name in the file.
 """
-
-from edge.boards.command import add_arguments, main_simulate
-
-__all__ = ["add_arguments", "main_simulate"]

@@ -39,20 +39,8 @@ from netq.errors import InvalidOption
 FOLDERS = Path("/run")  # where the folder of a run is; only root may write there
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `edge simulate`. Their values are texts; `main_simulate` checks them."""
-    parser.add_argument("config", metavar="CLIENT.toml", help="the device's file; each board gets a copy")
-    parser.add_argument("--boards", metavar="N", required=True, help="number of boards, as in 8")
-    parser.add_argument("--cpus", metavar="CORES", default="0.25", help="of each board; 0.25")
-    parser.add_argument("--memory", metavar="SIZE", default="128M", help="of each board, with K, M or G; 128M")
-    parser.add_argument(
-        "--bandwidth", metavar="RATE", default="1Mbit", help="of each board, each way, with kbit, Mbit or Gbit; 1Mbit"
-    )
-    parser.add_argument("--delay", metavar="TIME", default="0ms", help="each way, with ms or s; 0ms")
-
-
 def main_simulate(options: argparse.Namespace) -> int:
-    """Run the command, in the main thread; return the exit status. `options`: what `add_arguments` has added."""
+    """Run the command, in the main thread; return the exit status. `options`: its arguments, as texts."""
     with ExitStack() as stack:
         signals = Signals(stack)
         try:

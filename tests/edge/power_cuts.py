@@ -109,7 +109,6 @@ def main(kills: int = 20, seed: int = 1) -> int:
     """Kill the agent or its child so many times; print a line for each, and the result. Return the exit status."""
     rng, over = random.Random(seed), threading.Event()
     reports: list[fl.RoundReport] = []
-    logging.disable()
     print(f"{kills} kills, seed {seed}\n  after    killed  while          the rounds until the next kill")
     with tempfile.TemporaryDirectory() as name, federation(Path(name)) as (server, agent):
 
@@ -150,4 +149,5 @@ def _outcome(report: fl.RoundReport) -> str:
 
 
 if __name__ == "__main__":
+    logging.disable()
     sys.exit(main(*map(int, sys.argv[1:])))

@@ -143,4 +143,6 @@ def test_wrong_command_lists_the_commands(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as end:
         command.main(["client.toml"])
     assert end.value.code == 2
-    assert "invalid choice: 'client.toml' (choose from 'run', 'check')" in capsys.readouterr().err
+    assert (
+        "invalid choice: 'client.toml' (choose from 'run', 'check', 'install', 'simulate')" in capsys.readouterr().err
+    )

@@ -62,11 +62,15 @@ def test_signs_of_life_come_at_half_the_interval(
     assert heard(ears[1]) == ["WATCHDOG=1"] * 2
 
 
-@pytest.mark.parametrize("pid", ["", str(os.getpid())])
+@pytest.mark.parametrize("pid", ["", "own"])
 def test_environment_names_the_supervisor(
     ears: tuple[str, socket.socket], monkeypatch: pytest.MonkeyPatch, pid: str
 ) -> None:
-    for name, value in (("NOTIFY_SOCKET", ears[0]), ("WATCHDOG_USEC", "4000000"), ("WATCHDOG_PID", pid)):
+    for name, value in (
+        ("NOTIFY_SOCKET", ears[0]),
+        ("WATCHDOG_USEC", "4000000"),
+        ("WATCHDOG_PID", pid.replace("own", str(os.getpid()))),
+    ):
         monkeypatch.setenv(name, value)
     supervisor = Supervisor.from_environment()
     assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"} & os.environ.keys()

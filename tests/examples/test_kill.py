@@ -67,6 +67,8 @@ host = "127.0.0.1"
 port = {self.port}
 [client]
 train = "slow_training:train"
+[training]
+keep = true
 [connection]
 retry_max = 5.0
 [settings]

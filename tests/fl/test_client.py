@@ -131,7 +131,7 @@ def test_the_config_has_the_round_and_the_servers_values() -> None:
 
     with serving(fl.Client(train)) as server:
         server(round=3, rate=0.1, nested={"on": [1, 2]})
-    assert told == [{"round": 3, "rate": 0.1, "nested": {"on": [1, 2]}}]
+    assert told == [{"round": 3, "state": {}, "rate": 0.1, "nested": {"on": [1, 2]}}]
 
 
 def test_the_function_may_change_the_model() -> None:

@@ -1,0 +1,124 @@
+"""edge install: the unit and the Containerfile, and what systemd says of the unit."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge import __main__ as command
+from edge.install import containerfile, unit
+from netq.security import certificates
+
+SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
+
+
+def write(folder: Path, more: str = "") -> Path:
+    path = folder / "client.toml"
+    path.write_text(SERVER + more)
+    return path
+
+
+def options_of(text: str, name: str) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
+
+
+def test_unit_runs_the_agent_with_this_python(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    text = unit(path, "80%", [])
+    assert options_of(text, "ExecStart") == [f"{sys.executable} -m edge run {path}"]
+    assert options_of(text, "MemoryMax") == ["80%"]
+    assert options_of(text, "PrivateDevices") == ["yes"]
+    assert options_of(text, "LoadCredential") == []
+
+
+def test_keys_are_credentials(tmp_path: Path) -> None:
+    text = unit(write(tmp_path, '[security]\nkey = "own.pem"\n[seal]\nkey = "/keys/seal.pem"\n'), "80%", [])
+    assert options_of(text, "LoadCredential") == [f"security-key:{tmp_path}/own.pem", "seal-key:/keys/seal.pem"]
+    assert options_of(text, "Environment") == ["EDGE_SECURITY_KEY=%d/security-key", "EDGE_SEAL_KEY=%d/seal-key"]
+
+
+@pytest.mark.parametrize(
+    ("more", "devices"), [("", ["/dev/apex_0", "/dev/apex_1"]), ("[fit]\nidle = 300\n", [])], ids=["devices", "idle"]
+)
+def test_hardware_that_is_needed_is_allowed(tmp_path: Path, more: str, devices: list[str]) -> None:
+    text = unit(write(tmp_path, more), "80%", devices)
+    assert options_of(text, "DeviceAllow") == [f"{device} rw" for device in devices]
+    assert options_of(text, "PrivateDevices") == []
+
+
+def test_home_is_hidden_unless_something_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("prefix", "base_prefix"):
+        monkeypatch.setattr(sys, name, "/opt/python")
+    monkeypatch.setattr(sys, "path", ["/opt/python"])
+    assert options_of(unit(write(tmp_path), "80%", []), "ProtectHome") == ["yes"]
+    monkeypatch.setattr(sys, "path", ["/home/farm/code"])
+    assert options_of(unit(write(tmp_path), "80%", []), "ProtectHome") == ["read-only"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here: install systemd")
+@pytest.mark.parametrize("devices", [[], ["/dev/apex_0"]])
+def test_systemd_accepts_the_unit(tmp_path: Path, devices: list[str]) -> None:
+    path = tmp_path / "edge.service"
+    path.write_text(unit(write(tmp_path, '[security]\nkey = "own.pem"\n'), "256M", devices))
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
+    assert (done.stdout + done.stderr).strip() == ""
+    command = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(path)]  # tenths
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "Overall exposure level" in done.stdout
+    assert done.returncode == 0, done.stdout[-500:]
+
+
+def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path)
+    assert command.main(["install", str(path), "--output", str(tmp_path), "--name", "board", "--memory", "256M"]) == 0
+    assert (tmp_path / "board.service").read_text() == unit(path, "256M", [])
+    assert capsys.readouterr().out == (
+        f"wrote {tmp_path}/board.service; now: systemctl daemon-reload && systemctl enable --now board\n"
+    )
+
+
+def test_container_is_written_beside_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    assert command.main(["install", str(path), "--container"]) == 0
+    text = (tmp_path / "Containerfile").read_text()
+    assert text == containerfile(path)
+    assert text.endswith('ENTRYPOINT ["edge", "run", "client.toml"]\n')
+
+
+@pytest.mark.parametrize(
+    ("more", "folder", "line"),
+    [
+        ("[serve]\n", ".", "[serve]: no such table; did you mean [server]?"),
+        ("", "absent", "absent/edge.service: cannot be written (No such file or directory); "),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path, more: str, folder: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, more)
+    assert command.main(["install", str(path), "--output", str(tmp_path / folder)]) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_key_of_the_unit_is_found_by_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates.init(tmp_path)
+    own = certificates.issue(tmp_path, "board")
+    path = write(
+        tmp_path, f'[security]\nkey = "absent.pem"\ncertificate = "{own.certificate}"\nauthority = "{own.authority}"\n'
+    )
+    credential = tmp_path / "security-key"
+    credential.write_bytes(own.key.read_bytes())
+    monkeypatch.setenv("EDGE_SECURITY_KEY", str(credential))
+    from edge.config import Config, from_environment
+
+    config = Config.load(path, from_environment({"EDGE_SECURITY_KEY": str(credential)}))
+    assert config.security is not None
+    assert config.security.key == credential
