@@ -26,7 +26,7 @@ _CABLES = ipaddress.IPv4Address("198.18.0.0")  # the first address; each cable h
 _UPLINK = "uplink"  # name of the cable's end on a board
 _TABLE = "100"  # of routes: that of the server's port
 
-_HEADERS = 5_000  # bytes of burst, three full packets: less would never pass a packet
+_LEAST_BURST = 1_600  # bytes, one full packet of 1,514: a bucket of less would never pass one
 _BURST = 0.01  # seconds of the rate that pass at once; the kernel refills every 1 to 10 ms
 _QUEUE = 32 * 1024  # bytes that wait at least, 22 full packets; what comes then is lost
 _LONGEST_QUEUE = 0.1  # seconds of the rate that wait
@@ -107,7 +107,7 @@ class Network:
         # Without gso_max_segs, a "packet" of 64 KiB would count one header.
         run("ip", "-n", namespace, "link", "set", device, "gso_max_segs", "1", "up")
         bytes_a_second = self._limits.rate / 8
-        burst = round(max(_HEADERS, bytes_a_second * _BURST))
+        burst = round(max(_LEAST_BURST, bytes_a_second * _BURST))
         queue = round(max(_QUEUE, bytes_a_second * _LONGEST_QUEUE))
         limits = ["rate", f"{self._limits.rate}bit", "burst", str(burst), "limit", str(queue)]
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limits)
