@@ -116,8 +116,8 @@ def _warn(limits: Limits) -> None:
     cores = os.cpu_count() or 1
     if limits.boards * limits.cpus >= cores:
         print(
-            f"edge: {limits.boards} boards of {limits.cpus:g} cores leave none of this machine's {cores} for the server "
-            "and the network: the boards may be slower than you asked for",
+            f"edge: {limits.boards} boards of {limits.cpus:g} cores leave none of this machine's {cores} for the "
+            "server and the network: the boards may be slower than you asked for",
             file=sys.stderr,
         )
 
