@@ -4,7 +4,7 @@ Runs agents as if each were on a small board: every agent is in a cgroup and in 
 Linux, root, and the tools of iproute2 (ip, tc) and util-linux (setpriv). The parts:
 
 limits      the values of the command line
-device      the device's file, and a copy of it for each board
+device      the device's file, and by what the boards differ
 cgroups     processor, memory and number of processes, in cgroups of version 1 or 2
 network     one namespace a board, one more for the router, and a cable from each board to the router
 relay       passes bytes between the router and the server, both ways, after the delay

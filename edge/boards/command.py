@@ -95,10 +95,12 @@ def _simulate(options: argparse.Namespace, signals: Signals) -> int:
         net = Network(name, limits, network.SERVER if device.is_named else device.address, device.port)
         net.make(stack)
         relay = Relay(stack.enter_context(net.listen()), (device.address, device.port), limits.delay, limits.rate)
-        copies, hosts = _write_files(stack, name, device, limits.boards)
+        folder, hosts = _make_folder(stack, name, device)
         agents = [
-            Agent(board, cgroup, net.namespace(board), copy, hosts)
-            for board, (cgroup, copy) in enumerate(zip(cgroups, copies, strict=True))
+            Agent(
+                board, cgroup, net.namespace(board), device.path, device.overrides(board, limits.boards, folder), hosts
+            )
+            for board, cgroup in enumerate(cgroups)
         ]
         ended = asyncio.run(_run(agents, relay, signals))
         print(_table(ended, net.traffic()), flush=True)
@@ -142,19 +144,16 @@ def _make_cgroups(stack: ExitStack, hierarchy: Hierarchy, name: str, limits: Lim
     return cgroups
 
 
-def _write_files(stack: ExitStack, name: str, device: Device, boards: int) -> tuple[list[Path], Path | None]:
-    """Write the boards' files, and their /etc/hosts if the device's file names the server; return the paths."""
+def _make_folder(stack: ExitStack, name: str, device: Device) -> tuple[Path, Path | None]:
+    """Make the folder of the run. Return it, and the boards' /etc/hosts if the device's file names the server."""
     folder = FOLDERS / name
     folder.mkdir(mode=0o700)
     stack.callback(shutil.rmtree, folder)
-    copies = [folder / f"board-{board}.toml" for board in range(boards)]
-    for board, copy in enumerate(copies):
-        device.write_copy(copy, board, boards)
     if not device.is_named:
-        return copies, None
+        return folder, None
     hosts = folder / "hosts"
     hosts.write_text(f"{network.SERVER} {device.host}\n127.0.0.1 localhost\n")
-    return copies, hosts
+    return folder, hosts
 
 
 async def _run(agents: Sequence[Agent], relay: Relay, signals: Signals) -> list[Ended]:

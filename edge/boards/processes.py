@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +42,23 @@ class Ended:
 
 
 class Agent:
-    """One board's agent. `hosts`: a file to use as /etc/hosts, if the server has a name."""
+    """One board's agent.
 
-    def __init__(self, board: int, cgroup: Cgroup, namespace: str, file: Path, hosts: Path | None) -> None:
+    overrides: environment variables that replace values of the file.
+    hosts:     a file to use as /etc/hosts, if the server has a name.
+    """
+
+    def __init__(
+        self,
+        board: int,
+        cgroup: Cgroup,
+        namespace: str,
+        file: Path,
+        overrides: Mapping[str, str],
+        hosts: Path | None,
+    ) -> None:
         self._board, self._cgroup = board, cgroup
+        self._environment = {**os.environ, **overrides}
         self._command = _command(cgroup.doors, namespace, file, hosts)
         self._process: Process | None = None
 
@@ -58,7 +71,12 @@ class Agent:
         with contextlib.closing(transport):
             try:
                 self._process = process = await asyncio.create_subprocess_exec(
-                    *self._command, stdin=DEVNULL, stdout=write, stderr=write, start_new_session=True
+                    *self._command,
+                    stdin=DEVNULL,
+                    stdout=write,
+                    stderr=write,
+                    env=self._environment,
+                    start_new_session=True,
                 )
             finally:
                 os.close(write)

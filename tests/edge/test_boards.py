@@ -5,7 +5,6 @@ The runs need root, cgroups and network namespaces; elsewhere they are skipped, 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -16,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,13 +22,15 @@ from typing import Any
 
 import pytest
 
-from edge.boards import add_arguments, leftovers, main_simulate, network
+from edge import __main__ as command
+from edge.boards import leftovers, network
 from edge.boards.cgroups import Cgroup, Hierarchy, Usage
-from edge.boards.device import Device, to_toml
+from edge.boards.device import Device
 from edge.boards.limits import Limits
 from edge.boards.network import Network
 from edge.boards.relay import Relay
 from edge.boards.tools import CannotSimulate, check_programs
+from edge.config import Config, from_environment
 from netq.errors import InvalidOption
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
@@ -38,13 +38,6 @@ from netq.testing.fixtures import LIMIT
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "digits" / "client.toml"
 RIGHT = {"boards": "8", "cpus": "0.25", "memory": "128M", "bandwidth": "1Mbit", "delay": "50ms"}
-SIMULATE = """\
-import argparse, sys
-from edge.boards import add_arguments, main_simulate
-parser = argparse.ArgumentParser()
-add_arguments(parser)
-sys.exit(main_simulate(parser.parse_args()))
-"""
 
 
 # The command line.
@@ -86,21 +79,15 @@ def test_wrong_value_is_named(argument: str, text: str) -> None:
         Limits.parse(**{**RIGHT, argument: text})
 
 
-def options(config: Path, *arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return parser.parse_args([str(config), *arguments])
-
-
 def test_wrong_value_ends_with_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main_simulate(options(EXAMPLE, "--boards", "2", "--memory", "128")) == 2
+    assert command.main(["simulate", str(EXAMPLE), "--boards", "2", "--memory", "128"]) == 2
     expected = "edge: --memory: '128'; expected 16M or more, with K, M or G, as in 128M\n"
     assert capsys.readouterr() == ("", expected)
 
 
 def test_without_root_ends_with_status_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert main_simulate(options(EXAMPLE, "--boards", "2")) == 2
+    assert command.main(["simulate", str(EXAMPLE), "--boards", "2"]) == 2
     expected = "edge: boards need root on Linux, and this user is 1000; run it with sudo, or in a virtual machine\n"
     assert capsys.readouterr() == ("", expected)
 
@@ -113,7 +100,7 @@ def test_missing_programs_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_signals_are_restored(capsys: pytest.CaptureFixture[str]) -> None:
     before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
-    main_simulate(options(EXAMPLE, "--boards", "0"))
+    command.main(["simulate", str(EXAMPLE), "--boards", "0"])
     assert [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)] == before
 
 
@@ -127,28 +114,14 @@ def write(folder: Path, more: str = "", host: str = "127.0.0.1", port: int = 519
     return path
 
 
-def test_copy_for_a_board_has_its_id_and_its_partition(tmp_path: Path) -> None:
-    path = write(tmp_path, '[security]\nauthority = "a.pem"\n[settings]\nrate = 0.5\nnames = ["a", { b = true }]\n')
-    (tmp_path / "a.pem").touch()
+def test_boards_differ_by_id_state_and_partition(tmp_path: Path) -> None:
+    path = write(tmp_path, "[settings]\nrate = 0.5\n")
     device = Device.load(path, 4)
-    copies = []
-    for board in (2, 3):
-        device.write_copy(tmp_path / "copy.toml", board, 4)
-        copies.append(tomllib.loads((tmp_path / "copy.toml").read_text()))
-    first, second = copies
-    assert first["server"] == {"host": "127.0.0.1", "port": 51966}
-    assert first["security"] == {"authority": str(tmp_path / "a.pem")}
-    assert first["settings"] == {"rate": 0.5, "names": ["a", {"b": True}], "partition": 2, "partitions": 4}
-    assert second["settings"]["partition"] == 3
-    assert first["client"]["id"] != second["client"]["id"]
-    assert (tmp_path / "copy.toml").stat().st_mode & 0o777 == 0o600
-
-
-def test_toml_of_every_kind_of_value() -> None:
-    text = 'a = [1, -2.5e-7, inf, true]\nb = {"x y" = "tab\\t \\u007f \\"ü\\" \\\\"}\n'
-    text += "c = 2026-01-02T03:04:05Z\nd = 03:04:05\n"
-    tables = {"settings": tomllib.loads(text)}
-    assert tomllib.loads(to_toml(tables)) == tables
+    first, second = (Config.load(path, from_environment(device.overrides(board, 4, tmp_path))) for board in (2, 3))
+    assert first.settings == {"rate": 0.5, "partition": 2, "partitions": 4}
+    assert second.settings["partition"] == 3
+    assert first.state == tmp_path / "board-2"
+    assert first.id != second.id
 
 
 @pytest.mark.parametrize(
@@ -175,8 +148,7 @@ def test_certificate_of_one_device_serves_one_board(tmp_path: Path) -> None:
     path = write(
         tmp_path, '[security]\nkey = "board-key.pem"\ncertificate = "board.pem"\nauthority = "authority.pem"\n'
     )
-    Device.load(path, 1).write_copy(tmp_path / "copy.toml", 0, 1)
-    assert "id" not in tomllib.loads((tmp_path / "copy.toml").read_text())["client"]
+    Config.load(path, from_environment(Device.load(path, 1).overrides(0, 1, tmp_path)))
     with pytest.raises(InvalidOption, match="names one id, and --boards is 2"):
         Device.load(path, 2)
 
@@ -353,7 +325,7 @@ def possible() -> None:
 @contextlib.contextmanager
 def simulation(config: Path, *arguments: str, leaves: bool = False) -> Iterator[subprocess.Popen[str]]:
     """Run the command in a process; kill it at the end, if it is still there, and check whether something is left."""
-    command = [sys.executable, "-c", SIMULATE, str(config), *arguments]
+    command = [sys.executable, "-m", "edge", "simulate", str(config), *arguments]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{config.parent}"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     with process:
@@ -420,8 +392,8 @@ def test_a_signal_ends_the_agents(possible: None, tmp_path: Path, signum: signal
 
 
 STUBBORN = """\
-import signal, subprocess, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+import os, signal, subprocess, time
+os.kill(os.getppid(), signal.SIGSTOP)  # the agent, which would end at SIGTERM
 subprocess.Popen(["sleep", "300"])
 print("no end", flush=True)
 time.sleep(300)
@@ -470,5 +442,5 @@ def test_a_board_without_memory_is_killed_and_counted(possible: None, tmp_path: 
     assert process.returncode == 1
     assert "board 0 ended" in output
     row = output.splitlines()[-1].split()
-    assert (row[1], row[6]) == ("SIGKILL", "1")
+    assert (row[1], row[6]) == ("2", "1")  # the agent goes on, and reports that its functions cannot be imported
     assert log.endswith("edge: 1 of 1 boards failed: 0; 1 ran out of memory: give --memory more\n")
