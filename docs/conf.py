@@ -38,7 +38,7 @@ python_maximum_signature_line_length = 100
 default_role = "py:obj"
 # Other projects' names have no page here, and this build fetches none; neither have modules that are not public.
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*")
+    ("py:.*", r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*|fl\.config\..*")
 ]
 
 # Classes that a function makes, or that users only receive: without the arguments of their constructors.
