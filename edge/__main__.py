@@ -114,8 +114,8 @@ def _add_install(command: argparse.ArgumentParser) -> None:
 
 def _add_simulate(command: argparse.ArgumentParser) -> None:
     command.description = "run agents as if each were on a slow board, on this machine"
-    command.epilog = "example: edge simulate client.toml --boards 8 --cpus 0.25 --memory 128M --bandwidth 1Mbit"
-    command.add_argument("config", metavar="CLIENT.toml", help="the device's file; each board gets a copy")
+    command.epilog = "example: edge simulate client.toml --boards 8 --memory 128M"
+    command.add_argument("config", metavar="CLIENT.toml", help="the device's file")
     command.add_argument("--boards", metavar="N", required=True, help="number of boards, as in 8")
     command.add_argument("--cpus", metavar="CORES", default="0.25", help="of each board; 0.25")
     command.add_argument("--memory", metavar="SIZE", default="128M", help="of each board, with K, M or G; 128M")

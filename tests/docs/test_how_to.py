@@ -117,6 +117,6 @@ def test_unit_files_start_programs_that_exist(scripts: Open) -> None:
         unit.read_string(block)
         commands.append(shlex.split(unit["Service"]["ExecStart"]))
     programs = [[Path(program).name, *words] for program, *words in commands]
-    assert programs == [["fl", "serve", "aggregator.toml"], ["edge", "run", "client.toml"]]
+    assert programs == [["fl", "serve", "aggregator.toml"]]
     for command in programs:
         assert run.start("-m", *command).wait(LIMIT) == 2  # there is no such file here

@@ -78,7 +78,7 @@ def refusal(folder: Path, text: str) -> str:
 
 @pytest.mark.parametrize(
     ("text", "protocol", "mqtt"),
-    [(EXAMPLE, Protocol.TCP, MqttOptions()), (OF_MQTT, Protocol.MQTT, MqttOptions("farm"))],
+    [(EXAMPLE, Protocol.TCP, MqttOptions()), (OF_MQTT, Protocol.MQTT, MqttOptions("farm", "aggregator", "secret"))],
     ids=["as it is", "with a broker"],
 )
 def test_example_of_the_page_loads(
@@ -86,6 +86,7 @@ def test_example_of_the_page_loads(
 ) -> None:
     for name in ("server-key.pem", "server.pem", "authority.pem", "revoked.txt"):
         (tmp_path / name).write_text("PEM")
+    (tmp_path / "broker-password").write_text("secret\n")
     for name in ("farm", "runs"):
         (tmp_path / name).mkdir()
     (tmp_path / "farm" / "model.py").write_text("from tests.fl.federation import zeros as initial\nmeasure = dict\n")
