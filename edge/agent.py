@@ -25,8 +25,9 @@ from edge.machine import Machine
 from edge.record import Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
-from edge.worker import Plan
-from fl.conversation import Conversation
+from edge.traffic import Traffic
+from edge.worker import Order, Plan
+from fl.conversation import Conversation, Link
 from fl.membership import Membership, take_part
 from fl.outline import OUTLINES, Finished, Job, Task
 from netq.utils.stream import Stream
@@ -64,6 +65,8 @@ class Agent:
         self._child = _child(config, supervisor)
         self._gate = Gate(config.fit)
         self._machine = Machine()
+        self._link = Link()
+        self._traffic = Traffic()
 
     def run(self) -> None:
         """Do as `run` of this module."""
@@ -82,12 +85,13 @@ class Agent:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership)
+        conversation = Conversation(queue, membership, self._link)
         host, port = self._config.netloc
 
         def idle() -> float | None:
             self._supervisor.status(f"waiting for tasks of {host}:{port}")
-            return self._supervisor.alive() if conversation.is_sending else self._check_fit()
+            is_sending = conversation.is_sending
+            return self._supervisor.alive() if is_sending else self._check_fit(self._traffic.after_round())
 
         try:
             while (task := conversation.next_task(idle)) is not None:
@@ -98,12 +102,13 @@ class Agent:
 
     def _answer(self, conversation: Conversation, task: Task) -> None:
         key = _key(task.job)
+        self._traffic.received(task.stream.nbytes)
         if self._spool.last is not None and self._spool.last.key == key and task.job != conversation.delivered:
             log.info("round %d: sending the update that was computed before", task.job[1])
-            conversation.reply(task, _finished(task.job, self._spool.last))
+            self._send(conversation, task, self._spool.last)
             return
         try:
-            self._check_fit()
+            self._check_fit(self._traffic.after_task())
         except _Unfit as unfit:
             conversation.reply(task, f"it is not fit: {unfit}")
             raise
@@ -114,7 +119,7 @@ class Agent:
         is_waiting = False
         while True:
             try:
-                self._check_fit()
+                self._check_fit(self._traffic.after_round())
                 return
             except _Unfit as unfit:
                 log.log(logging.DEBUG if is_waiting else logging.INFO, "waiting until the device is fit: %s", unfit)
@@ -122,11 +127,14 @@ class Agent:
                 self._supervisor.status(f"not fit: {unfit}")
             time.sleep(self._until_next_look())
 
-    def _check_fit(self) -> float | None:
-        """Raise _Unfit if the device is not fit. Return after how many seconds to call this again, None: never."""
+    def _check_fit(self, traffic: float) -> float | None:
+        """Raise _Unfit if the device is not fit. Return after how many seconds to call this again, None: never.
+
+        traffic: MB that 60 minutes would have with what this device would receive and send next.
+        """
         if self._config.fit == Fitness():
             return self._supervisor.alive()
-        if reason := self._gate.reason(self._machine.read()):
+        if reason := self._gate.reason(replace(self._machine.read(), traffic=traffic)):
             raise _Unfit(reason)
         return self._until_next_look()
 
@@ -137,7 +145,7 @@ class Agent:
     def _do(self, conversation: Conversation, task: Task, key: str) -> None:
         with self._spool.fresh() as file:
             try:
-                answer = self._child.do(key, task.stream, file, self._spool.state)
+                answer = self._child.do(Order(key, self._link.rate), task.stream, file, self._spool.state)
             except ChildFailed as error:
                 log.error("round %d: no reply: %s", task.job[1], error)
                 conversation.reply(task, str(error))
@@ -151,7 +159,12 @@ class Agent:
             if answer.is_update:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
                 log.debug("round %d: the update is stored", task.job[1])
-            conversation.reply(task, _finished(task.job, record))
+            self._send(conversation, task, record)
+
+    def _send(self, conversation: Conversation, task: Task, record: Record) -> None:
+        message = Stream.of(record.reply)
+        self._traffic.sent(message.nbytes)
+        conversation.reply(task, Finished(task.job, message, record.size))
 
 
 def _child(config: Config, supervisor: Supervisor) -> Child:
@@ -160,7 +173,3 @@ def _child(config: Config, supervisor: Supervisor) -> Child:
 
 def _key(job: Job) -> str:
     return " ".join(map(str, job))
-
-
-def _finished(job: Job, record: Record) -> Finished:
-    return Finished(job, Stream.of(record.reply), record.size)

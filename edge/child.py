@@ -60,7 +60,7 @@ class Child:
             raise InvalidOption(f"client.train: the process that imports it fails: {error}") from None
         self.rest()
 
-    def do(self, key: str, task: Stream, target: int, last: int | None) -> Answer:
+    def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
         """Do a task. Raises ChildFailed. `task` is emptied, so that it does not take memory while the child works.
 
         target: the file for the record. last: the file of the last record; None: the child has its state, or there is
@@ -74,7 +74,7 @@ class Child:
         assert self._channel is not None
         fds = [_file_of(task), target, *([] if last is None else [last])]
         try:
-            send(self._channel, Order(key), *fds)
+            send(self._channel, order, *fds)
         except OSError as error:  # it has just ended
             raise ChildFailed(self._how_it_ended()) from error
         finally:

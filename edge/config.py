@@ -8,7 +8,8 @@ Opens no connection, starts nothing, and imports nothing of the user's.
 [client]      id                 this device's UUID; default: a new one each time the file is loaded. Not with a
                                  certificate of its own, which names its id
               train, evaluate    "module:function", as in "farm.training:train"
-              compression        compression of this device's updates, as in { dtype = "int8" }; default: the server's
+              compression        compression of this device's updates, as in { dtype = "int8" }; "auto": by the measured
+                                 rate of the link; default: the server's
               state              folder for the last update, and for what training keeps from round to round;
                                  default: $STATE_DIRECTORY, which systemd sets; else they are kept in memory
 [training]    any field of edge.Limits: memory, seconds, threads, nice, keep
@@ -72,7 +73,7 @@ class Config:
     """The configuration of a device.
 
     train, evaluate: "module:function"; imported by the process that does the tasks.
-    compression:     the fields of an fl.Compression by name, or its text; None: as the server says.
+    compression:     the fields of an fl.Compression by name, its text, or "auto"; None: as the server says.
     settings:        joined to the config that train and evaluate get, and stronger than it.
     state:           folder for the last update, and for what training keeps. None: in memory.
     """
@@ -228,6 +229,6 @@ def _name(file: File, key: str) -> str | None:
 
 def _compression(file: File) -> Mapping[str, Any] | str | None:
     value: Mapping[str, Any] | str | None = file.table("client").get("compression")
-    expected = 'a table as { dtype = "int8" }, or its text'
+    expected = 'a table as { dtype = "int8" }, its text, or "auto"'
     file.check("client.compression", value, isinstance(value, Mapping | str | None), expected)
     return value

@@ -11,6 +11,7 @@ mains            the device runs on its battery
 hours            the local time is in none of them
 min_free_memory  the free memory is below it           the limit
 idle             the last input is more recent         the limit
+max_traffic      another round would go above it       the limit
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Fitness:
     hours:           local time, as in "22:00-06:00", or a list of such texts. The end does not belong to it.
     min_free_memory: MB that programs can have without swapping.
     idle:            seconds since the last input on a terminal.
+    max_traffic:     MB of tasks and replies in 60 minutes.
     """
 
     max_temperature: float | None = None
@@ -53,12 +55,14 @@ class Fitness:
     hours: str | Sequence[str] | None = None
     min_free_memory: float | None = None
     idle: float | None = None
+    max_traffic: float | None = None
 
     def __post_init__(self) -> None:
         self._expect_number("max_temperature", 0, 150, "°C")
         self._expect_number("max_load", 0.01, 1000, "load per core,")
         self._expect_number("min_battery", 1, 100, "percent,")
         self._expect_number("min_free_memory", 1, 1e9, "MB,")
+        self._expect_number("max_traffic", 0.001, 1e9, "MB,")
         if self.mains is not None:
             flag("Fitness.mains", self.mains)
         if self.idle is not None:
@@ -170,6 +174,7 @@ _LIMITS = {
     "min_battery": _Limit(False, "battery {:.0f} %", lambda limit: min(limit + 2, 100)),
     "min_free_memory": _Limit(False, "free memory {:.0f} MB", lambda limit: limit),
     "idle": _Limit(False, "idle for {:.0f} s", lambda limit: limit),
+    "max_traffic": _Limit(True, "another round makes {:.6g} MB in 60 minutes", lambda limit: limit),
 }
 _READINGS = {  # the reading of each rule, in the order in which the first reason is chosen
     "max_temperature": "temperature",
@@ -179,6 +184,7 @@ _READINGS = {  # the reading of each rule, in the order in which the first reaso
     "hours": "minute",
     "min_free_memory": "free_memory",
     "idle": "idle",
+    "max_traffic": "traffic",
 }
 KEYS = tuple(_READINGS)  # of the table [fit]
 

@@ -30,6 +30,7 @@ class Readings:
     minute:      minutes since midnight, local time.
     free_memory: MB (1,000,000 bytes) that programs can have without swapping.
     idle:        seconds since the last input on a terminal, or since the start of the machine if there was none.
+    traffic:     MB that 60 minutes would have with the next round. Machine does not know it; edge/traffic.py does.
     """
 
     temperature: float | None = None
@@ -39,6 +40,7 @@ class Readings:
     minute: int | None = None
     free_memory: float | None = None
     idle: float | None = None
+    traffic: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from edge.energy import Meter
+from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
 from fl.config.toml import function
 from fl.messages import Report, Update
@@ -33,7 +34,7 @@ class TrainingTasks:
     """The functions of a device. Raises InvalidOption, which names table and key.
 
     train, evaluate: "module:function".
-    compression:     its fields by name, or its text; None: as the server says.
+    compression:     its fields by name, its text, or "auto"; None: as the server says.
     settings:        joined to the config of each task, and stronger than it.
     """
 
@@ -49,10 +50,10 @@ class TrainingTasks:
         assert functions[0] is not None
         self._trainer = Trainer(functions[0], functions[1], None if compression is None else _compression(compression))
 
-    def answer(self, task: Stream) -> Finished | str:
-        """Do a task. Return the reply as bytes, or the reason why there is none."""
+    def answer(self, task: Stream, rate: float | None = None) -> Finished | str:
+        """Do a task. Return the reply as bytes, or the reason why there is none. `rate`: see fl.trainer.Trainer."""
         before = self._trainer.state
-        answer = self._trainer.answer(OUTLINES.load(task))
+        answer = self._trainer.answer(OUTLINES.load(task), rate)
         if wrong := unserializable(self._trainer.state):
             self._trainer.state = before
             return f"config['state'] cannot be kept: {wrong}"
@@ -92,7 +93,9 @@ def _peak_memory() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def _compression(value: Mapping[str, Any] | str) -> Compression:
+def _compression(value: Mapping[str, Any] | str) -> Compression | str:
+    if value == AUTO:
+        return AUTO
     try:
         return as_compression(value)
     except ValueError as error:

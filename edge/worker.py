@@ -50,6 +50,7 @@ class Order(NamedTuple):
     """A task. The descriptors of its bytes, of the file for the record, and of the last record travel with it."""
 
     key: str
+    rate: float | None  # of the link to the server, in bytes a second; None: not measured
 
 
 class Ready(NamedTuple):
@@ -114,7 +115,7 @@ def _obey(channel: socket.socket, tasks: TrainingTasks, order: Order, fds: list[
     try:
         if last:
             _restore(tasks, last[0])
-        answer = tasks.answer(_mapped(task))
+        answer = tasks.answer(_mapped(task), order.rate)
         fallback = [] if isinstance(answer, str) else _write(target, order.key, answer, tasks.save())
     except MemoryError:
         answer, fallback = "MemoryError: the training has no memory left", []

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import netq
 from fl.compression.compressor import Compression
-from fl.conversation import Conversation
+from fl.conversation import Conversation, Link
 from fl.membership import Membership, take_part
 from fl.outline import OUTLINES
 from fl.trainer import Evaluate, Train, Trainer
@@ -23,8 +23,9 @@ class Client:
         "round" (1, 2, …), "state" (a dict that lasts from round to round), and the values of the server and its
         strategy. An exception is reported to the server, which leaves this client out of the round; the client goes on.
     evaluate(model, config) -> Report: the same for a server that evaluates its models. Optional.
-    compression: how updates are packed (fl.Compression, or its text); None: as the server's strategy says. Packing
-        takes the memory of two more models: the model before training, and the changes that were not sent.
+    compression: how updates are packed (fl.Compression, or its text); None: as the server's strategy says; "auto": by
+        the measured rate of the link (fl/compression/auto.py). Packing takes the memory of two more models: the model
+        before training, and the changes that were not sent.
     seed: of the random rounding in packing; None: the system's.
     """
 
@@ -36,6 +37,7 @@ class Client:
         seed: int | None = None,
     ) -> None:
         self.trainer = Trainer(train, evaluate, compression, seed)
+        self._link = Link()
 
     def run(self, options: netq.CommunicatorOptions | None = None, protocol: netq.Protocol = netq.Protocol.TCP) -> None:
         """Take part until a server of this client's federation ends it. Waits for a server that is absent, or lost.
@@ -49,8 +51,8 @@ class Client:
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership)
+        conversation = Conversation(queue, membership, self._link)
         while (task := conversation.next_task()) is not None:
-            answer = self.trainer.answer(task)
+            answer = self.trainer.answer(task, self._link.rate)
             conversation.reply(task, answer)
             del task, answer  # free their memory before the next task arrives

@@ -7,6 +7,7 @@ which server's end is the end for a client.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -17,12 +18,26 @@ from fl.outline import Finished, Job, Permit, Task, failure, leave, offer
 log = logging.getLogger("netq.fl")
 
 
+class Link:
+    """The link to a server, measured by the updates of all sessions.
+
+    rate: of the last update, in bytes a second; None: not measured yet.
+    """
+
+    rate: float | None = None
+
+    def measured(self, size: int, seconds: float, round_trip: float | None) -> None:
+        """Note that an update was acknowledged `seconds` after it was put. `round_trip`: None if unknown."""
+        self.rate = size / max(seconds - (round_trip or 0.0), 0.1 * seconds, 1e-6)
+
+
 class Conversation:
     """The messages of one session. Its communicator has the serialisation fl.outline.OUTLINES."""
 
-    def __init__(self, queue: netq.Communicator, membership: Membership) -> None:
+    def __init__(self, queue: netq.Communicator, membership: Membership, link: Link) -> None:
         self._queue = queue
         self._membership = membership
+        self._link = link
         self._offered: Finished | None = None  # waits for a permit
         self.delivered: Job | None = None  # the last job whose reply the server has
 
@@ -94,8 +109,13 @@ class Conversation:
             error = delivery.exception()
             if error is None:
                 self.delivered = job
+                if is_update:
+                    self._link.measured(size, time.monotonic() - begin, round_trip)
             elif isinstance(error, netq.MessageTooLarge):
                 self._queue.put(failure(job, f"its answer cannot be sent: {error}"))
 
-        job = finished.job  # `check` lives as long as the delivery, and must not keep the large reply
+        # `check` lives as long as the delivery, and must not keep the large reply.
+        job, size, is_update = finished.job, finished.message.nbytes, finished.size > 0
+        round_trip = next((figures.round_trip for figures in self._queue.statistics().values()), None)
+        begin = time.monotonic()
         self._queue.put(finished.message).add_done_callback(check)

@@ -6,16 +6,18 @@ Used by fl/client.py, by the worker processes of fl/simulation, and by the child
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
 from fl.errors import InvalidUpdate, describe
 from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
 from fl.outline import Finished
 from fl.outline import Task as Outline
 from fl.tensors.model import check_specs, copied, difference
-from fl.tensors.spec import Model, Spec, specs_of
+from fl.tensors.spec import Model, Spec, nbytes, specs_of
 from netq.errors import Unreadable
 from netq.validate import expect
 
@@ -48,11 +50,14 @@ class Trainer:
         self._packing = _Packing(compression, seed)
         self.state: dict[str, Any] = {}
 
-    def answer(self, task: Outline) -> Finished | str:
-        """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none."""
+    def answer(self, task: Outline, rate: float | None = None) -> Finished | str:
+        """Do a task that came as bytes. Return the reply as bytes, or the reason why there is none.
+
+        rate: of the link to the server, in bytes a second; None: not measured.
+        """
         log.info("round %d: %s", *task.job[1:])
         try:
-            content = self.do(MESSAGES.load(task.stream))
+            content = self.do(MESSAGES.load(task.stream), rate)
         except Unreadable as error:
             log.error("round %d: the task cannot be read: %s", task.job[1], error)
             return f"the task cannot be read: {error}"
@@ -65,7 +70,7 @@ class Trainer:
             return f"its answer cannot be pickled: {describe(error)}"
         return Finished(task.job, message, content.nbytes if isinstance(content, Update) else 0)
 
-    def do(self, task: Task) -> Update | Report | str:
+    def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
         """Train or evaluate. Return the result, or the reason why there is none."""
         purpose, number = task.job.purpose, task.job.round
         function = self._functions[purpose]
@@ -73,16 +78,18 @@ class Trainer:
             return f"this client has no function to {purpose}"
         expected = Update if purpose == "train" else Report
         try:
-            pack, like = self._packing.function_for(task), specs_of(task.model)
-            start = copied(task.model) if pack is not None else {}
+            packs, like = self._packing.packs(task), specs_of(task.model)
+            start = copied(task.model) if packs else {}
             state = dict(self.state)
+            begin = time.perf_counter()
             content = function(task.model, {**task.config, "round": number, "state": state})
+            seconds = time.perf_counter() - begin
             if not isinstance(content, expected):
                 raise TypeError(f"{_name(function)} returned {type(content).__name__}; expected fl.{expected.__name__}")
             if isinstance(content, Update):
                 _warn_if_unlike(number, content.model, like)
-            if pack is not None and isinstance(content, Update):
-                content = content.with_model(pack(content.model, start))
+            if packs and isinstance(content, Update):
+                content = content.with_model(self._packing.pack(task, content.model, start, seconds, rate))
             if purpose == "train":
                 self.state = state
         except Exception as error:  # of the user's function: the server gets it as the reply
@@ -126,7 +133,7 @@ class _Packing:
 
     def __init__(self, compression: Compression | str | None, seed: int | None) -> None:
         self._seed = seed
-        self._own = None if compression is None else as_compression(compression)
+        self._own = compression if compression in (None, AUTO) else as_compression(compression)
         self._compressor = Compressor(Compression())
         self._run: int | None = None  # of the server whose model was packed last
 
@@ -139,20 +146,39 @@ class _Packing:
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what `save` has returned."""
         if "residuals" in saved:
-            self._compressor = Compressor(as_compression(saved["compression"]), self._seed)
+            self._use(as_compression(saved["compression"]))
             self._compressor.residuals.update(saved["residuals"])
             self._run = saved["run"]
 
-    def function_for(self, task: Task) -> Callable[[Model, Model], dict[str, Any]] | None:
-        """Return a function that makes an update of the trained model and the model before. None: send the model."""
-        if task.job.purpose != "train":
-            return None
-        compression = as_compression(task.compression) if self._own is None else self._own
-        if compression == Compression():
-            return difference if task.deltas else None
-        if compression != self._compressor.compression:
-            self._compressor = Compressor(compression, self._seed)
+    def packs(self, task: Task) -> bool:
+        """Return whether an update is made of the trained model and the model before. False: the model is sent."""
+        return task.job.purpose == "train" and (task.deltas or self._compression(task) != Compression())
+
+    def pack(self, task: Task, model: Model, start: Model, seconds: float, rate: float | None) -> dict[str, Any]:
+        """Return the update of a model that was trained for `seconds`. Raises InvalidUpdate."""
+        compression = self._compression(task)
+        if isinstance(compression, str):
+            compression = choose(nbytes(start), seconds, rate)
+            log.info("round %d: %s", task.job.round, _why(compression, rate))
+        elif compression == Compression():
+            return difference(model, start)
         if self._run != task.job.run:
             self._compressor.reset()
             self._run = task.job.run
-        return self._compressor.pack
+        self._use(compression)
+        return self._compressor.pack(model, start)
+
+    def _compression(self, task: Task) -> Compression | str:
+        return as_compression(task.compression) if self._own is None else self._own
+
+    def _use(self, compression: Compression) -> None:
+        """Pack so from now on. What was not sent before is still to be sent."""
+        if compression != self._compressor.compression:
+            residuals = self._compressor.residuals
+            self._compressor = Compressor(compression, self._seed)
+            self._compressor.residuals.update(residuals)
+
+
+def _why(compression: Compression, rate: float | None) -> str:
+    link = "the link is not measured yet" if rate is None else f"the link takes {rate / 1000:.1f} kB a second"
+    return f"{link}; compression {compression}"

@@ -161,13 +161,18 @@ class Compressor:
             self.residuals[name] = values
             for where, part in packed.blocks():
                 values[where] -= part
+        else:
+            self.residuals.pop(name, None)  # of another compression before; it is sent now
         return packed if self.compression.zstd is None else packed.compressed(self.compression.zstd)
 
     def _values(self, name: str, new: Source, old: Source, coding: str) -> NDArray[Any]:
         """Return the change plus the residual, flat. Overwrites the residual."""
+        wide = np.float64 if coding == "float64" else np.float32
         values: NDArray[Any] | None = self._residual(name, new)
         if values is None:
-            values = np.zeros(new.spec.size, np.float64 if coding == "float64" else np.float32)
+            values = np.zeros(new.spec.size, wide)
+        elif values.dtype != wide:
+            values = values.astype(wide)
         for where, change in _changes(new, old):
             values[where] += change
         return values

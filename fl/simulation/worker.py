@@ -137,11 +137,11 @@ class _SimulatedTrainer(Trainer):
         self._parent = parent
         self._start = start
 
-    def do(self, task: Task) -> Update | Report | str:
+    def do(self, task: Task, rate: float | None = None) -> Update | Report | str:
         """Train or evaluate, one client at a time, and wait for the turn of this one."""
         config = {**task.config, "partition": self._partition, "partitions": self._start.partitions}
         with self._parent.training:
-            content = self._trainer.do(replace(task, config=config))
+            content = self._trainer.do(replace(task, config=config), rate)
         if self._start.ordered and task.job.purpose == "train":
             self._parent.await_turn(self._partition, task.job.round)
         return content

@@ -25,6 +25,7 @@ LIMITS: dict[str, Any] = {
     "hours": "22:00-06:00",
     "min_free_memory": 200,
     "idle": 300,
+    "max_traffic": 5,
 }
 
 
@@ -58,6 +59,8 @@ def test_keys_are_the_options() -> None:
         ("mains", True, Readings(mains=False), "no supply is online; fit.mains is true"),
         ("mains", False, Readings(mains=False), ""),
         ("min_free_memory", 200, Readings(free_memory=200.0), ""),
+        ("max_traffic", 5, Readings(traffic=5.0), ""),
+        ("max_traffic", 5, Readings(traffic=5.1), "another round makes 5.1 MB in 60 minutes; fit.max_traffic is 5"),
         ("min_free_memory", 200, Readings(free_memory=199.0), "free memory 199 MB; fit.min_free_memory is 200"),
         ("idle", 300, Readings(idle=300.0), ""),
         ("idle", 300, Readings(idle=12.0), "idle for 12 s; fit.idle is 300"),
@@ -143,7 +146,8 @@ def test_rules_have_no_memory_of_their_own() -> None:
 
 
 def test_all_reasons_are_found() -> None:
-    bad = Readings(temperature=99, load=9, battery=1, mains=False, minute=minute("12:00"), free_memory=1, idle=1)
+    noon = minute("12:00")
+    bad = Readings(99, load=9, battery=1, mains=False, minute=noon, free_memory=1, idle=1, traffic=6)
     rules = Fitness(**LIMITS)
     assert tuple(rules.reasons(bad)) == KEYS
     assert rules.reason(bad) == rules.reasons(bad)["max_temperature"]
@@ -239,6 +243,7 @@ WRONG_HOURS = ["", "22:00", "22-06", "22:00-", "24:01-06:00", "22:60-06:00", "6:
         ("mains", "yes", "'yes'; expected True or False"),
         ("mains", 1, "1; expected True or False"),
         ("min_free_memory", -1, "-1; expected MB, from 1 to 1000000000"),
+        ("max_traffic", 0, "0; expected MB, from 0.001 to 1000000000"),
         ("idle", 5, "5; expected seconds, from 10 to 604800"),
         *((("hours", text, f"{text!r}; expected local time, as in")) for text in WRONG_HOURS),
         ("hours", [], "[]; expected local time, as in"),

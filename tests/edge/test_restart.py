@@ -142,6 +142,16 @@ def test_unfit_device_does_not_connect(server: Server, tmp_path: Path) -> None:
     assert server.sessions.empty()
 
 
+@pytest.mark.slow
+def test_device_leaves_before_a_round_would_exceed_its_traffic(server: Server, tmp_path: Path) -> None:
+    with agent(server, tmp_path, more="[fit]\nmax_traffic = 0.002\n") as process:
+        rounds = 0
+        while isinstance(server.ask(rounds + 1), Reply):
+            rounds += 1
+        process.kill()
+    assert rounds == 2
+    
+
 def until_exists(path: Path) -> None:
     poll(path.exists)
 
