@@ -150,7 +150,7 @@ def test_device_leaves_before_a_round_would_exceed_its_traffic(server: Server, t
             rounds += 1
         process.kill()
     assert rounds == 2
-    
+
 
 def until_exists(path: Path) -> None:
     poll(path.exists)

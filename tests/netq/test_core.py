@@ -9,7 +9,15 @@ from concurrent.futures import Future
 import pytest
 
 import netq
-from netq import AddressError, Closed, CommunicatorOptions, NetworkLocation, Protocol, SerializationOptions
+from netq import (
+    AddressError,
+    Closed,
+    CommunicatorOptions,
+    ConnectionOptions,
+    NetworkLocation,
+    Protocol,
+    SerializationOptions,
+)
 from netq.core import Communicator
 from netq.options import Purpose
 from netq.runtime.peer import Interrupted
@@ -151,9 +159,12 @@ def test_after_a_close_of_its_own_a_get_does_not_blame_the_peer(communicators: C
 
 
 def test_an_interrupted_link_is_replaced_after_the_shortest_pause() -> None:
-    client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1)))
+    once = ConnectionOptions(retry_min=1e6, retry_max=1e6)
+    client = loopback.Client(CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 1), connection=once))
     try:
         endpoint = client._endpoint
+        while not endpoint.home.ask(lambda: endpoint.reconnector.attempt):
+            pass  # its own attempt has not failed yet
         for _ in range(5):
             endpoint.home.ask(endpoint._retry, Interrupted("a handler has raised"))
         assert endpoint.reconnector.attempt == 1

@@ -193,9 +193,11 @@ def test_a_handler_may_put_on_top_of_put(handle: Handle) -> None:
         netq.new(options=CommunicatorOptions(netloc=server.netloc)) as client,
     ):
         client.put(("main", 0)).result(LIMIT)
-        mine, interrupts = itertools.count(1), itertools.count()
+        mine, interrupts, done = itertools.count(1), itertools.count(), threading.Event()
 
         def interrupt() -> None:
+            if done.is_set():  # a signal that had arrived before the timer was stopped
+                return
             client.put(("handler", next(interrupts)))
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0001, 0.001))
 
@@ -203,6 +205,7 @@ def test_a_handler_may_put_on_top_of_put(handle: Handle) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.001)
         for _ in range(20_000):
             client.put(("main", next(mine)))
+        done.set()
         signal.setitimer(signal.ITIMER_REAL, 0)
         client.put(None).result(LIMIT)
         came: dict[str, list[int]] = {"main": [], "handler": []}
