@@ -37,12 +37,6 @@ log = logging.getLogger("edge")
 _LOOK = 10.0  # seconds between readings of the sensors
 
 
-def check(config: Config) -> None:
-    """Check what a file cannot tell: import the functions, and look for the sensors. Raises InvalidOption."""
-    config.fit.check(Machine())
-    _child(config, Supervisor()).check()
-
-
 def run(config: Config) -> None:
     """Take part in the federation that `config` names, until its server ends it.
 
@@ -62,7 +56,7 @@ class Agent:
     def __init__(self, config: Config, supervisor: Supervisor) -> None:
         self._config = config
         self._supervisor = supervisor
-        self._child = _child(config, supervisor)
+        self._child = child_of(config, supervisor)
         self._gate = Gate(config.fit)
         self._machine = Machine()
         self._link = Link()
@@ -167,7 +161,8 @@ class Agent:
         conversation.reply(task, Finished(task.job, message, record.size))
 
 
-def _child(config: Config, supervisor: Supervisor) -> Child:
+def child_of(config: Config, supervisor: Supervisor) -> Child:
+    """Return the child process of a device, which is not started yet."""
     return Child(Plan(config.tasks(), config.training, log.getEffectiveLevel()), supervisor.alive)
 
 

@@ -5,6 +5,8 @@
     server ─Permit─► client        there is room for the reply
     server ◄─Reply── client        an Update (train), a Report (evaluate), or the reason of a failure
     server ◄─Leave── client        the client closes its session, and why
+    server ◄Describe─ client       a client that wants no task, but to know what tasks are like
+    server Description► client     the answer
     server ───End──► client        the federation is over
 
 A message travels as a tuple of plain values, arrays and tensors:
@@ -15,6 +17,8 @@ A message travels as a tuple of plain values, arrays and tensors:
     ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
                                             ("Report", num_examples, metrics), or a text: the reason of a failure
     ("Leave", reason)
+    ("Describe", reason)
+    ("Description", round, tensors, config, deltas, compression, time)      tensors: {name: (shape, dtype, is_torch)}
     ("End", round)
 
 In the model of an Update, a tuple holds the fields of a Packed. The pickle names no class of fl, so a peer can neither
@@ -30,7 +34,7 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
-from fl.compression.packed import Packed
+from fl.compression.packed import Packed, is_shape
 from fl.outline import PURPOSES, Purpose
 from fl.tensors.checks import expect
 from fl.tensors.serialization import serialization
@@ -39,10 +43,11 @@ from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import is_whole
+from netq.validate import is_number, is_whole
 
 _MAX_NUMBER = 2**63 - 1  # of a run, a round or a size: a signed 64-bit integer
 _MAX_EXAMPLES = 2**53  # up to which a float64 holds every whole number
+_MAX_TIME = 2**40  # seconds since 1970
 _MAX_METRICS = 1000  # in one message
 _MAX_NAME = 100  # characters of a metric's name
 
@@ -192,11 +197,50 @@ class Leave:
         object.__setattr__(self, "reason", printable(self.reason))
 
 
-Content = TypeVar("Content", Update, Report)
-Message: TypeAlias = Task | Offer | Permit | Reply | Leave | End
+@dataclass(frozen=True)
+class Describe:
+    """Asks what tasks are like. The client gets none until its session ends. `reason`: for the server's log."""
 
-_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, Leave, End)}
-_WITHOUT_JOB = (Leave, End)
+    reason: str
+
+    def __post_init__(self) -> None:
+        expect(isinstance(self.reason, str), "reason", self.reason, "a text")
+        object.__setattr__(self, "reason", printable(self.reason))
+
+
+@dataclass(frozen=True)
+class Description:
+    """A Task without its arrays.
+
+    round:   the number of the next round, or of the one that is under way.
+    tensors: of the model: shape, dtype, and whether it is a torch.Tensor, by name.
+    time:    of the server, in seconds since 1970.
+
+    The other fields are those of Task.
+    """
+
+    round: int
+    tensors: Mapping[str, tuple[tuple[int, ...], str, bool]]
+    config: Mapping[str, Any]
+    deltas: bool
+    compression: Mapping[str, Any]
+    time: float
+
+    def __post_init__(self) -> None:
+        _check_number("round", self.round)
+        expect(is_number(self.time, 0, _MAX_TIME), "time", self.time, "seconds since 1970")
+        expect(isinstance(self.tensors, dict), "tensors", self.tensors, "a dict")
+        for name, value in self.tensors.items():
+            right = type(name) is str and type(value) is tuple and len(value) == 3
+            right = right and is_shape(value[0]) and type(value[1]) is str and type(value[2]) is bool
+            expect(right, "a tensor", value, "its shape, its dtype, and whether it is one of torch")
+
+
+Content = TypeVar("Content", Update, Report)
+Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Description | End
+
+_WITHOUT_JOB = (Leave, Describe, Description, End)
+_MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
 _PLAIN = serialization()
 

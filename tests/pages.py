@@ -75,7 +75,8 @@ class Scripts:
         self.page = page
         self.folder = folder
         self._stack = ExitStack()
-        prologue = PROLOGUE.format(port=ports.free().port)
+        self.port = ports.free().port
+        prologue = PROLOGUE.format(port=self.port)
         for name, text in page.scripts().items():
             (folder / name).write_text(prologue + text)
 

@@ -51,7 +51,7 @@ class Packed:
 
     def __post_init__(self) -> None:
         _expect_text("dtype", self.dtype, DELTA_DTYPES)
-        expect(_is_shape(self.shape), "shape", self.shape, f"a tuple of whole numbers, of {_MAX_SIZE} elements at most")
+        expect(is_shape(self.shape), "shape", self.shape, f"a tuple of whole numbers, of {_MAX_SIZE} elements at most")
         _expect_text("coding", self.coding, quantize.BITS)
         counted = is_whole(self.count, 0, self.size)
         expect(counted, "count", self.count, f"a whole number of {self.size} elements at most")
@@ -179,7 +179,8 @@ def _expect_text(name: str, value: object, known: Mapping[str, Any] | tuple[str,
     expect(type(value) is str and value in known, name, value, f"one of {', '.join(known)}")
 
 
-def _is_shape(shape: object) -> bool:
+def is_shape(shape: object) -> bool:
+    """Return whether this is the shape of a tensor that fl accepts."""
     if type(shape) is not tuple or len(shape) > MAX_DIMS:
         return False
     whole = all(is_whole(size, 0, _MAX_SIZE) for size in shape)

@@ -11,13 +11,27 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
 import netq
 from fl.callbacks.base import Callbacks, ClientState
-from fl.messages import MESSAGES, End, Job, Leave, Message, Offer, Permit, Reply, Report, Task, Update
+from fl.messages import (
+    MESSAGES,
+    Describe,
+    Description,
+    End,
+    Job,
+    Leave,
+    Message,
+    Offer,
+    Permit,
+    Reply,
+    Report,
+    Task,
+    Update,
+)
 from fl.outline import Purpose
 from fl.report import ClientFailure, FailureKind
 from fl.server.admission import Admission
@@ -63,12 +77,14 @@ class ClientTasks:
         room: int,
         max_size: int,
         callbacks: Callbacks,
+        describe: Callable[[], Description],
     ) -> None:
         # From the caller: fixed from the start.
         self.run = run
         self._grace = grace
         self._max_size = max_size
         self._callbacks = callbacks
+        self._describe = describe
         # Which clients may send their update: room for it is limited.
         self._admission = Admission(room)
         self._permitted: dict[uuid.UUID, Job] = {}
@@ -79,6 +95,7 @@ class ClientTasks:
         self._owed: dict[uuid.UUID, deque[tuple[Job, float]]] = {}  # tasks without a reply, and when they were given
         self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
+        self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
         options = replace(options, serialization=MESSAGES, events=self._events(options.events))
@@ -102,6 +119,7 @@ class ClientTasks:
         for by_peer in (self._owed, self._seconds):
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
+        self.visitors &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
     def seconds(self, peer: uuid.UUID) -> float:
@@ -165,6 +183,10 @@ class ClientTasks:
         """Give the place of a client's update to others, after the update was taken and dropped."""
         if peer in self._arrived:
             self._free(peer)
+
+    def read(self) -> None:
+        """Handle the messages that are here. For a server that waits for clients, and not for answers."""
+        self._dispatcher.read()
 
     def end(self) -> None:
         """Make `answer` raise Closed. Any thread may call this."""
@@ -242,6 +264,10 @@ class ClientTasks:
                 self._receive_reply(peer, message.job, message.content)
             case Leave():
                 log.info("%s: leaves: %s", peer, message.reason)
+            case Describe():
+                log.info("%s: wants no task: %s", peer, message.reason)
+                self.visitors.add(peer)
+                self.queue.put(self._describe(), peer)
             case _:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
 
@@ -331,6 +357,7 @@ class ClientTasks:
 
         def ini(peer: uuid.UUID) -> None:
             self._begun.append(peer)
+            self.visitors.discard(peer)
             if user.ini is not None:
                 user.ini(peer)
 

@@ -14,8 +14,9 @@ LOST. So the dispatcher keeps the data of one `ask`, and no old model.
 
 docs/reference/fl.md ("When the server gives a client up") has these rules for users.
 
-Messages are read only while a thread waits in `take`. If several threads wait, one of them reads for all. Unread
-messages stay in the communicator, where its flow control bounds them, so the dispatcher needs no thread of its own.
+Messages are read only while a thread waits in `take`, and in `read`. If several threads wait, one of them reads for
+all. Unread messages stay in the communicator, where its flow control bounds them, so the dispatcher needs no thread of
+its own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _TICK = 0.1  # seconds; how long one read waits, and so how soon a peer that has
 _ANNOUNCEMENTS = 1  # a lane: tasks have lane 0
 _REPEATS = 3  # how often a peer that was started again gets a task again
 _CHECK = 1.0  # seconds between checks of the connections of all peers that have tasks
+_AT_ONCE = 100  # messages that one `read` takes
 
 
 class _Task(NamedTuple):
@@ -177,6 +179,21 @@ class TaskDispatcher(Generic[Key]):
             # A message that is here at the time `until` still counts. But a peer that sends without end must not keep
             # us here, so reading stops one tick later.
             is_over = left <= (-_TICK if something_came else 0)
+
+    def read(self) -> None:
+        """Read the messages that are here, unless a thread waits in `take`. Raises Closed."""
+        with self._changed:
+            if self._reading:
+                return
+            self._reading = True
+        try:
+            for _ in range(_AT_ONCE):
+                if not self._read(0.0):
+                    return
+        finally:
+            with self._changed:
+                self._reading = False
+                self._changed.notify_all()
 
     def is_known(self, key: Key) -> bool:
         """Return whether the task is open, or its answer not taken yet."""

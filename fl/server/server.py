@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self
 import netq
 from fl.callbacks.base import Callback, Callbacks
 from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates, describe
-from fl.messages import Job, Task
+from fl.messages import Description, Job, Task
 from fl.outline import Purpose
 from fl.report import RoundReport, RoundState
 from fl.schedules import resolved
@@ -40,7 +40,7 @@ from fl.server.waiting import pause_after, until_connected
 from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
-from fl.tensors.spec import Model, nbytes, plain
+from fl.tensors.spec import Model, nbytes, plain, specs_of
 from netq.text import printable
 from netq.validate import is_whole
 
@@ -132,6 +132,7 @@ class Server:
                 room=bounds.room,
                 max_size=bounds.update,
                 callbacks=self._callbacks,
+                describe=self._description,
             )
         except BaseException:
             if self._checkpoint is not None:
@@ -175,8 +176,9 @@ class Server:
 
     @property
     def clients(self) -> tuple[uuid.UUID, ...]:
-        """The clients that are connected now."""
-        return tuple(id for id, each in self.statistics().items() if each.connected)
+        """The clients that are connected now, and take part."""
+        visitors = self._tasks.visitors
+        return tuple(id for id, each in self.statistics().items() if each.connected and id not in visitors)
 
     def statistics(self) -> dict[uuid.UUID, netq.Statistics]:
         """Return figures of the clients' sessions, and how each link is protected (`security`)."""
@@ -246,7 +248,8 @@ class Server:
             self._check_open()
             return self.clients
 
-        return until_connected(count, "clients", connected, self._tasks.sessions_changed, timeout)
+        changed = self._tasks.sessions_changed
+        return until_connected(count, "clients", connected, changed, timeout, read=self._tasks.read)
 
     def linger(self, seconds: float) -> None:
         """Tell the clients that connect within `seconds` that the federation is over: their run returns."""
@@ -356,6 +359,11 @@ class Server:
             deltas=strategy.deltas,
             compression=asdict(strategy.compression),
         )
+
+    def _description(self) -> Description:
+        task = self._task(self.number + 1, "train")
+        specs = {name: (spec.shape, spec.dtype, spec.device is not None) for name, spec in specs_of(task.model).items()}
+        return Description(task.job.round, specs, task.config, task.deltas, task.compression, time.time())
 
     def _client_config(self, number: int) -> Mapping[str, Any]:
         own = resolved(self._strategy.config(number), number)

@@ -35,6 +35,7 @@ def until_connected(
     timeout: float | None = None,
     *,
     patience: float = PATIENCE,
+    read: Callable[[], None] = lambda: None,
 ) -> Peers:
     """Wait until `count` peers are connected, and return all that are. Raises TimeoutError, and what `connected` does.
 
@@ -43,10 +44,12 @@ def until_connected(
     changed:   set when a peer has connected or left, and when `connected` is going to raise.
     timeout:   seconds; None: no limit.
     patience:  seconds, after which one line of the log is a warning.
+    read:      called every second: handles messages.
     """
     begin, logged, warned = time.monotonic(), -1, False
     while True:
         changed.clear()
+        read()
         peers = connected()
         if len(peers) >= count:
             return peers

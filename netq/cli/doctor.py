@@ -12,7 +12,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -70,10 +70,15 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def reach(protocol: netq.Protocol, options: netq.CommunicatorOptions, timeout: float) -> Reached | str:
+def reach(
+    protocol: netq.Protocol,
+    options: netq.CommunicatorOptions,
+    timeout: float,
+    ask: Callable[[netq.Communicator], object] = lambda queue: None,
+) -> Reached | str:
     """Connect as a client and disconnect; return what was found, or why the server did not answer.
 
-    The server sees a client that connects and leaves.
+    The server sees a client that connects and leaves. `ask` is called in between, with the client.
     """
     connected = threading.Event()
     begin = time.monotonic()
@@ -83,6 +88,7 @@ def reach(protocol: netq.Protocol, options: netq.CommunicatorOptions, timeout: f
         try:
             if connected.wait(timeout):
                 seconds = time.monotonic() - begin
+                ask(queue)
                 found = [(each.security, each.seal) for each in queue.statistics().values()]
                 return Reached(seconds, *(found[0] if found else (None, None)))
         finally:

@@ -70,6 +70,29 @@ def test_seals_connect_with_the_files_of_the_page(scripts: Open) -> None:
     assert cipher.sub("…", printed) == cipher.sub("…", NO_ID.sub("…", run.page.output("python server.py")))
 
 
+@pytest.mark.slow
+def test_checks_print_what_the_page_shows(scripts: Open) -> None:
+    run = scripts("check")
+    (device,) = run.page.blocks("toml")
+    (run.folder / "client.toml").write_text(device.replace("51966", str(run.port)))
+    for command in run.page.blocks("sh")[0].splitlines():
+        program, *arguments = shlex.split(command)
+        assert run.start("-m", program, *arguments).wait(LIMIT) == 0
+    run.start("aggregator.py")
+    for block, status in zip(run.page.blocks("console"), (0, 2, 1, 1), strict=True):
+        command, _, shown = block.removeprefix("$ ").partition("\n")
+        check = run.start("-m", *shlex.split(command))
+        out, errors = check.communicate(timeout=LIMIT)
+        last = [line for line in errors.splitlines() if line.startswith("edge: ")]
+        assert masked("\n".join([*out.splitlines(), *last])) == masked(shown.rstrip())
+        assert check.returncode == status
+
+
+def masked(text: str) -> str:
+    """Hide the numbers, and which of two clocks is ahead."""
+    return re.sub(r"\d+(\.\d+)?", "#", re.sub("ahead of|behind", "…", text))
+
+
 DEVICE = """
 import fl
 

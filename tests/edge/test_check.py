@@ -1,21 +1,65 @@
-"""edge check: the file, the functions that it names, and whether the server answers."""
+"""edge check: the file, the functions that it names, the server, and a training of a model like its."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import edge.check
+import fl
 import netq
 from edge import __main__ as command
+from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task
 from netq.security import certificates
 from netq.testing.fixtures import LIMIT
 
 TRAIN = '[client]\ntrain = "numpy:mean"\n'
+HERE = __name__
+
+
+def train(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Find zeros like the server's model, and the server's config."""
+    assert {name: (each.shape, each.dtype.name, float(each.sum())) for name, each in model.items()} == {
+        "bias": ((), "int64", 0.0),
+        "w": ((300, 7), "float32", 0.0),
+    }
+    assert (config["rate"], config["round"]) == (0.5, 1)
+    return fl.Update(model, 1)
+
+
+def drops_a_tensor(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    return fl.Update({"w": model["w"]}, 1)
+
+
+def fails(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    raise OSError("the sensor does not answer")
+
+
+@contextlib.contextmanager
+def federation(**settings: Any) -> Iterator[fl.Server]:
+    """A server that waits for clients."""
+    model = {"w": np.ones((300, 7), np.float32), "bias": np.array(7)}
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with fl.Server(model, options, config={"rate": 0.5}, **settings) as server:
+        waiting = threading.Thread(target=waits, args=(server,))
+        waiting.start()
+        yield server
+        server.close(0)
+        waiting.join(LIMIT)
+
+
+def waits(server: fl.Server) -> None:
+    with contextlib.suppress(netq.Closed):
+        server.wait(2)
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +68,12 @@ def restored_signals() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is none of fl: do not wait for its description."""
+    monkeypatch.setattr(edge.check, "PATIENCE", 0.1)
 
 
 @pytest.fixture
@@ -54,13 +104,73 @@ def serving(
 
 
 def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\n')
+        assert command.main(["check", path]) == 0
+        assert server.clients == ()
+    out = capsys.readouterr().out
+    lines = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert lines["functions"].startswith(f"{HERE}:train: imported in ")
+    assert lines["fit"] == "now"
+    assert lines["state"].startswith("kept in memory")
+    assert lines["server"].startswith(f"127.0.0.1:{server.netloc.port} answers in ")
+    assert lines["link"] == "tcp, not encrypted"
+    assert " the server's, ± " in lines["clock"]
+    assert lines["model"] == "2 tensors, 0.00841 MB; the next round is 1"
+    assert lines["training"].endswith(" MB; an update of 0.00841 MB")
+    assert out.endswith("all is well\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("fails", "edge: the training fails: OSError: the sensor does not answer\n"),
+        ("drops_a_tensor", "edge: the update is not like the model, and most strategies refuse it: "),
+    ],
+)
+def test_wrong_training_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, error: str) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:{name}"\n')
+        assert command.main(["check", path]) == 1
+        assert error in capsys.readouterr().err
+        assert command.main(["check", path, "--no-train"]) == 0
+
+
+@pytest.mark.usefixtures("other_server")
+def test_other_server_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         assert command.main(["check", write(tmp_path, server.netloc.port)]) == 0
-    out = capsys.readouterr().out
-    assert out.startswith(f"all is well: 127.0.0.1:{server.netloc.port} answers in ")
-    assert out.endswith(" ms over tcp, not encrypted\n")
+    assert "the server has not described it within 0.1 s" in capsys.readouterr().out
 
 
+def test_a_task_that_comes_first_is_declined(tmp_path: Path) -> None:
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0), serialization=MESSAGES)
+    with netq.new(purpose="server", options=options) as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\n')
+        status: list[int] = []
+        checking = threading.Thread(target=lambda: status.append(command.main(["check", path, "--no-train"])))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(signal, "signal", lambda *args: None)  # works in the main thread only
+            checking.start()
+            peer, question = server.get(timeout=LIMIT)
+            assert question == Describe("edge check")
+            job = Job(7, 3, "train")
+            server.put(Task(job, {"w": np.zeros(3)}, {}), peer)
+            assert server.get(timeout=LIMIT).data == Reply(job, "this is edge check, which does no tasks")
+            server.put(Description(3, {}, {}, False, {}, time.time()), peer)
+            checking.join(LIMIT)
+    assert status == [0]
+
+
+def test_folder_for_the_state_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\nstate = "state"\n')
+        assert command.main(["check", path, "--no-train"]) == 0
+    assert f"{tmp_path / 'state'}: " in capsys.readouterr().out
+    assert not list((tmp_path / "state").glob("*"))
+
+
+@pytest.mark.usefixtures("other_server")
 def test_sealed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server_files, own = certificates.init(tmp_path), certificates.issue(tmp_path, "board")
     table = "\n".join(["[seal]", *(f'{name} = "{path}"' for name, path in own._asdict().items())])
@@ -68,10 +178,11 @@ def test_sealed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(seal=seal) as server:
         assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}{table}\n")]) == 0
     out = capsys.readouterr().out
-    assert " over tcp, sealed by MLKEM768_X25519 and " in out
+    assert "link      tcp, sealed by MLKEM768_X25519 and " in out
     assert "not encrypted" not in out
 
 
+@pytest.mark.usefixtures("other_server")
 def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = certificates.init(tmp_path)
     files = certificates.issue(tmp_path, "board")
@@ -82,9 +193,10 @@ def test_own_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert command.main(["check", write(tmp_path, server.netloc.port, f"{TRAIN}[security]\n{table}")]) == 0
         assert ended.wait(LIMIT)  # no session is left that the device would have to take over
     out = capsys.readouterr().out
-    assert out.endswith(" ms over tcp, TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)\n")
+    assert "link      tcp, TLSv1.3, TLS_AES_256_GCM_SHA384, X25519MLKEM768 (post-quantum)\n" in out
 
 
+@pytest.mark.usefixtures("other_server")
 def test_check_leaves_the_session_of_the_device_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:
         id = "7f0c5e0a-6f0e-4c0e-9d6b-0d3c1f2a4b5c"
@@ -95,7 +207,7 @@ def test_check_leaves_the_session_of_the_device_alone(tmp_path: Path, capsys: py
 def test_silent_server_is_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_CHECK_TIMEOUT", 0.2)
+    monkeypatch.setattr(edge.check, "TIMEOUT", 0.2)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]
@@ -113,7 +225,7 @@ def test_untrusted_certificate_is_status_1(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "_CHECK_TIMEOUT", 1.0)
+    monkeypatch.setattr(edge.check, "TIMEOUT", 1.0)
     with serving(netq.SecurityOptions(files.key, files.certificate)) as server:
         path = write(tmp_path, server.netloc.port, f'{TRAIN}[security]\ncertificate = "{authority}"\n')
         assert command.main(["check", path]) == 1

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import netq
-from fl.messages import MESSAGES, Job, Offer, Permit, Reply, Task, Update
+from fl.messages import MESSAGES, Job, Leave, Offer, Permit, Reply, Task, Update
 from tests.edge import power_cuts, training
 from tests.pages import ROOT
 
@@ -144,12 +144,15 @@ def test_unfit_device_does_not_connect(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_device_leaves_before_a_round_would_exceed_its_traffic(server: Server, tmp_path: Path) -> None:
-    with agent(server, tmp_path, more="[fit]\nmax_traffic = 0.002\n") as process:
+    with agent(server, tmp_path, more="[fit]\nmax_traffic = 0.005\n"):
+        server.sessions.get(timeout=SOON)
         rounds = 0
-        while isinstance(server.ask(rounds + 1), Reply):
+        while isinstance(answer := server.ask(rounds + 1), Reply):
             rounds += 1
-        process.kill()
-    assert rounds == 2
+    assert isinstance(answer, Leave)
+    assert answer.reason.startswith("another round makes 0.00")
+    assert answer.reason.endswith(" MB in 60 minutes; fit.max_traffic is 0.005")
+    assert rounds > 1
 
 
 def until_exists(path: Path) -> None:

@@ -18,7 +18,21 @@ import torch
 
 import fl
 from fl.compression.packed import Packed
-from fl.messages import MESSAGES, End, Job, Offer, Permit, Reply, Report, Task, Update, build
+from fl.messages import (
+    MESSAGES,
+    Describe,
+    Description,
+    End,
+    Job,
+    Leave,
+    Offer,
+    Permit,
+    Reply,
+    Report,
+    Task,
+    Update,
+    build,
+)
 from fl.tensors.storage import STORAGE
 from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
@@ -68,6 +82,9 @@ def hostile(obj: Any) -> Stream:
         Reply(Job(1, 3, "evaluate"), Report(5, {"accuracy": 1})),
         Reply(Job(1, 3, "train"), "no memory"),
         End(2**62),
+        Leave("too hot"),
+        Describe("edge check"),
+        Description(3, {"w": ((2, 3), "float32", False)}, {"rate": 0.1}, True, {"dtype": "int8"}, 1.5e9),
     ],
     ids=lambda message: str(message)[:40],
 )
@@ -289,6 +306,15 @@ class TestHostile:
             ("Permit", (-2, 1, "train")),
             ("Task", 5, {}, {}),
             ("Task", JOB, {}, {}, -1),
+            ("Leave", 5),
+            ("Describe", None),
+            ("Description", -1, {}, {}, False, {}, 1.0),
+            ("Description", 1, [], {}, False, {}, 1.0),
+            ("Description", 1, {}, {}, False, {}, float("nan")),
+            ("Description", 1, {"w": ((2, -3), "float32", False)}, {}, False, {}, 1.0),
+            ("Description", 1, {"w": ((2, 3), None, False)}, {}, False, {}, 1.0),
+            ("Description", 1, {"w": ((2, 3), "float32")}, {}, False, {}, 1.0),
+            ("Description", 1, {5: ((2, 3), "float32", False)}, {}, False, {}, 1.0),
         ],
     )
     def test_invalid_messages_are_refused(self, bad: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 
 import fl
-import fl.trainer
 from fl.compression.auto import choose
 from fl.compression.packed import Packed
 from fl.conversation import Link
@@ -29,7 +29,7 @@ def train(model: Any, config: Mapping[str, Any]) -> Update:
 def trainer(seconds: float, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Packed]:
     """Return a function that trains a round at a rate; the training takes `seconds`."""
     now = iter(np.arange(0, 10**6, seconds))
-    monkeypatch.setattr(fl.trainer.time, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))
     found = Trainer(train, compression="auto", seed=1)
 
     def update(number: int, rate: float | None) -> Packed:
@@ -89,7 +89,7 @@ def test_rate_is_without_the_round_trip() -> None:
 
 def test_a_client_measures_its_link(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "netq.fl")
-    with Federation({"w": np.zeros(MODEL, np.float32)}) as federation:
+    with Federation({"w": np.zeros(MODEL, np.float32)}, min_clients=1) as federation:
         client = fl.Client(train, compression="auto")
         federation.start(client.run, at(federation.server.netloc, uuid.uuid4()))
         first = federation.round(1)

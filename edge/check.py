@@ -1,0 +1,204 @@
+"""`edge check`: prints what an agent would find if it were started now, a line each.
+
+Does what the agent does, in its order: starts the child, reads the sensors, looks at the folder for the state, connects
+to the server, and does a task. The task is a model of zeros like the server's, which the server describes on request
+(fl.messages.Describe); it gives no task to a client that asks so. Needs numpy, unlike the agent.
+
+Called by edge/__main__.py. Writes to stdout, and changes nothing in the folder for the state.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import netq
+from edge.agent import child_of
+from edge.child import Child, ChildFailed
+from edge.config import Config
+from edge.machine import Machine
+from edge.record import Record
+from edge.supervisor import Supervisor
+from edge.worker import Order
+from fl.errors import InvalidUpdate
+from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
+from fl.tensors.model import check_specs
+from fl.tensors.spec import specs_of
+from netq.cli.doctor import Reached, describe, reach
+from netq.text import printable
+from netq.utils.stream import Stream
+
+TIMEOUT = 10.0  # seconds in which the server has to answer
+PATIENCE = 5.0  # seconds in which it has to describe its tasks; while it waits for clients, it looks every second
+_SKEW = 60.0  # seconds; [fit] hours and certificates depend on the clock
+_UPDATES = 2  # in the folder for the state: the last one, and the next one while it is written
+
+
+class CheckFailed(Exception):
+    """The agent could not take part; the text says why."""
+
+
+class _Answer(NamedTuple):
+    """What the server has described. `skew`: how far this clock is ahead, and how exact that is, in seconds."""
+
+    description: Description
+    skew: float
+    error: float
+
+
+def check(config: Config, *, train: bool = True) -> None:
+    """Print what the agent of `config` would find. Raises InvalidOption, CheckFailed.
+
+    train: whether to do a task.
+    """
+    child = child_of(config, Supervisor())
+    try:
+        if config.train is not None:
+            _show("functions", _functions(config, child))
+        _show("fit", _fit(config))
+        _show("state", _state(config.state))
+        answer = _look_at_server(config)
+        if config.train is not None and answer is not None:
+            _show_description(config, answer)
+            if train:
+                _show("training", _train(child, answer.description))
+    finally:
+        child.kill()
+
+
+def _show(name: str, text: str) -> None:
+    print(printable(f"{name:<10}{text}"), flush=True)
+
+
+def _functions(config: Config, child: Child) -> str:
+    begin = time.monotonic()
+    child.check()
+    names = ", ".join(name for name in (config.train, config.evaluate) if name is not None)
+    return f"{names}: imported in {time.monotonic() - begin:.1f} s"
+
+
+def _fit(config: Config) -> str:
+    machine = Machine()
+    config.fit.check(machine)
+    reason = config.fit.reason(replace(machine.read(), traffic=0.0))
+    return f"not now: {reason}" if reason else "now"
+
+
+def _state(folder: Path | None) -> str:
+    if folder is None:
+        return "kept in memory: neither an update nor what training keeps survives a restart (client.state)"
+    return f"{folder}: {_free(folder) / 1e6:.0f} MB free"
+
+
+def _free(folder: Path) -> int:
+    try:
+        found = os.statvfs(folder if folder.exists() else folder.parent)
+    except OSError as error:
+        raise CheckFailed(f"client.state: {folder}: {error.strerror}") from error
+    return found.f_bavail * found.f_frsize
+
+
+def _look_at_server(config: Config) -> _Answer | None:
+    """Connect under another id, so that the device itself may be running, and ask what tasks are like."""
+    answers: list[_Answer] = []
+
+    def ask(queue: netq.Communicator) -> None:
+        answers.extend(_described(queue))
+
+    options = replace(config.options(), id=uuid.uuid4(), serialization=MESSAGES)
+    found = reach(config.protocol, options, TIMEOUT, ask)
+    host, port = config.netloc
+    if isinstance(found, str):
+        raise CheckFailed(f"the file is right, but {host}:{port} {found}")
+    _show("server", f"{host}:{port} answers in {found.seconds * 1000:.1f} ms")
+    _show("link", f"{config.protocol.value}, {_layers(found)}")
+    if not answers:
+        _show("model", f"the server has not described it within {PATIENCE:g} s: it is busy, or no server of fl")
+        return None
+    return answers[0]
+
+
+def _layers(found: Reached) -> str:
+    layers = [f"sealed by {found.seal.group} and {found.seal.cipher}"] if found.seal else []
+    if found.security or not layers:
+        layers.append(describe(found.security))
+    return ", ".join(layers)
+
+
+def _described(queue: netq.Communicator) -> list[_Answer]:
+    """Ask the server to describe its tasks. Return its answer, or nothing."""
+    begin = time.monotonic()
+    queue.put(Describe("edge check"))
+    while (left := begin + PATIENCE - time.monotonic()) > 0:
+        try:
+            message = queue.get(timeout=left).data
+        except (TimeoutError, netq.Closed):
+            break
+        except netq.Unreadable:
+            continue
+        if isinstance(message, Task):  # given before the server had read the question
+            queue.put(Reply(message.job, "this is edge check, which does no tasks"))
+        elif isinstance(message, Description):
+            error = (time.monotonic() - begin) / 2
+            return [_Answer(message, time.time() - error - message.time, error)]
+    return []
+
+
+def _show_description(config: Config, answer: _Answer) -> None:
+    description, skew, error = answer
+    ahead = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the server's, ± {error:.1f} s"
+    wrong = "; certificates and fit.hours need the right time" if abs(skew) - error > _SKEW else ""
+    _show("clock", ahead + wrong)
+    size = sum(_size(shape, dtype) for shape, dtype, _ in description.tensors.values())
+    count = len(description.tensors)
+    _show("model", f"{count} tensor{'s' * (count != 1)}, {size / 1e6:.3g} MB; the next round is {description.round}")
+    if config.state is not None and _free(config.state) < _UPDATES * size:
+        _show("state", f"{config.state}: too full for {_UPDATES} updates, which are then kept in memory")
+
+
+def _train(child: Child, description: Description) -> str:
+    """Do a task. Return what it took. Raises CheckFailed, InvalidOption."""
+    model = {name: _zeros(*tensor) for name, tensor in description.tensors.items()}
+    job = Job(0, description.round, "train")
+    task = Task(job, model, description.config, deltas=description.deltas, compression=description.compression)
+    file = os.memfd_create("netq-check", os.MFD_CLOEXEC)
+    begin = time.monotonic()
+    try:
+        answer = child.do(Order("check", None), MESSAGES.dump(task), file, None)
+    except ChildFailed as error:
+        raise CheckFailed(f"the training fails: {error}") from None
+    finally:
+        os.close(file)
+    seconds = time.monotonic() - begin
+    with open(answer.fd, "rb"):  # which closes it
+        reply = MESSAGES.load(Stream.of(Record.read(answer.fd, check=False).reply))
+    assert isinstance(reply, Reply)
+    assert isinstance(reply.content, Update)
+    try:
+        check_specs(reply.content.model, specs_of(model))
+    except InvalidUpdate as error:
+        raise CheckFailed(f"the update is not like the model, and most strategies refuse it: {error}") from None
+    used, size = reply.content.metrics, reply.content.nbytes
+    return (
+        f"{seconds:.1f} s, {used['usage.cpu_seconds']:.1f} s of processors, {used['usage.memory_mb']:.0f} MB; "
+        f"an update of {size / 1e6:.3g} MB"
+    )
+
+
+def _size(shape: tuple[int, ...], dtype: str) -> int:
+    width = int("".join(filter(str.isdigit, dtype.partition("_")[0])) or 8)  # bits: float8_e4m3fn has 8, bool is a byte
+    return width // 8 * int(np.prod(shape, dtype=object))
+
+
+def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:
+    if not is_torch:
+        return np.zeros(shape, dtype)
+    import torch
+
+    return torch.zeros(shape, dtype=getattr(torch, dtype))

@@ -1,0 +1,110 @@
+"""A client that only asks what tasks are like gets the answer, and no task."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fl
+import netq
+from fl.messages import MESSAGES, Describe, Description, Task
+from tests.fl.federation import SOON, Federation, adds, reply
+
+MODEL = {"w": np.ones((3, 2), np.float32), "count": np.array(5)}
+ID = uuid.UUID(int=9)
+
+
+@contextlib.contextmanager
+def visitor(federation: Federation, id: uuid.UUID = ID) -> Iterator[netq.Communicator]:
+    options = netq.CommunicatorOptions(id=id, netloc=federation.server.netloc, serialization=MESSAGES)
+    with netq.new(purpose="client", options=options) as queue:
+        queue.put(Describe("a test"))
+        yield queue
+
+
+def described(queue: netq.Communicator) -> Description:
+    found = queue.get(timeout=SOON).data
+    assert isinstance(found, Description)
+    return found
+
+
+def test_server_describes_its_task_while_it_waits() -> None:
+    with Federation(MODEL, config={"rate": 0.5}, strategy=fl.FedAvg(compression="int8")) as federation:
+        waiting = federation.start(federation.server.wait, 2)
+        with visitor(federation) as queue:
+            found = described(queue)
+        federation.join(uuid.uuid4(), adds(1))
+        federation.join(uuid.uuid4(), adds(1))
+        waiting.result(SOON)
+    assert found.tensors == {"w": ((3, 2), "float32", False), "count": ((), "int64", False)}
+    assert (found.round, found.config, found.compression["dtype"]) == (1, {"rate": 0.5}, "int8")
+    assert abs(found.time - time.time()) < SOON
+
+
+def test_visitor_gets_no_task() -> None:
+    with Federation(min_clients=1) as federation:
+        federation.join(uuid.UUID(int=1), adds(1))
+        waiting = federation.start(federation.server.wait, 3)
+        with visitor(federation) as queue:
+            described(queue)
+            assert federation.server.clients == (uuid.UUID(int=1),)
+            assert federation.round(1).clients == (uuid.UUID(int=1),)
+            assert not waiting.done()
+            with pytest.raises(TimeoutError):
+                queue.get(timeout=0)
+        for number in (2, 3):
+            federation.join(uuid.UUID(int=number), adds(1))
+        waiting.result(SOON)
+
+
+def test_server_describes_its_task_during_a_round() -> None:
+    has_task, may_answer = threading.Event(), threading.Event()
+
+    def answer(task: Task) -> list[Any]:
+        has_task.set()
+        assert may_answer.wait(SOON)
+        return [reply(task, fl.Update(dict(task.model), 1))]
+
+    with Federation(min_clients=1) as federation:
+        federation.join_raw(uuid.UUID(int=1), answer)
+        federation.server.wait(1, SOON)
+        report = federation.start(federation.server.round)
+        assert has_task.wait(SOON)
+        with visitor(federation) as queue:
+            assert described(queue).round == 1
+        may_answer.set()
+        assert report.result(SOON).failures == {}
+
+
+def test_visitor_that_comes_again_as_a_client_gets_tasks() -> None:
+    with Federation(min_clients=1) as federation:
+        waiting = federation.start(federation.server.wait, 3)
+        with visitor(federation) as queue:
+            described(queue)
+        for id in (ID, uuid.UUID(int=1), uuid.UUID(int=2)):
+            federation.join(id, adds(1))
+        waiting.result(SOON)
+        assert ID in federation.round(3).clients
+
+
+def test_many_questions_do_not_stop_a_round() -> None:
+    with Federation(min_clients=1) as federation:
+        federation.join(uuid.UUID(int=1), adds(1))
+        waiting = federation.start(federation.server.wait, 3)
+        with visitor(federation) as queue:
+            described(queue)
+            for _ in range(120):
+                queue.put(Describe("again"))
+            assert federation.round(1).clients == (uuid.UUID(int=1),)
+            for _ in range(120):
+                described(queue)
+        for number in (2, 3):
+            federation.join(uuid.UUID(int=number), adds(1))
+        waiting.result(SOON)
