@@ -19,13 +19,15 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from edge.agent import run
+from edge.agent import Agent
 from edge.config import Config, from_environment, from_flags, open_file
 from edge.install import install
+from edge.supervisor import Supervisor
+from edge.work import Work, federation
 from fl.config.toml import Override, in_file_terms
 from netq.cli.terminal import Formatter, sentence
 from netq.errors import InvalidOption, SecurityError
@@ -46,15 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "install":
             return _install(options)
-        config, take_part = _load_flower(options) if _is_flower(options) else _load(options)
+        config, work = _load_flower(options) if _is_flower(options) else _load(options)
     except InvalidOption as error:
         return _fail(error, 2)
-    except ImportError as error:  # Flower is missing; that of another module is an InvalidOption
-        return _fail(error, 1)
     try:
-        return _check(config, train=not options.no_train) if options.command == "check" else _serve(take_part)
+        return _check(config, work, train=not options.no_train) if options.command == "check" else _run(config, work)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
-        wrong = InvalidOption(f"{options.config or 'edge'}: {in_file_terms(error)}")
+        text = in_file_terms(error)
+        wrong = InvalidOption(text if text.startswith("--") else f"{options.config or 'edge'}: {text}")
         wrong.__cause__ = error
         return _fail(wrong, 2)
     except KeyboardInterrupt:
@@ -145,7 +146,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(0)  # unwinds the stack, so that the communicator closes its session
 
 
-def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
+def _load(options: argparse.Namespace) -> tuple[Config, Work]:
     path, overrides = options.config, _overrides(options)
     if path is None and not overrides:
         raise InvalidOption("CLIENT.toml: missing; give the path of the device's file: see docs/reference/edge.md")
@@ -155,7 +156,7 @@ def _load(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
     if config.train is None:
         file = open_file(path, overrides)
         raise file.wrong('client.train: missing; expected "module:function", as in "farm.training:train"')
-    return config, lambda: run(config)
+    return config, federation(config)
 
 
 def _overrides(options: argparse.Namespace) -> list[Override]:
@@ -169,29 +170,27 @@ def _is_flower(options: argparse.Namespace) -> bool:
     )
 
 
-def _load_flower(options: argparse.Namespace) -> tuple[Config, Callable[[], None]]:
-    from edge.flower import Device  # needs Flower
-
-    logging.getLogger("flwr").propagate = False  # Flower writes its lines to stderr itself
+def _load_flower(options: argparse.Namespace) -> tuple[Config, Work]:
+    from edge.flower import load  # of the app's folder; other devices do without
 
     overrides = _overrides(options)
-    device = Device.load(options.config, options.flower, options.node_config, overrides)
+    config, work = load(options.config, options.flower, options.node_config, overrides)
     if options.config is None and not overrides:
         log.info("no CLIENT.toml was given: the server is one of this machine")
-    return device.config, device.run
+    return config, work
 
 
-def _serve(take_part: Callable[[], None]) -> int:
-    take_part()
+def _run(config: Config, work: Work) -> int:
+    Agent(config, work, Supervisor.from_environment()).run()
     log.info("the federation is over")
     return 0
 
 
-def _check(config: Config, *, train: bool) -> int:
+def _check(config: Config, work: Work, *, train: bool) -> int:
     from edge.check import CheckFailed, check  # numpy, which an agent does not need
 
     try:
-        check(config, train=train)
+        check(config, work, train=train)
     except CheckFailed as error:
         return _fail(error, 1)
     print("all is well")

@@ -26,10 +26,11 @@ from edge.record import Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
 from edge.traffic import Traffic
+from edge.work import Conversation, Task, Work, federation
 from edge.worker import Order, Plan
-from fl.conversation import Conversation, Link
+from fl.conversation import Link
 from fl.membership import Membership, take_part
-from fl.outline import OUTLINES, Finished, Job, Task
+from fl.outline import Finished
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
@@ -43,7 +44,7 @@ def run(config: Config) -> None:
     Waits for a server that is not reachable yet. Tells the supervisor that the environment names (systemd's
     $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, and what netq.new raises.
     """
-    Agent(config, Supervisor.from_environment()).run()
+    Agent(config, federation(config), Supervisor.from_environment()).run()
 
 
 class _Unfit(Exception):
@@ -53,10 +54,11 @@ class _Unfit(Exception):
 class Agent:
     """One device."""
 
-    def __init__(self, config: Config, supervisor: Supervisor) -> None:
+    def __init__(self, config: Config, work: Work, supervisor: Supervisor) -> None:
         self._config = config
+        self._work = work
         self._supervisor = supervisor
-        self._child = child_of(config, supervisor)
+        self._child = child_of(config, work, supervisor)
         self._gate = Gate(config.fit)
         self._machine = Machine()
         self._link = Link()
@@ -66,20 +68,20 @@ class Agent:
         """Do as `run` of this module."""
         config = self._config
         config.fit.check(self._machine)
-        options = replace(config.options(), serialization=OUTLINES)
+        options = replace(config.options(), serialization=self._work.messages)
         try:
             with Spool(config.state) as self._spool:
                 self._child.check()
                 self._supervisor.ready()
                 log.info("device %s, server %s:%d", config.id, *config.netloc)
-                take_part(options, config.protocol, "federation", self._serve, self._wait_until_fit)
+                take_part(options, config.protocol, self._work.noun, self._serve, self._wait_until_fit)
         finally:
             self._supervisor.stopping()
             self._child.kill()
 
     def _serve(self, queue: netq.Communicator, membership: Membership) -> None:
         """Do the tasks of a session."""
-        conversation = Conversation(queue, membership, self._link)
+        conversation = self._work.converse(queue, membership, self._link)
         host, port = self._config.netloc
 
         def idle() -> float | None:
@@ -95,10 +97,9 @@ class Agent:
             conversation.leave(str(unfit))
 
     def _answer(self, conversation: Conversation, task: Task) -> None:
-        key = _key(task.job)
         self._traffic.received(task.stream.nbytes)
-        if self._spool.last is not None and self._spool.last.key == key and task.job != conversation.delivered:
-            log.info("round %d: sending the update that was computed before", task.job[1])
+        if self._spool.last is not None and self._spool.last.key == task.key and task.job != conversation.delivered:
+            log.info("%s: sending the reply that was computed before", task.title)
             self._send(conversation, task, self._spool.last)
             return
         try:
@@ -106,8 +107,8 @@ class Agent:
         except _Unfit as unfit:
             conversation.reply(task, f"it is not fit: {unfit}")
             raise
-        self._supervisor.status(f"round {task.job[1]}: {task.job[2]}")
-        self._do(conversation, task, key)
+        self._supervisor.status(task.title)
+        self._do(conversation, task)
 
     def _wait_until_fit(self) -> None:
         is_waiting = False
@@ -136,12 +137,12 @@ class Agent:
         due = self._supervisor.alive()
         return _LOOK if due is None else min(_LOOK, due)
 
-    def _do(self, conversation: Conversation, task: Task, key: str) -> None:
+    def _do(self, conversation: Conversation, task: Task) -> None:
         with self._spool.fresh() as file:
             try:
-                answer = self._child.do(Order(key, self._link.rate), task.stream, file, self._spool.state)
+                answer = self._child.do(Order(task.key, self._link.rate), task.stream, file, self._spool.state)
             except ChildFailed as error:
-                log.error("round %d: no reply: %s", task.job[1], error)
+                log.error("%s: no reply: %s", task.title, error)
                 conversation.reply(task, str(error))
             else:
                 self._reply(conversation, task, answer)
@@ -150,9 +151,9 @@ class Agent:
     def _reply(self, conversation: Conversation, task: Task, answer: Answer) -> None:
         with open(answer.fd, "rb"):  # which closes it
             record = Record.read(answer.fd, check=False)
-            if answer.is_update:  # before it is sent: the server must not have an update that this device may forget
+            if answer.is_kept:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
-                log.debug("round %d: the update is stored", task.job[1])
+                log.debug("%s: the reply is stored", task.title)
             self._send(conversation, task, record)
 
     def _send(self, conversation: Conversation, task: Task, record: Record) -> None:
@@ -161,10 +162,7 @@ class Agent:
         conversation.reply(task, Finished(task.job, message, record.size))
 
 
-def child_of(config: Config, supervisor: Supervisor) -> Child:
+def child_of(config: Config, work: Work, supervisor: Supervisor) -> Child:
     """Return the child process of a device, which is not started yet."""
-    return Child(Plan(config.tasks(), config.training, log.getEffectiveLevel()), supervisor.alive)
-
-
-def _key(job: Job) -> str:
-    return " ".join(map(str, job))
+    plan = Plan(work.tasks, work.arguments, config.training, log.getEffectiveLevel())
+    return Child(plan, supervisor.alive)

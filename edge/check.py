@@ -25,6 +25,7 @@ from edge.config import Config
 from edge.machine import Machine
 from edge.record import Record
 from edge.supervisor import Supervisor
+from edge.work import Work
 from edge.worker import Order
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
@@ -52,19 +53,18 @@ class _Answer(NamedTuple):
     error: float
 
 
-def check(config: Config, *, train: bool = True) -> None:
+def check(config: Config, work: Work, *, train: bool = True) -> None:
     """Print what the agent of `config` would find. Raises InvalidOption, CheckFailed.
 
     train: whether to do a task.
     """
-    child = child_of(config, Supervisor())
+    child = child_of(config, work, Supervisor())
     try:
-        if config.train is not None:
-            _show("functions", _functions(config, child))
+        _show("functions", _functions(work, child))
         _show("fit", _fit(config))
         _show("state", _state(config.state))
-        answer = _look_at_server(config)
-        if config.train is not None and answer is not None:
+        answer = _look_at_server(config, is_federation=config.train is not None)
+        if answer is not None:
             _show_description(config, answer)
             if train:
                 _show("training", _train(child, answer.description))
@@ -76,11 +76,10 @@ def _show(name: str, text: str) -> None:
     print(printable(f"{name:<10}{text}"), flush=True)
 
 
-def _functions(config: Config, child: Child) -> str:
+def _functions(work: Work, child: Child) -> str:
     begin = time.monotonic()
     child.check()
-    names = ", ".join(name for name in (config.train, config.evaluate) if name is not None)
-    return f"{names}: imported in {time.monotonic() - begin:.1f} s"
+    return f"{work.title}: imported in {time.monotonic() - begin:.1f} s"
 
 
 def _fit(config: Config) -> str:
@@ -104,12 +103,15 @@ def _free(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _look_at_server(config: Config) -> _Answer | None:
-    """Connect under another id, so that the device itself may be running, and ask what tasks are like."""
+def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
+    """Connect under another id, so that the device itself may be running, and ask what tasks are like.
+
+    is_federation: False: the server is a grid of Flower's messages, and is not asked.
+    """
     answers: list[_Answer] = []
 
     def ask(queue: netq.Communicator) -> None:
-        answers.extend(_described(queue))
+        answers.extend(_described(queue) if is_federation else [])
 
     options = replace(config.options(), id=uuid.uuid4(), serialization=MESSAGES)
     found = reach(config.protocol, options, TIMEOUT, ask)
@@ -118,10 +120,9 @@ def _look_at_server(config: Config) -> _Answer | None:
         raise CheckFailed(f"the file is right, but {host}:{port} {found}")
     _show("server", f"{host}:{port} answers in {found.seconds * 1000:.1f} ms")
     _show("link", f"{config.protocol.value}, {_layers(found)}")
-    if not answers:
+    if is_federation and not answers:
         _show("model", f"the server has not described it within {PATIENCE:g} s: it is busy, or no server of fl")
-        return None
-    return answers[0]
+    return answers[0] if answers else None
 
 
 def _layers(found: Reached) -> str:

@@ -31,7 +31,7 @@ _EXIT = 2.0  # seconds that a child has to exit by itself
 class Answer(NamedTuple):
     """A finished task. `fd`: of the file with its record, open for the receiver to close."""
 
-    is_update: bool
+    is_kept: bool
     fd: int
 
 
@@ -57,7 +57,7 @@ class Child:
         try:
             self._start(None)
         except ChildFailed as error:
-            raise InvalidOption(f"client.train: the process that imports it fails: {error}") from None
+            raise InvalidOption(f"client.train: the process that trains does not start: {error}") from None
         self.rest()
 
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
@@ -83,7 +83,7 @@ class Child:
         if isinstance(answer, Failed):
             raise ChildFailed(answer.why)
         assert isinstance(answer, Done)
-        return Answer(answer.is_update, received[0] if received else os.dup(target))
+        return Answer(answer.is_kept, received[0] if received else os.dup(target))
 
     def rest(self) -> None:
         """Let the child exit, unless it is kept."""

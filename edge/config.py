@@ -114,11 +114,6 @@ class Config:
             settings=file.table("settings"),
         )
 
-    def tasks(self) -> dict[str, Any]:
-        """Return the arguments of edge.tasks.TrainingTasks."""
-        names = ("train", "evaluate", "compression", "settings")
-        return {name: getattr(self, name) for name in names}
-
     def options(self) -> CommunicatorOptions:
         """Return the options of the device's communicator."""
         return CommunicatorOptions(

@@ -1,21 +1,15 @@
 """Does the tasks of a federation in the child process: the user's functions, with the device's settings.
 
-Adds to the metrics of each reply what the function has used:
-
-    usage.cpu_seconds   of the process, and of those that it has started and waited for
-    usage.memory_mb     the peak of the process, in MB (1,000,000 bytes)
-    usage.joules        of the processors, where the kernel counts them (edge/energy.py)
+Adds to the metrics of each reply what the function has used (edge/usage.py).
 """
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from edge.energy import Meter
+from edge.usage import Usage
 from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
 from fl.config.toml import function
@@ -42,7 +36,7 @@ class TrainingTasks:
         self, train: str, evaluate: str | None, compression: Mapping[str, Any] | str | None, settings: Mapping[str, Any]
     ) -> None:
         self._settings = settings
-        self._meter = Meter()
+        self._usage = Usage()
         functions = [
             None if name is None else self._measured(function(f"client.{key}", name, f"farm.training:{key}"))
             for key, name in (("train", train), ("evaluate", evaluate))
@@ -59,6 +53,11 @@ class TrainingTasks:
             return f"config['state'] cannot be kept: {wrong}"
         return answer
 
+    def keeps(self, answer: Finished) -> bool:
+        """Return whether an answer is to be kept: an evaluation changes no state, and can be repeated."""
+        purpose: str = answer.job[2]
+        return purpose == "train"
+
     def save(self) -> Stream:
         """Return the state after the last task."""
         saved = self._trainer.save()
@@ -72,25 +71,13 @@ class TrainingTasks:
         """Return the function with the device's settings in its config, and with what it used in its metrics."""
 
         def measured(model: Any, config: Mapping[str, Any]) -> Any:
-            seconds, joules = _cpu_seconds(), self._meter.read()
+            self._usage.begin()
             content = function(model, {**config, **self._settings})
-            used = {"usage.cpu_seconds": _cpu_seconds() - seconds, "usage.memory_mb": _peak_memory()}
-            if (energy := self._meter.joules_since(joules)) is not None:
-                used["usage.joules"] = energy
             known = isinstance(content, Update | Report)
-            return replace(content, metrics={**content.metrics, **used}) if known else content
+            return replace(content, metrics={**content.metrics, **self._usage.measured()}) if known else content
 
         measured.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
         return measured
-
-
-def _cpu_seconds() -> float:
-    now = os.times()
-    return now.user + now.system + now.children_user + now.children_system
-
-
-def _peak_memory() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
 def _compression(value: Mapping[str, Any] | str) -> Compression | str:

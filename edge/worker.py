@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import logging
 import mmap
 import os
@@ -19,7 +20,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from edge.limits import Limits
 from edge.record import Record, write
@@ -28,9 +29,6 @@ from netq.cli.terminal import Formatter
 from netq.errors import InvalidOption, Unreadable
 from netq.utils.stream import Stream
 
-if TYPE_CHECKING:
-    from edge.tasks import TrainingTasks
-
 log = logging.getLogger("edge")
 
 CHANNEL = 3  # the descriptor of the channel
@@ -38,10 +36,27 @@ LONGEST = 64 * 1024  # bytes of a message, and characters of a reason
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+class Tasks(Protocol):
+    """What does the tasks: edge.tasks.TrainingTasks, or edge.flower_tasks.FlowerTasks."""
+
+    def answer(self, task: Stream, rate: float | None) -> Finished | str:
+        """Do a task. Return the reply as bytes, or the reason why there is none."""
+
+    def keeps(self, answer: Finished) -> bool:
+        """Return whether the agent is to keep a reply."""
+
+    def save(self) -> Stream:
+        """Return the state after the last task."""
+
+    def restore(self, state: Stream) -> None:
+        """Go on from a state. Raises ValueError, Unreadable."""
+
+
 class Plan(NamedTuple):
     """What a child is to do."""
 
-    tasks: Mapping[str, Any]  # the arguments of edge.tasks.TrainingTasks
+    tasks: str  # "module:class" of its Tasks
+    arguments: Mapping[str, Any]
     limits: Limits
     level: int  # of the log
 
@@ -66,7 +81,7 @@ class Wrong(NamedTuple):
 class Done(NamedTuple):
     """The record is written. If its file was full, the descriptor of another one travels with this message."""
 
-    is_update: bool
+    is_kept: bool
 
 
 class Failed(NamedTuple):
@@ -84,9 +99,8 @@ def main() -> None:
         _log_to_stderr(plan.level)
         plan.limits.apply()
         try:
-            from edge.tasks import TrainingTasks  # numpy is under the limits, too
-
-            tasks = TrainingTasks(**plan.tasks)
+            module, _, name = plan.tasks.partition(":")
+            tasks = getattr(importlib.import_module(module), name)(**plan.arguments)  # numpy is under the limits, too
         except InvalidOption as error:
             log.debug("where it happened", exc_info=error)
             send(channel, Wrong(str(error)[: LONGEST // 4]))
@@ -110,7 +124,7 @@ def send(channel: socket.socket, message: Any, *fds: int) -> None:
     socket.send_fds(channel, [pickle.dumps(message)], fds)
 
 
-def _obey(channel: socket.socket, tasks: TrainingTasks, order: Order, fds: list[int]) -> None:
+def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int]) -> None:
     task, target, *last = fds
     try:
         if last:
@@ -128,7 +142,7 @@ def _obey(channel: socket.socket, tasks: TrainingTasks, order: Order, fds: list[
     if isinstance(answer, str):
         send(channel, Failed(answer[: LONGEST // 4]))
     else:
-        send(channel, Done(answer.job[2] == "train"), *fallback)
+        send(channel, Done(tasks.keeps(answer)), *fallback)
     for fd in fallback:
         os.close(fd)
 
@@ -137,7 +151,7 @@ def _mapped(fd: int) -> Stream:
     return Stream.of(memoryview(mmap.mmap(fd, 0)))
 
 
-def _restore(tasks: TrainingTasks, fd: int) -> None:
+def _restore(tasks: Tasks, fd: int) -> None:
     """Go on from the state of the last record. The mapping is private: the record does not change."""
     record = Record.read(fd, check=False)
     private = memoryview(mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))

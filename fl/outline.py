@@ -32,11 +32,21 @@ class Task(NamedTuple):
     unasked: int  # bytes that the reply may have without an Offer and a Permit
     stream: Stream
 
+    @property
+    def key(self) -> str:
+        """The name of the job in a file."""
+        return "{} {} {}".format(*self.job)
+
+    @property
+    def title(self) -> str:
+        """Round and purpose, for the log."""
+        return f"round {self.job[1]}: {self.job[2]}"
+
 
 class Finished(NamedTuple):
     """The reply to a task, as bytes. `size`: bytes of its arrays; 0 if it has none."""
 
-    job: Job
+    job: Any  # of the task
     message: Stream
     size: int
 

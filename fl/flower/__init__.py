@@ -11,18 +11,22 @@ fl.flower.FedAvg()                                   # a Flower strategy that fo
 
 from __future__ import annotations
 
-from fl.flower._compat import KNOWN
-from fl.flower.app_folder import AppFolder
-from fl.flower.apps import ClientApp, ServerApp
-from fl.flower.grid import Grid
-from fl.flower.grid_messages import node_id
-from fl.flower.kernel_strategy import FedAvg, Kernel
-from fl.flower.node import Node
-from fl.flower.record_codec import Array, arrays
-from fl.flower.replies import Streamed
-from fl.flower.runner import run
-from fl.flower.signed_app import ReceivedApps, SignedApp
-from fl.flower.simulation import simulate
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fl.flower._compat import KNOWN
+    from fl.flower.app_folder import AppFolder
+    from fl.flower.apps import ClientApp, ServerApp
+    from fl.flower.grid import Grid
+    from fl.flower.grid_messages import node_id
+    from fl.flower.kernel_strategy import FedAvg, Kernel
+    from fl.flower.node import Node
+    from fl.flower.record_codec import Array, arrays
+    from fl.flower.replies import Streamed
+    from fl.flower.runner import run
+    from fl.flower.signed_app import ReceivedApps, SignedApp
+    from fl.flower.simulation import simulate
 
 __all__ = [
     "run",
@@ -42,3 +46,41 @@ __all__ = [
     "SignedApp",
     "node_id",
 ]
+
+# Of the public names. They are imported when they are first used: what moves messages needs neither Flower nor numpy.
+_MODULES = {
+    "fl.flower._compat": ("KNOWN",),
+    "fl.flower.app_folder": ("AppFolder",),
+    "fl.flower.apps": (
+        "ClientApp",
+        "ServerApp",
+    ),
+    "fl.flower.grid": ("Grid",),
+    "fl.flower.grid_messages": ("node_id",),
+    "fl.flower.kernel_strategy": (
+        "FedAvg",
+        "Kernel",
+    ),
+    "fl.flower.node": ("Node",),
+    "fl.flower.record_codec": (
+        "Array",
+        "arrays",
+    ),
+    "fl.flower.replies": ("Streamed",),
+    "fl.flower.runner": ("run",),
+    "fl.flower.signed_app": (
+        "ReceivedApps",
+        "SignedApp",
+    ),
+    "fl.flower.simulation": ("simulate",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fl.flower' has no attribute {name!r}")
+    importlib.import_module("fl.flower._compat")  # first: it refuses an unknown release of Flower
+    value = globals()[name] = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    return value

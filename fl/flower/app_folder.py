@@ -5,7 +5,7 @@
 
 The file and the texts of --run-config and --node-config are read as `flwr run` and `flower-supernode` read them. Called
 by fl/__main__.py, edge/flower.py and scripts. Opens no connection. Importing an app puts its folder first in sys.path,
-where it stays, because an app may import its own modules as it runs.
+where it stays, because an app may import its own modules as it runs. Needs Flower only for that.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fl.config.toml import File, named_object
 from fl.files import read_regular
-from fl.flower.apps import ClientApp, ServerApp, check_client_app, check_server_app
 from netq.errors import InvalidOption
 from netq.text import did_you_mean, printable
+
+if TYPE_CHECKING:
+    from fl.flower.apps import ClientApp, ServerApp
 
 Scalar = bool | int | float | str
 
@@ -75,11 +77,15 @@ class AppFolder:
 
     def server_app(self) -> ServerApp:
         """Import the ServerApp, and return it. Raises InvalidOption."""
+        from fl.flower.apps import check_server_app
+
         app: ServerApp = self._import("serverapp", "farm.server_app:app", check_server_app)
         return app
 
     def client_app(self) -> ClientApp:
         """Import the ClientApp, and return it. Raises InvalidOption."""
+        from fl.flower.apps import check_client_app
+
         app: ClientApp = self._import("clientapp", "farm.client_app:app", check_client_app)
         return app
 

@@ -25,17 +25,17 @@ from flwr.app import Error, Message, Metadata, RecordDict
 import netq
 from fl.flower._compat import ErrorCode, Run, RunIsOver, identity, set_message_id
 from fl.flower.grid_messages import (
-    END,
     MESSAGES,
     Ask,
     check_config,
     message_id,
     node_id,
     read_reply,
-    read_version,
+    read_text,
     write_ask,
     write_files,
 )
+from fl.flower.outline import END
 from fl.flower.record_codec import nbytes
 from fl.flower.replies import Replies, Streamed, reply, reply_to_nothing
 from fl.flower.signed_app import SignedApp
@@ -106,6 +106,9 @@ class Grid(flwr.serverapp.Grid):
     Replies that have arrived, and that the app does not pull, take `memory` bytes at most (ConnectionOptions): then the
     oldest is dropped, and pulling it returns an error.
 
+    usage: what the last reply of each node has cost, by the node's id: `usage.cpu_seconds`, `usage.memory_mb` and
+           `usage.joules` of nodes that run as `edge run --flower`.
+
     A process has one grid at a time: Flower identifies the run with the process. Raises the errors of netq.new,
     RuntimeError for a second grid, and Unreadable for an invalid config.
     """
@@ -128,6 +131,7 @@ class Grid(flwr.serverapp.Grid):
         expect(grace >= 0, "Grid.grace", grace, "seconds")
         self._run = Run.create_empty(secrets.randbits(62) + 1)
         self._sent: dict[str, _Sent] = {}
+        self.usage: dict[int, Mapping[str, float]] = {}
         self._closed = False
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
@@ -267,10 +271,13 @@ class Grid(flwr.serverapp.Grid):
 
     def _receive(self, peer: uuid.UUID, data: Any) -> None:
         """Handle a message of a node. The dispatcher calls this from `take`. Raises Unreadable."""
-        if (version := read_version(data, "fetch")) is not None:
+        if (reason := read_text(data, "leave")) is not None:
+            log.info("node %d (%s): leaves: %s", node_id(peer), peer, reason)
+            return
+        if (version := read_text(data, "fetch")) is not None:
             self._deliver(peer, version)
             return
-        if (version := read_version(data, "app")) is not None:
+        if (version := read_text(data, "app")) is not None:
             text = "node %d (%s): its app has version %s, the server's %s; update one of them"
             log.warning(text, node_id(peer), peer, version, self._version)
             return
@@ -282,6 +289,8 @@ class Grid(flwr.serverapp.Grid):
         elif not self._dispatcher.is_open(id := message_id(found.batch, node_id(peer))):
             log.warning("node %d (%s): its answer is not waited for (any more)", node_id(peer), peer)
         else:
+            if found.usage:
+                self.usage[node_id(peer)] = found.usage
             dropped = self._unpulled.add(id, found.content)  # first: another thread may take the answer at once
             self._dispatcher.answer(id, found.content)
             for oldest in dropped:

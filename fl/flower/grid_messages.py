@@ -1,41 +1,41 @@
 """The messages between a grid and its nodes, as tuples of plain values and arrays.
 
     grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, app, records)
-    grid ◄─Reply─ node      (VERSION, batch, records)  |  (VERSION, batch, code, reason)
+    grid ◄─Reply─ node      (VERSION, batch, records, usage)  |  (VERSION, batch, code, reason)
     grid ◄──App── node      (VERSION, "app", version): this node's app has another version than that of the Ask
     grid ◄─Fetch─ node      (VERSION, "fetch", version): this node wants the files of the server's app
+    grid ◄─Leave─ node      (VERSION, "leave", reason): this node closes its session
     grid ──Files─► node     (VERSION, "files", version, files, signature); files is None if the server delivers none
     grid ──End──► nodes     (VERSION, "end"): the run is over
 
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
 from its batch and its node. If a node cannot read a message, the `batch` of its Reply is None. Messages are serialised
 by fl.tensors.serialization, with an allow-list that names no class. `read_ask` and `read_reply` check all fields, and
-raise Unreadable. Pure.
+raise Unreadable. The messages without arrays are written by fl/flower/outline.py. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import uuid
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from flwr.app import Error, Metadata, RecordDict
 
+from fl.flower.outline import REASON, VERSION, failure
 from fl.flower.record_codec import check_value, decode, encode
 from fl.flower.signed_app import SignedApp
 from fl.tensors.serialization import expect, serialization
 from netq.text import printable
-from netq.validate import is_whole
+from netq.validate import is_number, is_whole
 
-VERSION = "netq-flower/1"
-END = (VERSION, "end")
 MESSAGES = serialization()
 
 _CONFIG = (bool, int, float, str)
 _APP = 100  # characters of an app's version
-_REASON = 1000  # characters of a reason; the rest is not sent
+_MAX_TIME = 2.0**63  # seconds
+_USAGE = 10  # figures of what a reply has cost
 
 
 class Ask(NamedTuple):
@@ -53,15 +53,14 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A node's reply to the message of a batch. `batch` is None if the node could not read the message."""
+    """A node's reply to the message of a batch. `batch` is None if the node could not read the message.
+
+    usage: what the reply has cost, by name (edge/usage.py); empty if that was not measured.
+    """
 
     batch: int | None
     content: RecordDict | Error
-
-
-def is_end(plain: Any) -> bool:
-    """Return whether a message of a grid is its End."""
-    return type(plain) is tuple and all(type(each) is str for each in plain) and plain == END
+    usage: Mapping[str, float] = {}
 
 
 def node_id(peer: uuid.UUID) -> int:
@@ -82,8 +81,8 @@ def write_ask(ask: Ask) -> tuple[Any, ...]:
 def write_reply(reply: Reply) -> tuple[Any, ...]:
     """Return the plain values of a Reply, for `read_reply`."""
     if isinstance(reply.content, Error):
-        return VERSION, reply.batch, reply.content.code, (reply.content.reason or "")[:_REASON]
-    return VERSION, reply.batch, encode(reply.content)
+        return failure(reply.batch, reply.content.reason or "", reply.content.code)
+    return VERSION, reply.batch, encode(reply.content), dict(reply.usage)
 
 
 def read_ask(plain: Any, *, copy: bool) -> Ask:
@@ -101,22 +100,14 @@ def read_ask(plain: Any, *, copy: bool) -> Ask:
     return Ask(batch, run, run_config, message_type, group_id, created_at, ttl, app, records)
 
 
-def write_app(version: str) -> tuple[Any, ...]:
-    """Return the plain values of an App, for `read_version`."""
-    return VERSION, "app", version
+def read_text(plain: Any, kind: str) -> str | None:
+    """Return the text in an "app", a "fetch" or a "leave", as `kind` says; None for another message.
 
-
-def write_fetch(version: str) -> tuple[Any, ...]:
-    """Return the plain values of a Fetch, for `read_version`."""
-    return VERSION, "fetch", version
-
-
-def read_version(plain: Any, kind: str) -> str | None:
-    """Return the version in an App or a Fetch, as `kind` says; None for another message. Raises Unreadable."""
+    Raises Unreadable.
+    """
     _check_version(plain)
-    if len(plain) == 3 and type(plain[1]) is str and plain[1] == kind and _is_version(plain[2]):
-        return printable(plain[2])
-    return None
+    is_kind = len(plain) == 3 and type(plain[1]) is str and plain[1] == kind
+    return printable(plain[2]) if is_kind and type(plain[2]) is str and len(plain[2]) <= REASON else None
 
 
 def write_files(version: str, app: SignedApp | None) -> tuple[Any, ...]:
@@ -141,16 +132,22 @@ def read_files(plain: Any) -> tuple[str, SignedApp | None] | None:
 def read_reply(plain: Any) -> Reply:
     """Return the message of a node, whose arrays are views of the message. Raises Unreadable."""
     _check_version(plain)
-    expect(len(plain) in (3, 4), "a reply", "three fields, or four for an error")
-    batch = plain[1]
-    known = _is_number(batch) or (batch is None and len(plain) == 4)
+    expect(len(plain) == 4, "a reply", "four fields")
+    batch, code, reason = plain[1:]
+    known = _is_number(batch) or (batch is None and type(code) is int)
     expect(known, "the batch of a reply", "a whole number of 63 bits, or None for an error")
-    if len(plain) == 3:
-        return Reply(batch, decode(plain[2], copy=False))
-    code, reason = plain[2:]
+    if type(code) is list:
+        return Reply(batch, decode(code, copy=False), _read_usage(reason))
     expect(is_whole(code, 0, 2**31 - 1), "the code of an error", "a whole number of 31 bits")
-    expect(type(reason) is str and len(reason) <= _REASON, "the reason of an error", f"{_REASON} characters at most")
+    expect(type(reason) is str and len(reason) <= REASON, "the reason of an error", f"{REASON} characters at most")
     return Reply(batch, Error(code, printable(reason)))
+
+
+def _read_usage(plain: Any) -> dict[str, float]:
+    right = type(plain) is dict and len(plain) <= _USAGE
+    right = right and all(_is_version(name) and _is_time(value) for name, value in plain.items())
+    expect(right, "the usage in a reply", f"{_USAGE} finite numbers by name at most")
+    return {printable(name): float(value) for name, value in plain.items()}
 
 
 def check_config(config: Any) -> None:
@@ -185,4 +182,4 @@ def _is_version(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return is_number(value, -_MAX_TIME, _MAX_TIME)

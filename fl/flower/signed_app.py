@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -20,13 +21,17 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fl.files import create, read_regular
 from fl.flower.app_folder import PROJECT, AppFolder
-from fl.flower.apps import ClientApp
 from netq.errors import InvalidOption, SecurityError
 from netq.text import printable
+
+if TYPE_CHECKING:
+    from fl.flower.apps import ClientApp
+
+log = logging.getLogger("netq.fl")
 
 NAME = "app.signature"
 BYTES = 16 * 2**20  # of all files of an app together
@@ -95,18 +100,35 @@ class ReceivedApps:
         self._loaded: Path | None = None  # the folder of the app whose modules were imported last
         self._app: ClientApp | None = None  # of that folder; None if it cannot be imported
 
+    def has(self, version: str) -> bool:
+        """Return whether the files of a version are here, and signed."""
+        if self._app is not None and self._loaded == self._folder / version:
+            return True
+        if not is_stored(self._folder, version):
+            return False
+        try:
+            self._load_signed(self._folder / version)
+        except (SecurityError, OSError) as error:  # the author's certificate has changed, or the files have
+            log.warning("the app %s is refused: %s", version, error)
+            return False
+        return True
+
     def client_app(self, version: str) -> ClientApp | None:
         """Return the ClientApp of a version; None if it is not here.
 
-        Its signature is checked again: the certificates may have changed since it arrived. Raises SecurityError,
-        OSError, and InvalidOption for an app that cannot be imported.
+        Its signature is checked again: the certificates may have changed since it arrived. Raises SecurityError, after
+        removing the app's files; OSError; and InvalidOption for an app that cannot be imported.
         """
         folder = self._folder / version
         if self._app is not None and self._loaded == folder:
             return self._app
-        if not _VERSION.fullmatch(version) or not folder.is_dir():
+        if not is_stored(self._folder, version):
             return None
-        app = self._load_signed(folder)
+        try:
+            app = self._load_signed(folder)
+        except SecurityError:
+            shutil.rmtree(folder)
+            raise
         self._unload()
         self._loaded = folder
         self._app = app.client_app()
@@ -167,6 +189,11 @@ class ReceivedApps:
         for path in sorted(apps, key=lambda path: (path.name == new, path.stat().st_mtime))[:-_KEPT]:
             if path != self._loaded:
                 shutil.rmtree(path)
+
+
+def is_stored(folder: Path, version: str) -> bool:
+    """Return whether the files of a version are in a node's folder. Does not check them."""
+    return _VERSION.fullmatch(version) is not None and (folder / version).is_dir()
 
 
 def sign(folder: AppFolder, key: Path) -> str:

@@ -170,7 +170,7 @@ def test_mistake_in_the_file_is_one_line(tmp_path: Path, app: str, text: str, li
     path = tmp_path / "client.toml"
     path.write_text("[server]\nhost = 'a'\nport = 1\n" + text)
     with pytest.raises(netq.InvalidOption) as caught:
-        edge_flower.Device.load(path, app)
+        edge_flower.load(path, app)
     assert str(caught.value).startswith(f"{path}: {line}")
 
 
@@ -178,7 +178,7 @@ def test_value_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text("flower = 1\n[server]\nhost = 'a'\nport = 1\n")
     with pytest.raises(netq.InvalidOption, match=r"flower: 1; expected a table: begin it with a line \[flower\]"):
-        edge_flower.Device.load(path, "farm_app:app")
+        edge_flower.load(path, "farm_app:app")
 
 
 @pytest.mark.parametrize(
@@ -215,10 +215,10 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text("[server]\nhost = 'a'\nport = 1\n[flower]\npartition-id = 1\nname = 'x'\n")
     app = ROOT / "examples/flower_app"
-    device = edge_flower.Device.load(path, str(app), "partition-id=2 num-partitions=3")
-    assert device.config.settings == {"partition-id": 2, "num-partitions": 3, "name": "x"}
-    assert device.app is sys.modules["digits_flower.client_app"].app
-    assert edge_flower.Device.load(None, str(app)).config.netloc == ("127.0.0.1", 51966)
+    config, work = edge_flower.load(path, str(app), "partition-id=2 num-partitions=3")
+    assert config.settings == work.arguments["config"] == {"partition-id": 2, "num-partitions": 3, "name": "x"}
+    assert work.arguments["app"] == str(app)
+    assert edge_flower.load(None, str(app))[0].netloc == ("127.0.0.1", 51966)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from flwr.app import Context, Message, RecordDict
 
 import fl.flower
 import netq
+from fl.flower.outline import END
 from netq.utils.stream import PickleSerializer, Stream
 
 SOON = 20.0  # seconds in which all happens that does happen
@@ -121,7 +122,7 @@ def _raw(options: netq.CommunicatorOptions, protocol: netq.Protocol, answer: Cal
                 message = server.get().data
             except netq.Closed:
                 return
-            if message == fl.flower.grid_messages.END:
+            if message == END:
                 continue
             for reply in answer(message):
                 server.put(reply)

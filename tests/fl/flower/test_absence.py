@@ -23,7 +23,7 @@ def test_fl_and_edge_work_without_flower() -> None:
 
 @pytest.mark.skipif(HERE, reason="Flower is installed")
 def test_without_flower_the_error_names_the_extra() -> None:
-    said = output("import fl.flower")
+    said = output("import fl.flower; fl.flower.Node")
     assert said == "ImportError: fl.flower needs Flower, and there is no flwr here: pip install 'flwr>=1.39,<2'"
 
 
@@ -54,7 +54,7 @@ def test_a_known_release_is_accepted(version: str) -> None:
 
 @pytest.mark.skipif(not HERE, reason="no flwr here")
 def test_moved_private_names_are_a_clear_error() -> None:
-    said = output("import sys; sys.modules['flwr.supercore.task_identity'] = None; import fl.flower")
+    said = output("import sys; sys.modules['flwr.supercore.task_identity'] = None; import fl.flower; fl.flower.Node")
     assert said.startswith("ImportError: fl.flower: flwr 1.")
     assert "keeps elsewhere what 1.39 to 1.41 had in one place" in said
     assert "flwr.supercore.task_identity" in said

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Error, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
+from fl.flower._compat import ErrorCode
 from fl.flower.grid_messages import (
     MESSAGES,
-    VERSION,
     Ask,
     Reply,
     check_config,
-    is_end,
     message_id,
     node_id,
     read_ask,
@@ -24,6 +23,8 @@ from fl.flower.grid_messages import (
     write_ask,
     write_reply,
 )
+from fl.flower.outline import OUTLINES, RAISED, UNAVAILABLE, VERSION, End, Files
+from fl.flower.outline import Ask as Outline
 from netq.errors import NotAllowed, Unreadable
 from netq.utils.stream import PickleSerializer, Stream
 
@@ -112,12 +113,19 @@ def test_an_invalid_ask_is_unreadable(plain: Any, message: str) -> None:
     ("plain", "message"),
     [
         (None, "a message: expected a tuple"),
-        ((VERSION, 1), "a reply: expected three fields, or four for an error"),
-        ((VERSION, 1, [], [], []), "a reply: expected three fields"),
-        ((VERSION, "1", []), "the batch of a reply: expected a whole number of 63 bits"),
-        ((VERSION, 2**63, []), "the batch of a reply: expected a whole number"),
-        ((VERSION, None, []), "the batch of a reply: expected a whole number of 63 bits, or None for an error"),
-        ((VERSION, 1, {}), "the records: expected a list"),
+        ((VERSION, 1), "a reply: expected four fields"),
+        ((VERSION, 1, []), "a reply: expected four fields"),
+        ((VERSION, 1, [], {}, []), "a reply: expected four fields"),
+        ((VERSION, 1, [], []), "the usage in a reply: expected"),
+        ((VERSION, 1, [], {"x": "1"}), "the usage in a reply: expected"),
+        ((VERSION, 1, [], {"x": float("nan")}), "the usage in a reply: expected"),
+        ((VERSION, 1, [], {"x": 10**400}), "the usage in a reply: expected"),
+        ((VERSION, 1, [], {5: 1.0}), "the usage in a reply: expected"),
+        ((VERSION, 1, [], {str(n): 1.0 for n in range(11)}), "the usage in a reply: expected"),
+        ((VERSION, "1", [], {}), "the batch of a reply: expected a whole number of 63 bits"),
+        ((VERSION, 2**63, [], {}), "the batch of a reply: expected a whole number"),
+        ((VERSION, None, [], {}), "the batch of a reply: expected a whole number of 63 bits, or None for an error"),
+        ((VERSION, 1, {}, {}), "the code of an error: expected a whole number"),
         ((VERSION, 1, "2", ""), "the code of an error: expected a whole number of 31 bits"),
         ((VERSION, 1, -1, ""), "the code of an error: expected a whole number of 31 bits"),
         ((VERSION, 1, 2, None), "the reason of an error: expected 1000 characters at most"),
@@ -145,9 +153,55 @@ def test_a_config_holds_single_values_by_name(config: Any) -> None:
         check_config(config)
 
 
+def outlined(plain: Any) -> Any:
+    return OUTLINES.load(Stream([bytearray(bytes(MESSAGES.dump(plain)))]))
+
+
 @pytest.mark.parametrize(
-    "plain", [(VERSION,), (VERSION, "end", 1), (VERSION, np.zeros(2)), [VERSION, "end"], "end", None]
+    ("ask", "title"),
+    [
+        (ASK, "train.mine 1"),
+        (ASK._replace(group_id=""), "train.mine"),
+        (ASK._replace(group_id="", content=RecordDict({"c": ConfigRecord({"server-round": 5})})), "train.mine 5"),
+        (ASK._replace(group_id="3\nall is well"), "train.mine 3\\nall is well"),
+    ],
 )
-def test_another_message_is_no_end(plain: Any) -> None:
-    assert not is_end(plain)
-    assert is_end((VERSION, "end"))
+def test_outline_of_an_ask_has_its_bytes(ask: Ask, title: str) -> None:
+    found = outlined(write_ask(ask))
+    assert isinstance(found, Outline)
+    assert (found.job, found.app, found.title, found.key) == ((8, 7), "abc", title, "8 7")
+    assert read_ask(MESSAGES.load(found.stream), copy=True).content == ask.content
+
+
+def test_outlines_of_files_and_end() -> None:
+    assert outlined((VERSION, "end")) == End()
+    files = outlined((VERSION, "files", "abc", {"a.py": b"1"}, b"signature"))
+    assert isinstance(files, Files)
+    assert (files.version, files.key) == ("abc", "")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        (VERSION,),
+        (VERSION, "end", 1),
+        (VERSION, np.zeros(2)),
+        [VERSION, "end"],
+        "end",
+        None,
+        ("netq-flower/0", "end"),
+        (VERSION, "files", "abc"),
+        (*write_ask(ASK), 1),
+        (VERSION, -1, *write_ask(ASK)[2:]),
+        (VERSION, 2**63, *write_ask(ASK)[2:]),
+        (VERSION, True, *write_ask(ASK)[2:]),
+        (*write_ask(ASK)[:8], None, []),
+    ],
+)
+def test_outline_of_another_message_is_refused(plain: Any) -> None:
+    with pytest.raises(Unreadable):
+        outlined(plain)
+
+
+def test_codes_are_those_of_flower() -> None:
+    assert (RAISED, UNAVAILABLE) == (ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.MESSAGE_UNAVAILABLE)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edge.flower
-import fl.flower
+from edge.flower_tasks import FlowerTasks
 from netq.security import certificates
 from tests.fl.flower import test_kinds, test_legacy, test_strategies
 from tests.pages import Page, Scripts
@@ -31,8 +31,8 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_the_agent_accepts_the_file(tmp_path: Path) -> None:
     _, text = PAGE.blocks("toml")
     (tmp_path / "client.toml").write_text(text)
-    device = edge.flower.Device.load(tmp_path / "client.toml", "tests.fl.flower.apps:app")
-    assert device.config.settings == tomllib.loads(text)["flower"] == {"partition-id": 0, "num-partitions": 2}
+    config, _ = edge.flower.load(tmp_path / "client.toml", "tests.fl.flower.apps:app")
+    assert config.settings == tomllib.loads(text)["flower"] == {"partition-id": 0, "num-partitions": 2}
 
 
 def test_the_agent_accepts_the_file_of_a_device_that_gets_its_app(tmp_path: Path) -> None:
@@ -40,8 +40,8 @@ def test_the_agent_accepts_the_file_of_a_device_that_gets_its_app(tmp_path: Path
     (tmp_path / "client.toml").write_text(text)
     certificates.init(tmp_path)
     certificates.issue(tmp_path, "author")
-    device = edge.flower.Device.load(tmp_path / "client.toml", None)
-    assert isinstance(device.app, fl.flower.ReceivedApps)
+    _, work = edge.flower.load(tmp_path / "client.toml", None)
+    FlowerTasks(**work.arguments)
     assert (tmp_path / "apps").is_dir()
 
 

@@ -11,7 +11,8 @@ import pytest
 
 import netq
 from fl.flower.app_folder import AppFolder
-from fl.flower.grid_messages import VERSION, read_ask, write_files
+from fl.flower.grid_messages import read_ask, write_files
+from fl.flower.outline import VERSION
 from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
 from netq.security import certificates
 from netq.testing.log import LogRecorder
