@@ -7,7 +7,6 @@ usage.joules        of the processors, where the kernel counts them (edge/energy
 
 from __future__ import annotations
 
-import os
 import resource
 
 from edge.energy import Meter
@@ -33,8 +32,8 @@ class Usage:
 
 
 def _cpu_seconds() -> float:
-    now = os.times()
-    return now.user + now.system + now.children_user + now.children_system
+    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
 def _peak_memory() -> float:

@@ -30,6 +30,7 @@ with warnings.catch_warnings():
 
 ROOT = Path(__file__).parents[2]
 SOON = 60.0  # seconds in which all happens that does happen
+KILLED = "the training process was killed (SIGKILL), as the system does when memory runs out"
 GRACE = 1.0  # seconds without a link after which a device is not waited for
 
 APP = """
@@ -54,6 +55,18 @@ APP = """
     def hang(message, context):
         open(context.node_config["mark"], "w").close()
         time.sleep(1000)
+
+
+    @app.query("count")
+    def count(message, context):
+        number = context.state["count"]["n"] + 1 if "count" in context.state else 1
+        context.state["count"] = MetricRecord({"n": number})
+        return Message(RecordDict({"m": MetricRecord({"n": number, "pid": os.getpid()})}), reply_to=message)
+
+
+    @app.query("die")
+    def die(message, context):
+        os.kill(os.getpid(), 9)
 """
 
 
@@ -68,13 +81,13 @@ def grid(tmp_path: Path) -> Iterator[Any]:
 class Device:
     """A process, and the file that it is given."""
 
-    def __init__(self, folder: Path, grid: Any, **config: Any) -> None:
+    def __init__(self, folder: Path, grid: Any, more: str = "", **config: Any) -> None:
         self.id = uuid.uuid4()
         self.path = folder / f"{self.id}.toml"
         self.mark = folder / f"{self.id}.mark"
         lines = [f"{name} = {value!r}" for name, value in {**config, "mark": str(self.mark)}.items()]
         self.path.write_text(
-            f'[server]\nhost = "127.0.0.1"\nport = {grid.netloc.port}\n[client]\nid = "{self.id}"\n'
+            f'[server]\nhost = "127.0.0.1"\nport = {grid.netloc.port}\n[client]\nid = "{self.id}"\n{more}'
             "[connection]\nretry_max = 0.2\n[flower]\n" + "\n".join(lines)
         )
 
@@ -148,6 +161,74 @@ def test_killed_device_returns_as_the_same_node(tmp_path: Path, grid: Any) -> No
         error = next(replies).error
         assert (error.code, error.reason) == (5, f"node {device.node} ({device.id}): it has gone")
         assert process.wait(SOON) == 0
+
+
+def ask(grid: Any, device: Device, kind: str) -> Any:
+    (reply,) = grid.send_and_receive([flwr.Message(flwr.RecordDict(), device.node, kind)])
+    return reply
+
+
+def counted(reply: Any) -> int:
+    assert not reply.has_error(), reply.error
+    return int(reply.content["m"]["n"])
+
+
+@pytest.mark.slow
+def test_app_runs_in_a_process_of_its_own(tmp_path: Path, grid: Any) -> None:
+    device = Device(tmp_path, grid)
+    with device.running() as process:
+        grid.wait(1, SOON)
+        replies = [ask(grid, device, "query.count") for _ in range(2)]
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+    assert [counted(reply) for reply in replies] == [1, 2]  # the next process goes on with the state
+    pids = {reply.content["m"]["pid"] for reply in replies}
+    assert len(pids | {process.pid}) == 3
+    assert "numpy" not in maps
+    assert "grpc" not in maps
+    assert 0 < grid.usage[device.node]["usage.cpu_seconds"] < SOON
+    assert 10 < grid.usage[device.node]["usage.memory_mb"] < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "kind", "reason"),
+    [
+        ("", "query.die", KILLED),
+        ("[training]\nseconds = 8\n", "query", "it took longer than training.seconds (8); killed"),
+        ("[training]\nkeep = true\n", "query.die", KILLED),
+    ],
+)
+def test_failing_process_is_an_error_and_is_replaced(
+    tmp_path: Path, grid: Any, more: str, kind: str, reason: str
+) -> None:
+    device = Device(tmp_path, grid, more)
+    with device.running():
+        grid.wait(1, SOON)
+        error = ask(grid, device, kind).error
+        assert (error.code, error.reason) == (2, reason)
+        assert counted(ask(grid, device, "query.count")) == 1
+
+
+@pytest.mark.slow
+def test_state_and_reply_survive_a_kill(tmp_path: Path, grid: Any) -> None:
+    device = Device(tmp_path, grid, 'state = "state"\n')
+    with device.running() as process:
+        grid.wait(1, SOON)
+        assert counted(ask(grid, device, "query.count")) == 1
+        process.kill()
+    with device.running():
+        grid.wait(1, SOON)
+        assert counted(ask(grid, device, "query.count")) == 2
+
+
+@pytest.mark.slow
+def test_device_that_is_not_fit_does_not_connect(tmp_path: Path, grid: Any) -> None:
+    device = Device(tmp_path, grid, "[fit]\nmin_free_memory = 1e9\n")
+    with device.running() as process:
+        assert process.stderr is not None
+        lines = "".join(process.stderr.readline() for _ in range(2))
+    assert "waiting until the device is fit: free memory " in lines
+    assert grid.get_node_ids() == []
 
 
 @pytest.mark.parametrize(
