@@ -3,6 +3,7 @@
 Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
 replaces (client.train, client.evaluate, client.compression, [settings]), and with one more table:
 
+[training]    as in edge/config.py, but the process is kept unless the file says otherwise: to import Flower takes a second
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
 [app]         folder, signer: instead of --flower. The server delivers its app: `folder` is where this device keeps the
               apps that it got, `signer` a file with the certificates of those whose apps may run here
@@ -21,6 +22,7 @@ from typing import Any
 
 import netq
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
+from edge.limits import Limits
 from edge.work import Work
 from fl.config.toml import File, Override
 from fl.conversation import Link
@@ -31,6 +33,9 @@ from fl.flower.signed_app import is_stored
 from fl.membership import Membership
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
+
+
+_KEEP = True
 
 
 def load(
@@ -44,7 +49,11 @@ def load(
     """
     overrides = tuple(overrides)
     is_empty = path is None and not overrides
-    config, received = (Config(NetworkLocation()), None) if is_empty else _read(open_file(path, overrides), app)
+    config, received = (
+        (Config(NetworkLocation(), training=Limits(keep=_KEEP)), None)
+        if is_empty
+        else _read(open_file(path, overrides), app)
+    )
     config = replace(config, settings={**config.settings, **parse_config("--node-config", node_config)})
     if app is None and received is None:
         raise InvalidOption("--flower: missing; expected an app's folder or MODULE:APP, or a file with a table [app]")
@@ -80,6 +89,8 @@ def _read(file: File, app: str | None) -> tuple[Config, tuple[Path, Path] | None
     if "app" in file.tables and app is not None:
         raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
     config = from_file(file, settings=_node_config(file))
+    if "keep" not in file.table("training"):
+        config = replace(config, training=replace(config.training, keep=_KEEP))
     return config, _received(file) if app is None else None
 
 

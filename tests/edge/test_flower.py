@@ -175,7 +175,7 @@ def counted(reply: Any) -> int:
 
 @pytest.mark.slow
 def test_app_runs_in_a_process_of_its_own(tmp_path: Path, grid: Any) -> None:
-    device = Device(tmp_path, grid)
+    device = Device(tmp_path, grid, "[training]\nkeep = false\n")
     with device.running() as process:
         grid.wait(1, SOON)
         replies = [ask(grid, device, "query.count") for _ in range(2)]
@@ -195,7 +195,7 @@ def test_app_runs_in_a_process_of_its_own(tmp_path: Path, grid: Any) -> None:
     [
         ("", "query.die", KILLED),
         ("[training]\nseconds = 8\n", "query", "it took longer than training.seconds (8); killed"),
-        ("[training]\nkeep = true\n", "query.die", KILLED),
+        ("[training]\nkeep = false\n", "query.die", KILLED),
     ],
 )
 def test_failing_process_is_an_error_and_is_replaced(
