@@ -51,6 +51,7 @@ class Child:
         self._pid: int | None = None
         self._channel: socket.socket | None = None
         self._status = 0
+        self._has_state = False  # the child has got a task, and with it the last state
 
     def check(self) -> None:
         """Start the child, and end it unless it is kept. Raises InvalidOption if its plan is wrong."""
@@ -63,22 +64,20 @@ class Child:
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
         """Do a task. Raises ChildFailed. `task` is emptied, so that it does not take memory while the child works.
 
-        target: the file for the record. last: the file of the last record; None: the child has its state, or there is
-        none.
+        target: the file for the record. last: the file of the last record; None: there is none.
         """
         until = None if self._plan.limits.seconds is None else time.monotonic() + self._plan.limits.seconds
         if not self._is_running():
             self._start(until)
-        elif self._plan.limits.keep:
-            last = None
         assert self._channel is not None
-        fds = [_file_of(task), target, *([] if last is None else [last])]
+        fds = [_file_of(task), target, *([last] if last is not None and not self._has_state else [])]
         try:
             send(self._channel, order, *fds)
         except OSError as error:  # it has just ended
             raise ChildFailed(self._how_it_ended()) from error
         finally:
             os.close(fds[0])
+        self._has_state = True
         answer, received = self._wait(until)
         if isinstance(answer, Failed):
             raise ChildFailed(answer.why)
@@ -108,6 +107,7 @@ class Child:
             self._pid = None
 
     def _start(self, until: float | None) -> None:
+        self._has_state = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._pid = os.posix_spawn(

@@ -3,7 +3,7 @@
 Without a file, the server is one of this machine. The file is that of edge/config.py, without the keys that a ClientApp
 replaces (client.train, client.evaluate, client.compression, [settings]), and with one more table:
 
-[training]    as in edge/config.py, but the process is kept unless the file says otherwise: to import Flower takes a second
+[training]    as in edge/config.py, but keep is true unless the file says otherwise: to import Flower takes a second
 [flower]      the node's config, as in partition-id = 0; the app reads it from context.node_config
 [app]         folder, signer: instead of --flower. The server delivers its app: `folder` is where this device keeps the
               apps that it got, `signer` a file with the certificates of those whose apps may run here
@@ -34,8 +34,7 @@ from fl.membership import Membership
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
 
-
-_KEEP = True
+_KEEP = True  # limits.keep, unless the file says otherwise
 
 
 def load(
@@ -48,12 +47,10 @@ def load(
     node_config: more of the node's config, as in "partition-id=0 num-partitions=2"; it overrides the file's.
     """
     overrides = tuple(overrides)
-    is_empty = path is None and not overrides
-    config, received = (
-        (Config(NetworkLocation(), training=Limits(keep=_KEEP)), None)
-        if is_empty
-        else _read(open_file(path, overrides), app)
-    )
+    if path is None and not overrides:
+        config, received = Config(NetworkLocation(), training=Limits(keep=_KEEP)), None
+    else:
+        config, received = _read(open_file(path, overrides), app)
     config = replace(config, settings={**config.settings, **parse_config("--node-config", node_config)})
     if app is None and received is None:
         raise InvalidOption("--flower: missing; expected an app's folder or MODULE:APP, or a file with a table [app]")

@@ -96,6 +96,17 @@ def test_stored_update_answers_the_task_after_a_kill(server: Server, tmp_path: P
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_state_goes_on_after_a_kill(server: Server, tmp_path: Path, keep: str) -> None:
+    counts = []
+    for number in (1, 2):
+        with agent(server, tmp_path, more=f"[training]\nkeep = {keep}\n"):
+            server.sessions.get(timeout=SOON)
+            counts += [server.update(2 * number - 1).metrics["count"], server.update(2 * number).metrics["count"]]
+    assert counts == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
 def test_stored_update_is_offered_if_it_is_large(server: Server, tmp_path: Path) -> None:
     with agent(server, tmp_path):
         assert server.ask(1, unasked=0) == Offer(Job(7, 1, "train"), 12)
