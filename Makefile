@@ -3,12 +3,19 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation wheel wheel-aarch64 clean
+.PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation wheel wheel-aarch64 bundle test-aarch64 clean
 
 # PROTOCOL of `make demo`: tcp, mqtt, grpc or shm. SECONDS of `make soak`; SEED=… repeats the faults of a run.
 PROTOCOL ?= tcp
 OTHER ?= $(firstword $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13) python3.13)
 SECONDS ?= 60
+# Of `make bundle`: the boards' versions of Python, and what their agents need besides the standard library.
+PYTHONS ?= 3.11
+EXTRAS ?= fl,security
+BUNDLE = dist/bundle-aarch64
+AARCH64_WHEELS = $(RUN) -m pip download --quiet --disable-pip-version-check --constraint constraints.txt \
+	--only-binary :all: --implementation cp \
+	$(foreach name,manylinux_2_28 manylinux_2_17 manylinux2014 linux,--platform $(name)_aarch64)
 
 setup: .venv/dev
 
@@ -93,6 +100,21 @@ wheel-aarch64: .venv/demo
 	@which aarch64-linux-gnu-gcc > /dev/null || { apt-get update -qq && $(INSTALL) gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
 	rm -rf build && _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
 	$(ABI3) --wheel-dir dist .
+
+# For boards without a network: a folder of wheels, with a script that installs them.
+bundle: wheel-aarch64
+	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE) && cp dist/netq_fl-*aarch64.whl $(BUNDLE)
+	for version in $(PYTHONS); do \
+	  $(AARCH64_WHEELS) --python-version $$version --dest $(BUNDLE) "$$(ls $(BUNDLE)/netq_fl-*.whl)[$(EXTRAS)]" || exit 1; \
+	done
+	sed 's/@MACHINE@/aarch64/; s/@PYTHONS@/$(PYTHONS)/; s/@EXTRAS@/$(EXTRAS)/' edge/bundle.sh > $(BUNDLE)/install.sh
+	cd $(BUNDLE) && sha256sum -- *.whl install.sh > SHA256SUMS && du -sh . && ls
+
+# The bundle in an emulated Debian for 64-bit ARM, with the quick tests of protocol and agent. Root; 10 minutes.
+test-aarch64: bundle
+	rm -rf build/aarch64-tools && $(AARCH64_WHEELS) --python-version 3.11 --dest build/aarch64-tools \
+	  hypothesis paho-mqtt pytest pytest-timeout rich trustme
+	sh tests/aarch64.sh $(BUNDLE) build/aarch64-tools build/aarch64
 
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py

@@ -10,7 +10,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from edge.config import FILE, Config
+from edge.config import FILE, Config, open_file
 from fl.config.toml import File
 from netq.errors import InvalidOption
 from netq.version import DISTRIBUTION
@@ -125,7 +125,7 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
     Raises InvalidOption for a wrong file, or a folder that cannot be written to.
     """
     file = file.resolve()
-    Config.load(file)
+    _check(file)
     if container:
         path = (folder or file.parent) / "Containerfile"
         _write(path, containerfile(file))
@@ -133,6 +133,16 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
     path = (folder or Path("/etc/systemd/system")) / f"{name}.service"
     _write(path, unit(file, memory, devices))
     return f"wrote {path}; now: systemctl daemon-reload && systemctl enable --now {name}"
+
+
+def _check(file: Path) -> None:
+    """Raise InvalidOption for a file with which `edge run` would not start."""
+    if "app" in open_file(file, ()).tables:
+        from edge.flower import load  # other devices do without
+
+        load(file, None)
+    else:
+        Config.load(file)
 
 
 def _protect_home(paths: list[Path]) -> str:

@@ -83,6 +83,14 @@ def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.Captu
     )
 
 
+def test_device_that_gets_its_app_from_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, '[app]\nfolder = "apps"\nsigner = "author.pem"\n[flower]\npartition-id = 1\n')
+    assert command.main(["install", str(path), "--output", str(tmp_path)]) == 2
+    assert "app.signer: 'author.pem'; expected the path of a PEM file that is there" in capsys.readouterr().err
+    (tmp_path / "author.pem").write_text("PEM")
+    assert command.main(["install", str(path), "--output", str(tmp_path)]) == 0
+
+
 def test_container_is_written_beside_the_file(tmp_path: Path) -> None:
     path = write(tmp_path)
     assert command.main(["install", str(path), "--container"]) == 0
