@@ -22,10 +22,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 from edge.agent import Agent
 from edge.config import Config, from_environment, from_flags, open_file
-from edge.install import install
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
 from fl.config.toml import Override, in_file_terms
@@ -64,11 +64,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, 1)
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up then: an agent does not keep the modules that this needs."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        """Print, and end the process."""
+        print(f"edge {version()}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "edge", description="The agent of a device in a federation.", epilog="example: edge run client.toml"
     )
-    parser.add_argument("--version", action="version", version=f"edge {version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show program's version number and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, help in (
         ("run", "take part in the federation until the server ends it"),
@@ -123,6 +132,8 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
 
 
 def _install(options: argparse.Namespace) -> int:
+    from edge.install import install  # which an agent does not need
+
     print(
         install(
             Path(options.config),

@@ -7,14 +7,12 @@ folder of the file. Opens no connection and writes nothing; `function` imports t
 
 from __future__ import annotations
 
-import difflib
 import enum
 import functools
 import importlib
 import math
 import os
 import sys
-import tempfile
 import tomllib
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -276,6 +274,8 @@ def _may_write(path: Path, suffix: str) -> bool:
 
 def _may_write_in(folder: Path) -> bool:
     """Whether a file can be created there. Found out by trying: for root, os.access says yes even of /proc."""
+    import tempfile  # takes 1.3 MB, which an agent has to keep
+
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -353,6 +353,8 @@ def _raised_at(error: Exception) -> str | None:
 
 
 def _no_function(module: Any, name: str) -> str:
+    import difflib
+
     near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
     file = getattr(module, "__file__", None) or module.__name__  # a namespace package has none
     hint = f"did you mean {near[0]}?" if near else f"define it in {file}"
