@@ -264,12 +264,24 @@ class ClientTasks:
                 self._receive_reply(peer, message.job, message.content)
             case Leave():
                 log.info("%s: leaves: %s", peer, message.reason)
+            case Describe() if (
+                peer not in self.visitors
+            ):  # one answer a session: a client that reads none costs no memory
+                self._receive_question(peer, message)
             case Describe():
-                log.info("%s: wants no task: %s", peer, message.reason)
-                self.visitors.add(peer)
-                self.queue.put(self._describe(), peer)
+                pass
             case _:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
+
+    def _receive_question(self, peer: uuid.UUID, question: Describe) -> None:
+        log.info("%s: wants no task: %s", peer, question.reason)
+        self.visitors.add(peer)
+        try:
+            description = self._describe()
+        except Exception:  # of the user's strategy, as it would in the next round
+            log.exception("the next task cannot be described")
+        else:
+            self.queue.put(description, peer)
 
     def _receive_offer(self, peer: uuid.UUID, offer: Offer) -> None:
         asked = self._asked.get(peer)

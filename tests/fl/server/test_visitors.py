@@ -94,17 +94,42 @@ def test_visitor_that_comes_again_as_a_client_gets_tasks() -> None:
         assert ID in federation.round(3).clients
 
 
-def test_many_questions_do_not_stop_a_round() -> None:
+def test_many_questions_get_one_answer() -> None:
     with Federation(min_clients=1) as federation:
         federation.join(uuid.UUID(int=1), adds(1))
         waiting = federation.start(federation.server.wait, 3)
         with visitor(federation) as queue:
-            described(queue)
             for _ in range(120):
                 queue.put(Describe("again"))
+            described(queue)
             assert federation.round(1).clients == (uuid.UUID(int=1),)
-            for _ in range(120):
-                described(queue)
+            assert federation.server.statistics()[ID].messages_out == 1
         for number in (2, 3):
             federation.join(uuid.UUID(int=number), adds(1))
         waiting.result(SOON)
+
+
+class Failing(fl.FedAvg):
+    fails = True
+
+    def config(self, number: int) -> dict[str, Any]:
+        if self.fails:
+            raise IndexError(number)
+        return {}
+
+
+def test_strategy_that_fails_does_not_stop_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    strategy = Failing()
+    with Federation(min_clients=1, strategy=strategy) as federation:
+        waiting = federation.start(federation.server.wait, 3)
+        with visitor(federation) as queue:
+            until = time.monotonic() + SOON
+            while "the next task cannot be described" not in caplog.text:
+                assert time.monotonic() < until
+                with pytest.raises(TimeoutError):
+                    queue.get(timeout=0.05)
+        strategy.fails = False
+        for number in (1, 2, 3):
+            federation.join(uuid.UUID(int=number), adds(1))
+        waiting.result(SOON)
+        assert len(federation.round(3).clients) == 3
