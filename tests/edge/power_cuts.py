@@ -40,8 +40,8 @@ SOON = 30.0
 STEPS = {  # by a text in the agent's log
     " edge: device": "waiting",
     " netq.fl: round": "training",
-    "the update is stored": "sending",
-    "sending the update": "sending again",
+    "the reply is stored": "sending",
+    "sending the reply": "sending again",
     "no reply": "reporting",
 }
 
