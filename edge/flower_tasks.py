@@ -18,7 +18,7 @@ from fl.config.toml import in_file_terms, named_object
 from fl.flower import outline
 from fl.flower.app_folder import AppFolder, is_folder
 from fl.outline import Finished
-from netq.errors import InvalidOption, SecurityError, Unreadable
+from netq.errors import InvalidOption, SecurityError
 from netq.utils.stream import Stream
 from netq.validate import expect
 
@@ -54,12 +54,9 @@ class FlowerTasks:
     def answer(self, message: Stream, rate: float | None = None) -> Finished | str:
         """Reply to a message. Return the reply as bytes, or the reason why there is none. `rate` is not used."""
         self._usage.begin()
-        try:
-            task = outline.load(message)
-            assert not isinstance(task, outline.End)
-            return self._tasks.answer(task)
-        except Unreadable as error:
-            return f"the node cannot read what it was sent: {error}"
+        task = outline.load(message)
+        assert not isinstance(task, outline.End)
+        return self._tasks.answer(task)
 
     def keeps(self, answer: Finished) -> bool:
         """Return whether an answer is to be kept: each reply may have changed the app's state."""

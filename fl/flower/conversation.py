@@ -55,7 +55,7 @@ class Conversation:
                 self._membership.session_ended(error)
                 return None
             except netq.Unreadable as error:
-                self.refuse(None, error)
+                self._refuse(error)
                 continue
             if isinstance(message, End):
                 if self._membership.ended(peer):
@@ -91,15 +91,15 @@ class Conversation:
         delivery.add_done_callback(check)
         return delivery
 
-    def refuse(self, task: Ask | Files | None, error: netq.Unreadable) -> Future[None]:
-        """Reply to a message that cannot be read. `task`: None if not even its outline can."""
-        log.error("a message of the grid cannot be read: %s", error)
-        reason = f"node {self._grid.id}: cannot read what it was sent: {error}"
-        return self._grid.put(failure(task.job[1] if isinstance(task, Ask) else None, reason, UNAVAILABLE))
-
     def leave(self, reason: str) -> None:
         """Announce that the session is going to be closed by this side."""
         self._grid.put(leave(reason))
+
+    def _refuse(self, error: netq.Unreadable) -> None:
+        """Reply to a message that cannot be read, and may be any of the open ones."""
+        log.error("a message of the grid cannot be read: %s", error)
+        reason = f"node {self._grid.id}: cannot read what it was sent: {error}"
+        self._grid.put(failure(None, reason, UNAVAILABLE))
 
     def _compare(self, version: str) -> None:
         """Report once that the server's app has another version than this node's."""

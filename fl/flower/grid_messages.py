@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Error, Metadata, RecordDict
 
-from fl.flower.outline import REASON, VERSION, failure
+from fl.flower.outline import NAME, REASON, VERSION, failure, is_name
 from fl.flower.record_codec import check_value, decode, encode
 from fl.flower.signed_app import SignedApp
 from fl.tensors.serialization import expect, serialization
@@ -33,7 +33,6 @@ from netq.validate import is_number, is_whole
 MESSAGES = serialization()
 
 _CONFIG = (bool, int, float, str)
-_APP = 100  # characters of an app's version
 _MAX_TIME = 2.0**63  # seconds
 _USAGE = 10  # figures of what a reply has cost
 
@@ -94,7 +93,7 @@ def read_ask(plain: Any, *, copy: bool) -> Ask:
     check_config(run_config)
     expect(type(group_id) is str, "the group of a message", "a text")
     expect(_is_time(created_at) and _is_time(ttl), "the time of a message", "seconds")
-    expect(_is_version(app), "the app's version in a message", f"a text of {_APP} characters at most")
+    expect(is_name(app), "the app's version in a message", f"{NAME} printable characters at most")
     _check_type(message_type)
     records = decode(content, copy=copy)
     return Ask(batch, run, run_config, message_type, group_id, created_at, ttl, app, records)
@@ -115,13 +114,12 @@ def write_files(version: str, app: SignedApp | None) -> tuple[Any, ...]:
     return (VERSION, "files", version, None, b"") if app is None else (VERSION, "files", *app)
 
 
-def read_files(plain: Any) -> tuple[str, SignedApp | None] | None:
-    """Return the version and the app in Files; None for another message. Raises Unreadable."""
+def read_files(plain: Any) -> tuple[str, SignedApp | None]:
+    """Return the version and the app in Files. Raises Unreadable."""
     _check_version(plain)
-    if len(plain) != 5 or type(plain[1]) is not str or plain[1] != "files":
-        return None
+    expect(len(plain) == 5, "an app", "five fields")
     version, files, signature = plain[2:]
-    expect(_is_version(version) and type(signature) is bytes, "an app", "a version, files and a signature")
+    expect(is_name(version) and type(signature) is bytes, "an app", "a version, files and a signature")
     if files is None:
         return version, None
     right = type(files) is dict and all(type(name) is str and type(data) is bytes for name, data in files.items())
@@ -145,9 +143,9 @@ def read_reply(plain: Any) -> Reply:
 
 def _read_usage(plain: Any) -> dict[str, float]:
     right = type(plain) is dict and len(plain) <= _USAGE
-    right = right and all(_is_version(name) and _is_time(value) for name, value in plain.items())
+    right = right and all(is_name(name) and _is_time(value) for name, value in plain.items())
     expect(right, "the usage in a reply", f"{_USAGE} finite numbers by name at most")
-    return {printable(name): float(value) for name, value in plain.items()}
+    return {name: float(value) for name, value in plain.items()}
 
 
 def check_config(config: Any) -> None:
@@ -175,10 +173,6 @@ def _check_type(message_type: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     return is_whole(value, 0, 2**63 - 1)
-
-
-def _is_version(value: Any) -> bool:
-    return type(value) is str and len(value) <= _APP
 
 
 def _is_time(value: Any) -> bool:

@@ -61,10 +61,7 @@ class Node:
             tasks = tasks or NodeTasks(self._app, node_id(grid.id), self._config, copy=self._copy)
             conversation = Conversation(grid, membership, self._version, has)
             while (task := conversation.next_task()) is not None:
-                try:
-                    delivery = conversation.reply(task, tasks.answer(task))
-                except netq.Unreadable as error:
-                    delivery = conversation.refuse(task, error)
+                delivery = conversation.reply(task, tasks.answer(task))
                 if delivery is not None:  # the app may change its arrays when it handles the next message
                     delivery.exception()
                 del task, delivery  # free their memory before the next message arrives

@@ -17,7 +17,7 @@ from fl.flower.grid_messages import MESSAGES, Ask, Reply, message_id, read_ask, 
 from fl.flower.outline import Ask as Outline
 from fl.flower.outline import Files
 from fl.flower.record_codec import decode, encode
-from fl.flower.signed_app import ReceivedApps
+from fl.flower.signed_app import ReceivedApps, SignedApp
 from fl.outline import Finished
 from netq.errors import SecurityError, Unreadable
 
@@ -47,26 +47,16 @@ class NodeTasks:
         self._context = Context(0, node, dict(config), RecordDict(), {})
 
     def answer(self, task: Outline | Files) -> Finished | str:
-        """Reply to a message, or store the files of an app. Return the reply as bytes, or the reason why there is none.
-
-        Raises Unreadable for a message that is not valid.
-        """
-        plain = MESSAGES.load(task.stream)
-        if isinstance(task, Files):
-            return self._store(plain) or Finished(task.job, MESSAGES.dump(None), 0)
-        ask = read_ask(plain, copy=self._copy)
-        log.info("%s", task.title)
-        context = self._context_for(ask)
-        reply = self._run(ask, context)
-        if isinstance(reply, str):
-            return reply
+        """Reply to a message, or store an app. Return the reply as bytes, or the reason why there is none."""
         try:
-            message = MESSAGES.dump(write_reply(Reply(ask.batch, reply, self._usage())))
-        except Exception as error:  # serialising the user's values may raise anything
-            log.error("the reply cannot be sent: %s", error)
-            return f"{type(error)}:<'its reply cannot be sent: {error}'>"
-        self._context = context
-        return Finished(task.job, message, message.nbytes)
+            plain = MESSAGES.load(task.stream)
+            if isinstance(task, Files):
+                return self._store(*read_files(plain)) or Finished(task.job, MESSAGES.dump(None), 0)
+            ask = read_ask(plain, copy=self._copy)
+        except Unreadable as error:
+            log.error("%s: the message cannot be read: %s", task.title, error)
+            return f"the message cannot be read: {error}"
+        return self._reply(task, ask)
 
     def save(self) -> dict[str, Any]:
         """Return what another NodeTasks needs to go on as this one would. The arrays are not copied."""
@@ -81,12 +71,24 @@ class NodeTasks:
         except (KeyError, TypeError, Unreadable) as error:
             raise ValueError(f"these are no values of a node: {error}") from error
 
-    def _store(self, plain: Any) -> str:
+    def _reply(self, task: Outline, ask: Ask) -> Finished | str:
+        """Run the app, and keep its context if there is a reply."""
+        log.info("%s", task.title)
+        context = self._context_for(ask)
+        content = self._run(ask, context)
+        if isinstance(content, str):
+            return content
+        try:
+            message = MESSAGES.dump(write_reply(Reply(ask.batch, content, self._usage())))
+        except Exception as error:  # serialising the user's values may raise anything
+            log.error("the reply cannot be sent: %s", error)
+            return f"{type(error)}:<'its reply cannot be sent: {error}'>"
+        self._context = context
+        return Finished(task.job, message, message.nbytes)
+
+    def _store(self, version: str, app: SignedApp | None) -> str:
         """Store the files of an app. Return why they are refused, "" if they are not."""
-        found = read_files(plain)
-        if found is None or not isinstance(self._app, ReceivedApps):
-            return "this node has an app of its own"
-        version, app = found
+        assert isinstance(self._app, ReceivedApps)  # others ask for no files
         try:
             if app is None:
                 raise SecurityError("the server does not deliver it; start it with --deliver")

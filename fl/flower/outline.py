@@ -18,11 +18,11 @@ from netq.validate import is_whole
 VERSION = "netq-flower/1"
 END = (VERSION, "end")
 REASON = 1000  # characters of a text; the rest is not sent
+NAME = 100  # characters of an app's version, and of a figure's name
 
 RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 UNAVAILABLE = 3  # Flower's ErrorCode.MESSAGE_UNAVAILABLE
 
-_ASK_FIELDS = 10
 _MAX_NUMBER = 2**63 - 1
 
 
@@ -58,7 +58,7 @@ class Files(NamedTuple):
     @property
     def title(self) -> str:
         """What this is, for the log."""
-        return f"the app {printable(self.version)}"
+        return f"the app {self.version}"
 
 
 class End(NamedTuple):
@@ -91,13 +91,18 @@ def load(stream: Stream) -> Ask | Files | End:
     if type(values) is not tuple or len(values) < 2 or type(values[0]) is not str or values[0] != VERSION:
         raise Unreadable(f"the version of a message: expected {VERSION}; install the same netq")
     match values[1:]:
-        case (int(batch), int(run), _, str(kind), str(group), _, _, str(app), records) if _are_numbers(batch, run):
+        case (batch, run, _, str(kind), str(group), _, _, app, records) if _are_numbers(batch, run) and is_name(app):
             return Ask((run, batch), app, _title(kind, group, records), stream)
-        case ("files", str(version), _, _):
+        case ("files", version, _, _) if is_name(version):
             return Files(version, stream)
         case ("end",):
             return End()
-    raise Unreadable(f"a message of the grid has {len(values)} fields; expected {_ASK_FIELDS}")
+    raise Unreadable("a message of the grid is not valid: expected an Ask, Files or an End")
+
+
+def is_name(value: Any) -> bool:
+    """Return whether this is a text that fits in a line of the log, and cannot forge another."""
+    return type(value) is str and len(value) <= NAME and value.isprintable()
 
 
 def _are_numbers(*values: Any) -> bool:

@@ -98,8 +98,8 @@ def changed(at: int, value: Any) -> tuple[Any, ...]:
         (changed(6, math.nan), "the time of a message: expected seconds"),
         (changed(7, math.inf), "the time of a message: expected seconds"),
         (changed(7, "1"), "the time of a message: expected seconds"),
-        (changed(8, None), "the app's version in a message: expected a text of 100 characters at most"),
-        (changed(8, "x" * 101), "the app's version in a message: expected a text"),
+        (changed(8, None), "the app's version in a message: expected 100 printable characters at most"),
+        (changed(8, "x" * 101), "the app's version in a message: expected 100 printable"),
         (changed(9, None), "the records: expected a list"),
     ],
 )

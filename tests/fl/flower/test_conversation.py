@@ -1,0 +1,178 @@
+"""A node's conversation with its grid: each message gets its reply, and an app that is missing is asked for once."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import RecordDict
+
+import netq
+from fl.flower.conversation import Conversation
+from fl.flower.grid_messages import MESSAGES, Ask, write_ask, write_files
+from fl.flower.outline import END, OUTLINES, RAISED, UNAVAILABLE, VERSION, Files
+from fl.membership import Membership
+from fl.outline import Finished
+from netq.testing.log import LogRecorder
+from tests.fl.flower.federation import QUICK, SOON, at
+
+RUN = 7
+NODE = uuid.UUID(int=5)
+
+
+class Session:
+    """Both ends of a session: what the test puts for the grid, and the conversation of the node."""
+
+    def __init__(self, grid: netq.Communicator, node: netq.Communicator) -> None:
+        self._grid = grid
+        self._node = node
+        self.membership = Membership("run", None)
+        self.membership.connected(grid.id)
+
+    def converse(self, version: str = "", has: Callable[[str], bool] | None = None) -> Conversation:
+        return Conversation(self._node, self.membership, version, has)
+
+    def ask(self, batch: int, app: str = "") -> None:
+        self.send(write_ask(Ask(batch, RUN, {}, "query", "", 0.0, 60.0, app, RecordDict())))
+
+    def send(self, plain: Any) -> None:
+        self._grid.put(plain, NODE).result(SOON)
+
+    def sent(self) -> Any:
+        """Return what the node has sent next."""
+        return self._grid.get(timeout=SOON).data
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    begun: SimpleQueue[uuid.UUID] = SimpleQueue()
+    limited, events = replace(QUICK, message_size=10_000), netq.EventOptions(ini=begun.put)
+    options = at(("127.0.0.1", 0), serialization=MESSAGES, connection=limited, events=events)
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as grid:
+        options = at(grid.netloc, NODE, serialization=OUTLINES)
+        with netq.new(purpose=netq.Purpose.CLIENT, options=options) as node:
+            assert begun.get(timeout=SOON) == NODE
+            yield Session(grid, node)
+
+
+def next_of(conversation: Conversation) -> Any:
+    task = conversation.next_task()
+    assert task is not None
+    return task
+
+
+def batch_of(task: Any) -> int:
+    run, batch = task.job
+    assert run == RUN
+    return int(batch)
+
+
+def finished(task: Any, reply: Any) -> Finished:
+    message = MESSAGES.dump(reply)
+    return Finished(task.job, message, message.nbytes)
+
+
+def test_messages_are_returned_oldest_first_until_the_end(session: Session) -> None:
+    conversation = session.converse()
+    for batch in (3, 1, 2):
+        session.ask(batch)
+    session.send(END)
+    found = []
+    while (task := conversation.next_task()) is not None:
+        found.append(batch_of(task))
+        conversation.reply(task, f"no {found[-1]}")
+    assert found == [3, 1, 2]
+    assert session.membership.over
+    assert [session.sent() for _ in found] == [(VERSION, batch, RAISED, f"no {batch}") for batch in found]
+
+
+def test_reply_that_has_arrived_is_delivered(session: Session) -> None:
+    conversation = session.converse()
+    session.ask(1)
+    task = next_of(conversation)
+    assert conversation.delivered is None
+    delivery = conversation.reply(task, finished(task, (VERSION, 1, [], {})))
+    assert session.sent() == (VERSION, 1, [], {})
+    assert delivery is not None
+    done = threading.Event()
+    delivery.add_done_callback(lambda _: done.set())  # after the conversation's own
+    assert done.wait(SOON)
+    assert conversation.delivered == (RUN, 1)
+
+
+def test_reply_that_is_too_large_is_replaced_by_the_reason(session: Session) -> None:
+    conversation = session.converse()
+    session.ask(1)
+    task = next_of(conversation)
+    conversation.reply(task, finished(task, np.zeros(10_000)))
+    version, batch, code, reason = session.sent()
+    assert (version, batch, code) == (VERSION, 1, RAISED)
+    assert reason.startswith("its reply cannot be sent: ")
+    assert conversation.delivered is None
+
+
+def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> None:
+    here = {"a"}
+    conversation = session.converse(has=here.__contains__)
+    for batch, app in ((1, "b"), (2, "a"), (3, "b"), (4, "c")):
+        session.ask(batch, app)
+    for version in ("b", "c", "d"):  # it has not asked for the last one
+        session.send(write_files(version, None))
+    first, files = conversation.next_task(), conversation.next_task()
+    assert batch_of(first) == 2
+    assert isinstance(files, Files)
+    here.add(files.version)
+    conversation.reply(files, finished(files, None))
+    assert [batch_of(conversation.next_task()) for _ in range(2)] == [1, 3]
+    refused = conversation.next_task()
+    assert isinstance(refused, Files)
+    with LogRecorder() as log:
+        conversation.reply(refused, "this node refuses the app c")
+        session.ask(5, "c")
+        session.ask(6)
+        here.add("")
+        assert batch_of(conversation.next_task()) == 6
+        assert log.having("the files of the app d, for which this node did not ask")
+    assert [session.sent() for _ in range(4)] == [
+        (VERSION, "fetch", "b"),
+        (VERSION, "fetch", "c"),
+        (VERSION, 4, RAISED, "this node refuses the app c"),
+        (VERSION, "fetch", "c"),  # for the next message: the server may deliver another one by then
+    ]
+
+
+def test_other_version_is_reported_once(session: Session) -> None:
+    conversation = session.converse(version="mine")
+    for batch, app in enumerate(("", "mine", "theirs", "theirs")):
+        session.ask(batch, app)
+    assert [batch_of(conversation.next_task()) for _ in range(4)] == [0, 1, 2, 3]
+    conversation.leave("it is too hot")
+    assert [session.sent() for _ in range(2)] == [(VERSION, "app", "mine"), (VERSION, "leave", "it is too hot")]
+
+
+def test_unreadable_message_is_reported_without_its_batch(session: Session) -> None:
+    conversation = session.converse()
+    session.send(("hello",))
+    session.ask(2)
+    assert batch_of(conversation.next_task()) == 2
+    version, batch, code, reason = session.sent()
+    assert (version, batch, code) == (VERSION, None, UNAVAILABLE)
+    assert reason.startswith(f"node {NODE}: cannot read what it was sent: the version of a message: expected ")
+
+
+def test_idle_is_called_before_each_wait(session: Session) -> None:
+    def idle() -> float:
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyError
+        return 0.0
+
+    calls: list[None] = []
+    with pytest.raises(KeyError):
+        session.converse().next_task(idle)
