@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +15,9 @@ import numpy as np
 import pytest
 
 import netq
+from tests.edge.flower_devices import SOON, Device, edge, install
+from tests.fl.flower.author import Author
+from tests.pages import ROOT
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # click's, of what typer does
@@ -28,92 +26,24 @@ with warnings.catch_warnings():
         importlib.import_module(name) for name in ("fl.flower", "edge.flower", "flwr.serverapp.strategy")
     )
 
-ROOT = Path(__file__).parents[2]
-SOON = 60.0  # seconds in which all happens that does happen
 KILLED = "the training process was killed (SIGKILL), as the system does when memory runs out"
 GRACE = 1.0  # seconds without a link after which a device is not waited for
 
-APP = """
-    import os, time
-    from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
-    from flwr.serverapp import ServerApp
 
-    app = ClientApp()
-    server = ServerApp()
-    number = 7
-
-
-    @app.train()
-    def train(message, context):
-        weights = message.content["arrays"]["w"].numpy() + context.node_config["step"]
-        metrics = MetricRecord({"num-examples": 1})
-        return Message(RecordDict({"arrays": ArrayRecord({"w": Array(weights)}), "metrics": metrics}), reply_to=message)
-
-
-    @app.query()
-    def hang(message, context):
-        open(context.node_config["mark"], "w").close()
-        time.sleep(1000)
-
-
-    @app.query("count")
-    def count(message, context):
-        number = context.state["count"]["n"] + 1 if "count" in context.state else 1
-        context.state["count"] = MetricRecord({"n": number})
-        return Message(RecordDict({"m": MetricRecord({"n": number, "pid": os.getpid()})}), reply_to=message)
-
-
-    @app.query("die")
-    def die(message, context):
-        os.kill(os.getpid(), 9)
-"""
+@contextmanager
+def serving(**settings: Any) -> Iterator[Any]:
+    """A grid, which does not wait for the devices that the test has killed."""
+    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
+    with flower.Grid(options, grace=GRACE, **settings) as grid:
+        yield grid
+        grid.close(0.0)
 
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Iterator[Any]:
-    (tmp_path / "farm_app.py").write_text(textwrap.dedent(APP))
-    options = netq.CommunicatorOptions(netloc=netq.NetworkLocation("127.0.0.1", 0))
-    with flower.Grid(options, grace=GRACE) as grid:
+    install(tmp_path)
+    with serving() as grid:
         yield grid
-
-
-class Device:
-    """A process, and the file that it is given."""
-
-    def __init__(self, folder: Path, grid: Any, more: str = "", **config: Any) -> None:
-        self.id = uuid.uuid4()
-        self.path = folder / f"{self.id}.toml"
-        self.mark = folder / f"{self.id}.mark"
-        lines = [f"{name} = {value!r}" for name, value in {**config, "mark": str(self.mark)}.items()]
-        self.path.write_text(
-            f'[server]\nhost = "127.0.0.1"\nport = {grid.netloc.port}\n[client]\nid = "{self.id}"\n{more}'
-            "[connection]\nretry_max = 0.2\n[flower]\n" + "\n".join(lines)
-        )
-
-    @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "edge", "run", "--flower", "farm_app:app", str(self.path)]
-        paths = os.pathsep.join([str(self.path.parent), str(ROOT)])
-        with subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
-    @property
-    def node(self) -> int:
-        return int(flower.node_id(self.id))
-
-
-def run(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-    command = [sys.executable, "-m", "edge", "run", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=SOON, env=environment, cwd=folder, check=False
-    )
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -125,7 +55,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 @pytest.mark.slow
 def test_devices_take_part_until_the_grid_is_closed(tmp_path: Path, grid: Any) -> None:
-    devices = [Device(tmp_path, grid, step=step) for step in (1.0, 3.0)]
+    devices = [Device(tmp_path, grid.netloc.port, step=step) for step in (1.0, 3.0)]
     with ExitStack() as stack:
         processes = [stack.enter_context(device.running()) for device in devices]
         grid.wait(2, SOON)
@@ -138,7 +68,7 @@ def test_devices_take_part_until_the_grid_is_closed(tmp_path: Path, grid: Any) -
 
 @pytest.mark.slow
 def test_killed_device_returns_as_the_same_node(tmp_path: Path, grid: Any) -> None:
-    device = Device(tmp_path, grid)
+    device = Device(tmp_path, grid.netloc.port)
 
     def ask() -> Iterator[Any]:
         return iter(grid.send_and_receive(flower.Streamed([flwr.Message(flwr.RecordDict(), device.node, "query")])))
@@ -175,7 +105,7 @@ def counted(reply: Any) -> int:
 
 @pytest.mark.slow
 def test_app_runs_in_a_process_of_its_own(tmp_path: Path, grid: Any) -> None:
-    device = Device(tmp_path, grid, "[training]\nkeep = false\n")
+    device = Device(tmp_path, grid.netloc.port, "[training]\nkeep = false\n")
     with device.running() as process:
         grid.wait(1, SOON)
         replies = [ask(grid, device, "query.count") for _ in range(2)]
@@ -196,12 +126,13 @@ def test_app_runs_in_a_process_of_its_own(tmp_path: Path, grid: Any) -> None:
         ("", "query.die", KILLED),
         ("[training]\nseconds = 8\n", "query", "it took longer than training.seconds (8); killed"),
         ("[training]\nkeep = false\n", "query.die", KILLED),
+        ("[training]\nmemory = 1000\n", "query.fill", "<class 'MemoryError'>:<''>"),
     ],
 )
 def test_failing_process_is_an_error_and_is_replaced(
     tmp_path: Path, grid: Any, more: str, kind: str, reason: str
 ) -> None:
-    device = Device(tmp_path, grid, more)
+    device = Device(tmp_path, grid.netloc.port, more)
     with device.running():
         grid.wait(1, SOON)
         error = ask(grid, device, kind).error
@@ -210,20 +141,47 @@ def test_failing_process_is_an_error_and_is_replaced(
 
 
 @pytest.mark.slow
-def test_state_and_reply_survive_a_kill(tmp_path: Path, grid: Any) -> None:
-    device = Device(tmp_path, grid, 'state = "state"\n')
-    with device.running() as process:
-        grid.wait(1, SOON)
-        assert counted(ask(grid, device, "query.count")) == 1
-        process.kill()
-    with device.running():
-        grid.wait(1, SOON)
-        assert counted(ask(grid, device, "query.count")) == 2
+@pytest.mark.parametrize("keep", ["true", "false"])
+def test_delivered_app_is_stored_by_the_process_of_the_app(tmp_path: Path, keep: str) -> None:
+    author = Author(tmp_path)
+    table = f'[training]\nkeep = {keep}\n[app]\nfolder = "apps"\nsigner = "{author.files.certificate}"\n'
+    with serving(delivery=author.signed(1, value=10)) as grid:
+        device = Device(tmp_path, grid.netloc.port, table, app=None)
+        for _ in range(2):
+            with device.running():
+                grid.wait(1, SOON)
+                replies = [ask(grid, device, "query") for _ in range(2)]
+            assert [reply.content["it"]["value"] for reply in replies] == [11, 11]
+    assert [path.name for path in (tmp_path / "apps").iterdir()] == [author.app(1, value=10).version]
+
+
+@pytest.mark.slow
+def test_delivered_app_of_another_author_is_refused(tmp_path: Path) -> None:
+    author, other = Author(tmp_path), Author(tmp_path, "other")
+    table = f'[app]\nfolder = "apps"\nsigner = "{author.files.certificate}"\n'
+    with serving(delivery=(app := other.signed(1))) as grid:
+        device = Device(tmp_path, grid.netloc.port, table, app=None)
+        with device.running():
+            grid.wait(1, SOON)
+            error = ask(grid, device, "query").error
+    assert error.code == 2
+    assert error.reason.startswith(f"this node refuses the app {app.version}: no certificate in ")
+    assert list((tmp_path / "apps").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_check_imports_the_app_and_reaches_the_grid(tmp_path: Path, grid: Any) -> None:
+    device = Device(tmp_path, grid.netloc.port)
+    done = edge("check", "--flower", "farm_app:app", device.path.name, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["functions", "fit", "state", "server", "link", "all"]
+    assert lines[0][1].startswith("farm_app:app: imported in ")
 
 
 @pytest.mark.slow
 def test_device_that_is_not_fit_does_not_connect(tmp_path: Path, grid: Any) -> None:
-    device = Device(tmp_path, grid, "[fit]\nmin_free_memory = 1e9\n")
+    device = Device(tmp_path, grid.netloc.port, "[fit]\nmin_free_memory = 1e9\n")
     with device.running() as process:
         assert process.stderr is not None
         lines = "".join(process.stderr.readline() for _ in range(2))
@@ -282,10 +240,10 @@ def test_value_in_place_of_a_table_is_refused(tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_wrong_app_name_is_one_line_and_status_2(tmp_path: Path, app: str, reason: str) -> None:
-    (tmp_path / "farm_app.py").write_text(textwrap.dedent(APP))
+    install(tmp_path)
     path = tmp_path / "client.toml"
     path.write_text("[server]\nhost = 'a'\nport = 1\n")
-    done = run("--flower", app, str(path), folder=tmp_path)
+    done = edge("run", "--flower", app, str(path), folder=tmp_path)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"edge: --flower: {app!r}; ")
@@ -316,7 +274,7 @@ def test_folder_names_the_app_and_pairs_the_config(tmp_path: Path) -> None:
 )
 def test_mistake_in_the_table_app_is_one_line(tmp_path: Path, text: str, line: str) -> None:
     (tmp_path / "x.toml").write_text(f"[server]\nhost = '127.0.0.1'\nport = 1\n{text}")
-    done = run("x.toml", folder=tmp_path)
+    done = edge("run", "x.toml", folder=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert line in done.stderr
 
@@ -336,6 +294,6 @@ def test_mistake_in_the_table_app_is_one_line(tmp_path: Path, text: str, line: s
 )
 def test_wrong_arguments_are_one_line_and_status_2(tmp_path: Path, arguments: list[str], line: str) -> None:
     (tmp_path / "x.toml").touch()
-    done = run(*arguments, folder=tmp_path)
+    done = edge("run", *arguments, folder=tmp_path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert line in done.stderr

@@ -21,6 +21,10 @@ def test_fl_and_edge_work_without_flower() -> None:
     assert output("import fl, edge, edge.__main__, sys; print('flwr' in sys.modules)") == "False"
 
 
+def test_agent_of_a_flower_app_needs_neither_flower_nor_numpy() -> None:
+    assert output("import edge.agent, edge.flower, sys; print({'flwr', 'numpy', 'grpc'} & set(sys.modules))") == "set()"
+
+
 @pytest.mark.skipif(HERE, reason="Flower is installed")
 def test_without_flower_the_error_names_the_extra() -> None:
     said = output("import fl.flower; fl.flower.Node")

@@ -14,24 +14,9 @@ from fl.flower.app_folder import AppFolder
 from fl.flower.grid_messages import read_ask, write_files
 from fl.flower.outline import VERSION
 from fl.flower.signed_app import NAME, ReceivedApps, SignedApp, sign
-from netq.security import certificates
 from netq.testing.log import LogRecorder
+from tests.fl.flower.author import Author
 from tests.fl.flower.federation import Federation, error_of
-
-PROJECT = '[tool.flwr.app.components]\nserverapp = "farm.app:server"\nclientapp = "farm.app:client"\n'
-MODULE = """
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-from farm.task import value
-
-client = ClientApp()
-
-
-@client.query()
-def query(message, context):
-    return Message(RecordDict({{"it": ConfigRecord({{"value": value + {0}}})}}), reply_to=message)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -42,32 +27,6 @@ def _modules_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == "farm":
             del sys.modules[name]
-
-
-class Author:
-    """A person who signs apps, and the boards' folder for them."""
-
-    def __init__(self, folder: Path, name: str = "author", algorithm: str = "p256") -> None:
-        self.folder = folder
-        if not (folder / "certs").exists():
-            certificates.init(folder / "certs", algorithm=algorithm)
-        self.files = certificates.issue(folder / "certs", name)
-
-    def app(self, add: int, *, name: str = "app", value: int = 0, module: str = MODULE) -> AppFolder:
-        folder = self.folder / name
-        (folder / "farm").mkdir(parents=True, exist_ok=True)
-        (folder / "pyproject.toml").write_text(PROJECT)
-        for file, text in (("__init__", ""), ("app", module.format(add)), ("task", f"value = {value}\n")):
-            (folder / "farm" / f"{file}.py").write_text(text)
-        return AppFolder.load(folder)
-
-    def signed(self, add: int, **more: Any) -> SignedApp:
-        app = self.app(add, **more)
-        sign(app, self.files.key)
-        return SignedApp.load(app)
-
-    def board(self) -> ReceivedApps:
-        return ReceivedApps(self.folder / "apps", self.files.certificate)
 
 
 @pytest.fixture
@@ -142,7 +101,7 @@ def test_each_change_after_signing_is_refused(author: Author) -> None:
         "a file more": {**app.files, "farm/more.py": b""},
         "a file less": {path: data for path, data in app.files.items() if path != name},
         "another name": {("farm/tusk.py" if path == name else path): data for path, data in app.files.items()},
-        "the project": {**app.files, "pyproject.toml": PROJECT.replace("client", "server").encode()},
+        "the project": {**app.files, "pyproject.toml": app.files["pyproject.toml"].replace(b"client", b"server")},
     }
     for what, files in changed.items():
         with pytest.raises(netq.SecurityError, match=r"no certificate in .* has signed it"):
