@@ -1,7 +1,7 @@
 """Checks that an object is a Flower app, or a function that can be used as one.
 
-Called by fl/flower/node.py, fl/flower/runner.py and edge/flower.py before they open anything. Without the check, a
-ServerApp on a device would run there for each message. Pure.
+Called by fl/flower/node.py, fl/flower/runner.py and edge/flower_tasks.py before they run anything. Without the check,
+a ServerApp on a device would run there for each message. Pure.
 """
 
 from __future__ import annotations
