@@ -89,23 +89,25 @@ bench: .venv/bench broker
 bench-federation: .venv-flower
 	.venv-flower/bin/python -m benchmarks.federation
 
-# One wheel for Python 3.11 and later.
+# One wheel for Python 3.11 and later. Files of an older build would get into it.
+BUILT = build/bdist.* build/lib* build/temp.*
 ABI3 = $(RUN) -m pip wheel --quiet --no-deps --config-settings=--build-option=--py-limited-api=cp311
 
 wheel: .venv/demo
-	rm -rf build && $(ABI3) --wheel-dir dist .
+	rm -rf $(BUILT) && $(ABI3) --wheel-dir dist .
 
 # For boards with a 64-bit ARM processor, by Debian's cross compiler.
 wheel-aarch64: .venv/demo
 	@which aarch64-linux-gnu-gcc > /dev/null || { apt-get update -qq && $(INSTALL) gcc-aarch64-linux-gnu libc6-dev-arm64-cross; }
-	rm -rf build && _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
+	rm -rf $(BUILT) dist/netq_fl-*aarch64.whl && _PYTHON_HOST_PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc LDSHARED="aarch64-linux-gnu-gcc -shared" \
 	$(ABI3) --wheel-dir dist .
 
-# For boards without a network: a folder of wheels, with a script that installs them.
+# For boards without a network: a folder of wheels, with a script that installs them. pip reads the conditions of
+# dependencies for its own Python: pyOpenSSL needs typing-extensions before 3.13 only.
 bundle: wheel-aarch64
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE) && cp dist/netq_fl-*aarch64.whl $(BUNDLE)
 	for version in $(PYTHONS); do \
-	  $(AARCH64_WHEELS) --python-version $$version --dest $(BUNDLE) "$$(ls $(BUNDLE)/netq_fl-*.whl)[$(EXTRAS)]" || exit 1; \
+	  $(AARCH64_WHEELS) --python-version $$version --dest $(BUNDLE) "$$(ls $(BUNDLE)/netq_fl-*.whl)[$(EXTRAS)]" typing-extensions || exit 1; \
 	done
 	sed 's/@MACHINE@/aarch64/; s/@PYTHONS@/$(PYTHONS)/; s/@EXTRAS@/$(EXTRAS)/' edge/bundle.sh > $(BUNDLE)/install.sh
 	cd $(BUNDLE) && sha256sum -- *.whl install.sh > SHA256SUMS && du -sh . && ls
