@@ -27,6 +27,7 @@ from edge.record import Record
 from edge.supervisor import Supervisor
 from edge.work import Work
 from edge.worker import Order
+from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
 from fl.tensors.model import check_specs
@@ -182,7 +183,7 @@ def _train(child: Child, description: Description) -> str:
     assert isinstance(reply, Reply)
     assert isinstance(reply.content, Update)
     try:
-        check_specs(reply.content.model, specs_of(model))
+        check_specs(Unpacked(reply.content.model, model, deltas=description.deltas), specs_of(model))
     except InvalidUpdate as error:
         raise CheckFailed(f"the update is not like the model, and most strategies refuse it: {error}") from None
     used, size = reply.content.metrics, reply.content.nbytes

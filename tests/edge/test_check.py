@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import socket
 import threading
@@ -119,6 +120,15 @@ def test_right_file_and_answering_server(tmp_path: Path, capsys: pytest.CaptureF
     assert lines["model"] == "2 tensors, 0.00841 MB; the next round is 1"
     assert lines["training"].endswith(" MB; an update of 0.00841 MB")
     assert out.endswith("all is well\n")
+
+
+@pytest.mark.parametrize("compression", ['"auto"', '{ dtype = "float16" }', '{ dtype = "int8", top_k = 0.1 }'])
+def test_training_with_compression(tmp_path: Path, capsys: pytest.CaptureFixture[str], compression: str) -> None:
+    with federation() as server:
+        more = f'[client]\ntrain = "{HERE}:train"\ncompression = {compression}\n'
+        assert command.main(["check", write(tmp_path, server.netloc.port, more)]) == 0
+    size = float(re.findall(r"an update of (.*) MB\n", capsys.readouterr().out)[0])
+    assert size < 0.005  # 0.0084 without
 
 
 @pytest.mark.parametrize(
