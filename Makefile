@@ -112,11 +112,12 @@ bundle: wheel-aarch64
 	sed 's/@MACHINE@/aarch64/; s/@PYTHONS@/$(PYTHONS)/; s/@EXTRAS@/$(EXTRAS)/' edge/bundle.sh > $(BUNDLE)/install.sh
 	cd $(BUNDLE) && sha256sum -- *.whl install.sh > SHA256SUMS && du -sh . && ls
 
-# The bundle in an emulated Debian for 64-bit ARM, with the quick tests of protocol and agent. Root; 10 minutes.
+# The bundle in an emulated Debian for 64-bit ARM: a federation with this machine, and the quick tests of protocol and
+# agent. Root; 10 minutes, or 20 on a busy machine.
 test-aarch64: bundle
 	rm -rf build/aarch64-tools && $(AARCH64_WHEELS) --python-version 3.11 --dest build/aarch64-tools \
 	  hypothesis paho-mqtt pytest pytest-timeout rich trustme
-	sh tests/aarch64.sh $(BUNDLE) build/aarch64-tools build/aarch64
+	sh tests/aarch64.sh $(BUNDLE) build/aarch64-tools build/aarch64 $(RUN)
 
 check: .venv/dev
 	.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/mypy && $(RUN) -m pytest -q tests/test_layers.py
