@@ -54,11 +54,15 @@ class Child:
         self._has_state = False  # the child has got a task, and with it the last state
 
     def check(self) -> None:
-        """Start the child, and end it unless it is kept. Raises InvalidOption if its plan is wrong."""
+        """Start the child, and end it unless it is kept.
+
+        Raises InvalidOption if its plan is wrong, and ChildFailed if it ends for another reason, such as lack of
+        memory: the file may be right, and the next start may succeed.
+        """
         try:
             self._start(None)
         except ChildFailed as error:
-            raise InvalidOption(f"client.train: the process that trains does not start: {error}") from None
+            raise ChildFailed(f"the process that trains does not start: {error}") from None
         self.rest()
 
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:

@@ -6,6 +6,7 @@ Called by edge/__main__.py. The texts are pure functions of what the device's fi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from edge.config import FILE, Config, open_file
 from fl.config.toml import File
 from netq.errors import InvalidOption
+from netq.validate import expect
 from netq.version import DISTRIBUTION
 
 _WATCHDOG = 60  # seconds: longer than the disk takes to store an update
@@ -60,6 +62,7 @@ TimeoutStopSec=30
 
 DynamicUser=yes
 StateDirectory=edge
+Environment=EDGE_CLIENT_STATE=%S/edge
 UMask=0077
 {credentials}
 MemoryMax={memory}
@@ -103,14 +106,16 @@ def containerfile(file: Path) -> str:
     return f"""\
 # Written by `edge install --container`. Build it in the device's folder, with the wheel of {DISTRIBUTION} in it:
 #     podman build -t edge . && podman run --memory 256m --read-only --volume edge-state:/state edge
+# The image has all files of this folder, also keys: keep those of other devices and of the authority elsewhere, or name
+# them in .containerignore.
 FROM docker.io/library/python:3.11-slim
 COPY *.whl /tmp/
 RUN pip install --no-cache-dir "$(ls /tmp/*.whl)[fl,security]" && rm /tmp/*.whl \\
  && useradd --system --no-create-home edge && install -d -o edge -m 700 /state
-COPY . /device
+COPY --chown=edge . /device
 USER edge
 WORKDIR /device
-ENV STATE_DIRECTORY=/state
+ENV EDGE_CLIENT_STATE=/state
 VOLUME /state
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["edge", "run", "{file.name}"]
@@ -126,6 +131,7 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
     """
     file = file.resolve()
     _check(file)
+    _check_options(name, memory, devices)
     if container:
         path = (folder or file.parent) / "Containerfile"
         _write(path, containerfile(file))
@@ -133,6 +139,15 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
     path = (folder or Path("/etc/systemd/system")) / f"{name}.service"
     _write(path, unit(file, memory, devices))
     return f"wrote {path}; now: systemctl daemon-reload && systemctl enable --now {name}"
+
+
+def _check_options(name: str, memory: str, devices: list[str]) -> None:
+    """Raise InvalidOption for options that systemd would ignore."""
+    expect(re.fullmatch(r"[\w.@-]+", name) is not None, "--name", name, "letters, digits and . @ _ -")
+    right = re.fullmatch(r"[1-9]\d*[KMGT]?|[1-9]\d?%|100%", memory) is not None
+    expect(right, "--memory", memory, "bytes as 256M, or a part of the machine's memory as 80%")
+    for device in devices:
+        expect(device.startswith("/dev/"), "--device", device, "a path below /dev, as /dev/apex_0")
 
 
 def _check(file: Path) -> None:

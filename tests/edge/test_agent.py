@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ import edge
 import fl
 import netq
 from tests.edge import training
+from tests.pages import ROOT
 
 SOON = 20.0  # seconds in which all happens that does happen
 ID = uuid.UUID(int=5)
@@ -114,6 +117,19 @@ def test_failing_child_is_reported_and_replaced(
 def test_wrong_name_ends_the_run() -> None:
     with server() as aggregator, pytest.raises(netq.InvalidOption, match=r"client\.train: .*did you mean train\?"):
         edge.run(config(aggregator, "trian"))
+
+
+@pytest.mark.slow
+def test_child_that_is_killed_at_the_start_is_no_wrong_file(tmp_path: Path) -> None:
+    """Status 1, after which systemd starts the agent again; status 2 would be the end."""
+    (tmp_path / "farm.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    path = tmp_path / "client.toml"
+    path.write_text('[server]\nhost = "127.0.0.1"\nport = 1\n[client]\ntrain = "farm:train"\n')
+    command = [sys.executable, "-m", "edge", "run", str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    assert done.returncode == 1
+    assert "edge: the process that trains does not start: the training process was killed (SIGKILL)" in done.stderr
 
 
 @pytest.mark.slow

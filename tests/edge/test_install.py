@@ -39,7 +39,11 @@ def test_unit_runs_the_agent_with_this_python(tmp_path: Path) -> None:
 def test_keys_are_credentials(tmp_path: Path) -> None:
     text = unit(write(tmp_path, '[security]\nkey = "own.pem"\n[seal]\nkey = "/keys/seal.pem"\n'), "80%", [])
     assert options_of(text, "LoadCredential") == [f"security-key:{tmp_path}/own.pem", "seal-key:/keys/seal.pem"]
-    assert options_of(text, "Environment") == ["EDGE_SECURITY_KEY=%d/security-key", "EDGE_SEAL_KEY=%d/seal-key"]
+    assert options_of(text, "Environment") == [
+        "EDGE_CLIENT_STATE=%S/edge",
+        "EDGE_SECURITY_KEY=%d/security-key",
+        "EDGE_SEAL_KEY=%d/seal-key",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -81,6 +85,31 @@ def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == (
         f"wrote {tmp_path}/board.service; now: systemctl daemon-reload && systemctl enable --now board\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--memory", "12q"),
+        ("--memory", "128m"),
+        ("--memory", "0"),
+        ("--memory", "101%"),
+        ("--device", "/etc/passwd"),
+        ("--name", "a/b"),
+        ("--name", ""),
+    ],
+)
+def test_wrong_option_is_one_line_and_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    assert command.main(["install", str(write(tmp_path)), "--output", str(tmp_path), option, value]) == 2
+    assert capsys.readouterr().err.startswith(f"edge: {option}: {value!r}; expected ")
+
+
+def test_state_is_in_the_folder_of_the_service(tmp_path: Path) -> None:
+    path = write(tmp_path, '[client]\ntrain = "a:b"\nstate = "state"\n')
+    assert options_of(unit(path, "80%", []), "Environment") == ["EDGE_CLIENT_STATE=%S/edge"]
+    assert "ENV EDGE_CLIENT_STATE=/state\n" in containerfile(path)
 
 
 def test_device_that_gets_its_app_from_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
