@@ -108,7 +108,7 @@ def _add_install(command: argparse.ArgumentParser) -> None:
     command.description = "write a systemd unit, or a Containerfile, for a device"
     command.epilog = "example: edge install /etc/farm/client.toml"
     command.add_argument("config", metavar="CLIENT.toml", help="the device's file")
-    command.add_argument("--container", action="store_true", help="a Containerfile, beside the device's file")
+    command.add_argument("--container", action="store_true", help="a Containerfile, next to the device's file")
     command.add_argument("--name", default="edge", help="of the unit; edge")
     command.add_argument("--output", metavar="FOLDER", type=Path, help="where to write; /etc/systemd/system")
     command.add_argument("--memory", default="80%", help="of agent and training, as in 256M or 80%%, the default")

@@ -42,7 +42,8 @@ def run(config: Config) -> None:
     """Take part in the federation that `config` names, until its server ends it.
 
     Waits for a server that is not reachable yet. Tells the supervisor that the environment names (systemd's
-    $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, and what netq.new raises.
+    $NOTIFY_SOCKET) what it does. Raises InvalidOption if the functions cannot be imported, ChildFailed (edge/child.py)
+    if their process ends at its start, and what netq.new raises.
     """
     Agent(config, federation(config), Supervisor.from_environment()).run()
 

@@ -31,7 +31,7 @@ from fl.compression.packed import Unpacked
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
 from fl.tensors.model import check_specs
-from fl.tensors.spec import specs_of
+from fl.tensors.spec import nbytes, specs_of
 from netq.cli.doctor import Reached, describe, reach
 from netq.text import printable
 from netq.utils.stream import Stream
@@ -55,7 +55,7 @@ class _Answer(NamedTuple):
 
 
 def check(config: Config, work: Work, *, train: bool = True) -> None:
-    """Print what the agent of `config` would find. Raises InvalidOption, CheckFailed.
+    """Print what the agent of `config` would find. Raises InvalidOption, ChildFailed, CheckFailed.
 
     train: whether to do a task.
     """
@@ -66,9 +66,10 @@ def check(config: Config, work: Work, *, train: bool = True) -> None:
         _show("state", _state(config.state))
         answer = _look_at_server(config, is_federation=config.train is not None)
         if answer is not None:
-            _show_description(config, answer)
+            model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
+            _show_answer(config, answer, nbytes(model))
             if train:
-                _show("training", _train(child, answer.description))
+                _show("training", _train(child, answer.description, model))
     finally:
         child.kill()
 
@@ -152,21 +153,20 @@ def _described(queue: netq.Communicator) -> list[_Answer]:
     return []
 
 
-def _show_description(config: Config, answer: _Answer) -> None:
+def _show_answer(config: Config, answer: _Answer, size: int) -> None:
+    """Show what the server has described. `size`: bytes of its model."""
     description, skew, error = answer
     ahead = f"{abs(skew):.1f} s {'ahead of' if skew > 0 else 'behind'} the server's, ± {error:.1f} s"
     wrong = "; certificates and fit.hours need the right time" if abs(skew) - error > _SKEW else ""
     _show("clock", ahead + wrong)
-    size = sum(_size(shape, dtype) for shape, dtype, _ in description.tensors.values())
     count = len(description.tensors)
     _show("model", f"{count} tensor{'s' * (count != 1)}, {size / 1e6:.3g} MB; the next round is {description.round}")
     if config.state is not None and _free(config.state) < _UPDATES * size:
         _show("state", f"{config.state}: too full for {_UPDATES} updates, which are then kept in memory")
 
 
-def _train(child: Child, description: Description) -> str:
+def _train(child: Child, description: Description, model: dict[str, Any]) -> str:
     """Do a task. Return what it took. Raises CheckFailed, InvalidOption."""
-    model = {name: _zeros(*tensor) for name, tensor in description.tensors.items()}
     job = Job(0, description.round, "train")
     task = Task(job, model, description.config, deltas=description.deltas, compression=description.compression)
     file = os.memfd_create("netq-check", os.MFD_CLOEXEC)
@@ -191,11 +191,6 @@ def _train(child: Child, description: Description) -> str:
         f"{seconds:.1f} s, {used['usage.cpu_seconds']:.1f} s of processors, {used['usage.memory_mb']:.0f} MB; "
         f"an update of {size / 1e6:.3g} MB"
     )
-
-
-def _size(shape: tuple[int, ...], dtype: str) -> int:
-    width = int("".join(filter(str.isdigit, dtype.partition("_")[0])) or 8)  # bits: float8_e4m3fn has 8, bool is a byte
-    return width // 8 * int(np.prod(shape, dtype=object))
 
 
 def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:

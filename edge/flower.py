@@ -34,8 +34,6 @@ from fl.membership import Membership
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
 
-_KEEP = True  # limits.keep, unless the file says otherwise
-
 
 def load(
     path: str | Path | None, app: str | None, node_config: str = "", overrides: Iterable[Override] = ()
@@ -48,7 +46,7 @@ def load(
     """
     overrides = tuple(overrides)
     if path is None and not overrides:
-        config, received = Config(NetworkLocation(), training=Limits(keep=_KEEP)), None
+        config, received = Config(NetworkLocation(), training=Limits(keep=True)), None
     else:
         config, received = _read(open_file(path, overrides), app)
     config = replace(config, settings={**config.settings, **parse_config("--node-config", node_config)})
@@ -87,7 +85,7 @@ def _read(file: File, app: str | None) -> tuple[Config, tuple[Path, Path] | None
         raise file.wrong(f"[app]: the server delivers the app, and --flower {app} names one; leave one of them out")
     config = from_file(file, settings=_node_config(file))
     if "keep" not in file.table("training"):
-        config = replace(config, training=replace(config.training, keep=_KEEP))
+        config = replace(config, training=replace(config.training, keep=True))
     return config, _received(file) if app is None else None
 
 

@@ -1,7 +1,7 @@
 """Replies to a grid's messages in the child process: imports a Flower ClientApp, and runs it.
 
-The grid gets what each reply has cost beside the reply (`usage` in fl/flower/grid_messages.py): Flower's strategies
-average all metrics of a reply, and refuse replies whose metrics differ. Needs Flower.
+The grid gets what each reply has cost, but not in the reply's records (`usage` in fl/flower/grid_messages.py): Flower's
+strategies average all metrics of a reply, and refuse replies whose metrics differ. Needs Flower.
 """
 
 from __future__ import annotations

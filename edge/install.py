@@ -62,6 +62,7 @@ TimeoutStopSec=30
 
 DynamicUser=yes
 StateDirectory=edge
+# Stronger than client.state of the file: the rest of the disk is read-only.
 Environment=EDGE_CLIENT_STATE=%S/edge
 UMask=0077
 {credentials}
@@ -125,7 +126,7 @@ ENTRYPOINT ["edge", "run", "{file.name}"]
 def install(file: Path, *, name: str, folder: Path | None, memory: str, devices: list[str], container: bool) -> str:
     """Write the unit, or the Containerfile. Return what to do next.
 
-    folder: where; None: the unit in /etc/systemd/system, the Containerfile beside the device's file.
+    folder: where; None: the unit in /etc/systemd/system, the Containerfile next to the device's file.
 
     Raises InvalidOption for a wrong file, or a folder that cannot be written to.
     """

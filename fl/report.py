@@ -22,7 +22,7 @@ _MAX_NAMES = 1000  # metrics in a report: clients choose the names
 _LARGE_SHARE = 0.5  # of the examples: a client with more is named …
 _MANY = 3  # … if there are so many clients
 
-_USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/tasks.py)
+_USAGE = "usage."  # how the names of metrics begin that say what a device has used (edge/usage.py)
 _LONGEST = 200_000  # characters of a report's line: it has the names of all metrics
 
 

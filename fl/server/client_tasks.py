@@ -264,16 +264,14 @@ class ClientTasks:
                 self._receive_reply(peer, message.job, message.content)
             case Leave():
                 log.info("%s: leaves: %s", peer, message.reason)
-            case Describe() if (
-                peer not in self.visitors
-            ):  # one answer a session: a client that reads none costs no memory
-                self._receive_question(peer, message)
             case Describe():
-                pass
+                self._receive_question(peer, message)
             case _:
                 self._refuse(peer, FailureKind.UNREADABLE, f"it sent a {type(message).__name__}; expected a Reply")
 
     def _receive_question(self, peer: uuid.UUID, question: Describe) -> None:
+        if peer in self.visitors:  # one answer a session: a client that reads none costs no memory
+            return
         log.info("%s: wants no task: %s", peer, question.reason)
         self.visitors.add(peer)
         try:
