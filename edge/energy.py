@@ -1,7 +1,7 @@
 """Reads the energy that the processors of this machine have used, from the kernel's powercap counters (Intel, AMD).
 
 Called by edge/usage.py around a task. Every path lies below `root`. Raises nothing: without counters, or without the
-right to read them (since Linux 5.10 only root may), the energy is None. Boards with ARM processors have no such counters.
+right to read them (since Linux 5.10 only root may), the energy is None. Boards with ARM processors have no counters.
 
 A zone "intel-rapl:0" is one processor, and "intel-rapl:0:0" a part of it. The zone "psys" is the whole platform and
 contains the processors, so it is left out. The energy includes that of all other programs.
