@@ -130,12 +130,16 @@ def test_message_arrives_over_repeated_outages(on_both: OnBoth, log: LogRecorder
     on_both(dropping, unplugged)
 
 
-@pytest.mark.parametrize(("percent", "count"), [(1, 64), (5, 32), (20, 4)])
+@pytest.mark.parametrize(("percent", "count", "kib"), [(1, 64, 1024), (5, 32, 1024), (20, 4, 64)])
 def test_messages_arrive_once_and_in_order_over_packet_loss(
-    on_both: OnBoth, figure: Figure, percent: int, count: int
+    on_both: OnBoth, figure: Figure, percent: int, count: int, kib: int
 ) -> None:
-    """A count of messages of 1 MiB each way, and a hundred small ones with each."""
-    large = content(MIB)
+    """Large messages each way, and a hundred small ones with each.
+
+    At 20 %, Linux's congestion control (BBR or Reno) sometimes falls to 20 kB/s and stays there: the messages are small
+    enough to arrive within the limit all the same.
+    """
+    large = content(kib * 1024)
     messages = [item for _ in range(count) for item in (*range(50), large, *range(50))]
 
     def scenario(site: Site) -> None:
@@ -148,8 +152,8 @@ def test_messages_arrive_once_and_in_order_over_packet_loss(
                 assert end.get(timeout=LONG).data == item
         for future in futures:
             future.result(LIMIT)
-        seconds, ratio = time.monotonic() - start, site.cable.client.bytes_sent / (count * MIB)
-        text = f"{site.kind}: {count} MiB each way in {seconds:.1f} s, on the wire {ratio:.3f} x"
+        seconds, ratio = time.monotonic() - start, site.cable.client.bytes_sent / (count * len(large))
+        text = f"{site.kind}: {count} x {kib} KiB each way in {seconds:.1f} s, on the wire {ratio:.3f} x"
         figure(f"15 {percent:2} % of packets lost", text)
         for end in (server, client):
             with pytest.raises(TimeoutError):
