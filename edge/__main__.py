@@ -55,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _check(config, work, train=not options.no_train) if options.command == "check" else _run(config, work)
     except (InvalidOption, SecurityError) as error:  # raised by the transport: a file that is no certificate, …
         text = in_file_terms(error)
-        wrong = InvalidOption(text if text.startswith("--") else f"{options.config or 'edge'}: {text}")
+        file = open_file(options.config, _overrides(options))
+        wrong = InvalidOption(text) if text.startswith("--") else file.wrong(text)
         wrong.__cause__ = error
         return _fail(wrong, 2)
     except KeyboardInterrupt:
@@ -149,7 +150,7 @@ def _install(options: argparse.Namespace) -> int:
 
 def _log_to_stderr(level: int) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Formatter())
+    handler.setFormatter(Formatter(in_file_terms))
     logging.basicConfig(handlers=[handler], level=level)
 
 

@@ -28,6 +28,7 @@ from edge.supervisor import Supervisor
 from edge.work import Work
 from edge.worker import Order
 from fl.compression.packed import Unpacked
+from fl.config.toml import in_file_terms
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
 from fl.tensors.model import check_specs
@@ -61,15 +62,16 @@ def check(config: Config, work: Work, *, train: bool = True) -> None:
     """
     child = child_of(config, work, Supervisor())
     try:
-        _show("functions", _functions(work, child))
+        _functions(work, child)
         _show("fit", _fit(config))
         _show("state", _state(config.state))
         answer = _look_at_server(config, is_federation=config.train is not None)
         if answer is not None:
             model = {name: _zeros(*tensor) for name, tensor in answer.description.tensors.items()}
-            _show_answer(config, answer, nbytes(model))
-            if train:
-                _show("training", _train(child, answer.description, model))
+            received = nbytes(model)
+            _show_answer(config, answer, received)
+            sent = _train(child, answer.description, model) if train else 0
+            _check_traffic(config, received + sent)
     finally:
         child.kill()
 
@@ -78,10 +80,15 @@ def _show(name: str, text: str) -> None:
     print(printable(f"{name:<10}{text}"), flush=True)
 
 
-def _functions(work: Work, child: Child) -> str:
+def _functions(work: Work, child: Child) -> None:
+    print(printable(f"{'functions':<10}{work.title}: "), end="", flush=True)  # an import may hang
     begin = time.monotonic()
-    child.check()
-    return f"{work.title}: imported in {time.monotonic() - begin:.1f} s"
+    try:
+        child.check()
+    except BaseException:
+        print()
+        raise
+    print(f"imported in {time.monotonic() - begin:.1f} s", flush=True)
 
 
 def _fit(config: Config) -> str:
@@ -119,7 +126,7 @@ def _look_at_server(config: Config, *, is_federation: bool) -> _Answer | None:
     found = reach(config.protocol, options, TIMEOUT, ask)
     host, port = config.netloc
     if isinstance(found, str):
-        raise CheckFailed(f"the file is right, but {host}:{port} {found}")
+        raise CheckFailed(f"the file is right, but {host}:{port} {in_file_terms(found)}")
     _show("server", f"{host}:{port} answers in {found.seconds * 1000:.1f} ms")
     _show("link", f"{config.protocol.value}, {_layers(found)}")
     if is_federation and not answers:
@@ -165,8 +172,8 @@ def _show_answer(config: Config, answer: _Answer, size: int) -> None:
         _show("state", f"{config.state}: too full for {_UPDATES} updates, which are then kept in memory")
 
 
-def _train(child: Child, description: Description, model: dict[str, Any]) -> str:
-    """Do a task. Return what it took. Raises CheckFailed, InvalidOption."""
+def _train(child: Child, description: Description, model: dict[str, Any]) -> int:
+    """Do a task, and show what it took. Return the bytes of the update. Raises CheckFailed, InvalidOption."""
     job = Job(0, description.round, "train")
     task = Task(job, model, description.config, deltas=description.deltas, compression=description.compression)
     file = os.memfd_create("netq-check", os.MFD_CLOEXEC)
@@ -187,10 +194,20 @@ def _train(child: Child, description: Description, model: dict[str, Any]) -> str
     except InvalidUpdate as error:
         raise CheckFailed(f"the update is not like the model, and most strategies refuse it: {error}") from None
     used, size = reply.content.metrics, reply.content.nbytes
-    return (
-        f"{seconds:.1f} s, {used['usage.cpu_seconds']:.1f} s of processors, {used['usage.memory_mb']:.0f} MB; "
-        f"an update of {size / 1e6:.3g} MB"
-    )
+    processors, memory = used["usage.cpu_seconds"], used["usage.memory_mb"]
+    text = f"{seconds:.1f} s, {processors:.1f} s of processors, {memory:.0f} MB; an update of {size / 1e6:.3g} MB"
+    _show("training", text)
+    return size
+
+
+def _check_traffic(config: Config, size: int) -> None:
+    """Raise CheckFailed if a round, of `size` bytes, is more than the device may move in an hour."""
+    limit = config.fit.max_traffic
+    if limit is not None and size > limit * 1e6:
+        raise CheckFailed(
+            f"fit.max_traffic is {limit:g} MB in 60 minutes, and one round has {size / 1e6:.3g} MB: the device would "
+            "take part in one at most; give it more, or make updates smaller (client.compression)"
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: str, is_torch: bool) -> Any:

@@ -56,13 +56,15 @@ class Child:
     def check(self) -> None:
         """Start the child, and end it unless it is kept.
 
-        Raises InvalidOption if its plan is wrong, and ChildFailed if it ends for another reason, such as lack of
-        memory: the file may be right, and the next start may succeed.
+        Raises InvalidOption if its plan is wrong, and ChildFailed if it takes longer than a task may, or ends for
+        another reason, such as lack of memory: the file may be right, and the next start may succeed.
         """
         try:
-            self._start(None)
+            self._start(self._until())
         except ChildFailed as error:
-            raise ChildFailed(f"the process that trains does not start: {error}") from None
+            memory = self._plan.limits.memory
+            hint = "" if memory is None else f"; training.memory is {memory} MB, which may be too little"
+            raise ChildFailed(f"the process that trains does not start: {error}{hint}") from None
         self.rest()
 
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
@@ -70,7 +72,7 @@ class Child:
 
         target: the file for the record. last: the file of the last record; None: there is none.
         """
-        until = None if self._plan.limits.seconds is None else time.monotonic() + self._plan.limits.seconds
+        until = self._until()
         if not self._is_running():
             self._start(until)
         assert self._channel is not None
@@ -110,6 +112,11 @@ class Child:
             self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             self._pid = None
 
+    def _until(self) -> float | None:
+        """Return until when, by time.monotonic, a task that begins now may take."""
+        seconds = self._plan.limits.seconds
+        return None if seconds is None else time.monotonic() + seconds
+
     def _start(self, until: float | None) -> None:
         self._has_state = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -127,6 +134,9 @@ class Child:
         if isinstance(answer, Wrong):
             self.end()
             raise InvalidOption(answer.why)
+        if isinstance(answer, Failed):
+            self.end()
+            raise ChildFailed(answer.why)
         assert isinstance(answer, Ready)
 
     def _wait(self, until: float | None) -> tuple[Any, list[int]]:
@@ -165,7 +175,7 @@ class Child:
         """Wait for the end of the child, and say how it was."""
         self.end()
         if self._status == -signal.SIGKILL:
-            return "the training process was killed (SIGKILL), as the system does when memory runs out"
+            return "the training process was killed (SIGKILL); the system does that when memory runs out"
         if self._status < 0:
             return f"the training process was ended by {signal.Signals(-self._status).name}"
         return f"the training process ended with status {self._status}"

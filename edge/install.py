@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import stat
 import sys
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from netq.validate import expect
 from netq.version import DISTRIBUTION
 
 _WATCHDOG = 60  # seconds: longer than the disk takes to store an update
+_PRIVATE = ("/tmp", "/var/tmp", "/dev/shm")  # PrivateTmp, PrivateDevices
+_FOR_ALL = {False: stat.S_IROTH, True: stat.S_IXOTH}  # what a file and a folder need for DynamicUser
 _SECRETS = ("security", "seal")  # tables whose `key` only root may read
 
 
@@ -139,7 +142,7 @@ def install(file: Path, *, name: str, folder: Path | None, memory: str, devices:
         return f"wrote {path}; its first lines say how to build and run it"
     path = (folder or Path("/etc/systemd/system")) / f"{name}.service"
     _write(path, unit(file, memory, devices))
-    return f"wrote {path}; now: systemctl daemon-reload && systemctl enable --now {name}"
+    return f"wrote {path}; now: systemctl daemon-reload && systemctl enable --now {name}" + _doubt(file)
 
 
 def _check_options(name: str, memory: str, devices: list[str]) -> None:
@@ -149,6 +152,15 @@ def _check_options(name: str, memory: str, devices: list[str]) -> None:
     expect(right, "--memory", memory, "bytes as 256M, or a part of the machine's memory as 80%")
     for device in devices:
         expect(device.startswith("/dev/"), "--device", device, "a path below /dev, as /dev/apex_0")
+
+
+def _doubt(file: Path) -> str:
+    """Return why the service could not read the file, which has a user and a /tmp of its own; "" if it can."""
+    private = next((each for each in _PRIVATE if file.is_relative_to(each)), None)
+    if private is not None:
+        return f"\nbut move {file} elsewhere first: the service has a {private} of its own"
+    closed = [str(each) for each in (file, *file.parents) if not each.stat().st_mode & _FOR_ALL[each.is_dir()]]
+    return f"\nbut first let the service's user read it: chmod o+rX {' '.join(closed)}" if closed else ""
 
 
 def _check(file: Path) -> None:

@@ -18,7 +18,7 @@ class Limits:
     """What the training may use. Raises InvalidOption.
 
     memory:  MB of data that the process may allocate. A shared library, and the task itself, do not count. None: any.
-    seconds: that a task may take. Then the process is killed, and the server told. None: any.
+    seconds: that a task, or the import of the functions, may take. Then the process is killed. None: any.
     threads: of numpy's and torch's libraries. None: as many as they like.
     nice:    added to the priority, 0 to 19: 19 leaves the processor to all other programs.
     keep:    whether the process stays between two tasks. It then keeps its memory, and starts no interpreter for each.

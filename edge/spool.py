@@ -73,8 +73,10 @@ class Spool:
 
         Keeps it in memory, with one warning, if the disk fails.
         """
-        if self._folder is not None and os.fstat(fd).st_nlink:
+        if self._folder is not None:
             try:
+                if not os.fstat(fd).st_nlink:  # it is in memory
+                    raise OSError(0, "the disk may be full")
                 os.fsync(fd)
                 os.replace(self._folder / "record.new", self._folder / "record")
                 _sync(self._folder)

@@ -86,6 +86,8 @@ def _compression(value: Mapping[str, Any] | str) -> Compression | str:
     try:
         return as_compression(value)
     except ValueError as error:
-        raise InvalidOption(f"client.compression: {str(error).removeprefix('compression: ')}") from None
+        reason = str(error).removeprefix("compression: ")
+        hint = '; or "auto" in place of all' if isinstance(value, str) else ""
+        raise InvalidOption(f"client.compression: {reason}{hint}") from None
     except ImportError as error:
         raise InvalidOption(f"client.compression: {value!r}; {error}") from None

@@ -1,8 +1,9 @@
 """The child process of an agent: imports the training functions, and does tasks until its parent closes the channel.
 
 Started by edge/child.py, with one end of a SOCK_SEQPACKET socket as descriptor 3. It gets a
-Plan, answers Ready or Wrong, then answers each Order with Done or Failed. Tasks come, and records go, in files whose
-descriptors travel with the messages: a task is mapped and read in place, and the training may change the model there.
+Plan, answers Ready, Wrong or Failed, then answers each Order with Done or Failed. Tasks come, and records go, in files
+whose descriptors travel with the messages: a task is mapped and read in place, and the training may change the model
+there.
 
 Limits itself before it imports anything of the user's. It ends with its parent, also if that is killed.
 """
@@ -105,6 +106,11 @@ def main() -> None:
             log.debug("where it happened", exc_info=error)
             send(channel, Wrong(str(error)[: LONGEST // 4]))
             return
+        except (ImportError, MemoryError) as error:  # of a library, which may have no memory
+            log.debug("where it happened", exc_info=error)
+            reason = error.__cause__ or error
+            send(channel, Failed(f"{type(reason).__name__}: {reason}"[: LONGEST // 4]))
+            return
         send(channel, Ready())
         while True:
             order, fds = receive(channel)
@@ -166,7 +172,7 @@ def _write(target: int, key: str, answer: Finished, state: Stream) -> list[int]:
     try:
         write(target, key, answer.message, answer.size, state)
     except OSError as error:
-        log.warning("the update cannot be written to the state folder: %s", error.strerror)
+        log.debug("the record cannot be written, and stays in memory: %s", error.strerror)  # the agent warns of it
         memory = os.memfd_create("netq-edge", os.MFD_CLOEXEC)
         write(memory, key, answer.message, answer.size, state)
         return [memory]

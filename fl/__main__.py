@@ -390,7 +390,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 def _log_to_stderr(level: int) -> None:
     handler = _Stderr()
-    handler.setFormatter(Formatter())
+    handler.setFormatter(Formatter(in_file_terms))
     logging.basicConfig(handlers=[handler], level=level)
     if level > logging.DEBUG:
         logging.getLogger("urllib3").setLevel(

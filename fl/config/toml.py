@@ -12,6 +12,7 @@ import functools
 import importlib
 import math
 import os
+import re
 import sys
 import tomllib
 import traceback
@@ -32,18 +33,12 @@ _DEPTH = 50  # levels of tables and lists; more than any option has, and far fro
 _TOO_DEEP = f"tables or lists are nested too deeply; expected {_DEPTH} levels at most"
 _LONGEST, _LONGEST_VALUE = 10_000, 500  # characters of an error, and of a value in it
 
-# How errors of option classes and transports begin, and the same in terms of the file.
-_TERMS = {
-    "CommunicatorOptions.netloc": "[server]",
-    "CommunicatorOptions.seal": "[seal]",
-    "CommunicatorOptions.security": "[security]",
-    "ConnectionOptions.": "connection.",
-    "MqttOptions.": "mqtt.",
-    "SealOptions.": "seal.",
-    "SecurityOptions.": "security.",
-    "Server.": "server.",
-    "simulate.": "server.",
-}
+# Option classes and transports name Class.option; in terms of the file this is table.key. "Server." only at the begin.
+_OPTION = re.compile(
+    r"\bCommunicatorOptions\.(?P<part>netloc|seal|security)"
+    r"|\b(?P<table>Connection|Mqtt|Seal|Security)Options(?P<key>\.(?=[a-z]))?"
+    r"|^(?:Server|simulate)\."
+)
 
 
 class Override(NamedTuple):
@@ -94,7 +89,7 @@ class File:
         except UnicodeDecodeError as error:
             raise self.wrong(f"not UTF-8 at byte {error.start}; save it as UTF-8 text") from None
         except ValueError as error:  # or a whole number of 5,000 digits
-            raise self.wrong(f"not TOML: {error}; correct it there") from None
+            raise self.wrong(f"not TOML: {error}; {_toml_hint(str(error))}") from None
         except RecursionError:
             raise self.wrong(_TOO_DEEP) from None
         if _is_deeper(tables, _DEPTH):
@@ -105,6 +100,9 @@ class File:
         """Refuse unknown tables and keys. `known`: the keys by table; None: any key."""
         for name, table in self.tables.items():
             if name not in known:
+                homes = [f"[{home}]" for home, keys in known.items() if keys is not None and name in keys]
+                if homes and not isinstance(table, dict):
+                    raise self.wrong(f"{name}: is in no table; write it below the line {' or '.join(homes)}")
                 raise self.wrong(f"[{name}]: no such table; {did_you_mean(name, known, '[{}]')}")
             if not isinstance(table, dict):
                 raise self.wrong(f"{name}: {table!r}; expected a table: begin it with a line [{name}]")
@@ -219,7 +217,8 @@ class File:
         try:
             return kind(**values)
         except InvalidOption as error:
-            raise self.wrong(f"{table}.{str(error).partition('.')[2]}") from None
+            text = str(error).replace("True or False", "true or false")  # as TOML has it
+            raise self.wrong(f"{table}.{text.partition('.')[2]}") from None
 
     def function(self, table: str, key: str, example: str) -> Callable[..., Any]:
         """Return the callable that a value "module:function" names; `example` is such a name, for the error."""
@@ -246,6 +245,14 @@ class File:
         """Return the InvalidOption that names this file, or where else a value came from, and what is wrong."""
         origin = self._origins.get(what.partition(":")[0], self.path)
         return InvalidOption(printable(f"{origin}: {what}", _LONGEST))
+
+
+def _toml_hint(error: str) -> str:
+    if error.startswith("Invalid value"):
+        return 'correct it there; texts are in quotes, as in "localhost"'
+    if error.startswith("Cannot overwrite"):
+        return "the key is there twice: leave one out"
+    return "correct it there"
 
 
 def _is_deeper(value: object, levels: int) -> bool:
@@ -283,11 +290,17 @@ def _may_write_in(folder: Path) -> bool:
         return False
 
 
-def in_file_terms(error: Exception) -> str:
-    """Return the text of an error of option classes and transports with table.key in place of Class.option."""
-    text = str(error)
-    prefix = next((each for each in _TERMS if text.startswith(each)), "")
-    return _TERMS.get(prefix, "") + text.removeprefix(prefix)
+def in_file_terms(text: str | Exception) -> str:
+    """Return the text of an error or a log line of netq with table.key in place of Class.option."""
+    return _OPTION.sub(_table_and_key, str(text))
+
+
+def _table_and_key(found: re.Match[str]) -> str:
+    if part := found["part"]:
+        return "[server]" if part == "netloc" else f"[{part}]"
+    if table := found["table"]:
+        return f"{table.lower()}." if found["key"] else f"[{table.lower()}]"
+    return "server."
 
 
 def function(where: str, name: object, example: str) -> Callable[..., Any]:
@@ -308,7 +321,7 @@ def named_object(where: str, name: object, example: str, kind: str = "function")
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the code of the module may raise anything
+    except (Exception, SystemExit) as error:  # the code of the module may raise anything
         raise InvalidOption(f"{where}: {name!r}; {_import_failed(module_name, error)}") from error
     try:
         return functools.reduce(getattr, attribute.split("."), module)
@@ -316,7 +329,7 @@ def named_object(where: str, name: object, example: str, kind: str = "function")
         raise InvalidOption(f"{where}: {name!r}; {_no_function(module, attribute)}") from None
 
 
-def _import_failed(module: str, error: Exception) -> str:
+def _import_failed(module: str, error: BaseException) -> str:
     """Say whether there is no such module, or it raises an error, and where."""
     reason = f"{type(error).__name__}: {error}"
     is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
@@ -329,7 +342,7 @@ def _import_failed(module: str, error: Exception) -> str:
     return f"the module is there, but {place} raises {reason}: {_hint(error)}; --verbose shows the traceback"
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: BaseException) -> str:
     if not isinstance(error, ModuleNotFoundError):
         return "correct it there"
     package, _, inside = (error.name or "").partition(".")
@@ -338,7 +351,7 @@ def _hint(error: Exception) -> str:
     return "install it"
 
 
-def _raised_at(error: Exception) -> str | None:
+def _raised_at(error: BaseException) -> str | None:
     """Return file and line of the module's own code that raised this during its import; None if none of it ran."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}, line {error.lineno},"
@@ -356,6 +369,9 @@ def _no_function(module: Any, name: str) -> str:
     import difflib
 
     near = difflib.get_close_matches(name, [each for each, value in vars(module).items() if callable(value)], n=1)
-    file = getattr(module, "__file__", None) or module.__name__  # a namespace package has none
+    file = getattr(module, "__file__", None)
+    if file is None:  # a namespace package
+        folder = next(iter(module.__path__))
+        return f"expected a module, but {folder} is a folder without __init__.py: rename it, or correct the name"
     hint = f"did you mean {near[0]}?" if near else f"define it in {file}"
     return f"expected a function of that name, but {module.__name__} has no {name}: {hint}"

@@ -80,9 +80,10 @@ class NodeTasks:
             return content
         try:
             message = MESSAGES.dump(write_reply(Reply(ask.batch, content, self._usage())))
+            encode(context.state)
         except Exception as error:  # serialising the user's values may raise anything
-            log.error("the reply cannot be sent: %s", error)
-            return f"{type(error)}:<'its reply cannot be sent: {error}'>"
+            log.error("the reply cannot be sent, or the state not be kept: %s", error)
+            return f"{type(error)}:<'its reply cannot be sent, or its state not be kept: {error}'>"
         self._context = context
         return Finished(task.job, message, message.nbytes)
 

@@ -135,8 +135,15 @@ def _encode_value(value: Any) -> Any:
         return [_encode_value(each) for each in value]
     for kind in _VALUES:  # in this order: a bool is an int; a numpy float is a float
         if isinstance(value, kind):
-            return kind(value)
+            plain = kind(value)
+            if kind is int and not _is_64_bits(plain):
+                raise ValueError(f"a whole number of {plain.bit_length()} bits in a record; expected 64 at most")
+            return plain
     raise TypeError(f"a {type(value).__name__} in a record; expected one of {_names(_VALUES)}")
+
+
+def _is_64_bits(value: int) -> bool:
+    return -(2**63) <= value < 2**64
 
 
 # In
@@ -192,7 +199,7 @@ def check_value(where: str, value: Any, kinds: tuple[type, ...] = _VALUES) -> No
     else:
         expect(type(value) in kinds, where, f"one of {_names(kinds)}, or a list of one")
     for each in value if type(value) is list else (value,):
-        expect(type(each) is not int or -(2**63) <= each < 2**64, where, "whole numbers of 64 bits")
+        expect(type(each) is not int or _is_64_bits(each), where, "whole numbers of 64 bits")
 
 
 def _items(where: str, value: Any, size: int) -> list[Any]:

@@ -95,6 +95,7 @@ class ClientTasks:
         self._owed: dict[uuid.UUID, deque[tuple[Job, float]]] = {}  # tasks without a reply, and when they were given
         self._seconds: dict[uuid.UUID, float] = {}  # how long the last reply of each client took
         self._begun: deque[uuid.UUID] = deque()  # clients whose session has begun since `new_sessions`
+        self.renewed: set[uuid.UUID] = set()  # clients whose session has begun since the server cleared this
         self.visitors: set[uuid.UUID] = set()  # clients that only look: they get no task
         self._next_check = 0.0  # by time.monotonic()
         # The queue, and what finds the answers among its messages.
@@ -120,6 +121,7 @@ class ClientTasks:
             for peer in by_peer.keys() - known.keys():
                 del by_peer[peer]
         self.visitors &= known.keys()
+        self.renewed &= known.keys()
         return {self._begun.popleft() for _ in range(len(self._begun))}
 
     def seconds(self, peer: uuid.UUID) -> float:
@@ -367,6 +369,7 @@ class ClientTasks:
 
         def ini(peer: uuid.UUID) -> None:
             self._begun.append(peer)
+            self.renewed.add(peer)
             self.visitors.discard(peer)
             if user.ini is not None:
                 user.ini(peer)

@@ -210,6 +210,7 @@ class Server:
             self._has_begun = True
             self._callbacks.federation_begins(self._details())
         self._callbacks.round_begins(number, clients)
+        self._tasks.renewed.clear()
         begin, before = time.monotonic(), self.statistics()
         evaluation = RoundState()
         try:
@@ -390,8 +391,7 @@ class Server:
         """Return the message bytes received and sent since `before`."""
         received = sent = 0
         for peer, now in self.statistics().items():
-            # Counters begin at 0 with each session: smaller ones are of a new session.
-            same = peer in before and before[peer].bytes_in <= now.bytes_in and before[peer].bytes_out <= now.bytes_out
+            same = peer in before and peer not in self._tasks.renewed  # counters begin at 0 with each session
             received += now.bytes_in - (before[peer].bytes_in if same else 0)
             sent += now.bytes_out - (before[peer].bytes_out if same else 0)
         return received, sent

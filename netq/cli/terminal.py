@@ -7,6 +7,7 @@ of files, libraries and users' functions, which may have an escape sequence in i
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from netq.text import printable
@@ -15,14 +16,15 @@ _LONGEST = 20_000  # characters of a line
 
 
 class Formatter(logging.Formatter):
-    """Formats a record as one line, and its traceback below."""
+    """Formats a record as one line, and its traceback below. `translate`: changes the line."""
 
-    def __init__(self) -> None:
+    def __init__(self, translate: Callable[[str], str] = str) -> None:
+        self._translate = translate
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        return printable(super().formatMessage(record), _LONGEST)
+        return printable(self._translate(super().formatMessage(record)), _LONGEST)
 
     def formatException(self, error: Any) -> str:
         """Return the traceback."""

@@ -26,6 +26,7 @@ from netq.security.files import own_id
 from netq.security.identity import Protection, is_post_quantum
 from netq.version import DISTRIBUTION
 
+_PYOPENSSL = 26  # major version, at least
 _HEADER = 5  # bytes before a record's ciphertext
 MAX_PENDING = 256 * 1024  # bytes of ciphertext that wait for to_send; 1 MiB does not fit the cache and is 1/8 slower
 # Bytes from a peer without authentication. A handshake with a certificate of P-256 has 3 KiB, with a chain of ML-DSA-65
@@ -308,8 +309,18 @@ def _backend(options: SecurityOptions) -> ModuleType:
         raise SecurityError(
             f"SecurityOptions.post_quantum: 'require' needs pyOpenSSL: pip install '{DISTRIBUTION}[security]'"
         )
-    use_openssl = installed and options.post_quantum != "off"
-    return importlib.import_module(f"netq.security.{'openssl' if use_openssl else 'standard'}")
+    if not installed or options.post_quantum == "off":
+        return importlib.import_module("netq.security.standard")
+    try:
+        found = importlib.import_module("OpenSSL").__version__
+        if int(found.partition(".")[0]) < _PYOPENSSL:
+            raise ImportError(f"pyOpenSSL is {found}; expected {_PYOPENSSL} or later")
+        return importlib.import_module("netq.security.openssl")
+    except (ImportError, AttributeError) as error:  # an old pyOpenSSL does not find what it looks for in cryptography
+        raise SecurityError(
+            f"SecurityOptions.post_quantum: {options.post_quantum!r} cannot be had: {error}; pip install --upgrade "
+            f"'{DISTRIBUTION}[security]', or say 'off'"
+        ) from error
 
 
 # OpenSSL's reasons, where "the handshake failed" would leave the user without a hint.
@@ -356,7 +367,8 @@ def _explanation(error: Broken, peer: str, handshaken: bool) -> str:
             ".authority, as made by `netq certs issue`"
         )
     if alert:
-        return f"{peer} refused this side of the TLS connection: {alert}; its own log says more"
+        doubt = ", most often because of the name in the certificate" if alert == "internal error" else ""
+        return f"{peer} refused this side of the TLS connection: {alert}{doubt}; its own log says more"
     if handshaken:
         return f"the TLS connection to {peer} is broken: {_words(reason)}; something changed bytes on the way"
     if reason in _NOT_TLS:

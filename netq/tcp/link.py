@@ -35,6 +35,10 @@ _READS = 64  # reads in one turn, at most: the bound where the clock of processo
 _WRITES = 4  # batches in one turn, so that the other links of the loop have theirs
 _SIOCOUTQNSD = 0x894B  # linux/sockios.h: bytes in the queue that were not sent once
 _CLOSE_TIMEOUT = 1.0  # seconds to wait for the peer's end of the connection after ours
+_UNANSWERED = (
+    "the peer hung up before it had sent anything; is the same protocol set on both sides, and SecurityOptions on both "
+    "or on neither?"
+)
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close discards what is unsent, and sends RST
 
 
@@ -212,7 +216,7 @@ class Link:
         for count in range(_READS):
             n = self._stream.recv_into(self.connection.buffer()[: self._receive_size.size])
             if n == 0:
-                raise ConnectionResetError("the peer hung up")
+                raise ConnectionResetError("the peer hung up" if self._received_any else _UNANSWERED)
             self._received_any = True
             self._read_little = not count and n <= _SMALL
             self._process(n)

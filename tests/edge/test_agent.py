@@ -91,7 +91,7 @@ def test_device_settings_override_the_server_config() -> None:
     [
         ("exit", {}, "the training process ended with status 7"),
         ("segfault", {}, "the training process was ended by SIGSEGV"),
-        ("kill", {}, "the training process was killed (SIGKILL), as the system does when memory runs out"),
+        ("kill", {}, "the training process was killed (SIGKILL); the system does that when memory runs out"),
         pytest.param(  # on a busy machine the next process needs seconds to start
             "hang", {"seconds": 2.0}, "it took longer than training.seconds (2); killed", marks=pytest.mark.alone
         ),

@@ -146,6 +146,38 @@ def test_wrong_training_is_status_1(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert command.main(["check", path, "--no-train"]) == 0
 
 
+@pytest.mark.parametrize(("limit", "more"), [("0.016", []), ("0.008", ["--no-train"])])
+def test_round_above_the_traffic_of_an_hour(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str, more: list[str]
+) -> None:
+    with federation() as server:
+        path = write(tmp_path, server.netloc.port, f'[client]\ntrain = "{HERE}:train"\n[fit]\nmax_traffic = {limit}\n')
+        assert command.main(["check", path, *more]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"edge: fit.max_traffic is {limit} MB in 60 minutes, and one round has 0.0")
+        assert command.main(["check", path, *more, "--set", "fit.max_traffic=0.0172"]) == 0
+
+
+@pytest.mark.slow
+def test_import_that_hangs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        path = write(tmp_path, 1, '[client]\ntrain = "hangs:train"\n[training]\nseconds = 0.5\n')
+        assert command.main(["check", path]) == 1
+    out, error = capsys.readouterr()
+    assert out == "functions hangs:train: \n"
+    assert "does not start: it took longer than training.seconds (0.5); killed" in error
+
+
+def test_memory_that_is_too_little_for_numpy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path, 1, TRAIN + "[training]\nmemory = 10\n")
+    assert command.main(["check", path]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("edge: the process that trains does not start: ")
+    assert error.endswith("; training.memory is 10 MB, which may be too little\n")
+
+
 @pytest.mark.usefixtures("other_server")
 def test_other_server_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as server:

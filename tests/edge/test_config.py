@@ -141,7 +141,7 @@ def test_every_connection_option_can_be_set(tmp_path: Path) -> None:
         (SERVER + "[training]\nmemory = 0\n", "training.memory: 0", "a whole number above 0"),
         (SERVER + "[training]\nseconds = -1\n", "training.seconds: -1", "more than 0"),
         (SERVER + "[training]\nnice = 20\n", "training.nice: 20", "from 0 to 19"),
-        (SERVER + "[training]\nkeep = 1\n", "training.keep: 1", "True or False"),
+        (SERVER + "[training]\nkeep = 1\n", "training.keep: 1", "true or false"),
         (SERVER + "[settings]\nround = 7\n", "settings.round: ", "the number of the round"),
         (SERVER + "[settings]\nstate = 7\n", "settings.state: ", "keep between rounds"),
         (SERVER + "[security]\ncertificate = 1\n", "security.certificate: 1", "the path of a PEM file"),

@@ -26,7 +26,7 @@ with warnings.catch_warnings():
         importlib.import_module(name) for name in ("fl.flower", "edge.flower", "flwr.serverapp.strategy")
     )
 
-KILLED = "the training process was killed (SIGKILL), as the system does when memory runs out"
+KILLED = "the training process was killed (SIGKILL); the system does that when memory runs out"
 GRACE = 1.0  # seconds without a link after which a device is not waited for
 
 

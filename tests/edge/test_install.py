@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edge import __main__ as command
-from edge.install import containerfile, unit
+from edge.install import containerfile, install, unit
 from netq.security import certificates
 
 SERVER = '[server]\nhost = "10.0.0.1"\nport = 51966\n'
@@ -82,9 +83,8 @@ def test_command_writes_and_says_what_to_do(tmp_path: Path, capsys: pytest.Captu
     path = write(tmp_path)
     assert command.main(["install", str(path), "--output", str(tmp_path), "--name", "board", "--memory", "256M"]) == 0
     assert (tmp_path / "board.service").read_text() == unit(path, "256M", [])
-    assert capsys.readouterr().out == (
-        f"wrote {tmp_path}/board.service; now: systemctl daemon-reload && systemctl enable --now board\n"
-    )
+    line = f"wrote {tmp_path}/board.service; now: systemctl daemon-reload && systemctl enable --now board"
+    assert capsys.readouterr().out.splitlines()[0] == line
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,23 @@ def test_container_is_written_beside_the_file(tmp_path: Path) -> None:
     text = (tmp_path / "Containerfile").read_text()
     assert text == containerfile(path)
     assert text.endswith('ENTRYPOINT ["edge", "run", "client.toml"]\n')
+
+
+def test_file_that_the_service_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+
+    def doubts() -> list[str]:
+        said = install(path, name="edge", folder=tmp_path, memory="80%", devices=[], container=False)
+        return said.splitlines()[1:]
+
+    monkeypatch.setattr("edge.install._PRIVATE", (str(tmp_path.parent),))
+    assert doubts() == [f"but move {path} elsewhere first: the service has a {tmp_path.parent} of its own"]
+    monkeypatch.setattr("edge.install._PRIVATE", ())
+    monkeypatch.setattr("edge.install._FOR_ALL", {False: stat.S_IROTH, True: 0o7777})  # pytest's folders are 0700
+    path.chmod(0o644)
+    assert doubts() == []
+    path.chmod(0o600)
+    assert doubts() == [f"but first let the service's user read it: chmod o+rX {path}"]
 
 
 @pytest.mark.parametrize(

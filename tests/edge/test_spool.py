@@ -104,9 +104,23 @@ def test_full_disk_is_one_warning(full_disk: Path, caplog: pytest.LogCaptureFixt
             os.close(memory)
             assert spool.last is not None
             assert spool.last.key == key
+        (warning,) = caplog.messages
+        assert warning.startswith(f"{full_disk}/state: cannot be written (")
         filler.unlink()
         keep(spool, "4")
     assert last(full_disk / "state") == ("4", b"reply", b"")
+
+
+def test_record_that_the_child_could_not_write_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Spool(tmp_path) as spool:
+        for key in ("1", "2"):
+            memory = os.memfd_create("as the child does")
+            write(memory, key, Stream([b"reply"]), 5, Stream())
+            spool.keep(memory, Record.read(memory, check=False))
+            os.close(memory)
+    assert caplog.messages == [
+        f"{tmp_path}: cannot be written (the disk may be full): updates stay in memory, and do not survive a restart"
+    ]
 
 
 def test_folder_is_made_for_its_user_only(tmp_path: Path) -> None:

@@ -149,6 +149,32 @@ def test_wrong_security_is_named(tmp_path: Path, line: str, said: str) -> None:
     assert str(caught.value).startswith(f"{file.path}: {said}")
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[gate]\nopen = localhost\n", 'texts are in quotes, as in "localhost"'),
+        ('[gate]\nopen = "a"\nopen = "b"\n', "the key is there twice: leave one out"),
+        ("[gate]\n[gate]\n", "correct it there"),
+    ],
+)
+def test_mistake_in_toml_has_a_hint(tmp_path: Path, text: str, hint: str) -> None:
+    with pytest.raises(InvalidOption, match=rf"gate\.toml: not TOML: .* \(at line .*\); .*{hint}$"):
+        of(tmp_path, text)
+
+
+def test_key_above_the_first_table_is_told_its_table(tmp_path: Path) -> None:
+    file = of(tmp_path, 'key = "a.pem"\n')
+    with pytest.raises(InvalidOption, match=r"key: is in no table; write it below the line \[security\] or \[seal\]$"):
+        file.check_names({"gate": ("open",), "security": ("key",), "seal": ("key",), "settings": None})
+
+
+def test_module_that_exits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_once.py").write_text("import sys\nsys.exit(3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidOption, match=r"exits_at_once\.py, line 2, raises SystemExit: 3"):
+        of(tmp_path, '[gate]\nopen = "exits_at_once:train"').function("gate", "open", "farm:open")
+
+
 def test_value_that_cannot_be_parsed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match=r"gate\.toml: not TOML: "):
         of(tmp_path, f"[gate]\nwidth = {'9' * 6000}\n")
@@ -213,7 +239,8 @@ def test_unwritable_folder_is_refused(file: File) -> None:
         ("SecurityOptions.key: None; a server needs it", "security.key: None; a server needs it"),
         ("CommunicatorOptions.security: none", "[security]: none"),
         ("Server.min_clients: 0", "server.min_clients: 0"),
-        ("round 3: SecurityOptions.key", "round 3: SecurityOptions.key"),
+        ("give it in SecurityOptions.authority, or set SealOptions", "give it in security.authority, or set [seal]"),
+        ("round 3: Server.min_clients", "round 3: Server.min_clients"),
     ],
 )
 def test_errors_of_options_name_the_key(said: str, ours: str) -> None:
@@ -243,7 +270,7 @@ def test_missing_file_is_described(tmp_path: Path) -> None:
 def test_namespace_package_is_named_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder_alone").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InvalidOption, match="folder_alone has no train: define it in folder_alone"):
+    with pytest.raises(InvalidOption, match=r"folder_alone is a folder without __init__\.py: rename it"):
         of(tmp_path, '[gate]\nopen = "folder_alone:train"').function("gate", "open", "farm:open")
 
 

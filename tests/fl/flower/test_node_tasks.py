@@ -108,6 +108,18 @@ def test_failure_leaves_the_state_unchanged() -> None:
     assert count_of(answer(restored(node))) == 2
 
 
+def test_state_that_cannot_be_loaded_again_is_a_failure() -> None:
+    def remembers(message: Message, context: Context) -> Message:
+        context.state["big"] = ConfigRecord({"count": 2**70})
+        return Message(RecordDict(), reply_to=message)
+
+    node = tasks(remembers)
+    reason = answer(node)
+    assert isinstance(reason, str)
+    assert "its state not be kept: a whole number of 71 bits in a record; expected 64 at most" in reason
+    assert count_of(answer(restored(node))) == 1
+
+
 def test_error_of_the_app_is_a_reply() -> None:
     node = tasks()
     reply = reply_of(answer(node, group="error"))

@@ -369,6 +369,24 @@ def test_bytes_and_seconds_are_those_of_the_round() -> None:
         assert 2 * size < report.bytes_out < 2 * size + 10_000
 
 
+def test_bytes_of_a_client_that_was_started_again_in_a_round() -> None:
+    model = {"w": np.zeros(250_000, np.float32)}
+    size = model["w"].nbytes
+
+    def restarts(netloc: netq.NetworkLocation) -> None:
+        for answers in (1, 1):  # the first session leaves with the task of round 2, the second one does it
+            _leaves(at(netloc, A), [Update(model, 1)] * answers)
+
+    with Federation(model, min_clients=1) as federation:
+        federation.start(restarts, federation.server.netloc)
+        first, second = (federation.round(1) for _ in range(2))
+        assert second.clients == (A,)
+        for report in (first, second):
+            assert size < report.bytes_in < size + 10_000
+            assert size < report.bytes_out < size + 10_000
+        federation.server.close()
+
+
 def _leaves(options: netq.CommunicatorOptions, answers: Sequence[Any]) -> None:
     """A client that answers the first tasks so, and leaves when there comes another."""
     options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, fl.messages.MESSAGES)

@@ -347,6 +347,14 @@ def test_the_library_is_chosen_by_the_option(monkeypatch: pytest.MonkeyPatch) ->
         tls_module._backend(SecurityOptions(post_quantum="require"))
 
 
+def test_an_old_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr("OpenSSL.__version__", "25.1.0")
+    with pytest.raises(SecurityError, match=r"pyOpenSSL is 25\.1\.0; expected 26 or later; pip install --upgrade"):
+        tls_module._backend(SecurityOptions())
+    assert tls_module._backend(SecurityOptions(post_quantum="off")).__name__ == "netq.security.standard"
+
+
 # --- the end of a connection
 
 
