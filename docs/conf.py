@@ -38,11 +38,22 @@ python_maximum_signature_line_length = 100
 default_role = "py:obj"
 # Other projects' names have no page here, and this build fetches none; neither have modules that are not public.
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*|fl\.config\..*")
+    (
+        "py:.*",
+        r"(?!(netq|fl|edge)\.).*|netq\.(runtime|io)\..*|fl\.strategies\.server_optimizers\..*|fl\.config\..*|netq\.cli\..*",
+    )
 ]
 
 # Classes that a function makes, or that users only receive: without the arguments of their constructors.
-NO_SIGNATURE = {"netq.Communicator", "netq.aio.Communicator", "netq.aio.Delivery", "fl.FailureKind", "fl.ClientState"}
+NO_SIGNATURE = {
+    "netq.Communicator",
+    "netq.exchange.Worker",
+    "netq.exchange.Job",
+    "netq.aio.Communicator",
+    "netq.aio.Delivery",
+    "fl.FailureKind",
+    "fl.ClientState",
+}
 
 
 def setup(app: Sphinx) -> None:

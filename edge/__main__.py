@@ -28,8 +28,8 @@ from edge.agent import Agent
 from edge.config import Config, from_environment, from_flags, open_file
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
-from fl.config.toml import Override, in_file_terms
 from netq.cli.terminal import Formatter, sentence
+from netq.cli.toml_file import Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.version import version
 

@@ -28,12 +28,12 @@ from edge.supervisor import Supervisor
 from edge.work import Work
 from edge.worker import Order
 from fl.compression.packed import Unpacked
-from fl.config.toml import in_file_terms
 from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Describe, Description, Job, Reply, Task, Update
 from fl.tensors.model import check_specs
 from fl.tensors.spec import nbytes, specs_of
 from netq.cli.doctor import Reached, describe, reach
+from netq.cli.toml_file import in_file_terms
 from netq.text import printable
 from netq.utils.stream import Stream
 

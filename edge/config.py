@@ -1,6 +1,6 @@
 """The TOML file of a device: its tables and keys, and the objects that they describe.
 
-fl/config/toml.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
+netq/cli/toml_file.py reads the values. Called by edge/__main__.py, by edge/flower.py, and by scripts before `edge.run`.
 Opens no connection, starts nothing, and imports nothing of the user's.
 
 [server]      host, port         address of the server. Required
@@ -38,8 +38,8 @@ from typing import Any
 from edge import fitness
 from edge.fitness import Fitness
 from edge.limits import Limits
-from fl.config.toml import File, Override, in_file_terms
 from fl.outline import RESERVED
+from netq.cli.toml_file import File, Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,

@@ -26,7 +26,7 @@ from netq.errors import InvalidOption
 from netq.validate import expect, flag, is_number, seconds
 
 if TYPE_CHECKING:
-    from fl.config.toml import File
+    from netq.cli.toml_file import File
 
 log = logging.getLogger("edge")
 

@@ -24,13 +24,13 @@ import netq
 from edge.config import FLOWER_KEYS, KEYS, Config, from_file, open_file
 from edge.limits import Limits
 from edge.work import Work
-from fl.config.toml import File, Override
 from fl.conversation import Link
 from fl.flower.app_folder import AppFolder, is_folder, parse_config
 from fl.flower.conversation import Conversation
 from fl.flower.outline import OUTLINES
 from fl.flower.signed_app import is_stored
 from fl.membership import Membership
+from netq.cli.toml_file import File, Override
 from netq.errors import InvalidOption
 from netq.options import NetworkLocation
 

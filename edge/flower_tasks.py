@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge.usage import Usage
-from fl.config.toml import in_file_terms, named_object
 from fl.flower import outline
 from fl.flower.app_folder import AppFolder, is_folder
 from fl.outline import Finished
+from netq.cli.toml_file import in_file_terms, named_object
 from netq.errors import InvalidOption, SecurityError
 from netq.utils.stream import Stream
 from netq.validate import expect

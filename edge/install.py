@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from edge.config import FILE, Config, open_file
-from fl.config.toml import File
+from netq.cli.toml_file import File
 from netq.errors import InvalidOption
 from netq.validate import expect
 from netq.version import DISTRIBUTION

@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Self
 
 from edge.record import Damaged, Record
-from fl.files import open_regular
 from netq.errors import InvalidOption
+from netq.utils.files import open_regular
 
 log = logging.getLogger("edge")
 

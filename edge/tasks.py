@@ -12,12 +12,12 @@ from typing import Any
 from edge.usage import Usage
 from fl.compression.auto import AUTO
 from fl.compression.compressor import Compression, as_compression
-from fl.config.toml import function
 from fl.messages import Report, Update
 from fl.outline import OUTLINES, Finished
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
 from fl.trainer import Trainer
+from netq.cli.toml_file import function
 from netq.errors import InvalidOption
 from netq.utils.stream import Stream
 

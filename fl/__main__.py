@@ -41,10 +41,10 @@ from fl.callbacks.progress import Progress
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
 from fl.config.server import Config, load_connection
-from fl.config.toml import function, in_file_terms, named_object
 from fl.tensors import npz
 from fl.tensors.spec import Model
 from netq.cli.terminal import Formatter, sentence
+from netq.cli.toml_file import function, in_file_terms, named_object
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.options import CommunicatorOptions, Protocol
 

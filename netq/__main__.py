@@ -11,13 +11,14 @@ from netq.version import version
 _COMMANDS = {  # the module of each, which has a function `main`; imported when it is needed
     "bench": ("netq.bench.command", "measure a link between two machines, or on one"),
     "certs": ("netq.cli.certs", "make certificates of servers and clients, and revoke them"),
+    "exchange": ("netq.cli.exchange", "run an exchange: topics, work queues and services for many clients"),
     "doctor": ("netq.cli.doctor", "show what this machine can do, and whether a server answers"),
 }
 _USAGE = "\n".join(
     [
         "usage: netq COMMAND …    netq COMMAND --help explains a command",
         "",
-        *[f"  {name:<8} {help}" for name, (_, help) in _COMMANDS.items()],
+        *[f"  {name:<9} {help}" for name, (_, help) in _COMMANDS.items()],
         "",
         "example: netq bench throughput --size 128MiB --direction both",
     ]

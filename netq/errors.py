@@ -9,8 +9,13 @@ NetqError
  ├── Closed          (ConnectionError)          the session, or the communicator, is over; has .peer
  ├── QueueFull                                  queue_size messages already wait for the peer; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
- └── Unreadable      (pickle.UnpicklingError)   a message was received but cannot be loaded; has .peer
-      └── NotAllowed                            ... because it names something that `allow` refuses
+ ├── Unreadable      (pickle.UnpicklingError)   a message was received but cannot be loaded; has .peer
+ │    └── NotAllowed                            ... because it names something that `allow` refuses
+ └── Refused                                    an exchange (netq/exchange) did not do what a client asked
+      ├── NotPermitted    (PermissionError)     ... because no permission allows it
+      ├── Busy                                  ... because a work queue, or a client, has too much to do already
+      ├── Absent          (ConnectionError)     ... because nobody offers the service, or the client has gone
+      └── Failed                                ... because the function of the worker or the service has raised
 """
 
 from __future__ import annotations
@@ -97,6 +102,26 @@ class Unreadable(NetqError, pickle.UnpicklingError):
 
 class NotAllowed(Unreadable):
     """A message names a global that the `allow` function of PickleSerializer refuses."""
+
+
+class Refused(NetqError):
+    """An exchange did not do what a client asked. The text says what, the name, and why."""
+
+
+class NotPermitted(Refused, PermissionError):
+    """No permission of the exchange allows it."""
+
+
+class Busy(Refused):
+    """A work queue, a service or a client has too much to do already. Try again later."""
+
+
+class Absent(Refused, ConnectionError):
+    """Nobody offers the service, or the client that was to answer has gone."""
+
+
+class Failed(Refused):
+    """The function of a worker or of a service has raised an exception; or workers have ended with the job."""
 
 
 def strip_tracebacks(error: Exception) -> Exception:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge.config import FILE, KEYS, Config, from_file
-from fl.config.toml import File
+from netq.cli.toml_file import File
 from netq.options import Protocol
 
 _LOCAL = "127.0.0.1"  # what the name of a server on this machine usually resolves to

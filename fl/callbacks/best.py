@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fl.callbacks.base import Callback
-from fl.files import create, read_regular
 from fl.report import RoundReport
 from fl.tensors import npz
 from fl.tensors.spec import Model
+from netq.utils.files import create, read_regular
 from netq.validate import expect, flag, is_number, whole
 
 log = logging.getLogger("netq.fl")

@@ -1,6 +1,6 @@
 """The TOML file of an aggregator: its tables and keys, and the objects that they describe.
 
-fl/config/toml.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
+netq/cli/toml_file.py reads the values. Called by fl/__main__.py and by scripts. Loading opens no connection and starts
 nothing; it imports the modules that the file names. Paths are relative to the folder of the file.
 docs/how-to/aggregator.md shows a complete file; fl.Server documents the keys of [server].
 
@@ -39,10 +39,10 @@ import fl
 from fl.callbacks.best import EarlyStopping, SaveBest
 from fl.callbacks.jsonl import Measure, name_of
 from fl.config import strategy
-from fl.config.toml import File, in_file_terms
 from fl.errors import InvalidUpdate
 from fl.server.checkpoint import is_there
 from fl.tensors.model import check
+from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.options import (
     CommunicatorOptions,

@@ -12,10 +12,10 @@ from typing import Any
 
 import fl
 from fl.compression.compressor import as_compression
-from fl.config.toml import File
 from fl.schedules import from_table, resolved
 from fl.server.validation import check_config
 from fl.strategies.base import as_discount, options_of
+from netq.cli.toml_file import File
 from netq.errors import InvalidOption
 from netq.text import did_you_mean
 

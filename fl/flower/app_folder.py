@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fl.config.toml import File, named_object
-from fl.files import read_regular
+from netq.cli.toml_file import File, named_object
 from netq.errors import InvalidOption
 from netq.text import did_you_mean, printable
+from netq.utils.files import read_regular
 
 if TYPE_CHECKING:
     from fl.flower.apps import ClientApp, ServerApp

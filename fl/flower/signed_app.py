@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
-from fl.files import create, read_regular
 from fl.flower.app_folder import PROJECT, AppFolder
 from netq.errors import InvalidOption, SecurityError
 from netq.text import printable
+from netq.utils.files import create, read_regular
 
 if TYPE_CHECKING:
     from fl.flower.apps import ClientApp

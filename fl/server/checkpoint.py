@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fl.errors import CheckpointError
-from fl.files import create, open_regular
 from fl.tensors.checks import unserializable
 from fl.tensors.serialization import serialization
 from netq.buffers import Buffer
 from netq.errors import Unreadable
 from netq.protocol.memory import Memory
+from netq.utils.files import create, open_regular
 from netq.utils.stream import Stream
 
 log = logging.getLogger("netq.fl")

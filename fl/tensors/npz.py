@@ -15,8 +15,8 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from fl.files import create
 from fl.tensors.spec import Model, specs_of
+from netq.utils.files import create
 
 _DTYPES = frozenset(np.dtype(code).name for code in "?bhilqBHILQefdFD")
 _MAX_NAME = 60_000  # bytes; the limit of a zip file is 65535, extra fields included

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from netq.security import certificates
 from tests.pages import Page, Scripts
 
 NO_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
@@ -68,6 +69,27 @@ def test_seals_connect_with_the_files_of_the_page(scripts: Open) -> None:
     printed = NO_ID.sub("…", str(server.communicate(timeout=LIMIT)[0]))
     cipher = re.compile("(AES_256_GCM|CHACHA20_POLY1305)")  # this machine's processor decides
     assert cipher.sub("…", printed) == cipher.sub("…", NO_ID.sub("…", run.page.output("python server.py")))
+
+
+@pytest.mark.slow
+def test_exchange_prints_what_the_page_shows(scripts: Open, tmp_path: Path) -> None:
+    run = scripts("exchange")
+    certificates.init(tmp_path / "certificates")
+    (text,) = run.page.blocks("toml")
+    plain = text.replace("51966", str(run.port)).partition("[allow.boards]")[0]
+    secured = text.replace("51966", "0")
+    printed = ""
+    for name, content in (("secured.toml", secured), ("plain.toml", plain)):
+        (tmp_path / name).write_text(content)
+        exchange = run.start("-m", "netq", "exchange", name)
+        assert exchange.stderr is not None
+        assert any("an exchange listens at 0.0.0.0:" in line for line in exchange.stderr)
+        if name == "plain.toml":
+            printed = run.start("plant.py").communicate(timeout=LIMIT)[0]
+        exchange.send_signal(signal.SIGTERM)
+        exchange.communicate(timeout=LIMIT)
+        assert exchange.returncode == 0
+    assert printed == run.page.output("python plant.py")
 
 
 @pytest.mark.slow

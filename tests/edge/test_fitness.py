@@ -13,7 +13,7 @@ import pytest
 from edge.config import FILE
 from edge.fitness import KEYS, Fitness, Gate, fitness
 from edge.machine import Machine, Readings
-from fl.config.toml import File
+from netq.cli.toml_file import File
 from netq.errors import InvalidOption
 from tests.edge.machines import FakeMachine, laptop
 

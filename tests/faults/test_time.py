@@ -146,6 +146,7 @@ CLOCKED = ("tcp", "tls", "grpc", "shm")  # at a broker, both servers of this tes
 
 @pytest.mark.skipif(FAKETIME is None and not MUST, reason="needs libfaketime, as in Debian's package faketime")
 @pytest.mark.slow
+@pytest.mark.alone  # on a busy machine, threads under libfaketime stand still for many seconds
 @together(*CLOCKED)
 def test_jump_of_the_wall_clock_by_a_day_is_harmless(
     wires: dict[str, Wire], children: Children, tmp_path: Path, log: LogRecorder, figure: Figure

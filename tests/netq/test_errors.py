@@ -11,14 +11,19 @@ import pytest
 
 from netq import errors
 from netq.errors import (
+    Absent,
     AddressError,
+    Busy,
     Closed,
+    Failed,
     InvalidOption,
     MessageTooLarge,
     NetqError,
     NotAllowed,
+    NotPermitted,
     ProtocolError,
     QueueFull,
+    Refused,
     SecurityError,
     SerializationError,
     Unreadable,
@@ -36,6 +41,11 @@ STANDARD = {
     MessageTooLarge: ValueError,
     Unreadable: pickle.UnpicklingError,
     NotAllowed: Unreadable,
+    Refused: NetqError,
+    NotPermitted: PermissionError,
+    Busy: Refused,
+    Absent: ConnectionError,
+    Failed: Refused,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fl.config.toml import File, in_file_terms
+from netq.cli.toml_file import File, in_file_terms
 from netq.errors import InvalidOption
 from netq.options import ConnectionOptions, Protocol, SecurityOptions
 from netq.text import did_you_mean

@@ -1,8 +1,9 @@
 """Typed access to a TOML file, with a clear error for each wrong value.
 
-Called by fl/config/server.py and edge/config.py, which own the names of their tables and keys. Every error is an
-InvalidOption that names the file and the key, the value, what was expected, and what to do. Paths are relative to the
-folder of the file. Opens no connection and writes nothing; `function` imports the module that a value names.
+Called by netq/cli/exchange.py, fl/config/server.py and edge/config.py, which own the names of their tables and keys.
+Every error is an InvalidOption that names the file and the key, the value, what was expected, and what to do. Paths are
+relative to the folder of the file. Opens no connection and writes nothing; `function` imports the module that a value
+names.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
-from fl.files import read_regular
 from netq.errors import InvalidOption
 from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
 from netq.text import did_you_mean, printable
+from netq.utils.files import read_regular
 from netq.validate import is_whole
 
 T = TypeVar("T")

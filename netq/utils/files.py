@@ -1,7 +1,7 @@
 """Opens files by names that other users of the machine may know: regular files only, and new ones by no link.
 
-Called by fl/server/checkpoint.py, fl/tensors/npz.py and fl/config/toml.py. A pipe would block its reader for ever, and
-a link in a folder that others may write to would lead a write of ours into a file of their choice.
+Called by netq/cli/toml_file.py, fl/server/checkpoint.py, fl/tensors/npz.py and edge/spool.py. A pipe would block its
+reader for ever, and a link in a folder that others may write to would lead a write of ours into a file of their choice.
 """
 
 from __future__ import annotations

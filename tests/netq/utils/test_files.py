@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fl.files import create, open_regular, read_regular
+from netq.utils.files import create, open_regular, read_regular
 
 
 def test_a_regular_file_is_read_through_a_link(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Services and the calls that they have not answered yet; a message to a client is a call of that client. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import uuid
+from collections import OrderedDict
+from typing import NamedTuple
+
+
+class Call(NamedTuple):
+    """An open call. `service`: "" for a message to a client."""
+
+    number: int
+    service: str
+    caller: uuid.UUID
+    request: int  # the caller's number
+    server: uuid.UUID
+
+
+class Calls:
+    """All services of an exchange, and the open calls.
+
+    most: calls that may be open at one client, besides those that a service of it takes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
+        self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # and how many calls each client takes at once
+        self._open: dict[int, Call] = {}
+        self._at: dict[uuid.UUID, set[int]] = {}  # open calls by the client that is to answer
+        self._load: dict[tuple[str, uuid.UUID], int] = {}  # open calls by service and client
+        self._away: set[uuid.UUID] = set()
+
+    def serve(self, service: str, client: uuid.UUID, most: int) -> None:
+        """Let a client answer calls of a service, `most` at once; with 0, no more."""
+        clients = self._services.setdefault(service, OrderedDict())
+        if most:
+            clients[client] = most
+        else:
+            clients.pop(client, None)
+        if not clients:
+            del self._services[service]
+
+    def call(self, service: str, caller: uuid.UUID, request: int) -> Call | str:
+        """Open a call at the client whose turn it is. Return it, or why there is none."""
+        clients = self._services.get(service, OrderedDict())
+        present = [client for client in clients if client not in self._away]
+        if not present:
+            return "nobody offers this service"
+        for client in present:
+            if self._load.get((service, client), 0) < clients[client]:
+                clients.move_to_end(client)
+                return self._begin(service, caller, request, client)
+        return ""
+
+    def send(self, client: uuid.UUID, caller: uuid.UUID, request: int) -> Call | str:
+        """Open a call for a message to a client. Return it, or "" if too many are open."""
+        if self._load.get(("", client), 0) >= self._most:
+            return ""
+        return self._begin("", caller, request, client)
+
+    def finish(self, number: int, server: uuid.UUID) -> Call | None:
+        """Close a call that a client has answered. Return it; None if it is no open call of this client."""
+        call = self._open.get(number)
+        return self._close(call) if call is not None and call.server == server else None
+
+    def leave(self, client: uuid.UUID, *, returns: bool) -> list[Call]:
+        """Close the calls that a client cannot answer any more, and return them.
+
+        returns: whether it may come back; then its services stay, and get no calls until it has.
+        """
+        calls = [self._close(self._open[number]) for number in sorted(self._at.get(client, ()))]
+        if returns:
+            self._away.add(client)
+        else:
+            self._away.discard(client)
+            for service in [name for name, clients in self._services.items() if client in clients]:
+                self.serve(service, client, 0)
+        return calls
+
+    def come_back(self, client: uuid.UUID) -> None:
+        """Give calls again to a client that may come back, and has."""
+        self._away.discard(client)
+
+    def services(self) -> dict[str, int]:
+        """Return how many clients offer each service."""
+        return {name: len(clients) for name, clients in self._services.items()}
+
+    def services_of(self, client: uuid.UUID) -> int:
+        """Return how many services a client offers."""
+        return sum(client in clients for clients in self._services.values())
+
+    def _begin(self, service: str, caller: uuid.UUID, request: int, server: uuid.UUID) -> Call:
+        call = Call(next(self._numbers), service, caller, request, server)
+        self._open[call.number] = call
+        self._at.setdefault(server, set()).add(call.number)
+        self._load[service, server] = self._load.get((service, server), 0) + 1
+        return call
+
+    def _close(self, call: Call) -> Call:
+        del self._open[call.number]
+        numbers, key = self._at[call.server], (call.service, call.server)
+        numbers.remove(call.number)
+        if not numbers:
+            del self._at[call.server]
+        self._load[key] -= 1
+        if not self._load[key]:
+            del self._load[key]
+        return call

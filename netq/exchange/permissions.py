@@ -1,0 +1,71 @@
+"""What the clients of an exchange may do. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+
+from netq.exchange.topics import covers, why_wrong
+from netq.validate import expect
+
+ANYBODY = "*"
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Allows clients to use names; each is a list of filters, as in "plant/#" (netq/exchange/topics.py).
+
+    clients: ids; "*": any client.
+    send:    ids of the clients to which they may send messages; "*": any client.
+
+    Raises InvalidOption.
+    """
+
+    clients: Sequence[str | uuid.UUID]
+    publish: Sequence[str] = ()
+    subscribe: Sequence[str] = ()
+    push: Sequence[str] = ()
+    work: Sequence[str] = ()
+    call: Sequence[str] = ()
+    serve: Sequence[str] = ()
+    send: Sequence[str | uuid.UUID] = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            name, values = f"Permission.{each.name}", getattr(self, each.name)
+            expect(isinstance(values, (list, tuple)), name, values, "a list of texts")
+            if each.name in ("clients", "send"):
+                object.__setattr__(self, each.name, tuple([_id(name, value) for value in values]))
+            else:
+                for value in values:
+                    expect(not why_wrong(value, is_filter=True), name, value, 'a filter, as in "plant/+/temperature"')
+
+    def allows(self, client: uuid.UUID, action: str, name: str) -> bool:
+        """Return whether a client may do this with a name: for "send", an id as text; for "subscribe", a filter."""
+        if client not in self.clients and ANYBODY not in self.clients:
+            return False
+        if action == "send":
+            return ANYBODY in self.send or uuid.UUID(name) in self.send
+        return any(covers(filter, name) for filter in getattr(self, action))
+
+
+class Permissions:
+    """The permissions of an exchange. None: anybody may do anything."""
+
+    def __init__(self, permissions: Iterable[Permission] | None) -> None:
+        self._permissions = None if permissions is None else tuple(permissions)
+
+    def allow(self, client: uuid.UUID, action: str, name: str) -> bool:
+        """Return whether any of them allows it."""
+        return self._permissions is None or any(each.allows(client, action, name) for each in self._permissions)
+
+
+def _id(name: str, value: object) -> str | uuid.UUID:
+    if isinstance(value, uuid.UUID) or value == ANYBODY:
+        return value
+    try:
+        return uuid.UUID(value)  # type: ignore[arg-type]
+    except (ValueError, AttributeError, TypeError):
+        expect(False, name, value, f'an id, as in "{uuid.UUID(int=2**127)}", or "{ANYBODY}"')
+        raise

@@ -1,0 +1,153 @@
+"""Work queues: a state machine compared with a simple model, and single cases."""
+
+from __future__ import annotations
+
+import uuid
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from netq.exchange.jobs import Counts, Job, Jobs
+from netq.utils.stream import Stream
+
+WORKERS = [uuid.UUID(int=number) for number in range(1, 5)]
+PRODUCER = uuid.UUID(int=9)
+QUEUES = ["a", "b"]
+TRIES = 3
+
+
+def jobs(most: int = 1000, memory: int = 10**6, tries: int = TRIES) -> Jobs:
+    return Jobs(most, memory, tries)
+
+
+class Machine(RuleBasedStateMachine):
+    """All that may happen. A job is at one place: waiting, at one worker, or over."""
+
+    held: Bundle[int] = Bundle("held")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs = jobs()
+        self.ahead = {(worker, queue): 0 for worker in WORKERS for queue in QUEUES}
+        self.here = set(WORKERS)
+        self.at: dict[int, uuid.UUID] = {}  # where each given job is
+        self.open: dict[int, Job] = {}
+        self.requests = 0
+
+    def given(self, found: list[Job]) -> None:
+        for job in found:
+            assert job.worker in self.here
+            assert job.number not in self.at
+            self.open[job.number] = job
+            assert job.worker is not None
+            self.at[job.number] = job.worker
+            assert self.load(job.worker, job.queue) <= self.ahead[job.worker, job.queue]
+
+    def load(self, worker: uuid.UUID, queue: str) -> int:
+        return sum(at == worker and self.open[number].queue == queue for number, at in self.at.items())
+
+    @rule(target=held, queue=st.sampled_from(QUEUES), size=st.integers(0, 10))
+    def push(self, queue: str, size: int):  # type: ignore[no-untyped-def]
+        self.requests += 1
+        before = {job.number for job in self.jobs._jobs.values()}
+        self.given(self.jobs.push(queue, PRODUCER, self.requests, Stream([bytes(size)])))
+        (number,) = self.jobs._jobs.keys() - before
+        self.open[number] = self.jobs._jobs[number]
+        return self.open[number].number
+
+    @rule(worker=st.sampled_from(WORKERS), queue=st.sampled_from(QUEUES), ahead=st.integers(0, 3))
+    def work(self, worker: uuid.UUID, queue: str, ahead: int) -> None:
+        if worker in self.here:
+            self.ahead[worker, queue] = ahead
+            self.given(self.jobs.work(queue, worker, ahead))
+
+    @rule(number=held, worker=st.sampled_from(WORKERS))
+    def finish(self, number: int, worker: uuid.UUID) -> None:
+        job, found = self.jobs.finish(number, worker)
+        if self.at.get(number) == worker:
+            assert job is not None
+            assert job.number == number
+            del self.at[number], self.open[number]
+        else:
+            assert job is None
+        self.given(found)
+
+    @rule(number=held)
+    def give_back(self, number: int) -> None:
+        if (worker := self.at.pop(number, None)) is not None:
+            self.given(self.jobs.give_back(number, worker))
+
+    @rule(worker=st.sampled_from(WORKERS), returns=st.booleans())
+    def leave(self, worker: uuid.UUID, returns: bool) -> None:
+        lost = {number for number, at in self.at.items() if at == worker}
+        failing = {number for number in lost if self.open[number].tries == TRIES - 1}
+        for number in lost:
+            del self.at[number]
+        if returns:
+            self.here.discard(worker)
+        else:
+            self.here.add(worker)  # another process with this id may come
+            for queue in QUEUES:
+                self.ahead[worker, queue] = 0
+        failed, found = self.jobs.leave(worker, returns=returns)
+        assert {job.number for job in failed} == failing
+        for number in failing:
+            del self.open[number]
+        self.given(found)
+
+    @rule(worker=st.sampled_from(WORKERS))
+    def come_back(self, worker: uuid.UUID) -> None:
+        if worker not in self.here:
+            self.here.add(worker)
+            self.given(self.jobs.come_back(worker))
+
+    @invariant()
+    def nothing_is_lost_or_late(self) -> None:
+        assert self.jobs._jobs.keys() == self.open.keys()
+        assert self.jobs._size == sum(job.data.nbytes for job in self.open.values())
+        counts = self.jobs.counts()
+        for queue in QUEUES:
+            waiting = sum(job.queue == queue and number not in self.at for number, job in self.open.items())
+            given = sum(job.queue == queue and number in self.at for number, job in self.open.items())
+            found = counts.get(queue, Counts(0, 0, 0))
+            assert (found.waiting, found.given) == (waiting, given)
+            free = [each for each in self.here if self.load(each, queue) < self.ahead[each, queue]]
+            assert not (waiting and free)
+
+
+TestJobs = Machine.TestCase
+TestJobs.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_queue_without_jobs_and_workers_is_forgotten() -> None:
+    found = jobs()
+    found.work("a", WORKERS[0], 1)
+    (job,) = found.push("a", PRODUCER, 1, Stream())
+    found.work("a", WORKERS[0], 0)
+    assert found.counts() == {"a": Counts(0, 1, 1)}
+    found.finish(job.number, WORKERS[0])
+    assert found.counts() == {}
+
+
+def test_jobs_are_given_in_order_and_workers_in_turn() -> None:
+    found = jobs()
+    for number in range(4):
+        assert found.push("a", PRODUCER, number, Stream()) == []
+    first = found.work("a", WORKERS[0], 2)
+    second = found.work("a", WORKERS[1], 2)
+    assert [job.request for job in (*first, *second)] == [0, 1, 2, 3]
+    failed, again = found.leave(WORKERS[0], returns=False)
+    assert (failed, again) == ([], [])
+    assert [(job.request, job.tries) for job in found.work("a", WORKERS[2], 9)] == [(0, 1), (1, 1)]
+    assert found.repeated == 2
+
+
+def test_limits_are_named() -> None:
+    found = jobs(most=2, memory=10)
+    assert found.why_full(11) == ""  # one is taken, however large: else it could never be
+    found.push("a", PRODUCER, 1, Stream([bytes(6)]))
+    assert found.why_full(4) == ""
+    assert found.why_full(5) == "with its 5 bytes, jobs would have more than 10 (job_memory)"
+    found.push("a", PRODUCER, 2, Stream())
+    assert found.why_full(0) == "2 jobs wait already (jobs)"

@@ -1,0 +1,98 @@
+"""Topics and filters, compared with regular expressions."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from netq.exchange.topics import LONGEST, Subscriptions, covers, why_wrong
+
+A, B, C = (uuid.UUID(int=number) for number in (1, 2, 3))
+
+levels = st.sampled_from(["a", "b", "", "ä"])
+topics = st.lists(levels, min_size=1, max_size=4).map("/".join).filter(bool)
+filters = st.tuples(st.lists(levels | st.just("+"), max_size=4), st.booleans()).map(
+    lambda parts: "/".join([*parts[0], *["#"] * parts[1]])
+)
+
+
+def expression(filter: str) -> re.Pattern[str]:
+    if filter == "#":
+        return re.compile(".*")
+    tail = "(/.*)?" if filter.endswith("/#") else ""
+    body = "/".join("[^/]*" if level == "+" else re.escape(level) for level in filter.removesuffix("/#").split("/"))
+    return re.compile(body + tail)
+
+
+@given(filters.filter(bool), topics)
+def test_filter_selects_what_its_expression_does(filter: str, topic: str) -> None:
+    assert covers(filter, topic) == bool(expression(filter).fullmatch(topic))
+
+
+@given(filters.filter(bool), filters.filter(bool), st.lists(topics, min_size=1))
+def test_wider_filter_selects_all_that_a_narrower_one_does(wide: str, narrow: str, some: list[str]) -> None:
+    if covers(wide, narrow):
+        assert all(covers(wide, topic) for topic in some if covers(narrow, topic))
+    examples = [narrow.replace("+", "x").replace("#", rest) for rest in ("y", "y/z")]
+    if not all(covers(wide, topic) for topic in examples):
+        assert not covers(wide, narrow)
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), filters.filter(bool), st.booleans())), st.lists(topics))
+def test_subscribers_are_those_whose_filters_select(
+    changes: list[tuple[uuid.UUID, str, bool]], asked: list[str]
+) -> None:
+    subscriptions, expected = Subscriptions(), set[tuple[uuid.UUID, str]]()
+    for client, filter, is_added in changes:
+        (subscriptions.add if is_added else subscriptions.remove)(client, filter)
+        (expected.add if is_added else expected.discard)((client, filter))
+        for topic in asked:
+            found = subscriptions.of(topic)
+            assert len(found) == len(set(found))
+            assert set(found) == {client for client, filter in expected if covers(filter, topic)}
+    for client in (A, B, C):
+        assert subscriptions.count(client) == sum(each == client for each, _ in expected)
+        subscriptions.remove_client(client)
+    assert not subscriptions._root.below
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", f"0 bytes; expected 1 to {LONGEST}"),
+        ("ä" * 513, f"1026 bytes; expected 1 to {LONGEST}"),
+        ("a/#", "expected no + and no #: they are for filters"),
+        ("a/+/b", "expected no + and no #: they are for filters"),
+        ("a\0", "expected no null character"),
+        ("/" * 64, "65 levels; expected 64 at most"),
+        ("\ud800", "expected a text without lone surrogates"),
+        (7, "a int; expected a text"),
+        ("a/b c/ä", ""),
+        ("/", ""),
+    ],
+)
+def test_wrong_topic_is_named(name: str, why: str) -> None:
+    assert why_wrong(name, is_filter=False) == why
+
+
+@pytest.mark.parametrize("name", ["a/#/b", "a#", "+a", "a/b+", "##", "a/##"])
+def test_wrong_filter_is_named(name: str) -> None:
+    assert why_wrong(name, is_filter=True) == "expected + and # as whole levels, and # only at the end"
+
+
+@pytest.mark.parametrize("name", ["#", "+", "a/+/#", "+/+", "a"])
+def test_right_filters(name: str) -> None:
+    assert why_wrong(name, is_filter=True) == ""
+
+
+def test_remembered_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netq.exchange.topics._CACHED", 10)
+    subscriptions = Subscriptions()
+    subscriptions.add(A, "#")
+    for number in range(100):
+        assert subscriptions.of(str(number)) == (A,)
+        assert len(subscriptions._cache) <= 10
