@@ -45,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return main_simulate(options)
     _log_to_stderr(logging.DEBUG if options.verbose else logging.INFO)
     signal.signal(signal.SIGTERM, _stop)
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a parent may have left it ignored: nobody can wait for children then
     try:
         if options.command == "install":
             return _install(options)

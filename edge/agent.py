@@ -22,7 +22,7 @@ from edge.child import Answer, Child, ChildFailed
 from edge.config import Config
 from edge.fitness import Fitness, Gate
 from edge.machine import Machine
-from edge.record import Record
+from edge.record import Damaged, Record
 from edge.spool import Spool
 from edge.supervisor import Supervisor
 from edge.traffic import Traffic
@@ -151,7 +151,15 @@ class Agent:
 
     def _reply(self, conversation: Conversation, task: Task, answer: Answer) -> None:
         with open(answer.fd, "rb"):  # which closes it
-            record = Record.read(answer.fd, check=False)
+            try:
+                record = Record.read(answer.fd, check=False)
+                if record.key != task.key:
+                    raise Damaged(f"it is of the task {record.key!r}")
+            except Damaged as error:  # by the training: another process that it has started may write, too
+                log.error("%s: no reply: the child's record is wrong: %s", task.title, str(error))
+                conversation.reply(task, f"the training process has left a wrong record: {error}")
+                self._child.end()
+                return
             if answer.is_kept:  # before it is sent: the server must not have an update that this device may forget
                 self._spool.keep(answer.fd, record)
                 log.debug("%s: the reply is stored", task.title)

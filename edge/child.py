@@ -25,6 +25,7 @@ log = logging.getLogger("edge")
 
 _PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from edge.worker import main; main()"
 _TICK = 1.0  # seconds between checks whether the child has ended: processes that it started may keep its channel open
+_WRITTEN_TO = "the training has written to the descriptor 3, which is the agent's"
 _EXIT = 2.0  # seconds that a child has to exit by itself
 
 
@@ -70,11 +71,27 @@ class Child:
     def do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
         """Do a task. Raises ChildFailed. `task` is emptied, so that it does not take memory while the child works.
 
+        After a failure the child exits, also one that is kept: the next one goes on from the last record, without what
+        this one has changed.
+
         target: the file for the record. last: the file of the last record; None: there is none.
         """
+        try:
+            return self._do(order, task, target, last)
+        except ChildFailed:
+            self.end()
+            raise
+        except OSError as error:  # the system gives this process no more memory, or no other process
+            self.kill()
+            raise ChildFailed(f"the process that trains does not start: {error.strerror}") from error
+
+    def _do(self, order: Order, task: Stream, target: int, last: int | None) -> Answer:
         until = self._until()
         if not self._is_running():
-            self._start(until)
+            try:
+                self._start(until)
+            except InvalidOption as error:  # it was right at the start of the agent, and may be so again
+                raise ChildFailed(str(error)) from error
         assert self._channel is not None
         fds = [_file_of(task), target, *([last] if last is not None and not self._has_state else [])]
         try:
@@ -87,7 +104,8 @@ class Child:
         answer, received = self._wait(until)
         if isinstance(answer, Failed):
             raise ChildFailed(answer.why)
-        assert isinstance(answer, Done)
+        if not isinstance(answer, Done):
+            raise ChildFailed(_WRITTEN_TO)
         return Answer(answer.is_kept, received[0] if received else os.dup(target))
 
     def rest(self) -> None:
@@ -109,6 +127,7 @@ class Child:
         if self._pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
+            os.kill(self._pid, signal.SIGKILL)  # it may have left its group
             self._status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             self._pid = None
 
@@ -125,11 +144,21 @@ class Child:
                 sys.executable,
                 [sys.executable, "-c", _PROGRAM, *sys.path],
                 {**os.environ, **self._plan.limits.environment()},
-                file_actions=[(os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL)],
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, theirs.fileno(), CHANNEL),
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),  # reading a terminal would stop it
+                ],
                 setpgroup=0,  # so that it can be killed with all that it has started, and Ctrl-C reaches the agent only
             )
-        with contextlib.suppress(OSError):  # it may end at once, which `_wait` reports
+        try:
             send(self._channel, self._plan)
+        except ConnectionError:  # it has ended at once, which `_wait` reports
+            pass
+        except OSError as error:
+            self.kill()
+            raise InvalidOption(
+                f"[settings]: they are too large for the process that trains ({error.strerror})"
+            ) from error
         answer, _ = self._wait(until)
         if isinstance(answer, Wrong):
             self.end()
@@ -157,6 +186,8 @@ class Child:
                     return receive(self._channel)
                 except (EOFError, OSError):
                     raise ChildFailed(self._how_it_ended()) from None
+                except Exception as error:  # of a pickle
+                    raise ChildFailed(_WRITTEN_TO) from error
             if not self._is_running():
                 raise ChildFailed(self._how_it_ended())
 

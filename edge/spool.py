@@ -7,6 +7,7 @@ that is damaged is dropped when the agent starts. If the disk is full or fails, 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -83,6 +84,8 @@ class Spool:
                 self._warned = False
             except OSError as error:
                 self._warn(error)
+                with contextlib.suppress(OSError):  # half a record takes space
+                    (self._folder / "record.new").unlink()
         self._replace(record, os.dup(fd))
 
     def _load(self) -> None:
@@ -120,7 +123,7 @@ class Spool:
     def _warn(self, error: OSError) -> None:
         if not self._warned:
             self._warned = True
-            text = "%s: cannot be written (%s): updates stay in memory, and do not survive a restart"
+            text = "%s: cannot be written (%s): updates stay in memory; a restart goes on from the last stored one"
             log.warning(text, self._folder, error.strerror)
 
 

@@ -34,6 +34,7 @@ log = logging.getLogger("edge")
 
 CHANNEL = 3  # the descriptor of the channel
 LONGEST = 64 * 1024  # bytes of a message, and characters of a reason
+_MOST = 1 << 20  # bytes of a message that is received; a plan has the settings of the device
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -112,14 +113,15 @@ def main() -> None:
             send(channel, Failed(f"{type(reason).__name__}: {reason}"[: LONGEST // 4]))
             return
         send(channel, Ready())
+        process = os.getpid()
         while True:
             order, fds = receive(channel)
-            _obey(channel, tasks, order, fds)
+            _obey(channel, tasks, order, fds, process)
 
 
 def receive(channel: socket.socket) -> tuple[Any, list[int]]:
     """Return the next message, and its descriptors. Raises EOFError at the end."""
-    data, fds, _, _ = socket.recv_fds(channel, LONGEST * 2, 3)
+    data, fds, _, _ = socket.recv_fds(channel, _MOST, 3)
     if not data:
         raise EOFError
     return pickle.loads(data), fds
@@ -130,12 +132,15 @@ def send(channel: socket.socket, message: Any, *fds: int) -> None:
     socket.send_fds(channel, [pickle.dumps(message)], fds)
 
 
-def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int]) -> None:
+def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], process: int) -> None:
+    """Do a task. `process`: of this id; a copy that the training has forked, and that comes back here, ends."""
     task, target, *last = fds
     try:
         if last:
             _restore(tasks, last[0])
         answer = tasks.answer(_mapped(task), order.rate)
+        if os.getpid() != process:
+            os._exit(0)
         fallback = [] if isinstance(answer, str) else _write(target, order.key, answer, tasks.save())
     except MemoryError:
         answer, fallback = "MemoryError: the training has no memory left", []

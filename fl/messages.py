@@ -11,7 +11,7 @@
 
 A message travels as a tuple of plain values, arrays and tensors:
 
-    ("Task", job, model, config, unasked, deltas, compression)        job: (run, round, purpose)
+    ("Task", job, model, config, unasked, deltas, compression, counted)        job: (run, round, purpose)
     ("Offer", job, size)
     ("Permit", job)
     ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
@@ -126,6 +126,8 @@ class Task:
     deltas:      whether the update is to be the difference from this model (fl.tensors.model.difference).
     compression: how the update's tensors are to be packed: the fields of an fl.Compression by name; empty: not at all.
                  A packed tensor is always a difference.
+    counted:     updates of this client that the server has counted with this model, if the strategy takes several: a
+                 client that has such an update stored is asked for another one.
     """
 
     job: Job
@@ -134,10 +136,12 @@ class Task:
     unasked: int = _MAX_NUMBER
     deltas: bool = False
     compression: Mapping[str, Any] = field(default_factory=dict)
+    counted: int = 0
 
     def __post_init__(self) -> None:
         _check_job(self.job)
         _check_number("unasked", self.unasked)
+        _check_number("counted", self.counted)
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,13 @@ class Task(NamedTuple):
 
     job: Job
     unasked: int  # bytes that the reply may have without an Offer and a Permit
+    counted: int  # updates of this client that the server has counted with this model
     stream: Stream
 
     @property
     def key(self) -> str:
-        """The name of the job in a file."""
-        return "{} {} {}".format(*self.job)
+        """The name in a file of the reply that this task wants."""
+        return "{} {} {} {}".format(*self.job, self.counted)
 
     @property
     def title(self) -> str:
@@ -81,8 +82,8 @@ def leave(reason: str) -> tuple[Any, ...]:
 def _load(stream: Stream) -> Task | Permit | End:
     values = _PLAIN.load(stream)
     match values if type(values) is tuple else None:
-        case ("Task", job, _, _, unasked, *_):
-            return Task(_job(job), _number("unasked", unasked), stream)
+        case ("Task", job, _, _, unasked, _, _, counted):
+            return Task(_job(job), _number("unasked", unasked), _number("counted", counted), stream)
         case ("Permit", job):
             return Permit(_job(job))
         case ("End", number):

@@ -10,6 +10,7 @@ import enum
 import logging
 import math
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,12 +107,14 @@ class RoundState:
     client_metrics: dict[uuid.UUID, Mapping[str, float]] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)  # number of examples behind each mean
     folded: int = 0  # updates; with an asynchronous strategy a client may have several
+    counts: Counter[uuid.UUID] = field(default_factory=Counter)  # of each client
 
     def count(self, peer: uuid.UUID, content: Any, staleness: int = 0) -> None:
         """Count an Update or Report."""
         self.pending.pop(peer, None)
         self.failures.pop(peer, None)
         self.folded += 1
+        self.counts[peer] += 1
         self.weights[peer] = content.num_examples
         self.staleness.pop(peer, None)
         if staleness:

@@ -11,6 +11,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
@@ -151,7 +152,10 @@ class UpdateCollector:
             busy = self._tasks.busy
             idle = [peer for peer in selected if peer not in busy and peer not in state.failures]
             missing = len(selected) - (len(busy) - len(self._tasks.late))
-            self._ask(task, state, sorted(idle, key=lambda peer: peer in state.weights)[: max(0, missing)])
+            chosen = sorted(idle, key=lambda peer: peer in state.weights)[: max(0, missing)]
+            for counted in sorted({state.counts[peer] for peer in chosen}):
+                again = replace(task, counted=counted)
+                self._ask(again, state, [peer for peer in chosen if state.counts[peer] == counted])
 
         keep_busy()
         self._collect(task, state, lambda: state.folded >= count, keep_busy)

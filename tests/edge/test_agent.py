@@ -96,6 +96,10 @@ def test_device_settings_override_the_server_config() -> None:
             "hang", {"seconds": 2.0}, "it took longer than training.seconds (2); killed", marks=pytest.mark.alone
         ),
         ("memory", {"memory": 500}, "MemoryError: "),
+        pytest.param(
+            "leave", {"seconds": 2.0}, "it took longer than training.seconds (2); killed", marks=pytest.mark.alone
+        ),
+        ("write", {}, "the training has written to the descriptor 3, which is the agent's"),
         ("orphan", {}, "the training process ended with status 7"),
     ],
 )
@@ -112,6 +116,56 @@ def test_failing_child_is_reported_and_replaced(
             aggregator.close()
     assert failure.why is fl.FailureKind.FAILED
     assert failure.reason.startswith(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
+def test_training_that_returns_in_two_processes_is_one_update(keep: bool) -> None:
+    limits = edge.Limits(keep=keep)
+    with server() as aggregator, running(edge.run, config(aggregator, "forks", training=limits)):
+        reports = list(aggregator.rounds(4))
+        aggregator.close()
+    assert [report.metrics["count"] for report in reports] == [1, 2, 3, 4]
+    assert aggregator.model["w"].tolist() == [4, 4, 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [False, True])
+def test_failure_leaves_all_of_the_state_unchanged(tmp_path: Path, keep: bool) -> None:
+    settings = {"mark": str(tmp_path / "mark")}
+    with server() as aggregator:
+        device = config(aggregator, "forgets", training=edge.Limits(keep=keep), settings=settings)
+        with running(edge.run, device):
+            reports = [aggregator.round() for _ in range(3)]
+            aggregator.close()
+    assert [report.clients for report in reports] == [(ID,), (), (ID,)]
+    assert [report.metrics.get("rounds") for report in reports] == [1, None, 2]
+
+
+@pytest.mark.slow
+def test_functions_that_cannot_be_imported_for_once_are_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "replaced_now.py"
+    right = f"from {HERE} import train\n"
+    module.write_text(right)
+    monkeypatch.syspath_prepend(tmp_path)
+    with server() as aggregator:
+        device = edge.Config(aggregator.netloc, id=ID, connection=CONNECTION, train="replaced_now:train")
+        with running(edge.run, device):
+            assert aggregator.round().clients == (ID,)
+            module.write_text("raise OSError('the disk is busy')\n")
+            reason = str(aggregator.round().failures[ID])
+            module.write_text(right)
+            assert aggregator.round().clients == (ID,)
+            aggregator.close()
+    assert "raises OSError: the disk is busy" in reason
+
+
+def test_settings_that_are_too_large_are_refused() -> None:
+    device = edge.Config(netq.NetworkLocation("127.0.0.1", 1), train=f"{HERE}:train", settings={"text": "x" * 10**6})
+    with pytest.raises(netq.InvalidOption, match=r"^\[settings\]: they are too large"):
+        edge.run(device)
 
 
 def test_wrong_name_ends_the_run() -> None:

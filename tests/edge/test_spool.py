@@ -119,7 +119,8 @@ def test_record_that_the_child_could_not_write_is_one_warning(tmp_path: Path, ca
             spool.keep(memory, Record.read(memory, check=False))
             os.close(memory)
     assert caplog.messages == [
-        f"{tmp_path}: cannot be written (the disk may be full): updates stay in memory, and do not survive a restart"
+        f"{tmp_path}: cannot be written (the disk may be full): updates stay in memory; a restart goes on "
+        "from the last stored one"
     ]
 
 

@@ -47,6 +47,21 @@ def hangs(model: Any, config: Mapping[str, Any]) -> fl.Update:
     raise AssertionError
 
 
+def forks(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Return in two processes."""
+    os.fork()
+    return train(model, config)
+
+
+def forgets(model: Any, config: Mapping[str, Any]) -> fl.Update:
+    """Change what the state has in it, and fail in the second round."""
+    config["state"].setdefault("rounds", []).append(config["round"])
+    if config["round"] == 2 and not Path(config["mark"]).exists():
+        Path(config["mark"]).touch()
+        raise OSError("the sensor does not answer")
+    return fl.Update(model, 1, {"rounds": len(config["state"]["rounds"])})
+
+
 def _misbehave(how: str) -> None:
     if how == "exit":
         os._exit(7)
@@ -57,6 +72,11 @@ def _misbehave(how: str) -> None:
     if how == "hang":
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
         time.sleep(1000)
+    if how == "leave":  # its process group
+        os.setpgid(0, os.getpgid(os.getppid()))
+        time.sleep(1000)
+    if how == "write":
+        os.write(3, b"what the agent does not know")
     if how == "memory":
         np.ones(10**9)
     if how == "orphan":  # which keeps the channel of its parent open

@@ -55,6 +55,7 @@ def test_what_is_put_is_a_message_of_fl() -> None:
         "hello",
         (),
         ("Task",),
+        ("Task", (7, 3, "train"), {}, {}, 1, False, {}, -1),
         ("Task", (7, 3, "train"), {}, {}),
         ("Task", (7, 3, "train"), {}, {}, -1, False, {}),
         ("Task", (7, 3, "train"), {}, {}, 2**63, False, {}),

@@ -553,6 +553,21 @@ def test_fedbuff_gets_differences_from_the_model_each_client_had() -> None:
         slow.let_go(10)
 
 
+def test_client_that_is_asked_again_with_the_same_model_is_told_how_many_updates_count() -> None:
+    """Otherwise a device that was started again would answer with the update that it has stored."""
+    asked = []
+
+    def answer(task: Task) -> list[Reply]:
+        asked.append((task.job.round, task.counted))
+        return [reply(task, Update({"w": np.zeros(3, np.float32)}, 1))]
+
+    with Federation(strategy=fl.FedBuff(3), min_clients=1) as federation:
+        federation.join_raw(A, answer)
+        for _ in range(2):
+            federation.round(1)
+    assert asked[:6] == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+
+
 # State that must not leak into the next round
 
 
