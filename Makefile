@@ -62,7 +62,7 @@ unit: .venv/dev
 other: tools
 	$(OTHER) -m venv .venv-other
 	.venv-other/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
-	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) tests/netq tests/edge tests/fl/config/test_toml.py
+	NETQ_PURE=1 .venv-other/bin/python -m pytest $(SPREAD) tests/netq tests/edge
 
 # Flower's own tests, in an environment of their own: it has upper bounds for much that others want newer.
 .venv-flower: pyproject.toml constraints.txt netq/protocol/_codec.c
