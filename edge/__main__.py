@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(
         signal.SIGCHLD, signal.SIG_DFL
-    )  # a parent may have left it ignored: nobody can wait for children then
+    )  # a parent may have left it ignored: then no process can wait for its children
     try:
         if options.command == "install":
             return _install(options)

@@ -14,7 +14,7 @@ NetqError
  └── Refused                                    an exchange (netq/exchange) did not do what a client asked
       ├── NotPermitted    (PermissionError)     ... because no permission allows it
       ├── Busy                                  ... because a work queue, or a client, has too much to do already
-      ├── Absent          (ConnectionError)     ... because nobody offers the service, or the client has gone
+      ├── Absent          (ConnectionError)     ... because no client offers the service, or the client has gone
       └── Failed                                ... because the function of the worker or the service has raised
 """
 
@@ -117,7 +117,7 @@ class Busy(Refused):
 
 
 class Absent(Refused, ConnectionError):
-    """Nobody offers the service, or the client that was to answer has gone."""
+    """No client offers the service, or the client that was to answer has gone."""
 
 
 class Failed(Refused):

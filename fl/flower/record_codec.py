@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,15 @@ from netq.errors import Unreadable
 _NUMBERS: tuple[type, ...] = (int, float)
 _VALUES: tuple[type, ...] = (bool, int, float, str, bytes)
 _KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+# The header of an npy file (NEP 1) as np.save writes it for an array without fields. numpy reads it with the parser of
+# Python, which fails at times in Python 3.11 before 3.11.8 when two threads use it (CPython issue 106905).
+_NPY_HEADER = re.compile(
+    rb"\x93NUMPY(?:\x01\x00(?P<size1>..)|\x02\x00(?P<size2>....))"
+    rb"(?P<dict>\{'descr': '(?P<dtype>[^']+)', 'fortran_order': (?P<fortran>True|False), "
+    rb"'shape': \((?P<shape>[\d, ]*)\), \} *\n)",
+    re.DOTALL,
+)
 
 
 class Array(flwr.app.Array):
@@ -116,13 +125,15 @@ def _of_npy(array: flwr.app.Array) -> NDArray[Any] | None:
     """Return a view of the array in the bytes of an npy file. None if they are none, or hold Python objects."""
     if array.stype != SType.NUMPY:
         return None
-    file = io.BytesIO(array.data)  # shares the bytes
-    try:
-        shape, fortran, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
-        flat: NDArray[Any] = np.frombuffer(array.data, dtype, math.prod(shape), file.tell())
-    except (ValueError, KeyError):
+    header = _NPY_HEADER.match(array.data)
+    if header is None or int.from_bytes(header["size1"] or header["size2"], "little") != len(header["dict"]):
         return None
-    return flat.reshape(shape[::-1]).T if fortran else flat.reshape(shape)
+    try:
+        shape = tuple(int(size) for size in header["shape"].split(b",") if size.strip())
+        flat: NDArray[Any] = np.frombuffer(array.data, header["dtype"].decode(), math.prod(shape), header.end())
+    except (ValueError, TypeError):
+        return None
+    return flat.reshape(shape[::-1]).T if header["fortran"] == b"True" else flat.reshape(shape)
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:

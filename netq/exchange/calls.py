@@ -49,7 +49,7 @@ class Calls:
         clients = self._services.get(service, OrderedDict())
         present = [client for client in clients if client not in self._away]
         if not present:
-            return "nobody offers this service"
+            return "no client offers this service"
         for client in present:
             if self._load.get((service, client), 0) < clients[client]:
                 clients.move_to_end(client)

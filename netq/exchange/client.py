@@ -97,7 +97,7 @@ class Client:
         # What has come.
         self._most = inbox
         self._inbox: deque[Envelope] = deque()
-        self._changed = threading.Condition()  # guards all of the above. Nobody waits for netq while holding it
+        self._changed = threading.Condition()  # guards all of the above; not held while a thread waits for netq
         self._asking = threading.Lock()
         self.dropped = 0  # publications that the inbox had no room for
         self._closing = False
@@ -191,7 +191,7 @@ class Client:
         return self._ask(Envelope(Kind.SERVE, name=service, detail=entry.most))
 
     def call(self, service: str, data: Any) -> Future[Any]:
-        """Call a service. The future has the reply; fails with Absent at once if nobody offers the service."""
+        """Call a service. The future has the reply; fails with Absent at once if no client offers the service."""
         _check("service", service)
         return self._ask(Envelope(Kind.CALL, name=service, data=self._dumped(data)))
 

@@ -19,7 +19,7 @@ from netq.errors import Unreadable
 from netq.utils.stream import Stream
 
 _HEAD = struct.Struct("<BBHIQ16s")
-_NOBODY = uuid.UUID(int=0)
+_NO_CLIENT = uuid.UUID(int=0)
 _ZEROS = bytes(ALIGNMENT)
 
 
@@ -64,7 +64,7 @@ class Envelope(NamedTuple):
     kind: Kind
     number: int = 0
     name: str = ""
-    peer: uuid.UUID = _NOBODY
+    peer: uuid.UUID = _NO_CLIENT
     code: int = 0
     detail: int = 0
     data: Stream | None = None

@@ -342,7 +342,7 @@ class Exchange:
             self._refuse(call.caller, call.request, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
 
     def _send_again(self, envelope: Envelope, client: uuid.UUID, error: Exception) -> None:
-        """Send again what did not fit the client's queue. Refuse what is too large, and what is for nobody."""
+        """Send again what did not fit the client's queue. Refuse what is too large, or for a client that is gone."""
         if isinstance(error, QueueFull):
             self._send(client, envelope)
         elif isinstance(error, Closed):

@@ -33,10 +33,10 @@ def test_clients_are_called_in_turn_and_within_their_limits() -> None:
 
 def test_service_that_nobody_offers_is_absent() -> None:
     calls = Calls(10)
-    assert calls.call("add", CALLER, 1) == "nobody offers this service"
+    assert calls.call("add", CALLER, 1) == "no client offers this service"
     calls.serve("add", A, 5)
     calls.serve("add", A, 0)
-    assert calls.call("add", CALLER, 1) == "nobody offers this service"
+    assert calls.call("add", CALLER, 1) == "no client offers this service"
     assert calls.services() == {}
 
 
@@ -54,7 +54,7 @@ def test_client_that_is_away_gets_calls_when_it_is_back() -> None:
     calls = Calls(10)
     calls.serve("add", A, 5)
     calls.leave(A, returns=True)
-    assert calls.call("add", CALLER, 1) == "nobody offers this service"
+    assert calls.call("add", CALLER, 1) == "no client offers this service"
     calls.come_back(A)
     assert server_of(calls.call("add", CALLER, 1)) == A
 

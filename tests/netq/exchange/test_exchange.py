@@ -151,13 +151,13 @@ def test_calls_messages_and_their_errors(site: Site, log: LogRecorder) -> None:
     assert log.having("the service 'invert' failed")
     absent = error(caller.call("double", 1))
     assert isinstance(absent, Absent)
-    assert str(absent) == "call: 'double': nobody offers this service"
+    assert str(absent) == "call: 'double': no client offers this service"
     done(caller.send(server.id, ["hello"]))
     assert server.get(LIMIT) == ("", caller.id, ["hello"])
-    nobody = uuid.uuid4()
-    gone = error(caller.send(nobody, 1))
+    unknown = uuid.uuid4()
+    gone = error(caller.send(unknown, 1))
     assert isinstance(gone, Absent)
-    assert str(gone) == f"{nobody}: this client is not here"
+    assert str(gone) == f"{unknown}: this client is not here"
 
 
 def test_failed_job_is_told_and_its_worker_goes_on(site: Site, log: LogRecorder) -> None:
