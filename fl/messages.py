@@ -9,20 +9,9 @@
     server Description► client     the answer
     server ───End──► client        the federation is over
 
-A message travels as a tuple of plain values, arrays and tensors:
-
-    ("Task", job, model, config, unasked, deltas, compression, counted)        job: (run, round, purpose)
-    ("Offer", job, size)
-    ("Permit", job)
-    ("Reply", job, content)        content: ("Update", model, num_examples, metrics, extra)
-                                            ("Report", num_examples, metrics), or a text: the reason of a failure
-    ("Leave", reason)
-    ("Describe", reason)
-    ("Description", round, tensors, config, deltas, compression, time)      tensors: {name: (shape, dtype, is_torch)}
-    ("End", round)
-
-In the model of an Update, a tuple holds the fields of a Packed. The pickle names no class of fl, so a peer can neither
-call one nor change one. `build` makes the objects from the tuple, and their constructors check every field.
+A message travels as JSON and the memory of its arrays (fl/tensors/json_format.py). The JSON is an object with the type
+and the fields by name: {"type": "Offer", "job": [1, 3, "train"], "size": 1000}. docs/reference/fl-messages.md specifies
+them for other languages. `build` makes the objects, and their constructors check every field.
 """
 
 from __future__ import annotations
@@ -34,10 +23,12 @@ from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
+
 from fl.compression.packed import Packed, is_shape
 from fl.outline import PURPOSES, Purpose
+from fl.tensors import serialization
 from fl.tensors.checks import expect
-from fl.tensors.serialization import serialization
 from fl.tensors.spec import Model, nbytes, plain
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -246,58 +237,83 @@ Message: TypeAlias = Task | Offer | Permit | Reply | Leave | Describe | Descript
 _WITHOUT_JOB = (Leave, Describe, Description, End)
 _MESSAGES: dict[str, type[Message]] = {kind.__name__: kind for kind in (Task, Offer, Permit, Reply, *_WITHOUT_JOB)}
 _CONTENTS: dict[str, type[Update | Report]] = {kind.__name__: kind for kind in (Update, Report)}
-_PLAIN = serialization()
+_PLAIN = serialization.messages()
 
 
 def build(values: Any) -> Message:
     """Make a message from the plain values of a peer. Raises Unreadable unless they describe a valid message."""
     try:
-        kind, (first, *others) = _split("a message", values, _MESSAGES)
-        if kind is Reply:
-            others = [_build_content(value) for value in others]
-        message: Message = kind(first if kind in _WITHOUT_JOB else Job(*first), *others)
+        kind, found = _split("a message", values, _MESSAGES)
+        if kind not in _WITHOUT_JOB:
+            found["job"] = Job(*found.get("job", ()))
+        if kind is Reply and type(content := found.get("content")) is dict:
+            found["content"] = _build_content(content)
+        if kind is Description and type(tensors := found.get("tensors")) is dict:
+            found["tensors"] = {name: (tuple(shape), *others) for name, (shape, *others) in tensors.items()}
+        message: Message = kind(**found)
         return message
     except Exception as error:  # values that a peer chose may raise anything
         raise Unreadable(f"a message is not valid: {printable(str(error))}") from error
 
 
-def _build_content(values: Any) -> Any:
-    if type(values) is str:
-        return values
-    kind, (first, *others) = _split("content", values, _CONTENTS)
-    if kind is Update and type(first) is dict:  # the model
-        first = {name: Packed(*tensor) if type(tensor) is tuple else tensor for name, tensor in first.items()}
-    return kind(first, *others)
+def _build_content(values: Any) -> Update | Report:
+    kind, found = _split("content", values, _CONTENTS)
+    if kind is Update and type(model := found.get("model")) is dict:
+        found["model"] = {name: _build_tensor(tensor) for name, tensor in model.items()}
+    content: Update | Report = kind(**found)
+    return content
 
 
-def _split(name: str, values: Any, kinds: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
-    """Return the class that the first value names, and the values of its fields."""
-    right = type(values) is tuple and len(values) > 1 and type(values[0]) is str and values[0] in kinds
-    expect(right, name, values, f"a tuple that begins with {' or '.join(kinds)}")
-    return kinds[values[0]], values[1:]
+def _build_tensor(tensor: Any) -> Any:
+    if type(tensor) is not dict:
+        return tensor
+    values: list[Any] = [tuple(value) if type(value) is list else value for value in tensor["packed"]]
+    return Packed(*values)
+
+
+def _split(name: str, values: Any, kinds: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the class that the type names, and the other fields."""
+    right = type(values) is dict and type(values.get("type")) is str and values["type"] in kinds
+    expect(right, name, values, f"an object whose type is {' or '.join(kinds)}")
+    return kinds[values["type"]], {name: value for name, value in values.items() if name != "type"}
 
 
 def _plain_message(message: Any) -> Any:
     """Return the plain values of a message, which `build` reads. Returns any other object unchanged."""
     for name, kind in _MESSAGES.items():
         if isinstance(message, kind):
-            first, *others = _values(kind, message)
-            return name, first if kind in _WITHOUT_JOB else _values(Job, first), *map(_plain_content, others)
+            values = _values(kind, message)
+            if kind not in _WITHOUT_JOB:
+                values["job"] = [*_values(Job, values["job"]).values()]
+            if isinstance(message, Task):
+                values["model"] = _plain_model(message.model)
+            elif isinstance(message, Reply):
+                values["content"] = _plain_content(message.content)
+            return {"type": name, **values}
     return message
 
 
-def _plain_content(content: Any) -> Any:
+def _plain_content(content: Update | Report | str) -> Any:
     if isinstance(content, Report):
-        return "Report", *_values(Report, content)
+        return {"type": "Report", **_values(Report, content)}
     if isinstance(content, Update):
-        model, *others = _values(Update, content)
-        packed = {name: _values(Packed, each) if isinstance(each, Packed) else each for name, each in model.items()}
-        return "Update", packed, *others
+        values = _values(Update, content)
+        return {"type": "Update", **values, "model": _plain_model(content.model), "extra": _plain_model(content.extra)}
     return content
 
 
-def _values(kind: type, of: Any) -> tuple[Any, ...]:
-    return tuple([getattr(of, each.name) for each in fields(kind)])
+def _plain_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain_tensor(tensor) for name, tensor in model.items()}
+
+
+def _plain_tensor(tensor: Any) -> Any:
+    if isinstance(tensor, Packed):
+        return {"packed": [*_values(Packed, tensor).values()]}
+    return np.asarray(tensor) if isinstance(tensor, np.generic) else tensor
+
+
+def _values(kind: type, of: Any) -> dict[str, Any]:
+    return {each.name: getattr(of, each.name) for each in fields(kind)}
 
 
 def _dump(message: Any) -> Stream:

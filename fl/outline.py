@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, get_args
 
-from fl.tensors.storage import STORAGE
+from fl.tensors.json_format import JsonSerializer
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
-from netq.utils.stream import PickleSerializer, Stream
+from netq.utils.stream import Stream
 from netq.validate import is_whole
 
 Purpose = Literal["train", "evaluate"]
@@ -64,35 +64,35 @@ class End(NamedTuple):
     round: int
 
 
-def offer(job: Job, size: int) -> tuple[Any, ...]:
+def offer(job: Job, size: int) -> dict[str, Any]:
     """Return the Offer of a reply."""
-    return "Offer", job, size
+    return {"type": "Offer", "job": job, "size": size}
 
 
-def failure(job: Job, reason: str) -> tuple[Any, ...]:
+def failure(job: Job, reason: str) -> dict[str, Any]:
     """Return the Reply to a task that failed."""
-    return "Reply", job, reason
+    return {"type": "Reply", "job": job, "content": reason}
 
 
-def leave(reason: str) -> tuple[Any, ...]:
+def leave(reason: str) -> dict[str, Any]:
     """Return the Leave of a client that closes its session."""
-    return "Leave", reason
+    return {"type": "Leave", "reason": reason}
 
 
 def _load(stream: Stream) -> Task | Permit | End:
     values = _PLAIN.load(stream)
-    match values if type(values) is tuple else None:
-        case ("Task", job, _, _, unasked, _, _, counted):
+    match values:
+        case {"type": "Task", "job": job, "unasked": unasked, "counted": counted}:
             return Task(_job(job), _number("unasked", unasked), _number("counted", counted), stream)
-        case ("Permit", job):
+        case {"type": "Permit", "job": job}:
             return Permit(_job(job))
-        case ("End", number):
+        case {"type": "End", "round": number}:
             return End(_number("round", number))
     raise Unreadable("a message is not valid: expected a Task, a Permit or an End")
 
 
 def _job(value: Any) -> Job:
-    if type(value) is not tuple or len(value) != 3 or type(value[2]) is not str or value[2] not in PURPOSES:
+    if type(value) is not list or len(value) != 3 or type(value[2]) is not str or value[2] not in PURPOSES:
         raise Unreadable(f"a message is not valid: job: expected a run, a round, and {' or '.join(PURPOSES)}")
     purpose: Purpose = value[2]  # type: ignore[assignment]  # it is one of them
     return _number("run", value[0]), _number("round", value[1]), purpose
@@ -108,7 +108,7 @@ def _dump(message: Any) -> Stream:
     return message if isinstance(message, Stream) else _PLAIN.dump(message)
 
 
-_PLAIN = PickleSerializer(PickleSerializer.allow_by_name(STORAGE), load=lambda pid: None)
+_PLAIN = JsonSerializer()
 
 # What arrives is a Task, a Permit or an End. What is put is an `offer`, a `failure`, a `leave`, or a message's bytes.
 OUTLINES = SerializationOptions(load=_load, dump=_dump)

@@ -65,9 +65,9 @@ class Trainer:
             return content
         try:
             message = MESSAGES.dump(Reply(Job(*task.job), content))
-        except Exception as error:  # pickling the user's values may raise anything
-            log.exception("an answer cannot be pickled")
-            return f"its answer cannot be pickled: {describe(error)}"
+        except Exception as error:  # serialising the user's values may raise anything
+            log.error("an answer cannot be sent: %s", describe(error))
+            return f"its answer cannot be sent: {describe(error)}"
         return Finished(task.job, message, content.nbytes if isinstance(content, Update) else 0)
 
     def do(self, task: Task, rate: float | None = None) -> Update | Report | str:

@@ -50,6 +50,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.__main__"],
     ["fl.errors", "fl.data", "fl.schedules", "fl.tensors.dtypes"],
     ["fl.tensors.storage"],
+    ["fl.tensors.json_format"],
     ["fl.tensors", "fl.tensors.spec", "fl.tensors.serialization"],
     ["fl.tensors*"],
     ["fl.aggregation*"],

@@ -1,16 +1,16 @@
-"""The messages between a grid and its nodes, as tuples of plain values and arrays.
+"""The messages between a grid and its nodes, as lists of plain values and arrays.
 
-    grid ──Ask──► nodes     (VERSION, batch, run, run_config, type, group, created, ttl, app, records)
-    grid ◄─Reply─ node      (VERSION, batch, records, usage)  |  (VERSION, batch, code, reason)
-    grid ◄──App── node      (VERSION, "app", version): this node's app has another version than that of the Ask
-    grid ◄─Fetch─ node      (VERSION, "fetch", version): this node wants the files of the server's app
-    grid ◄─Leave─ node      (VERSION, "leave", reason): this node closes its session
-    grid ──Files─► node     (VERSION, "files", version, files, signature); files is None if the server delivers none
-    grid ──End──► nodes     (VERSION, "end"): the run is over
+    grid ──Ask──► nodes     [VERSION, batch, run, run_config, type, group, created, ttl, app, records]
+    grid ◄─Reply─ node      [VERSION, batch, records, usage]  |  [VERSION, batch, code, reason]
+    grid ◄──App── node      [VERSION, "app", version]: this node's app has another version than that of the Ask
+    grid ◄─Fetch─ node      [VERSION, "fetch", version]: this node wants the files of the server's app
+    grid ◄─Leave─ node      [VERSION, "leave", reason]: this node closes its session
+    grid ──Files─► node     [VERSION, "files", version, files, signature]; files is None if the server delivers none
+    grid ──End──► nodes     [VERSION, "end"]: the run is over
 
 An Ask is the same for all nodes of a batch, so that it is serialised and put once. Both sides compute a message's id
 from its batch and its node. If a node cannot read a message, the `batch` of its Reply is None. Messages are serialised
-by fl.tensors.serialization, with an allow-list that names no class. `read_ask` and `read_reply` check all fields, and
+as fl's own are (fl/tensors/json_format.py). `read_ask` and `read_reply` check all fields, and
 raise Unreadable. The messages without arrays are written by fl/flower/outline.py. Pure.
 """
 
@@ -26,11 +26,13 @@ from flwr.app import Error, Metadata, RecordDict
 from fl.flower.outline import NAME, REASON, VERSION, failure, is_name
 from fl.flower.record_codec import check_value, decode, encode
 from fl.flower.signed_app import SignedApp
-from fl.tensors.serialization import expect, serialization
+from fl.tensors.serialization import expect, messages
+from netq.options import SerializationOptions
 from netq.text import printable
 from netq.validate import is_number, is_whole
 
-MESSAGES = serialization()
+_SERIALIZER = messages()
+MESSAGES = SerializationOptions(load=_SERIALIZER.load, dump=_SERIALIZER.dump)
 
 _CONFIG = (bool, int, float, str)
 _MAX_TIME = 2.0**63  # seconds
@@ -72,16 +74,16 @@ def message_id(batch: int, node: int) -> str:
     return f"{batch:016x}{node:016x}"
 
 
-def write_ask(ask: Ask) -> tuple[Any, ...]:
+def write_ask(ask: Ask) -> list[Any]:
     """Return the plain values of an Ask, for `read_ask`."""
-    return VERSION, *ask[:-1], encode(ask.content)
+    return [VERSION, *ask[:-1], encode(ask.content)]
 
 
-def write_reply(reply: Reply) -> tuple[Any, ...]:
+def write_reply(reply: Reply) -> list[Any]:
     """Return the plain values of a Reply, for `read_reply`."""
     if isinstance(reply.content, Error):
         return failure(reply.batch, reply.content.reason or "", reply.content.code)
-    return VERSION, reply.batch, encode(reply.content), dict(reply.usage)
+    return [VERSION, reply.batch, encode(reply.content), dict(reply.usage)]
 
 
 def read_ask(plain: Any, *, copy: bool) -> Ask:
@@ -109,9 +111,9 @@ def read_text(plain: Any, kind: str) -> str | None:
     return printable(plain[2]) if is_kind and type(plain[2]) is str and len(plain[2]) <= REASON else None
 
 
-def write_files(version: str, app: SignedApp | None) -> tuple[Any, ...]:
+def write_files(version: str, app: SignedApp | None) -> list[Any]:
     """Return the plain values of Files, for `read_files`."""
-    return (VERSION, "files", version, None, b"") if app is None else (VERSION, "files", *app)
+    return [VERSION, "files", version, None, b""] if app is None else [VERSION, "files", *app]
 
 
 def read_files(plain: Any) -> tuple[str, SignedApp | None]:
@@ -157,7 +159,7 @@ def check_config(config: Any) -> None:
 
 
 def _check_version(plain: Any) -> None:
-    expect(type(plain) is tuple and len(plain) >= 2, "a message", "a tuple that begins with its version")
+    expect(type(plain) is list and len(plain) >= 2, "a message", "a list that begins with its version")
     expect(
         type(plain[0]) is str and plain[0] == VERSION, "the version of a message", f"{VERSION}; install the same netq"
     )

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fl.tensors.storage import STORAGE
+from fl.tensors.json_format import JsonSerializer
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
 from netq.text import printable
-from netq.utils.stream import PickleSerializer, Stream
+from netq.utils.stream import Stream
 from netq.validate import is_whole
 
 VERSION = "netq-flower/1"
-END = (VERSION, "end")
+END = [VERSION, "end"]
 REASON = 1000  # characters of a text; the rest is not sent
 NAME = 100  # characters of an app's version, and of a figure's name
 
@@ -65,37 +65,37 @@ class End(NamedTuple):
     """The run is over."""
 
 
-def failure(batch: int | None, reason: str, code: int = RAISED) -> tuple[Any, ...]:
+def failure(batch: int | None, reason: str, code: int = RAISED) -> list[Any]:
     """Return the Reply to a message that has none. `batch`: None if the message could not be read."""
-    return VERSION, batch, code, reason[:REASON]
+    return [VERSION, batch, code, reason[:REASON]]
 
 
-def fetch(version: str) -> tuple[Any, ...]:
+def fetch(version: str) -> list[Any]:
     """Return the Fetch of a node that lacks an app."""
-    return VERSION, "fetch", version
+    return [VERSION, "fetch", version]
 
 
-def other_version(version: str) -> tuple[Any, ...]:
+def other_version(version: str) -> list[Any]:
     """Return the App of a node whose app has another version than the server's."""
-    return VERSION, "app", version
+    return [VERSION, "app", version]
 
 
-def leave(reason: str) -> tuple[Any, ...]:
+def leave(reason: str) -> list[Any]:
     """Return the Leave of a node that closes its session."""
-    return VERSION, "leave", reason[:REASON]
+    return [VERSION, "leave", reason[:REASON]]
 
 
 def load(stream: Stream) -> Ask | Files | End:
     """Return the outline of a grid's message. Raises Unreadable."""
     values = _PLAIN.load(stream)
-    if type(values) is not tuple or len(values) < 2 or type(values[0]) is not str or values[0] != VERSION:
+    if type(values) is not list or len(values) < 2 or type(values[0]) is not str or values[0] != VERSION:
         raise Unreadable(f"the version of a message: expected {VERSION}; install the same netq")
     match values[1:]:
-        case (batch, run, _, str(kind), str(group), _, _, app, records) if _are_numbers(batch, run) and is_name(app):
+        case [batch, run, _, str(kind), str(group), _, _, app, records] if _are_numbers(batch, run) and is_name(app):
             return Ask((run, batch), app, _title(kind, group, records), stream)
-        case ("files", version, _, _) if is_name(version):
+        case ["files", version, _, _] if is_name(version):
             return Files(version, stream)
-        case ("end",):
+        case ["end"]:
             return End()
     raise Unreadable("a message of the grid is not valid: expected an Ask, Files or an End")
 
@@ -113,9 +113,9 @@ def _title(kind: str, group: str, records: Any) -> str:
     """Return a message's type and round. A legacy app has the round as group, FedAvg in the config."""
     number: Any = group
     if not group and type(records) is list:
-        configs = [record[2] for record in records if type(record) is tuple and record[1:2] == ("config",)]
+        configs = [record[2] for record in records if type(record) is list and record[1:2] == ["config"]]
         pairs = [pair for config in configs if type(config) is list for pair in config]
-        number = next((pair[1] for pair in pairs if type(pair) is tuple and pair[:1] == ("server-round",)), "")
+        number = next((pair[1] for pair in pairs if type(pair) is list and pair[:1] == ["server-round"]), "")
     return printable(f"{kind} {number}".rstrip())
 
 
@@ -123,7 +123,7 @@ def _dump(message: Any) -> Stream:
     return message if isinstance(message, Stream) else _PLAIN.dump(message)
 
 
-_PLAIN = PickleSerializer(PickleSerializer.allow_by_name(STORAGE), load=lambda pid: None)
+_PLAIN = JsonSerializer()
 
-# What arrives is an Ask, Files or an End. What is put is one of the tuples above, or a message's bytes.
+# What arrives is an Ask, Files or an End. What is put is one of the lists above, or a message's bytes.
 OUTLINES = SerializationOptions(load=load, dump=_dump)

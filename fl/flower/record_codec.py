@@ -1,9 +1,9 @@
 """Encodes and decodes Flower's records for the messages of fl/flower/grid_messages.py, as plain values and arrays.
 
-    RecordDict ──► [(name, "arrays", [(key, array), …]), (name, "metrics" | "config", [(key, value), …]), …]
+    RecordDict ──► [[name, "arrays", [[key, array], …]], [name, "metrics" | "config", [[key, value], …]], …]
 
 An array is a numpy array, a view of the message's memory. If fl/tensors/serialization.py does not know its dtype or its
-serialisation, it is (dtype, shape, stype, bytes as an array). A value is a bool, int, float, str or bytes, or a list of
+serialisation, it is [dtype, shape, stype, bytes as an array]. A value is a bool, int, float, str or bytes, or a list of
 one of these. `decode` trusts nothing that a peer sends: it raises Unreadable, which names the place in the records and
 what was expected there. Pure; any thread may call it.
 """
@@ -103,17 +103,17 @@ def encode(records: RecordDict) -> list[Any]:
     plain = []
     for name, record in records.items():
         if isinstance(record, ArrayRecord):
-            plain.append((name, "arrays", [(key, _encode_array(array, seen)) for key, array in record.items()]))
+            plain.append([name, "arrays", [[key, _encode_array(array, seen)] for key, array in record.items()]])
         else:
             kind = "metrics" if isinstance(record, MetricRecord) else "config"
-            plain.append((name, kind, [(key, _encode_value(value)) for key, value in record.items()]))
+            plain.append([name, kind, [[key, _encode_value(value)] for key, value in record.items()]])
     return plain
 
 
 def _encode_array(array: flwr.app.Array, seen: set[tuple[int, int]]) -> Any:
     ndarray = array.__dict__["_ndarray"] if isinstance(array, Array) else _of_npy(array)
     if ndarray is None or not _is_plain(ndarray.dtype):
-        return array.dtype, tuple(array.shape), array.stype, np.frombuffer(array.data, np.uint8)
+        return [array.dtype, [*array.shape], array.stype, np.frombuffer(array.data, np.uint8)]
     memory = ndarray.__array_interface__["data"][0], ndarray.nbytes
     if memory in seen:  # else the arrays would share memory on arrival, which Flower's arrays never do
         return ndarray.copy()
@@ -184,13 +184,13 @@ def _decode_array(where: str, key: str, value: Any, seen: set[int], copy: bool) 
     if type(value) is np.ndarray:
         _expect_new(where, value, seen)
         return Array(value, copy=copy)
-    expect(type(value) is tuple and len(value) == 4, where, "an array, or dtype, shape, stype and data")
+    expect(type(value) is list and len(value) == 4, where, "an array, or dtype, shape, stype and data")
     dtype, shape, stype, data = value
     expect(type(dtype) is str and type(stype) is str, where, "names of its dtype and its stype")
-    expect(type(shape) is tuple and all(type(size) is int for size in shape), where, "a shape of whole numbers")
+    expect(type(shape) is list and all(type(size) is int for size in shape), where, "a shape of whole numbers")
     expect(type(data) is np.ndarray and data.dtype == np.uint8 and data.ndim == 1, where, "its data as bytes")
     _expect_new(where, data, seen)
-    array = flwr.app.Array(dtype=dtype, shape=shape, stype=stype, data=data.tobytes())
+    array = flwr.app.Array(dtype=dtype, shape=tuple(shape), stype=stype, data=data.tobytes())
     if stype == SType.NUMPY and (key != EMPTY_TENSOR_KEY or data.size):
         _check_npy(where, array)
     return array
@@ -214,8 +214,8 @@ def check_value(where: str, value: Any, kinds: tuple[type, ...] = _VALUES) -> No
 
 
 def _items(where: str, value: Any, size: int) -> list[Any]:
-    right = type(value) is list and all(type(item) is tuple and len(item) == size for item in value)
-    expect(right, where, f"a list of tuples of {size}")
+    right = type(value) is list and all(type(item) is list and len(item) == size for item in value)
+    expect(right, where, f"a list of lists of {size}")
     items: list[Any] = value
     return items
 

@@ -13,8 +13,8 @@ from fl.callbacks.base import Callback
 from fl.outline import RESERVED
 from fl.schedules import resolved
 from fl.strategies.base import Strategy
-from fl.tensors.checks import unserializable
 from fl.tensors.model import check
+from fl.tensors.serialization import messages
 from fl.tensors.spec import Model
 from netq.validate import expect, flag, is_number, is_whole, whole
 
@@ -61,8 +61,10 @@ def check_config(config: Mapping[str, Any], whose: str) -> None:
     for name, meaning in RESERVED.items():
         if name in config:
             raise netq.InvalidOption(f"{whose}: {name!r} is {meaning}; expected another name")
-    if wrong := unserializable(config):
-        raise netq.InvalidOption(f"{whose}: {wrong}")
+    try:
+        messages().dump(config)
+    except netq.SerializationError as error:
+        raise netq.InvalidOption(f"{whose}: {error}") from None
 
 
 def checked_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:

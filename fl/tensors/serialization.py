@@ -1,8 +1,8 @@
 """Arrays and tensors in messages. They are sent from their own memory, and arrive as views of the message.
 
-Owns the persistent identifiers of arrays and tensors (`dump` and `load`, for `netq.utils.stream.PickleSerializer`). The
-one global that such a message names is `STORAGE` (fl/tensors/storage.py). A communicator for models takes its options
-from `serialization`.
+Owns the identifiers of arrays and tensors: `dump` and `load`. fl's own messages have them in JSON (fl/tensors/
+json_format.py). A communicator of a user takes its options from `serialization`: pickles with these as persistent
+identifiers, in which the one global is `STORAGE` (fl/tensors/storage.py).
 Never imports torch: in a program that has not imported it, torch tensors arrive as numpy arrays.
 
     ("numpy" | "torch" | "parameter", Storage, dtype, shape, strides, requires_grad)
@@ -10,7 +10,7 @@ Never imports torch: in a program that has not imported it, torch tensors arrive
 
 `dtype` is numpy's ("<f4") for numpy and torch's ("bfloat16", little-endian) for torch. `strides` are in elements, None
 for C order. Memory is not copied if the elements fill it without gaps, in any order of dimensions; other layouts are
-copied to C order first. Two tensors in the same memory (tied weights) share a Storage. Pickle sends it once, and the
+copied to C order first. Two tensors in the same memory (tied weights) share a Storage. It is sent once, and the
 tensors share memory again when they arrive. Not sent: a tensor's `grad`, its hooks, and attributes that a user added.
 """
 
@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl.tensors.dtypes import MAX_DIMS, TORCH_ONLY
+from fl.tensors.json_format import JsonSerializer
 from fl.tensors.storage import STORAGE, Storage
 from netq.errors import Unreadable
 from netq.options import SerializationOptions
@@ -62,6 +63,11 @@ def serialization(*allow: str) -> SerializationOptions:
     """
     serializer = PickleSerializer(PickleSerializer.allow_by_name(STORAGE, *allow), dump, load)
     return SerializationOptions(load=serializer.load, dump=serializer.dump)
+
+
+def messages() -> JsonSerializer:
+    """Return the serialiser of fl's own messages: plain values, arrays and tensors. A numpy scalar becomes a number."""
+    return JsonSerializer(lambda obj: _number(obj) if isinstance(obj, np.generic) else dump(obj), load)
 
 
 def dump(obj: Any) -> Any | None:
@@ -147,6 +153,10 @@ def _dump_scalar(scalar: np.generic) -> Any | None:
     if name not in _NUMPY or type(scalar) is not scalar.dtype.type:
         return None
     return "scalar", name, scalar.tobytes()
+
+
+def _number(scalar: np.generic) -> Any | None:
+    return scalar.item() if scalar.dtype.kind in "biuf" and scalar.itemsize <= 8 else None
 
 
 def _dump_torch(torch: Any, tensor: Any, kind: str) -> Any | None:

@@ -14,7 +14,7 @@ import itertools
 import pickle
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeAlias
 
 from netq.buffers import ALIGNMENT, Buffer, aligned
@@ -251,7 +251,7 @@ class PickleSerializer:
             pickled = self._dumps(data, out.append)
         if not out:
             return _pack_head(len(pickled), 0) + pickled
-        return Stream(_layout(pickled, [buffer.raw() for buffer in out]))
+        return Stream(layout(pickled, [buffer.raw() for buffer in out]))
 
     def load(self, stream: Stream | bytes) -> Any:
         """Return the object of a stream, or of bytes. Arrays are writable, aligned views.
@@ -271,7 +271,7 @@ class PickleSerializer:
                 pickled, buffers = data[_HEAD_SIZE:stop], []
             else:
                 whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
-                pickled, *buffers = _parts(whole.contiguous())
+                pickled, *buffers = parts(whole.contiguous())
             return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
         except Unreadable:
             raise
@@ -323,10 +323,14 @@ def _refuse_identifier(pid: Any) -> Any:
     raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
 
 
-def _layout(pickled: bytes, buffers: list[memoryview]) -> Iterator[Buffer]:
+def layout(head: bytes, buffers: Sequence[memoryview]) -> Iterator[Buffer]:
+    """Yield the buffers of a message: `head` behind the table of sizes, then each of `buffers` at a multiple of 64."""
     sizes = b"".join([_SIZE.pack(buffer.nbytes) for buffer in buffers])
-    head = _HEAD.pack(len(pickled), len(buffers)) + sizes + pickled
-    yield head + _ZEROS[: -len(head) % ALIGNMENT]
+    first = _HEAD.pack(len(head), len(buffers)) + sizes + head
+    if not buffers:
+        yield first
+        return
+    yield first + _ZEROS[: -len(first) % ALIGNMENT]
     for buffer in buffers[:-1]:
         yield buffer
         if pad := -buffer.nbytes % ALIGNMENT:
@@ -334,16 +338,15 @@ def _layout(pickled: bytes, buffers: list[memoryview]) -> Iterator[Buffer]:
     yield buffers[-1]
 
 
-def _parts(data: memoryview) -> Iterator[memoryview]:
-    """Yield the pickle, then each out-of-band buffer, as views."""
-    pickle_size, count = _HEAD.unpack_from(data)
+def parts(data: memoryview) -> Iterator[memoryview]:
+    """Yield the head of a message, then each of its buffers, as views. Raises Unreadable."""
+    head_size, count = _HEAD.unpack_from(data)
     table = _HEAD.size + count * _SIZE.size
-    if table + pickle_size > data.nbytes:
-        raise Unreadable(f"a message of {data.nbytes} bytes announces {count} buffers and a pickle of {pickle_size}")
-    sizes = [size for (size,) in _SIZE.iter_unpack(data[_HEAD.size : table])]
-    at = table + pickle_size
+    if table + head_size > data.nbytes:
+        raise Unreadable(f"a message of {data.nbytes} bytes announces {count} buffers and a head of {head_size}")
+    at = table + head_size
     yield data[table:at]
-    for size in sizes:
+    for (size,) in _SIZE.iter_unpack(data[_HEAD.size : table]):
         at += -at % ALIGNMENT
         if at + size > data.nbytes:
             raise Unreadable(f"a message of {data.nbytes} bytes announces a buffer of {size} at {at}")

@@ -2,8 +2,8 @@
 
     python -m tests.attacks.pickles
 
-prints payload, error, milliseconds and MiB, for `PickleSerializer(allow=…)` with a generous allow-list, and for what
-fl.Server and fl.Client read. Each payload runs in a process of its own, which is killed after 60 s.
+prints payload, error, milliseconds and MiB, for `PickleSerializer(allow=…)` with a generous allow-list, and for
+`fl.serialization`. Each payload runs in a process of its own, which is killed after 60 s.
 """
 
 from __future__ import annotations
@@ -362,13 +362,11 @@ PAYLOADS: dict[str, Payload] = {
 def readers() -> dict[str, Callable[[Stream], object]]:
     """Return what loads messages of a peer."""
     import tests.attacks.classes  # noqa: F401 - must be imported, as by an application that allows it
-    from fl.messages import MESSAGES
     from fl.tensors.serialization import serialization
 
     return {
         "PickleSerializer": PickleSerializer(PickleSerializer.allow_by_name(*ALLOWED)).load,
         "fl.serialization": serialization(*ALLOWED).load,
-        "fl.Server, fl.Client": MESSAGES.load,
     }
 
 

@@ -99,8 +99,8 @@ def test_unreadable_messages_are_answered(server: Server, device: Device) -> Non
     with device.running():
         server.connected()
         reason = "the message cannot be read: the record 'm', 'x': expected one of int, float, or a list of one"
-        assert server.send((*counting(1)[:-1], [("m", "metrics", [("x", "y")])])) == (VERSION, 1, RAISED, reason)
-        assert server.send((VERSION, "hello"))[:3] == (VERSION, None, UNAVAILABLE)
+        assert server.send((*counting(1)[:-1], [("m", "metrics", [("x", "y")])])) == [VERSION, 1, RAISED, reason]
+        assert server.send((VERSION, "hello"))[:3] == [VERSION, None, UNAVAILABLE]
         assert count_of(server.ask(2)) == 1
 
 
@@ -112,6 +112,6 @@ def test_device_leaves_before_a_message_would_exceed_its_traffic(tmp_path: Path,
         rounds = 0
         while (answer := server.ask(rounds))[1] == rounds:
             rounds += 1
-    assert answer[:2] == (VERSION, "leave")
+    assert answer[:2] == [VERSION, "leave"]
     assert answer[2].endswith(" MB in 60 minutes; fit.max_traffic is 0.005")
     assert rounds > 1

@@ -104,7 +104,7 @@ def test_nothing_to_keep_is_an_empty_stream() -> None:
 
 def test_other_values_are_no_state() -> None:
     with pytest.raises(ValueError, match="these are no values of a Trainer"):
-        made().restore(bytes_of(MESSAGES.dump({"state": 7})))
+        made().restore(bytes_of(fl.serialization().dump({"state": 7})))
 
 
 def keeps_a_function(model: Any, config: Mapping[str, Any]) -> fl.Update:

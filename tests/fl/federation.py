@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import fl
 import netq
 from fl.messages import MESSAGES, End, Offer, Reply, Task, Update
-from fl.tensors import serialization
-from netq.utils.stream import PickleSerializer, Stream
+from fl.tensors.serialization import messages
+from netq.utils.stream import Stream
 
 A, B, C, D = IDS = [uuid.UUID(int=n) for n in range(1, 5)]
 SOON = 10.0  # seconds in which all happens that does happen
@@ -94,13 +94,13 @@ class Federation:
 
 
 def _raw(options: netq.CommunicatorOptions, answer: Callable[[Task], Sequence[Any]]) -> None:
-    anything = PickleSerializer(None, serialization.dump)
+    plain = messages()
 
     def dump(message: Any) -> Stream:
         if isinstance(message, (Task, Offer, Reply)):
             stream: Stream = MESSAGES.dump(message)
             return stream
-        return Stream([message]) if isinstance(message, bytes) else anything.dump(message)
+        return Stream([message]) if isinstance(message, bytes) else plain.dump(message)
 
     options = netq.CommunicatorOptions(
         options.id, options.netloc, options.connection, netq.SerializationOptions(MESSAGES.load, dump)

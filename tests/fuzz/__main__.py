@@ -16,13 +16,13 @@ from pathlib import Path
 
 import atheris
 
-TARGETS = ("pickles", "links", "packets")
+TARGETS = ("pickles", "messages", "links", "packets")
 LIMITS = ["-timeout=5", "-rss_limit_mb=1024"]  # an input that takes longer, or more, has failed
 
 
 def main(target: str, *options: str) -> None:
     os.environ["NETQ_PURE"] = "1"  # the codec in Python: that in C has no coverage
-    with atheris.instrument_imports(include=["netq"]):
+    with atheris.instrument_imports(include=["netq", "fl.tensors", "fl.messages"]):
         module = importlib.import_module(f"tests.fuzz.{target}")
     folder = Path("build/fuzz") / target
     folder.mkdir(parents=True, exist_ok=True)

@@ -13,8 +13,9 @@ from flwr.app import Context, Message, RecordDict
 
 import fl.flower
 import netq
+from fl.flower.grid_messages import MESSAGES
 from fl.flower.outline import END
-from netq.utils.stream import PickleSerializer, Stream
+from netq.utils.stream import Stream
 
 SOON = 20.0  # seconds in which all happens that does happen
 SHORT = 0.4  # seconds, where time must pass
@@ -62,14 +63,13 @@ class Federation:
         assert len(self.grid.wait(nodes, SOON)) == nodes
 
     def join_raw(self, answer: Callable[[Any], Sequence[Any]]) -> uuid.UUID:
-        """Start a peer that puts what `answer` returns: objects pickled, bytes unchanged."""
+        """Start a peer that puts what `answer` returns: plain values, or bytes as they are."""
         id = uuid.uuid4()
-        anything = PickleSerializer()
 
         def dump(message: Any) -> Stream:
-            return Stream([message]) if isinstance(message, bytes) else anything.dump(message)
+            return Stream([message]) if isinstance(message, bytes) else MESSAGES.dump(message)
 
-        serialization = netq.SerializationOptions(fl.flower.grid_messages.MESSAGES.load, dump)
+        serialization = netq.SerializationOptions(MESSAGES.load, dump)
         self.start(_raw, replace(self.options(id), serialization=serialization), self._protocol, answer)
         self.wait_for(id)
         return id

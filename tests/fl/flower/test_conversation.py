@@ -89,7 +89,7 @@ def test_messages_are_returned_oldest_first_until_the_end(session: Session) -> N
         conversation.reply(task, f"no {found[-1]}")
     assert found == [3, 1, 2]
     assert session.membership.over
-    assert [session.sent() for _ in found] == [(VERSION, batch, RAISED, f"no {batch}") for batch in found]
+    assert [session.sent() for _ in found] == [[VERSION, batch, RAISED, f"no {batch}"] for batch in found]
 
 
 def test_reply_that_has_arrived_is_delivered(session: Session) -> None:
@@ -97,8 +97,8 @@ def test_reply_that_has_arrived_is_delivered(session: Session) -> None:
     session.ask(1)
     task = next_of(conversation)
     assert conversation.delivered is None
-    delivery = conversation.reply(task, finished(task, (VERSION, 1, [], {})))
-    assert session.sent() == (VERSION, 1, [], {})
+    delivery = conversation.reply(task, finished(task, [VERSION, 1, [], {}]))
+    assert session.sent() == [VERSION, 1, [], {}]
     assert delivery is not None
     done = threading.Event()
     delivery.add_done_callback(lambda _: done.set())  # after the conversation's own
@@ -140,10 +140,10 @@ def test_missing_app_is_fetched_once_and_its_messages_wait(session: Session) -> 
         assert batch_of(conversation.next_task()) == 6
         assert log.having("the files of the app d, for which this node did not ask")
     assert [session.sent() for _ in range(4)] == [
-        (VERSION, "fetch", "b"),
-        (VERSION, "fetch", "c"),
-        (VERSION, 4, RAISED, "this node refuses the app c"),
-        (VERSION, "fetch", "c"),  # for the next message: the server may deliver another one by then
+        [VERSION, "fetch", "b"],
+        [VERSION, "fetch", "c"],
+        [VERSION, 4, RAISED, "this node refuses the app c"],
+        [VERSION, "fetch", "c"],  # for the next message: the server may deliver another one by then
     ]
 
 
@@ -153,7 +153,7 @@ def test_other_version_is_reported_once(session: Session) -> None:
         session.ask(batch, app)
     assert [batch_of(conversation.next_task()) for _ in range(4)] == [0, 1, 2, 3]
     conversation.leave("it is too hot")
-    assert [session.sent() for _ in range(2)] == [(VERSION, "app", "mine"), (VERSION, "leave", "it is too hot")]
+    assert [session.sent() for _ in range(2)] == [[VERSION, "app", "mine"], [VERSION, "leave", "it is too hot"]]
 
 
 def test_unreadable_message_is_reported_without_its_batch(session: Session) -> None:

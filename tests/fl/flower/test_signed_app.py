@@ -198,7 +198,7 @@ def test_node_that_asks_for_ever_gets_one_answer_at_a_time(author: Author) -> No
         if message[1] == "files":
             got.append(message)
             return []
-        return [*[(VERSION, "fetch", app.version)] * 100, (VERSION, read_ask(message, copy=True).batch, 1, "no")]
+        return [*[[VERSION, "fetch", app.version]] * 100, [VERSION, read_ask(message, copy=True).batch, 1, "no"]]
 
     with Federation(delivery=app) as federation:
         id = federation.join_raw(answer)

@@ -1,0 +1,191 @@
+"""Serialises plain values, arrays and tensors as JSON (RFC 8259) and buffers: docs/reference/fl-messages.md.
+
+The layout is that of netq's pickled messages, with a JSON text in place of the pickle: the text refers to the buffers
+by number. What JSON has no form for is an object with one reserved key:
+
+    {"$array": [buffer, dtype, shape, strides]}                         an array of numpy; without strides: C order
+    {"$tensor" | "$parameter": [buffer, dtype, shape, strides, grad]}   a tensor of torch; strides: null for C order
+    {"$bytes": buffer}                                                  bytes
+    {"$float": "nan" | "inf" | "-inf"}                                  a float that is not finite
+
+Any other key that begins with $ is written with one $ more. A tuple becomes a list. Arrays are sent from their own
+memory, and arrive as views of the message. Loading runs no code of the peer: fl/tensors/serialization.py makes the
+arrays and checks their fields. This module needs no numpy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from fl.tensors.storage import Storage
+from netq.errors import SerializationError, Unreadable
+from netq.text import printable
+from netq.utils.stream import Stream, layout, parts
+
+MAX_TEXT = 2**22  # bytes of the JSON text in a message
+MAX_BUFFERS = 2**16  # in a message
+_MAX_DEPTH = 100  # containers in one another
+_LEAVES = frozenset({str, bool, type(None)})
+_FLOATS = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+_TENSORS = {"$array": "numpy", "$tensor": "torch", "$parameter": "parameter"}
+_KEYS = {kind: key for key, kind in _TENSORS.items()}
+_EXPECTED = "None, bool, int, float, str, bytes, lists, dicts with texts as keys, arrays or tensors of numbers"
+
+_Identifier = tuple[str, Storage, str, Sequence[int], Sequence[int] | None, bool]  # see fl/tensors/serialization.py
+
+
+class JsonSerializer:
+    """`dump` and `load` for `netq.SerializationOptions`.
+
+    dump_tensor: takes any other object; returns the identifier of an array or tensor, a plain value in place of the
+                 object, or None to refuse it. Default: refuse all.
+    load_tensor: takes an identifier; returns the array or tensor. Default: returns None.
+    """
+
+    def __init__(
+        self,
+        dump_tensor: Callable[[Any], Any] = lambda _: None,
+        load_tensor: Callable[[_Identifier], Any] = lambda _: None,
+    ) -> None:
+        self._dump_tensor = dump_tensor
+        self._load_tensor = load_tensor
+
+    def dump(self, values: Any) -> Stream:
+        """Return the bytes of a message. Arrays must not change until they are sent. Raises SerializationError."""
+        writer = _Writer(self._dump_tensor)
+        text = json.dumps(writer.plain(values, "the message", 0), separators=(",", ":")).encode()
+        if (count := len(writer.buffers)) > MAX_BUFFERS:
+            raise SerializationError(f"a message of {count} arrays and bytes; expected {MAX_BUFFERS} at most")
+        if len(text) > MAX_TEXT:
+            raise SerializationError(
+                f"a message has {len(text)} bytes of JSON; expected {MAX_TEXT} at most: put long lists into an array"
+            )
+        return Stream(layout(text, writer.buffers))
+
+    def load(self, stream: Stream) -> Any:
+        """Return the values of a message, whose arrays are writable views of it. Raises Unreadable."""
+        try:
+            text, *buffers = islice(parts(stream.contiguous()), MAX_BUFFERS + 2)
+            if len(text) > MAX_TEXT or len(buffers) > MAX_BUFFERS:
+                raise Unreadable(f"expected at most {MAX_TEXT} bytes of JSON and {MAX_BUFFERS} buffers")
+            reader = _Reader(self._load_tensor, buffers)
+            return json.loads(str(text, "utf-8"), object_pairs_hook=reader.object, parse_constant=_refuse)
+        except Exception as error:  # bytes that a peer chose may raise anything
+            raise Unreadable(f"a message of {stream.nbytes} bytes cannot be loaded: {printable(str(error))}") from error
+
+
+class _Writer:
+    """Makes the plain values of one message, and collects its buffers."""
+
+    def __init__(self, dump_tensor: Callable[[Any], Any]) -> None:
+        self._dump_tensor = dump_tensor
+        self._storages: dict[int, tuple[int, Storage]] = {}  # number of the buffer, by the Storage's id()
+        self.buffers: list[memoryview] = []
+
+    def plain(self, value: Any, name: str, depth: int) -> Any:
+        """Return what json.dumps takes. `name`: of the value, for errors."""
+        kind = type(value)
+        if kind in _LEAVES:
+            return value
+        if kind is int:
+            if not -(2**63) <= value < 2**64:
+                raise SerializationError(f"{name}: a whole number of {value.bit_length()} bits; expected 64 at most")
+            return value
+        if kind is float:
+            return value if value - value == 0 else {"$float": str(value)}
+        if depth > _MAX_DEPTH:
+            raise SerializationError(f"{name}: {_MAX_DEPTH} lists and dicts in one another; expected fewer")
+        if kind in (list, tuple):
+            return [self.plain(each, name, depth + 1) for each in value]
+        if kind in (bytes, bytearray):
+            return {"$bytes": self._add(memoryview(value))}
+        if isinstance(value, Mapping):
+            return {_key(name, key): self.plain(each, repr(key), depth + 1) for key, each in value.items()}
+        return self._tensor(value, name)
+
+    def _tensor(self, value: Any, name: str) -> Any:
+        identifier = self._dump_tensor(value)
+        if identifier is not None and type(identifier) is not tuple:
+            return self.plain(identifier, name, 0)
+        if identifier is None:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
+            raise SerializationError(f"{name}: a {kind}{dtype}; expected {_EXPECTED}")
+        kind, storage, dtype, shape, strides, grad = identifier
+        if id(storage) not in self._storages:
+            self._storages[id(storage)] = self._add(memoryview(storage.memory)), storage
+        fields = [self._storages[id(storage)][0], dtype, shape, strides, grad]
+        return {_KEYS[kind]: fields if kind != "numpy" else fields[: 3 if strides is None else 4]}
+
+    def _add(self, buffer: memoryview) -> int:
+        self.buffers.append(buffer)
+        return len(self.buffers) - 1
+
+
+class _Reader:
+    """Makes the values of one message from those that json.loads has found."""
+
+    def __init__(self, load_tensor: Callable[[_Identifier], Any], buffers: list[memoryview]) -> None:
+        self._load_tensor = load_tensor
+        self._buffers = buffers
+        self._storages: dict[int, Storage] = {}
+        self._bytes: dict[int, bytes] = {}  # one copy, however often a peer refers to a buffer
+
+    def object(self, pairs: list[tuple[str, Any]]) -> Any:
+        """Return a dict, or the value that an object with a reserved key stands for."""
+        values = {}
+        for key, value in pairs:
+            if key[:1] == "$":
+                if key[:2] != "$$":
+                    if len(pairs) != 1:
+                        raise Unreadable(f"{key!r}: expected it alone in its object")
+                    return self._special(key, value)
+                key = key[1:]
+            values[key] = value
+        if len(values) != len(pairs):
+            raise Unreadable("an object has a key twice")
+        return values
+
+    def _special(self, key: str, value: Any) -> Any:
+        if key in _TENSORS:
+            return self._tensor(_TENSORS[key], value)
+        if key == "$bytes":
+            number = self._number(value)
+            if number not in self._bytes:
+                self._bytes[number] = bytes(self._buffers[number])
+            return self._bytes[number]
+        if key == "$float" and type(value) is str and value in _FLOATS:
+            return _FLOATS[value]
+        raise Unreadable(f"{key!r}: unknown, or its value is not valid")
+
+    def _tensor(self, kind: str, fields: Any) -> Any:
+        sizes = (3, 4) if kind == "numpy" else (5,)
+        if type(fields) is not list or len(fields) not in sizes:
+            raise Unreadable(f"a {kind} tensor: expected {' or '.join(map(str, sizes))} fields")
+        number, dtype, shape, strides, grad = fields + [None, False][len(fields) - 3 :]
+        storage = self._storages.get(self._number(number))
+        if storage is None:
+            storage = self._storages[number] = Storage(self._buffers[number])
+        return self._load_tensor((kind, storage, dtype, _tuple(shape), _tuple(strides), grad))
+
+    def _number(self, value: Any) -> int:
+        if type(value) is not int or not 0 <= value < len(self._buffers):
+            raise Unreadable(f"the number of a buffer: expected 0 to {len(self._buffers) - 1}")
+        return value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if type(value) is list else value
+
+
+def _key(name: str, key: Any) -> str:
+    if type(key) is not str:
+        raise SerializationError(f"{name}: {key!r:.100} as a key; expected a text")
+    return f"${key}" if key[:1] == "$" else key
+
+
+def _refuse(constant: str) -> Any:
+    raise Unreadable(f"{constant}: expected JSON of RFC 8259, which has no such number")
