@@ -198,7 +198,7 @@ class Communicator:
         """Where a server listens, or a client connects; with the port that the system chose for port 0."""
         return self._core.netloc
 
-    def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
+    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
         """Send `data`, as netq.Communicator.put does. Never waits; await the result to know that it has arrived."""
         self._check_loop("put")
         return Delivery(self._core.put(data, *peers, lane=lane), self._loop)

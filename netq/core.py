@@ -23,7 +23,7 @@ from netq.errors import Closed, InvalidOption, Unreadable
 from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
-from netq.protocol.wire import LANES
+from netq.protocol.wire import ANY_LANE, LANES
 from netq.runtime.delivery import Delivery, gather
 from netq.runtime.endpoint import Endpoint, TransportFactory
 from netq.runtime.inbox import Inbox, Waiter
@@ -35,11 +35,15 @@ from netq.utils.stream import PickleSerializer, Stream, stream_of
 log = logging.getLogger("netq")
 
 
-class Message(NamedTuple):
-    """What `get` returns: the data, and the id of the peer that put it."""
-
+class _Pair(NamedTuple):
     peer: uuid.UUID
     data: Any
+
+
+class Message(_Pair):
+    """What `get` returns: the id of the peer, and the data that it has put, as a tuple; and the lane."""
+
+    lane: int = 0
 
 
 _AT_ONCE = 1000  # peers whose figures the loop collects without serving others: some 3 ms
@@ -88,18 +92,19 @@ class Communicator:
         """Where a server listens, with the port that the system chose for port 0; or where a client connects."""
         return self._endpoint.netloc
 
-    def put(self, data: Any, *peers: uuid.UUID, lane: int = 0) -> Delivery:
+    def put(self, data: Any, *peers: uuid.UUID, lane: int | None = 0) -> Delivery:
         """Send `data` to each of `peers`. Without `peers` a client sends to its server, a server to all its clients.
 
         Never waits. Serialises once, in this call, and raises the errors of that. Buffers that travel out of band are
         not copied, so `data` must not change until the future is done. Messages on one lane arrive in order; lanes do
-        not wait for one another. If a server has no clients, the future is done at once.
+        not wait for one another. `lane=None` is for messages without order: each takes the lane from 8 to 15 on which
+        the least waits. If a server has no clients, the future is done at once.
 
         The future is done when the peer holds the message. It fails with Closed (the peer or this communicator
         is closed, or the session was lost while the message was on its way), QueueFull or MessageTooLarge.
         """
         if type(lane) is not int or not 0 <= lane < LANES:
-            _check_lane(lane)
+            lane = ANY_LANE if lane is None else _checked_lane(lane)
         if self._baton.forked:
             self._check_not_forked("put")
         # The state is read without a lock, and each attribute once: the loop's thread may replace the peer at any
@@ -200,7 +205,7 @@ class Communicator:
             data: Stream | bytes = item[1]
             if type(data) is bytes and not self._loads_bytes:
                 data = Stream.of(memoryview(data))
-            return _message((item[0], self._load(data)))
+            message = _message((item[0], self._load(data)))
         except Exception as error:  # the user's serialiser may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__
@@ -211,6 +216,9 @@ class Communicator:
             unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {error!r}")
             unreadable.peer = item[0]
             raise unreadable from error
+        if lane := item[2].lane:
+            message.lane = lane
+        return message
 
     def close(self, timeout: float | None = None) -> int:
         """Deliver what has been put, say goodbye, and end. A server waits until its clients have disconnected.
@@ -301,9 +309,10 @@ def _wake_none() -> None:
     """Wake no thread: this stands for `wake` until there is one."""
 
 
-def _check_lane(lane: object) -> None:
+def _checked_lane(lane: object) -> int:
     if not isinstance(lane, int) or isinstance(lane, bool) or not 0 <= lane < LANES:
-        raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}")
+        raise ValueError(f"put: lane {lane!r}; expected a whole number from 0 to {LANES - 1}, or None for any")
+    return lane
 
 
 def check_timeout(name: str, timeout: float | None) -> None:

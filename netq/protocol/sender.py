@@ -17,7 +17,7 @@ from netq.buffers import Buffer
 from netq.errors import ProtocolError
 from netq.protocol import codec
 from netq.protocol.codec import Outgoing
-from netq.protocol.wire import HEADER_SIZE, Cursor, Frame, Kind, message_header
+from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, Kind, message_header
 from netq.utils.stream import Stream
 
 SMALL = 4096  # bytes: messages up to this size are sent and received whole, in one step, and are copied
@@ -89,6 +89,15 @@ class Sender:
         """Bytes of the messages that wait behind the first that waits."""
         self._skip_cancelled()
         return self.waiting_bytes - self.waiting[0].size if self.waiting else 0
+
+    def delay(self, size: int) -> tuple[bool, int]:
+        """Return what a further message would wait for: to compare lanes with one another.
+
+        First, whether the peer has to move the limit for it. Then the positions that are not acknowledged.
+        """
+        waiting = self.waiting_bytes + OVERHEAD * len(self.waiting)
+        sent = self.sent[-1].stop - self.sent[0].start if self.sent else 0
+        return self._position + waiting + size > self.limit, sent + waiting
 
     @property
     def idle(self) -> bool:

@@ -24,7 +24,7 @@ from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item, Receiver
 from netq.protocol.sender import SMALL, Part, Sender
-from netq.protocol.wire import HEADER_SIZE, LANES, Cursor, Frame, Greeting
+from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, UNORDERED, Cursor, Frame, Greeting
 
 _pack = struct.Struct("<BBHIQQ").pack
 
@@ -72,6 +72,8 @@ class Session:
     def put(self, message: Outgoing) -> None:
         """Queue a message. If this raises Closed, QueueFull or MessageTooLarge, the message is unchanged."""
         options = self._options
+        if message.lane == ANY_LANE:
+            message.lane = min(UNORDERED, key=lambda lane: self._sender(lane).delay(message.size))
         if self.closing or self.ended:
             raise Closed(self.peer)
         if not options.drop_oldest and (limit := self._full(message)):

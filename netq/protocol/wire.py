@@ -20,6 +20,8 @@ from netq.errors import ProtocolError
 VERSION = 1
 MAGIC = b"NETQ"
 LANES = 16
+ANY_LANE = -1  # of a message without order, until its session chooses one of UNORDERED
+UNORDERED = range(8, LANES)
 OVERHEAD = 256  # bytes that a message counts in its lane's window besides its own: the cost of its bookkeeping
 POSITIONS = 2**63  # positions of a lane stay below: enough for some millennia at today's speeds
 EPOCHS = 2**32 - 1  # epochs of a session stay below: each server that has forgotten the session uses one

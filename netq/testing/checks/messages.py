@@ -134,10 +134,26 @@ def check_lanes(make: Make) -> None:
         sent = [(lane, number) for number in range(20) for lane in range(16)]
         for lane, number in sent:
             client.put((lane, number, bytes(500 * (16 - lane))), lane=lane)
-        got = [server.get(timeout=LIMIT).data[:2] for _ in sent]
+        got = [server.get(timeout=LIMIT) for _ in sent]
         for lane in range(16):
-            numbers = [number for other, number in got if other == lane]
+            numbers = [message.data[1] for message in got if message.lane == lane]
             assert numbers == list(range(20)), f"lane {lane}: {numbers}"
+        assert all(message.lane == message.data[0] for message in got)
+
+
+def check_messages_without_order(make: Make) -> None:
+    """With `lane=None` each message takes a lane from 8 to 15, and all arrive once; also those to several clients."""
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(transport_size=1000)
+        other = communicators.client(server.netloc)
+        introduce(server, client, other)
+        for number in range(100):
+            client.put((number, bytes(100 * (number % 7))), lane=None)
+            server.put((number, bytes(100 * (number % 5))), lane=None)
+        for receiver in (server, client, other):
+            got = [receiver.get(timeout=LIMIT) for _ in range(100)]
+            assert sorted(message.data[0] for message in got) == list(range(100))
+            assert {message.lane for message in got} <= set(range(8, 16))
 
 
 def check_broadcast(make: Make) -> None:
@@ -273,6 +289,7 @@ CHECKS = (
     check_own_serializer,
     check_get_merge,
     check_lanes,
+    check_messages_without_order,
     check_broadcast,
     check_put_to_some,
     check_put_without_clients,

@@ -61,9 +61,20 @@ def check_full_lane(make: Make) -> None:
         assert "urgent" in got[:3], "a message on lane 1 waited for lane 0"
 
 
+def check_messages_without_order_do_not_wait(make: Make) -> None:
+    """Messages without order take lanes that are free: eight arrive, though each fills the window of its lane."""
+    with Communicators(make) as communicators:
+        server, client = communicators.pair(window=1000)
+        for future in [client.put((number, bytes(1000)), lane=None) for number in range(8)]:
+            future.result(LIMIT)
+        got = [server.get(timeout=LIMIT) for _ in range(8)]
+        assert sorted((message.data[0], message.lane) for message in got) == [(n, 8 + n) for n in range(8)]
+
+
 CHECKS = (
     check_message_larger_than_window,
     check_slow_reader,
     check_slow_reader_alone,
     check_full_lane,
+    check_messages_without_order_do_not_wait,
 )
