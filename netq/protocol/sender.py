@@ -90,14 +90,14 @@ class Sender:
         self._skip_cancelled()
         return self.waiting_bytes - self.waiting[0].size if self.waiting else 0
 
-    def delay(self, size: int) -> tuple[bool, int]:
+    def delay(self, size: int) -> tuple[int, int]:
         """Return what a further message would wait for: to compare lanes with one another.
 
-        First, whether the peer has to move the limit for it. Then the positions that are not acknowledged.
+        First, the positions by which the peer has to move the limit for it. Then those that are not acknowledged.
         """
-        waiting = self.waiting_bytes + OVERHEAD * len(self.waiting)
+        waiting = self.waiting_bytes + OVERHEAD * self.waiting_count
         sent = self.sent[-1].stop - self.sent[0].start if self.sent else 0
-        return self._position + waiting + size > self.limit, sent + waiting
+        return max(0, self._position + waiting + size - self.limit), sent + waiting
 
     @property
     def idle(self) -> bool:

@@ -471,6 +471,18 @@ def test_sender_is_blocked_by_limit(limit: int, stuck: bool) -> None:
     assert one.blocked is stuck
 
 
+def test_delay_counts_unacknowledged_and_what_limit_must_move() -> None:
+    one, (_, second) = sender(500, 0, limit=700)
+    assert one.delay(100) == (500 + 2 * OVERHEAD + 100 - 700, 500 + 2 * OVERHEAD)
+    one.remove(second)
+    next_frame(one, 500)
+    assert one.delay(100) == (500 + OVERHEAD + 100 - 700, 500 + OVERHEAD)
+    one.acked(1)
+    assert one.delay(100) == (500 + OVERHEAD + 100 - 700, 0), "a lane that is full waits for its reader"
+    one.limit = 1000
+    assert one.delay(100) == (0, 0)
+
+
 def for_several(size: int) -> Outgoing:
     return Outgoing(Stream([bytes(n % 251 for n in range(size))]), LANE, SEVERAL)
 
