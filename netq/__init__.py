@@ -39,12 +39,14 @@ from netq.options import (
     SecurityOptions,
     SerializationOptions,
 )
+from netq.polling import poll
 from netq.runtime.delivery import Delivery
 from netq.runtime.statistics import Statistics
 from netq.security.identity import Security
 
 __all__ = [
     "new",
+    "poll",
     "Communicator",
     "Delivery",
     "Message",

@@ -39,6 +39,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.runtime.reconnect"],
     ["netq.runtime.endpoint"],
     ["netq.core"],
+    ["netq.polling"],
     ["netq.shm.ring", "netq.mqtt.packet", "netq.mqtt.congestion", "netq.mqtt.topic"],
     ["netq.mqtt.window"],
     ["netq.mqtt.multicast.group", "netq.mqtt.multicast.reorder"],

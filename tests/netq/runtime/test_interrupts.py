@@ -374,11 +374,21 @@ def get_in_vain(talk: Talk) -> Callable[[], object]:
     return act
 
 
+def poll(talk: Talk) -> Callable[[], object]:
+    talk.put()
+    return lambda: netq.poll([talk.main], LIMIT)
+
+
+def poll_in_vain(talk: Talk) -> Callable[[], object]:
+    return lambda: netq.poll([talk.main], 0.002)
+
+
 OPERATIONS: dict[str, Operation] = {
     operation.__name__: operation
     for operation in (
         *(put, put_behind_others, put_many, put_large),
         *(result, result_of_several, get, get_and_wait, get_in_vain),
+        *(poll, poll_in_vain),
     )
 }
 ERRORS: dict[str, type[BaseException]] = {error.__name__: error for error in (Interrupt, Alarm, TimeIsUp)}

@@ -1,0 +1,57 @@
+"""Waits for the next message of any of several communicators.
+
+Each communicator has sockets and a loop of its own. So no thread can poll for all of them, and this one waits as
+threads do of which another polls: with a Waiter in each inbox (netq/runtime/inbox.py). It takes no message: what is
+reserved for its waiters is given back, and is the next for `get`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from netq.core import Communicator, check_timeout
+from netq.runtime.inbox import Waiter
+from netq.validate import expect
+
+
+def poll(communicators: Iterable[Communicator], timeout: float | None = None) -> list[Communicator]:
+    """Wait until `get` of one of these communicators need not wait; return those of which this is so.
+
+    It returns an empty list after `timeout` seconds. A communicator is also returned when its `get` would raise Closed.
+    Another thread that calls `get` may be faster: pass `timeout=0` to `get` where there is one.
+
+    Raises InvalidOption without communicators. Raises RuntimeError where `get` does: in events, callbacks and forks,
+    and in a handler that has interrupted one of the communicators.
+    """
+    watched = list(dict.fromkeys(communicators))
+    expect(bool(watched), "poll: communicators", watched, "one or more communicators")
+    for communicator in watched:
+        expect(isinstance(communicator, Communicator), "poll", communicator, "communicators, as netq.new returns them")
+        communicator._check_not_forked("poll")
+        communicator._baton.check("poll")
+    check_timeout("poll", timeout)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    waiters = [Waiter((), lambda: None) for _ in watched]
+    found: list[Communicator] = []
+
+    def look() -> bool:
+        found[:] = [one for one, waiter in zip(watched, waiters, strict=True) if one.inbox.is_ready(waiter)]
+        return bool(found)
+
+    def subscribe(wake: Callable[[], object]) -> None:
+        for communicator, waiter in zip(watched, waiters, strict=True):
+            waiter.wake = wake
+            communicator.inbox.enter(waiter)
+            communicator._baton.stop_polling()  # perhaps this thread was the one that did
+
+    # `any` calls all the appends, which return None, without a step of Python in between. So a signal handler cannot
+    # raise after some of them, and leave messages reserved that no thread takes.
+    leaving = map(deque.append, [communicator.inbox.leaving for communicator in watched], waiters)
+    watched[0]._baton.wait(look, deadline, subscribe, functools.partial(any, leaving), "poll")
+    for communicator in watched:
+        communicator.inbox.drop_leaving()
+    return found
