@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import handshakes, page, plot
+from benchmarks import handshakes, page, plot, serialisers
 from benchmarks.load import percentile, search
 from benchmarks.measure import Failed, Sample, Stage, measure, stage
 from benchmarks.peers import PEERS, Peer
@@ -256,6 +256,17 @@ def test_run_prints_tables_and_writes_all_figures(
     assert "name: Title" in out
     found = json.loads((command.OUT / "benchmarks.json").read_text())["questions"]["name"]
     assert {name: len(samples) for name, samples in found["samples"].items()} == {"netq tcp": 1, "raw": 1}
+
+
+@pytest.mark.slow
+def test_serialisers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures are those of a busy machine; what is checked is that there are some, for each serialiser."""
+    serialisers.main(0.02)
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line]
+    titles = [cells[1].strip() for cells in rows]
+    for title in ("pickle", "pickle with `allow`", "msgpack", "msgpack with a type", "protobuf"):
+        assert titles.count(title) == 3
+    assert all(float(cell.replace(",", "")) > 0 for cells in rows if "msgpack" in cells[1] for cell in cells[2:-1])
 
 
 def test_the_cost_of_handshakes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import math
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -47,8 +47,9 @@ class MsgpackSerializer:
 
     Messages are data: loading imports nothing, and calls nothing but the constructors of `type`.
 
-    type:  what `load` returns, and checks the message against: a dataclass, a msgspec.Struct, a TypedDict, list[int] …;
-           in it `numpy.ndarray` stands for an array. Default: any values, which arrive as dicts, lists, numbers, texts …
+    type:  what `load` returns, and checks the message against: a dataclass, a msgspec.Struct, a TypedDict, list[int] …
+           In it `numpy.ndarray` stands for an array. Default: any values, which arrive as dicts, lists, numbers … Pass
+           a type without Any if you do not trust your peers (docs/explanation/security.md).
     limit: bytes of msgpack in a message, for `dump` and `load`. Arrays and buffers are not counted.
     """
 
@@ -183,7 +184,7 @@ def _walk(data: Any) -> Iterator[tuple[str, Any]]:
         elif isinstance(value, (list, tuple, set, frozenset)):
             waiting += [(f"{place}[{index}]", each) for index, each in enumerate(value)]
         elif isinstance(value, msgspec.Struct) or dataclasses.is_dataclass(value):
-            names = getattr(value, "__struct_fields__", None) or getattr(value, "__dataclass_fields__", ())
+            names: Iterable[str] = getattr(value, "__struct_fields__", ()) or getattr(value, "__dataclass_fields__", ())
             waiting += [(f"{place}.{name}", getattr(value, name, None)) for name in names]
 
 

@@ -39,7 +39,8 @@ class ProtobufSerializer:
             taken = " or ".join([_name(kind) for kind in self._classes])
             raise SerializationError(f"put: a {_name(type(data))}; ProtobufSerializer takes {taken}")
         try:
-            return tag + data.SerializeToString()
+            body: bytes = data.SerializeToString()
+            return tag + body
         except Exception as error:
             raise SerializationError(f"put: a {_name(type(data))} cannot be serialised: {error}") from error
 

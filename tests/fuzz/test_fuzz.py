@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from tests.fuzz import links, messages, msgpacks, packets, pickles
 
-TARGETS = pytest.mark.parametrize("target", [pickles, messages, msgpacks, links, packets], ids=lambda target: target.__name__)
+TARGETS = pytest.mark.parametrize(
+    "target", [pickles, messages, msgpacks, links, packets], ids=lambda target: target.__name__
+)
 
 
 @TARGETS

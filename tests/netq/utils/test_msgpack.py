@@ -202,18 +202,18 @@ def test_put_refuses_what_msgpack_cannot_hold() -> None:
 def test_limit_holds_on_both_sides() -> None:
     small = MsgpackSerializer(limit=100)
     large, edge = anything.dump(b"x" * 99), anything.dump(b"x" * 98)
-    assert small.load(Stream([small.dump(b"x" * 98)])) == small.load(Stream([edge])) == b"x" * 98
+    assert small.load(received(small.dump(b"x" * 98))) == small.load(received(edge)) == b"x" * 98
     with pytest.raises(SerializationError, match="101 bytes of msgpack; expected 100 at most: send long lists as"):
         small.dump(b"x" * 99)
     with pytest.raises(Unreadable, match=r"101 bytes of msgpack .* at most 100 \(MsgpackSerializer.limit\)"):
-        small.load(Stream([large]))
+        small.load(received(large))
     assert small.load(received(small.dump(np.zeros(1000)))).nbytes == 8000
 
 
 def test_wrong_options_are_named() -> None:
-    with pytest.raises(InvalidOption, match="MsgpackSerializer.type: .* expected a type of msgspec"):
+    with pytest.raises(InvalidOption, match=r"MsgpackSerializer.type: .* expected a type of msgspec"):
         MsgpackSerializer(dict[list[int], int] | dict[str, int])
-    with pytest.raises(InvalidOption, match="MsgpackSerializer.limit: 0"):
+    with pytest.raises(InvalidOption, match=r"MsgpackSerializer.limit: 0"):
         MsgpackSerializer(limit=0)
 
 
@@ -224,7 +224,11 @@ def test_wrong_options_are_named() -> None:
         (Point, {}, "missing required field `x`"),
         (Point, [1], "Expected `object`, got `array`"),
         (dict[str, np.ndarray], {"w": 1}, r"Expected `numpy.ndarray`, got `int` - at `\$\[...\]`"),
-        (dict[str, np.ndarray], {"w": pickle.PickleBuffer(b"x")}, "Expected `numpy.ndarray`, got `pickle.PickleBuffer`"),
+        (
+            dict[str, np.ndarray],
+            {"w": pickle.PickleBuffer(b"x")},
+            "Expected `numpy.ndarray`, got `pickle.PickleBuffer`",
+        ),
         (list[pickle.PickleBuffer], [np.zeros(2)], "Expected `pickle.PickleBuffer`, got `numpy.ndarray`"),
         (bytes, np.zeros(2), "Expected `bytes`, got `ext`"),
     ],
@@ -257,10 +261,9 @@ def test_flipped_bits_give_values_or_unreadable(data: st.DataObject) -> None:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
         there = anything.load(Stream([damaged]))
-    except Unreadable as error:
-        assert str(error).isprintable()
-    else:
-        anything.dump(there)
+    except Unreadable:
+        return
+    anything.dump(there)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,9 @@ def test_damaged_message_says_why(stream: Stream, why: str) -> None:
         anything.load(stream)
 
 
-@pytest.mark.parametrize("head", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"], ids=["array", "map", "bin", "str", "ext"])
+@pytest.mark.parametrize(
+    "head", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"], ids=["array", "map", "bin", "str", "ext"]
+)
 @pytest.mark.parametrize("type", [Any, list[int], dict[str, int], tuple[int, ...], set[int], bytes, str])
 def test_huge_length_allocates_no_memory(head: bytes, type: Any) -> None:
     serializer, stream = MsgpackSerializer(type), message(head + b"\xff\xff\xff\xff" + bytes(1000))
@@ -359,7 +364,7 @@ def test_arrays_without_numpy_are_unreadable(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(Unreadable, match=r"numpy is missing: pip install 'netq-fl\[fl\]'"):
         anything.load(stream)
-    assert anything.load(Stream([anything.dump({"a": 1})])) == {"a": 1}
+    assert anything.load(received(anything.dump({"a": 1}))) == {"a": 1}
 
 
 @pytest.mark.parametrize("kind", ["tcp", "shm"])
@@ -374,7 +379,7 @@ def test_messages_cross_a_link(new_wire: NewWire, kind: str) -> None:
             client.put({"x": object()})
         client.put({"w": 1}).result(LIMIT)
         future = client.put(sent)
-        with pytest.raises(Unreadable, match="Expected `numpy.ndarray`, got `int`") as error:
+        with pytest.raises(Unreadable, match=r"Expected `numpy.ndarray`, got `int`") as error:
             server.get(timeout=LIMIT)
         assert error.value.peer == client.id
         there = server.get(timeout=LIMIT).data

