@@ -19,7 +19,7 @@ from netq.bench.progress import Progress
 from netq.bench.resources import Usage
 from tests.netq.bench.conftest import Run
 
-USED = Sides(Usage(0.0, 0, 0), Usage(0.0, 0, 0))
+USED = Sides(Usage(0, 0, 0), Usage(0, 0, 0))
 
 
 class Silent:
@@ -76,6 +76,14 @@ def test_table_has_a_line_for_each_rate() -> None:
     assert len(list(curve.table(figures(100)))) == 2
 
 
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Let matplotlib open its fonts, once: it keeps them open as long as the process lives."""
+    curve.write(figures(100, 200), None, tmp_path_factory.mktemp("plots") / "c.svg")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fonts")
 def test_files_have_the_curve(tmp_path: Path) -> None:
     table, svg, png = tmp_path / "c.csv", tmp_path / "c.svg", tmp_path / "c.PNG"
     found = figures(100, 200)
