@@ -26,7 +26,7 @@ from benchmarks.peers import PEERS
 from benchmarks.table import align
 from benchmarks.task import Task
 
-PEER_NAMES = ("netq tcp", "netq grpc", "grpcio", "grpcio aio", "pyzmq", "asyncio streams", "asyncio protocols")
+PEER_NAMES = ("netq tcp", "netq grpc", "grpcio", "grpcio aio", "pyzmq aio", "asyncio streams")
 SECONDS = 0.5  # of a try
 LIMIT = 5.0  # milliseconds of p99.9
 FOLDER = ROOT / "docs" / "reference"
