@@ -78,7 +78,7 @@ faults: .venv/dev tools
 
 # Each fuzz target for SECONDS, by atheris; an input that fails is kept in build/fuzz (tests/fuzz).
 fuzz: .venv/fuzz
-	for target in pickles messages links packets; do $(RUN) -m tests.fuzz $$target -max_total_time=$(SECONDS) || exit 1; done
+	for target in pickles messages msgpacks links packets; do $(RUN) -m tests.fuzz $$target -max_total_time=$(SECONDS) || exit 1; done
 
 soak: .venv/dev
 	$(RUN) -m tests.soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))

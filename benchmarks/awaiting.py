@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any, Protocol
 
-from benchmarks.load import percentile, search
+from benchmarks.load import RATES, best, is_reached, percentile, point, search
 from benchmarks.meter import Meter
 from benchmarks.task import ACK, Task, check, check_same, message
 
@@ -169,6 +169,22 @@ async def _synchronize(wire: Wire, first: bool) -> None:
     await wire.receive(len(ACK))
     if not first:
         await wire.send(ACK)
+
+
+async def curve_client(wire: Wire, task: Task, meter: Meter) -> None:
+    data = message(task.kind, task.size)
+    meter.baseline()
+    await _at_rate(wire, data, RATES[0], task)
+    meter.begin()
+    for rate in RATES:
+        meter.curve.append(best([point(rate, await _at_rate(wire, data, rate, task)) for _ in range(2)]))
+        if not is_reached(meter.curve[-1]):
+            break
+    meter.end()
+    await wire.send(ACK)
+
+
+curve_server = load_server
 
 
 async def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:

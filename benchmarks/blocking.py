@@ -11,7 +11,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from benchmarks.load import percentile, search
+from benchmarks.load import RATES, best, is_reached, percentile, point, search
 from benchmarks.meter import Meter
 from benchmarks.task import ACK, Task, check, check_same, message
 
@@ -133,6 +133,23 @@ def load_server(wire: Wire, task: Task, meter: Meter) -> None:
     while len(received := wire.receive(task.size)) > len(ACK):
         wire.send(received)
     meter.end()
+
+
+def curve_client(wire: Wire, task: Task, meter: Meter) -> None:
+    """Measure the latency at each rate, until one is not reached. Each is tried twice: the machine may be busy."""
+    data = message(task.kind, task.size)
+    meter.baseline()
+    _at_rate(wire, data, RATES[0], task)  # warms up
+    meter.begin()
+    for rate in RATES:
+        meter.curve.append(best([point(rate, _at_rate(wire, data, rate, task)) for _ in range(2)]))
+        if not is_reached(meter.curve[-1]):
+            break
+    meter.end()
+    wire.send(ACK)
+
+
+curve_server = load_server
 
 
 def _at_rate(wire: Wire, data: Any, rate: float, task: Task) -> list[float]:

@@ -24,6 +24,7 @@ class Meter:
     def __init__(self) -> None:
         self.times: list[int] = []  # nanoseconds, for tasks that time each message
         self.rate = 0.0  # messages a second, for the task "load"
+        self.curve: list[dict[str, float]] = []  # points of benchmarks/load.py, for the task "curve"
         self._resident = self._began = self._ended = self._cpu = 0.0
 
     def baseline(self) -> None:
@@ -50,6 +51,7 @@ class Meter:
             "resident": peak,
             "times": self.times,
             "rate": self.rate,
+            "curve": self.curve,
         }
 
 

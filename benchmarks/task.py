@@ -23,12 +23,14 @@ PIECE = 1024**2
 class Task:
     """A task for two processes.
 
-    work:   one_way, echo, round_trip, load or exchange: a pair of functions in blocking.py, most also in awaiting.py.
+    work:   one_way, echo, round_trip, load, curve or exchange: a pair of functions in blocking.py, most also in
+            awaiting.py.
     kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
     size:   bytes of a message; of the largest one, in an exchange.
     count:  measured messages, after `warm` messages that are not measured; in an exchange, those of the largest size.
     reply:  bytes of the answer in a round trip; 0: `size`.
-    seconds, limit: of a load: how long each rate is tried, and the p99.9 (in seconds) that it must not exceed.
+    seconds: of a load or a curve: how long each rate is tried.
+    limit:  of a load: the p99.9 (in seconds) that a rate must not exceed.
     smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other.
     """
 

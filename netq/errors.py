@@ -5,7 +5,7 @@ NetqError
  ├── AddressError    (OSError)                  netq cannot listen at this address
  ├── ProtocolError                              the peer violated docs/reference/protocol.md; its link was dropped
  ├── SecurityError                              TLS: a file, a certificate, a handshake
- ├── SerializationError (TypeError)             `dump` returned something else than bytes or a Stream
+ ├── SerializationError (TypeError)             a serialiser refused what was put
  ├── Closed          (ConnectionError)          the session, or the communicator, is over; has .peer
  ├── QueueFull                                  queue_size messages already wait for the peer; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
@@ -45,7 +45,7 @@ class SecurityError(NetqError):
 
 
 class SerializationError(NetqError, TypeError):
-    """The `dump` of SerializationOptions returned something else than bytes or a Stream. Nothing was sent."""
+    """A serialiser refused what was put, or returned something else than bytes or a Stream. Nothing was sent."""
 
 
 class Closed(NetqError, ConnectionError):

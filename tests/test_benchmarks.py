@@ -6,12 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import handshakes, page, plot
-from benchmarks.load import percentile, search
+from benchmarks import curve, handshakes, page, plot, serialisers
+from benchmarks.load import RATES, best, is_reached, percentile, point, search
 from benchmarks.measure import Failed, Sample, Stage, measure, stage
 from benchmarks.peers import PEERS, Peer
 from benchmarks.peers.frames import AHEAD, Frames, pieces
@@ -192,6 +193,7 @@ def test_table_has_a_row_for_missing_peers() -> None:
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """matplotlib keeps the files of fonts open, from the first plot on."""
     plot.draw(QUESTION, SAMPLES, tmp_path_factory.mktemp("fonts"))
+    curve.draw({"netq tcp": [{"rate": 1e3, "p99.9": 1.0}]}, tmp_path_factory.mktemp("fonts") / "curve.svg")
 
 
 @pytest.mark.usefixtures("fonts")
@@ -207,6 +209,53 @@ def test_page_and_plots_are_deterministic(tmp_path_factory: pytest.TempPathFacto
     assert "0 of 1 hold, 1 are missed, 0 could not be judged here." in text
     assert "![Title](benchmarks/name.svg)" in text
     assert len(written[0]["name.svg"]) < 20_000
+
+
+CURVES = {
+    "netq tcp": [{"rate": rate, "answered": rate, "p50": 0.1, "p99": 1.0, "p99.9": late} for rate, late in
+                 ((1000.0, 2.0), (1414.0, 5.0), (2000.0, 7.0), (2828.0, 1.0))],
+    "grpcio": [],
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("fonts")
+def test_curves_are_written_the_same_each_time(tmp_path: Path) -> None:
+    written = []
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        (folder / "benchmarks").mkdir(parents=True)
+        curve.write(folder, CURVES, {"pyzmq": "pip install pyzmq"}, 0.5, "python -m benchmarks.curve")
+        written.append([(folder / each).read_text() for each in ("benchmarks-load.md", "benchmarks/curve.svg")])
+    assert written[0] == written[1]
+    lines = [" ".join(line.split()) for line in written[0][0].splitlines()]
+    assert "| netq tcp | 1,414/s | 2,828/s | 0.10 | 2.00 |" in lines
+    assert "| grpcio | 0/s | 0/s | | |" in lines
+    assert "| 2,000 | 7.00 | |" in lines
+    assert "- pyzmq is not here: pip install pyzmq" in lines
+
+
+def test_point_of_curve_has_the_rate_of_the_echoes() -> None:
+    keeping_up, late = point(100.0, [0.001] * 100), point(100.0, [0.001] * 99 + [1.0])
+    assert keeping_up == {"rate": 100.0, "answered": pytest.approx(99.9, 0.01), "p50": 1.0, "p99": 1.0, "p99.9": 1.0}
+    assert late["answered"] == 50
+    assert (is_reached(keeping_up), is_reached(late)) == (True, False)
+    assert best([late | {"p99.9": 0.1}, keeping_up]) == keeping_up
+    assert best([keeping_up, keeping_up | {"p99.9": 0.5}])["p99.9"] == 0.5
+
+
+def test_unknown_peer_of_a_curve_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        curve.main(["pigeon"])
+    assert "no peer pigeon; there are: netq tcp" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["asyncio protocols", "netq tcp"])
+def test_curve_is_measured_until_a_rate_is_not_reached(name: str) -> None:
+    curves, missing = curve.measured([name], 0.02)
+    assert missing == {}
+    rates = [each["rate"] for each in curves[name]]
+    assert rates == list(RATES)[: len(rates)]
 
 
 def test_search_finds_the_highest_sustained_rate() -> None:
@@ -256,6 +305,17 @@ def test_run_prints_tables_and_writes_all_figures(
     assert "name: Title" in out
     found = json.loads((command.OUT / "benchmarks.json").read_text())["questions"]["name"]
     assert {name: len(samples) for name, samples in found["samples"].items()} == {"netq tcp": 1, "raw": 1}
+
+
+@pytest.mark.slow
+def test_serialisers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures are those of a busy machine; what is checked is that there are some, for each serialiser."""
+    serialisers.main(0.02)
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line]
+    titles = [cells[1].strip() for cells in rows]
+    for title in ("pickle", "pickle with `allow`", "msgpack", "msgpack with a type", "protobuf"):
+        assert titles.count(title) == 3
+    assert all(float(cell.replace(",", "")) > 0 for cells in rows if "msgpack" in cells[1] for cell in cells[2:-1])
 
 
 def test_the_cost_of_handshakes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,6 +115,7 @@ PEERS = {
         Peer("raw tls", "rawtls", _TLS, tls=True),
         Peer("raw pyOpenSSL", "rawopenssl", _OPENSSL, tls=True),
         Peer("pyzmq", "pyzmq", (("zmq", "pyzmq"),)),
+        Peer("pyzmq aio", "pyzmq_aio", (("zmq", "pyzmq"),)),
         Peer("multiprocessing", "multiprocessing_connection"),
         Peer("asyncio streams", "asyncio_streams"),
         Peer("asyncio protocols", "asyncio_protocols"),

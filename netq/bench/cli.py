@@ -12,10 +12,11 @@ import argparse
 import contextlib
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from netq.bench import plan
+from netq.bench import curve, files, plan
 from netq.bench.protocol import DIRECTIONS, MOST_DELAY
 from netq.bench.resources import may_use
 from netq.bench.service import CLIENTS
@@ -121,7 +122,7 @@ def _fill(options: argparse.Namespace) -> None:
     if options.work != "server" and options.timeout is None:
         options.timeout = _TIMEOUT
     options.plan = None
-    if options.work == "load" and options.rate is not None:
+    if options.work == "load" and (options.rate is not None or options.rates is not None):
         options.limit = None
     if options.work == "throughput":
         options.plan = plan.Plan(((options.size, options.count),))
@@ -160,9 +161,21 @@ def _check(options: argparse.Namespace) -> None:
         _check_netloc(options)
     if options.work == "server" and options.core is not None and not may_use(options.core):
         raise ValueError(f"--core {options.core}: expected a core of this machine that this process may use")
-    if options.work == "load" and options.rate is not None and options.rate * options.seconds > plan.MOST_MESSAGES:
-        count = options.rate * options.seconds
+    if options.work == "load":
+        _check_load(options)
+
+
+def _check_load(options: argparse.Namespace) -> None:
+    count = max(options.rates or [options.rate or 0]) * options.seconds
+    if count > plan.MOST_MESSAGES:
         raise ValueError(f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most")
+    for name in ("csv", "plot"):
+        if options.rates is None and getattr(options, name) is not None:
+            raise ValueError(f"--{name} needs --rates: without them there is no table")
+    if options.plot is not None and options.plot.suffix.lower() not in files.PLOTS:
+        raise ValueError(f"--plot {options.plot}: expected a name that ends in {' or '.join(files.PLOTS)}")
+    if options.plot is not None and options.plot == options.csv:
+        raise ValueError("--csv and --plot: the same file twice; expected a file for each")
 
 
 def _check_tls(options: argparse.Namespace) -> None:
@@ -261,9 +274,12 @@ def _load(parser: Parser) -> None:
     either: Any = parser.add_mutually_exclusive_group()
     rate: Any = {"type": _number(0.1, 1e7), "metavar": "N"}
     _add(either, "--rate", "messages a second; without it the highest is searched for", **rate)
+    _add(either, "--rates", "latency at one rate after the other, until one is not reached", type=_rates, metavar="N,…")
     milliseconds: Any = {"type": _number(0.01, 1e6), "metavar": "MS"}
     _add(either, "--limit", "of p99.9 in a search, in milliseconds", "5", **milliseconds)
     _add(parser, "--seconds", "for each rate that is tried", "3", type=_number(0.01, 3600), metavar="S")
+    _add(parser, "--csv", "write the table of --rates", type=Path, metavar="FILE")
+    _add(parser, "--plot", "draw it, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
     _client(parser)
 
 
@@ -346,6 +362,13 @@ def _whole(least: int, most: int = 10**9) -> Callable[[str], float]:
 
 def _number(least: float, most: float) -> Callable[[str], float]:
     return _between(float, least, most, f"a number from {least:g} to {most:g}")
+
+
+def _rates(text: str) -> list[float]:
+    rates = [_number(0.1, 1e7)(each) for each in text.split(",")]
+    if len(rates) > curve.MOST or any(low >= high for low, high in pairwise(rates)):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected at most {curve.MOST} rates, each above the one before")
+    return rates
 
 
 def _between(read: Callable[[str], float], least: float, most: float, expected: str) -> Callable[[str], float]:

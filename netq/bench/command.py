@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import netq
-from netq.bench import cli, load, plan, report, spawn, workloads
+from netq.bench import cli, curve, files, load, plan, report, spawn, workloads
 from netq.bench.client import Client, ClientGroup
 from netq.bench.progress import Progress, progress
 from netq.bench.protocol import BenchError
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         option = cli.size_option(options)
         return _fail(f"{option}: no memory for such messages on this machine; choose a smaller {option}", 2)
-    except (_NoMemory, netq.InvalidOption, netq.SecurityError, ImportError) as error:
+    except (_NoMemory, files.NotWritten, netq.InvalidOption, netq.SecurityError, ImportError) as error:
         return _fail(str(error), 2)
     except (BenchError, netq.NetqError) as error:
         return _fail(str(error), 1)
@@ -131,6 +131,7 @@ def _end_with_stdin(arrivals: Arrivals) -> None:
 
 def _measure(options: argparse.Namespace) -> int:
     _check_memory(options)
+    files.check(options)
     core, server_core = spawn.both_cores(options)
     with pinned(core), spawn.server(options, server_core) as server, contextlib.ExitStack() as stack:
         threads: list[threading.Thread] = []
@@ -154,6 +155,8 @@ def _measure(options: argparse.Namespace) -> int:
         "figures": figures,
     }
     print(report.as_json(result) if options.json else report.as_table(result))
+    if "curve" in figures:
+        curve.write(figures, options.csv, options.plot)
     return 0
 
 
@@ -208,6 +211,8 @@ def _run(
         return workloads.latency(client, options.size, options.count, shown)
     limit = None if options.limit is None else options.limit / 1e3
     asked = load.Load(options.size, options.rate, options.seconds, limit)
+    if options.rates is not None:
+        return curve.measure(client, asked, options.rates, shown)
     return (load.highest_rate if options.rate is None else load.at_rate)(client, asked, shown)
 
 

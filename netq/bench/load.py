@@ -72,7 +72,7 @@ def at_rate(client: Client, load: Load, progress: Progress) -> Figures:
     """Send at one rate, and return its figures."""
     assert load.rate is not None
     progress.say(f"{load.rate:,.0f} messages a second, for {load.seconds:g} s")
-    return _figures(load, _attempt(client, load, load.rate, None))
+    return _figures(load, attempt(client, load, load.rate, None))
 
 
 def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
@@ -83,7 +83,7 @@ def highest_rate(client: Client, load: Load, progress: Progress) -> Figures:
     def holds(rate: float) -> bool:
         for _ in range(2):
             progress.say(f"{rate:,.0f} messages a second?")
-            tries.append(_attempt(client, load, rate, limit))
+            tries.append(attempt(client, load, rate, limit))
             if tries[-1].holds(limit):
                 return True
         return False
@@ -131,7 +131,8 @@ def send_at_rate(
     return latencies[:answered]
 
 
-def _attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
+def attempt(client: Client, load: Load, rate: float, limit: int | None) -> Try:
+    """Send at a rate for the seconds of a load. `limit`: as in `send_at_rate`."""
     count = load.count(rate)
     with client.echoing(load.size) as echoes:
         echoes.warm_up()

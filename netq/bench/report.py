@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from netq.bench import curve
 from netq.bench.plan import format_size
 from netq.text import format_netloc
 
@@ -45,7 +46,7 @@ _ARGUMENTS = {  # of each workload, in the order in which they are printed
     ),
     "latency": ("size", "count", "protocol", *_ALL),
     "throughput": ("size", "count", "direction", "protocol", *_ALL),
-    "load": ("size", "rate", "seconds", "limit", "protocol", *_ALL),
+    "load": ("size", "rate", "rates", "seconds", "limit", "protocol", *_ALL),
 }
 _SIZES = ("size", "transport_size")  # the arguments that are sizes
 _POSITIONAL = {"iops": ("protocol", "purpose", "mode")}
@@ -74,6 +75,8 @@ def as_table(report: dict[str, Any]) -> str:
         lines.append(
             f"{name}: python {facts['python']}, netq {facts['netq']}, {facts['machine']}, {facts['cores']} cores"
         )
+    if "curve" in report["figures"]:
+        return "\n".join([*lines, *curve.table(report["figures"])])
     rows = list(_rows(report["figures"]))
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(lines + [f"{name:{width}}  {value:>14}  {unit}".rstrip() for name, value, unit in rows])
@@ -92,6 +95,8 @@ def _option(name: str, value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}"
+    if isinstance(value, list):
+        return f"--{option} {','.join([f'{each:.12g}' for each in value])}"
     shown = format_size(value) if name in _SIZES else f"{value:.12g}" if type(value) is float else value
     return f"--{option} {shown}"
 

@@ -72,6 +72,14 @@ def test_seals_connect_with_the_files_of_the_page(scripts: Open) -> None:
 
 
 @pytest.mark.slow
+def test_serialisers_print_what_the_page_shows(scripts: Open) -> None:
+    run = scripts("serialisers")
+    server, client = run.start("collector.py"), run.start("sensor.py")
+    assert client.communicate(timeout=LIMIT) == ("", "")
+    assert server.communicate(timeout=LIMIT)[0] == run.page.output("python collector.py")
+
+
+@pytest.mark.slow
 def test_exchange_prints_what_the_page_shows(scripts: Open, tmp_path: Path) -> None:
     run = scripts("exchange")
     certificates.init(tmp_path / "certificates")

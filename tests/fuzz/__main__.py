@@ -16,7 +16,7 @@ from pathlib import Path
 
 import atheris
 
-TARGETS = ("pickles", "messages", "links", "packets")
+TARGETS = ("pickles", "messages", "msgpacks", "links", "packets")
 LIMITS = ["-timeout=5", "-rss_limit_mb=1024"]  # an input that takes longer, or more, has failed
 
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import links, messages, packets, pickles
+from tests.fuzz import links, messages, msgpacks, packets, pickles
 
-TARGETS = pytest.mark.parametrize("target", [pickles, messages, links, packets], ids=lambda target: target.__name__)
+TARGETS = pytest.mark.parametrize(
+    "target", [pickles, messages, msgpacks, links, packets], ids=lambda target: target.__name__
+)
 
 
 @TARGETS

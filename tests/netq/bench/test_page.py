@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from netq.bench.cli import make_parser, parse
+from netq.bench.curve import COLUMNS
 from netq.bench.report import FIGURES
 from netq.bench.workloads import spread
 from netq.security import certificates
@@ -65,6 +66,11 @@ def test_page_names_every_figure() -> None:
     printed = {key: ", ".join(filter(None, (each.name, each.unit))) for key, each in FIGURES.items()}
     printed["microseconds"] = f"{', '.join(spread([1], 1))}, µs"
     assert {key.strip("`"): name for name, key, _ in rows("What is printed")} == printed
+
+
+def test_page_names_every_column_of_a_curve() -> None:
+    columns = {key: column.title for key, column in COLUMNS.items()}
+    assert {key.strip("`"): title for title, key, _ in PAGE.rows("of a rate")} == columns
 
 
 def _here(line: str, broker: Mosquitto) -> list[str]:
