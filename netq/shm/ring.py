@@ -226,6 +226,11 @@ class Reader:
         """End the sleep: the writer need not wake this side."""
         self._words[_ASLEEP] = 0
 
+    def leave(self) -> None:
+        """Have the writer claim a wakeup after its next write, whatever is in the ring: this side reads no more."""
+        self._sleeps += 1
+        self._words[_ASLEEP] = self._sleeps
+
     def release(self) -> None:
         """Release the memory. No other method may be called after that."""
         self._words.release()

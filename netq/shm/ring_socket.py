@@ -19,6 +19,7 @@ import select
 import socket
 import threading
 import time
+import warnings
 import weakref
 from typing import Self, TypeAlias
 
@@ -29,7 +30,6 @@ from netq.options import NetworkLocation
 from netq.shm import rendezvous
 from netq.shm.control import MAX_RING, MIN_RING, RING_SIZE, ControlSocket
 from netq.shm.refusals import RefusalLog
-from netq.shm.ring import RingError
 from netq.shm.socket_handshake import Arrival, Parts, offer
 from netq.shm.waiting import Line, WaitingReader, WaitingWriter
 from netq.validate import expect, is_whole, seconds
@@ -181,8 +181,7 @@ class RingSocket:
         with suppress(OSError):  # the peer has gone
             self._parts.control.sock.shutdown(socket.SHUT_RDWR)
         with self._receiving, self._sending:
-            with suppress(RingError):
-                self._reader.leave()
+            self._parts.rings.reader.leave()  # so that the peer's next `send` asks whether this side is there
             self._release()
 
     def __enter__(self) -> Self:
@@ -190,6 +189,11 @@ class RingSocket:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn("unclosed ring socket", ResourceWarning, source=self, stacklevel=1)
+            self.close()
 
     def _send(self, view: memoryview, timeout: float | None) -> int:
         self._check_open()

@@ -118,11 +118,6 @@ class WaitingReader:
             self._arm()
         return self._epoll.fileno()
 
-    def leave(self) -> None:
-        """Have the peer ring at its next write, and so notice that this side has closed."""
-        self._reader.skip(self._reader.available())
-        self._reader.sleep()
-
     def close(self) -> None:
         """Close the descriptor."""
         self._epoll.close()
@@ -188,7 +183,7 @@ class WaitingWriter:
         if writer.claim_wakeup():
             with suppress(BlockingIOError):  # its counter is full: the peer has not slept since
                 os.eventfd_write(self._bell, 1)
-            if self._line.check_end():
+            if self._line.check_end() and writer.free() < writer.size:  # otherwise it has read everything before
                 self._break()
         return n
 
