@@ -1,4 +1,4 @@
-"""The ring socket by size, compared with sockets and pipes: `python -m benchmarks.ring`, some two minutes.
+"""The ring socket by size, compared with sockets and pipes: `python -m benchmarks.ring`, a minute or two.
 
 For each size from 4 bytes to 1 MiB: a round trip (p50, p99, p99.9, µs) and one way (GB/s); and Jocket's figure, a PING
 of 4 bytes that is answered by a PONG of 1024 (https://github.com/pcdv/jocket). Two processes on two cores for each
@@ -37,7 +37,7 @@ PEERS = {
     "pipe": ("pipe", ""),
 }
 REFERENCE = "TCP"
-SECONDS = 0.15  # for each figure: 17 figures, 5 peers and 5 rounds are some 75 s, and the starts as many
+SECONDS = 0.1  # for each figure: 17 figures, 5 peers and 3 rounds take some 30 s, and the processes' starts as long
 _PERCENTS = (50, 99, 99.9)
 _MOST = 20_000  # round trips in one figure
 _ACK = 1
@@ -178,7 +178,7 @@ def _bytes(size: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ring", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each peer (default: 3)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each figure (default: {SECONDS})")
     parser.add_argument("--spin", nargs="+", metavar="µs", help="compare these settings of the ring socket")
     parser.add_argument("--side", help=argparse.SUPPRESS)
