@@ -339,7 +339,7 @@ class Listener:
 
 def _netloc(address: Address, least_port: int) -> NetworkLocation:
     """Check an address, and this system. Raises InvalidOption."""
-    rendezvous.check_system("netq.shm.ring_socket", "a Unix socket, or a pure ring (docs/explanation/ring.md),")
+    rendezvous.check_system("netq.shm.ring_socket", "a Unix socket or a pure ring (docs/how-to/ring.md)")
     if isinstance(address, str) and address.startswith("/"):
         netloc = NetworkLocation(address, 0)
     else:

@@ -30,6 +30,7 @@ from netq.shm.socket_handshake import BELL
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
 from tests.netq.conftest import Start
+from tests.pages import Page
 
 Pair = tuple[RingSocket, RingSocket]
 SIZE = 4096  # of a ring in these tests
@@ -338,12 +339,44 @@ def test_options_out_of_range_are_refused(listener: Listener) -> None:
 @pytest.mark.parametrize("missing", ["memfd_create", "eventfd"])
 def test_system_without_memfd_or_eventfd_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
     monkeypatch.delattr(os, missing)
-    error = r"^netq.shm.ring_socket: shared memory needs Linux and a 64-bit Python; use a Unix socket, or .* here$"
+    error = r"^netq.shm.ring_socket: shared memory needs Linux and a 64-bit Python; use a Unix socket or a pure ring .* here$"
     for call in (listen, connect):
         with pytest.raises(InvalidOption, match=error):
             call(("localhost", 1))
     with pytest.raises(InvalidOption, match=r"^Protocol.SHM: shared memory needs Linux .*; use Protocol.TCP here$"):
         netq.new(netq.Protocol.SHM)
+
+
+MACOS = """
+import mmap, os, select, socket, sys
+for module, name in (
+    (os, "memfd_create"), (os, "eventfd"), (os, "eventfd_write"), (os, "pwritev"), (os, "MFD_CLOEXEC"),
+    (os, "EFD_CLOEXEC"), (select, "epoll"), (socket, "SO_PEERCRED"), (socket, "MSG_CMSG_CLOEXEC"),
+):
+    delattr(module, name)
+import netq
+from netq.shm.fence import make_fence
+from netq.shm.ring import Reader, Writer
+from netq.shm.ring_socket import connect
+for call in (lambda: connect("/tmp/ring"), lambda: netq.new("shm")):
+    try:
+        call()
+    except netq.InvalidOption as error:
+        print(error)
+memory = mmap.mmap(-1, 4096)
+writer, reader, into = Writer(memory, make_fence()), Reader(memory, make_fence()), bytearray(9)
+print(writer.write([b"any bytes"]), reader.available(), reader.read_into(memoryview(into)), into.decode())
+"""
+
+
+def test_pure_ring_works_where_the_socket_is_refused(start: Start) -> None:
+    """On a system without what Linux has: everything can be imported, and each refusal is one line."""
+    out, errors = start(MACOS).communicate(timeout=LIMIT)
+    assert errors == ""
+    ring, communicator, pure = out.splitlines()
+    assert f"InvalidOption: {ring}\n" in Page("docs/how-to/ring.md").blocks("text")
+    assert communicator == "Protocol.SHM: shared memory needs Linux and a 64-bit Python; use Protocol.TCP here"
+    assert pure == "9 9 9 any bytes"
 
 
 def test_communicator_at_the_address_refuses() -> None:
