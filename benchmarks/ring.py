@@ -32,12 +32,13 @@ SIZES = [4, 64, 1024, 4096, 16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024]
 PEERS = {
     "ring, spinning": ("ring_socket", ""),
     "ring, waiting": ("ring_socket", "0"),
+    "pure ring": ("ring", ""),  # never sleeps, and does not notice the end of its peer
     "TCP": ("raw", ""),
     "Unix": ("unix", ""),
     "pipe": ("pipe", ""),
 }
 REFERENCE = "TCP"
-SECONDS = 0.1  # for each figure: 17 figures, 5 peers and 3 rounds take some 30 s, and the processes' starts as long
+SECONDS = 0.1  # for each figure: 17 figures, 6 peers and 3 rounds take some 30 s, and the processes' starts as long
 _PERCENTS = (50, 99, 99.9)
 _MOST = 20_000  # round trips in one figure
 _ACK = 1
@@ -167,7 +168,11 @@ def _cells(results: dict[str, list[list[list[float]]]], number: int) -> list[str
         for name, rounds in results.items()
     }
     base = medians[REFERENCE][0]
-    return [f"{' / '.join(f'{value:.3g}' for value in each)} ({each[0] / base:.2f})" for each in medians.values()]
+    return [f"{' / '.join(map(_digits, each))} ({each[0] / base:.2f})" for each in medians.values()]
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def _bytes(size: int) -> str:
@@ -189,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("one core; two are needed")
     peers = PEERS
     if args.spin:
-        peers = {f"ring, {spin} µs": ("ring_socket", spin) for spin in args.spin} | {REFERENCE: PEERS[REFERENCE]}
+        peers = {f"spin {spin} µs": ("ring_socket", spin) for spin in args.spin} | {REFERENCE: PEERS[REFERENCE]}
     results: dict[str, list[list[list[float]]]] = {name: [] for name in peers}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):

@@ -358,7 +358,7 @@ def _named(netloc: NetworkLocation) -> str:
 
 
 def _spin(spin: float) -> float:
-    """Check the option, and return the seconds to spin: none on a machine with one core, where the peer could not answer."""
+    """Check the option; return the seconds to spin. None on a machine with one core: the peer could not answer."""
     seconds("spin", spin, 0, _MAX_SPIN)
     return spin if (os.cpu_count() or 1) > 1 else 0.0
 

@@ -21,7 +21,7 @@ BELL = 5
 
 
 class Parts(NamedTuple):
-    """What a ring socket is made of. The bells are eventfds: this side's reader sleeps on `own`, the peer's on `other`."""
+    """The parts of a ring socket. The bells are eventfds: this side's reader sleeps on `own`, the peer's on `other`."""
 
     control: ControlSocket
     rings: RingPair

@@ -31,7 +31,7 @@ PIECE = 64 * 1024
 
 
 class Line:
-    """The connection to the peer. Its end is the end of both rings. The writer's thread waits here; both may `end` it."""
+    """The connection to the peer, whose end is that of both rings. The writer waits here; both sides may `end` it."""
 
     def __init__(self, control: ControlSocket) -> None:
         self.control = control
