@@ -74,7 +74,8 @@ def connect(
     try:
         control = ControlSocket(rendezvous.connect(netloc))
     except OSError as error:
-        advice = "; start the server first" if isinstance(error, (ConnectionRefusedError, FileNotFoundError)) else ""
+        is_absent = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
+        advice = "; a server must listen and accept there" if is_absent else ""
         where = _named(netloc)
         raise OSError(error.errno, f"cannot connect to the ring socket {where}: {error.strerror}{advice}") from error
     try:
@@ -246,7 +247,7 @@ class Listener:
         _check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-            raise TimeoutError(errno.ETIMEDOUT, f"another thread waited in accept for {timeout:g} s")
+            raise _no_connection(timeout)
         try:
             while True:
                 events = self._epoll_wait(None if deadline is None else _left(deadline))
@@ -255,10 +256,8 @@ class Listener:
                         self._begin()
                     elif fd in self._arriving and (parts := self._go_on(fd)):
                         return RingSocket(parts, None, self._spin)
-                if not events and timeout == 0:
-                    raise BlockingIOError(errno.EAGAIN, "no connection is there")
                 if not events:
-                    raise TimeoutError(errno.ETIMEDOUT, f"no connection came within {timeout:g} s")
+                    raise _no_connection(timeout)
         finally:
             self._lock.release()
 
@@ -366,6 +365,12 @@ def _spin(spin: float) -> float:
 def _check_timeout(timeout: float | None) -> None:
     if timeout is not None:
         seconds("timeout", timeout, 0, _MAX_TIMEOUT)
+
+
+def _no_connection(timeout: float | None) -> OSError:
+    if timeout:
+        return TimeoutError(errno.ETIMEDOUT, f"no connection came within {timeout:g} s")
+    return BlockingIOError(errno.EAGAIN, "no connection is there")
 
 
 def _left(deadline: float) -> float:

@@ -154,7 +154,8 @@ class WaitingReader:
         """Have the descriptor become readable with the next byte; make it so if there is one already."""
         self._poll(0)  # no event is pending from here on
         if not self._reader.sleep():
-            os.eventfd_write(self._bell, 1)
+            with suppress(BlockingIOError):  # a hostile peer has filled the counter, and is not served
+                os.eventfd_write(self._bell, 1)
 
 
 class WaitingWriter:

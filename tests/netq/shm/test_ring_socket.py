@@ -300,7 +300,7 @@ def test_path_is_an_address_and_is_removed(tmp_path: Path) -> None:
         with pytest.raises(AddressError, match=f"cannot listen at {path} .* a server listens there"):
             listen(path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError, match=f"ring socket {path}: No such file .*; start the server first"):
+    with pytest.raises(FileNotFoundError, match=f"ring socket {path}: No such file .*; a server must listen and accept there"):
         connect(path)
 
 
@@ -309,7 +309,7 @@ def test_port_is_taken_or_empty(listener: Listener) -> None:
         listen(listener.address)
     address = listener.address
     listener.close()
-    with pytest.raises(ConnectionRefusedError, match=r"localhost:\d+: Connection refused; start the server first"):
+    with pytest.raises(ConnectionRefusedError, match=r"localhost:\d+: Connection refused; a server must listen and accept there"):
         connect(address)
 
 
