@@ -157,7 +157,7 @@ def _tables(results: dict[str, list[list[list[float]]]], cases: Sequence[Case]) 
         rows = [[title, *results], ["---"] * (1 + len(results))]
         for number, case in enumerate(cases):
             if bool(case.reply) is wanted:
-                rows.append([case.title, *_cells({name: rounds for name, rounds in results.items()}, number)])
+                rows.append([case.title, *_cells(results, number)])
         lines += [f"{what}:", "", *align(rows), ""]
     return lines
 

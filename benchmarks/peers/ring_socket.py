@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from benchmarks.peers.raw import Wire
 from benchmarks.task import Place
-from netq.shm import ring_socket
+from netq.shm import ring_options, ring_socket
 
 
 def listen(place: Place, ready: Callable[[], None]) -> Wire:
@@ -27,4 +27,4 @@ def _path(place: Place) -> str:
 
 
 def _spin(place: Place) -> float:
-    return float(place.variant) / 1e6 if place.variant else ring_socket.SPIN
+    return float(place.variant) / 1e6 if place.variant else ring_options.SPIN

@@ -21,24 +21,19 @@ import threading
 import time
 import warnings
 import weakref
-from typing import Self, TypeAlias
+from typing import Self
 
 from netq.buffers import Buffer
-from netq.errors import InvalidOption, ProtocolError
+from netq.errors import ProtocolError
 from netq.io.signal_handlers import suppress
-from netq.options import NetworkLocation
 from netq.shm import rendezvous
-from netq.shm.control import MAX_RING, MIN_RING, RING_SIZE, ControlSocket
+from netq.shm.control import RING_SIZE, ControlSocket
 from netq.shm.refusals import RefusalLog
+from netq.shm.ring_options import SPIN, Address, check_size, check_timeout, read_address, read_spin
 from netq.shm.socket_handshake import Arrival, Parts, offer
 from netq.shm.waiting import Line, WaitingReader, WaitingWriter
-from netq.validate import expect, is_whole, seconds
+from netq.text import format_netloc
 
-Address: TypeAlias = str | tuple[str, int]
-
-SPIN = 50e-6  # seconds; `python -m benchmarks.ring` measures it
-_MAX_SPIN = 1.0  # seconds: a longer wait is for the system
-_MAX_TIMEOUT = 1e6  # seconds: the system counts milliseconds in 31 bits
 _MAX_ARRIVING = 64  # connections that have not brought their rings; clients send them with the connection
 
 
@@ -48,7 +43,7 @@ def listen(address: Address, *, spin: float = SPIN) -> Listener:
     `spin`: how long each wait of an accepted socket checks the ring before it sleeps, in seconds. Raises AddressError
     and InvalidOption.
     """
-    netloc, spin = _netloc(address, least_port=0), _spin(spin)
+    netloc, spin = read_address(address, least_port=0), read_spin(spin)
     epoll = select.epoll()
     try:
         return Listener(rendezvous.listen(netloc), epoll, spin)
@@ -57,26 +52,23 @@ def listen(address: Address, *, spin: float = SPIN) -> Listener:
         raise
 
 
-def connect(
-    address: Address, timeout: float | None = None, *, size: int = RING_SIZE, spin: float = SPIN
-) -> RingSocket:
+def connect(address: Address, timeout: float | None = None, *, size: int = RING_SIZE, spin: float = SPIN) -> RingSocket:
     """Connect to a listener of the same user; that succeeds at once or fails.
 
     `timeout`: of later calls, see RingSocket.settimeout. `size`: bytes of each of the two rings, a multiple of 4096
     up to 1 MiB. `spin`: as in `listen`. Raises ConnectionRefusedError and FileNotFoundError (no server is there),
     PermissionError (it is of another user), InvalidOption, other OSErrors.
     """
-    netloc = _netloc(address, least_port=1)
-    expected = f"a multiple of {MIN_RING} from {MIN_RING} to {MAX_RING}"
-    expect(is_whole(size, MIN_RING, MAX_RING) and size % MIN_RING == 0, "size", size, expected)
-    spin = _spin(spin)
-    _check_timeout(timeout)
+    netloc = read_address(address, least_port=1)
+    check_size(size)
+    spin = read_spin(spin)
+    check_timeout(timeout)
     try:
         control = ControlSocket(rendezvous.connect(netloc))
     except OSError as error:
         is_absent = isinstance(error, (ConnectionRefusedError, FileNotFoundError))
         advice = "; a server must listen and accept there" if is_absent else ""
-        where = _named(netloc)
+        where = format_netloc(*netloc)
         raise OSError(error.errno, f"cannot connect to the ring socket {where}: {error.strerror}{advice}") from error
     try:
         parts = offer(control, size)
@@ -85,7 +77,7 @@ def connect(
         line.end()
         control.sock.close()
         line.check_refusal()
-        raise ConnectionRefusedError(errno.ECONNREFUSED, f"the server at {_named(netloc)} hung up") from error
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"the server at {format_netloc(*netloc)} hung up") from error
     except BaseException:
         control.sock.close()
         raise
@@ -158,7 +150,7 @@ class RingSocket:
 
     def settimeout(self, timeout: float | None) -> None:
         """Set how many seconds each later call may wait. None: without limit; 0: not at all (BlockingIOError)."""
-        _check_timeout(timeout)
+        check_timeout(timeout)
         self._timeout = timeout
 
     def gettimeout(self) -> float | None:
@@ -244,7 +236,7 @@ class Listener:
 
         `timeout` in seconds; None: without limit. Raises TimeoutError; BlockingIOError if the timeout is 0; OSError.
         """
-        _check_timeout(timeout)
+        check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise _no_connection(timeout)
@@ -299,7 +291,7 @@ class Listener:
             try:
                 rendezvous.check_user(sock)
             except OSError as error:
-                self._refusals.warn(_named(self._listening.netloc), sock, str(error.strerror))
+                self._refusals.warn(format_netloc(*self._listening.netloc), sock, str(error.strerror))
                 sock.close()
                 return
             if len(self._arriving) >= _MAX_ARRIVING:
@@ -315,7 +307,7 @@ class Listener:
                 return None
         except (OSError, ProtocolError) as error:
             if not isinstance(error, ConnectionError):
-                self._refusals.warn(_named(self._listening.netloc), arrival.control.sock, str(error))
+                self._refusals.warn(format_netloc(*self._listening.netloc), arrival.control.sock, str(error))
             del self._arriving[fd]
             arrival.refuse(str(error))
             return None
@@ -334,37 +326,6 @@ class Listener:
         self._closed = True
         self._listening.sock.close()
         self._release()
-
-
-def _netloc(address: Address, least_port: int) -> NetworkLocation:
-    """Check an address, and this system. Raises InvalidOption."""
-    rendezvous.check_system("netq.shm.ring_socket", "a Unix socket or a pure ring (docs/how-to/ring.md)")
-    if isinstance(address, str) and address.startswith("/"):
-        netloc = NetworkLocation(address, 0)
-    else:
-        right = isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str)
-        right = right and address[0] != "" and is_whole(address[1], least_port, 65535)
-        example = '"/run/user/1000/ring" or ("localhost", 51966)'
-        expect(right, "address", address, f"a path, or a host and a port from {least_port} to 65535, as in {example}")
-        netloc = NetworkLocation(*address)
-    if least_port:
-        rendezvous.check_client(netloc, "address")
-    return netloc
-
-
-def _named(netloc: NetworkLocation) -> str:
-    return netloc.host if netloc.host.startswith("/") else f"{netloc.host}:{netloc.port}"
-
-
-def _spin(spin: float) -> float:
-    """Check the option; return the seconds to spin. None on a machine with one core: the peer could not answer."""
-    seconds("spin", spin, 0, _MAX_SPIN)
-    return spin if (os.cpu_count() or 1) > 1 else 0.0
-
-
-def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None:
-        seconds("timeout", timeout, 0, _MAX_TIMEOUT)
 
 
 def _no_connection(timeout: float | None) -> OSError:

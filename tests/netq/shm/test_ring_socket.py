@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 import netq
 from netq import AddressError, InvalidOption, NetworkLocation
-from netq.shm import rendezvous, ring_socket
+from netq.shm import rendezvous
 from netq.shm.control import HELLO, RING_SOCKET, ControlSocket, offer_rings
 from netq.shm.ring import HEADER, RingError
+from netq.shm.ring_options import Address
 from netq.shm.ring_socket import Listener, RingSocket, connect, listen
 from netq.shm.socket_handshake import BELL
 from netq.testing.fixtures import LIMIT
@@ -300,7 +301,9 @@ def test_path_is_an_address_and_is_removed(tmp_path: Path) -> None:
         with pytest.raises(AddressError, match=f"cannot listen at {path} .* a server listens there"):
             listen(path)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(FileNotFoundError, match=f"ring socket {path}: No such file .*; a server must listen and accept there"):
+    with pytest.raises(
+        FileNotFoundError, match=f"ring socket {path}: No such file .*; a server must listen and accept there"
+    ):
         connect(path)
 
 
@@ -309,12 +312,14 @@ def test_port_is_taken_or_empty(listener: Listener) -> None:
         listen(listener.address)
     address = listener.address
     listener.close()
-    with pytest.raises(ConnectionRefusedError, match=r"localhost:\d+: Connection refused; a server must listen and accept there"):
+    with pytest.raises(
+        ConnectionRefusedError, match=r"localhost:\d+: Connection refused; a server must listen and accept there"
+    ):
         connect(address)
 
 
 @pytest.mark.parametrize("address", ["relative", ("localhost",), ("", 1), ("localhost", 70000), 7, ("localhost", True)])
-def test_address_of_another_form_is_refused(address: ring_socket.Address) -> None:
+def test_address_of_another_form_is_refused(address: Address) -> None:
     for call in (listen, connect):
         with pytest.raises(InvalidOption, match=r"address: .*; expected a path, or a host and a port from"):
             call(address)
