@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import curve, handshakes, page, plot, serialisers
+from benchmarks import curve, handshakes, page, plot, ring, serialisers
 from benchmarks.load import RATES, best, is_reached, percentile, point, search
-from benchmarks.measure import Failed, Sample, Stage, measure, stage
+from benchmarks.measure import ROOT, Failed, Sample, Stage, measure, stage
 from benchmarks.peers import PEERS, Peer
 from benchmarks.peers.frames import AHEAD, Frames, pieces
 from benchmarks.questions import QUESTIONS, Goal, Question
@@ -256,6 +258,25 @@ def test_curve_is_measured_until_a_rate_is_not_reached(name: str) -> None:
     assert missing == {}
     rates = [each["rate"] for each in curves[name]]
     assert rates == list(RATES)[: len(rates)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", ring.PEERS)
+def test_each_peer_is_measured_by_size(peer: str, tmp_path: Path) -> None:
+    cases = [ring.Case(4, 1024), ring.Case(300_000, 300_000), ring.Case(300_000, 0)]
+    trip, large, one_way = found = ring.measure(*ring.PEERS[peer], cases, 0.001, tmp_path)
+    assert 0 < trip[0] <= trip[1] <= trip[2]
+    assert trip[0] < large[2]
+    assert one_way[0] > 0
+    table = "\n".join(ring._tables({"TCP": [found], peer: [found] * 3}, cases))
+    assert "4 B → 1 KiB" in table
+    assert table.count("(1.00)") == 3 * len({"TCP", peer})
+
+
+@pytest.mark.slow
+def test_wakeups_are_measured() -> None:
+    code = "from benchmarks.wakeups import KINDS, round_trip; print(min(round_trip(KINDS[k], 20) for k in KINDS) > 0)"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True) == "True\n"
 
 
 def test_search_finds_the_highest_sustained_rate() -> None:

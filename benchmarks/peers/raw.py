@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.task import Place
 
@@ -29,12 +29,23 @@ def connect(place: Place) -> Wire:
 
 
 def _wire(place: Place, sock: socket.socket) -> Wire:
-    return Sliced(sock) if place.variant == "sliced" else Wire(sock)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if place.variant == "sliced":
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        return Sliced(sock)
+    return Wire(sock)
+
+
+class Stream(Protocol):
+    """What a Wire needs of a socket: those of Unix, ring sockets and a pair of pipes have it, too."""
+
+    def sendall(self, data: Any, /) -> object: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def close(self) -> None: ...
 
 
 class Wire:
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, sock: Stream) -> None:
         self._sock = sock
         self._view = memoryview(bytearray(AHEAD))
         self._start = self._stop = 0  # the bytes that were read and not returned yet
@@ -71,10 +82,6 @@ class Wire:
 
 
 class Sliced(Wire):
-    def __init__(self, sock: socket.socket) -> None:
-        super().__init__(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
-
     def send(self, message: Any) -> None:
         view = memoryview(message)
         for start in range(0, len(view), SENT):

@@ -11,7 +11,8 @@ Packets of a Unix SOCK_SEQPACKET socket; the first byte is the kind:
     3 SEGMENT  number u32, and its descriptor                         before the first GRANT that names it
     4 REFUSED  text, UTF-8                                            the server's answer to a HELLO that it refuses
 
-Never waits. Owned by a link.
+The first bytes of HELLO say who shall use the rings: a link (LINK), or a ring socket (RING_SOCKET; socket_handshake.py
+has its other packets). Never waits. Owned by a link or a ring socket.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from netq.shm.ring import Reader, Writer
 
 VERSION = 1
 RING_SIZE = 256 * 1024  # bytes, with the header: room for a batch that is read while the next one is written
-_MIN_RING, _MAX_RING = 4096, 1024 * 1024  # bytes of a ring that a peer may bring
-_MAGIC = b"NETQ-SHM"
+MIN_RING, MAX_RING = 4096, 1024 * 1024  # bytes of a ring that a peer may bring
+LINK, RING_SOCKET = b"NETQ-SHM", b"NETQRING"  # what the rings are for
+_NAMES = {LINK: "communicator of Protocol.SHM", RING_SOCKET: "ring socket (netq.shm.ring_socket)"}
 _HELLO = struct.Struct("<8sH")
 HELLO, WAKE, SEGMENT, REFUSED = 1, 2, 3, 4
 NUMBER = struct.Struct("<I")  # of a segment
@@ -104,31 +106,33 @@ class RingPair(NamedTuple):
             self.memory.close()
 
 
-def offer_rings(control: ControlSocket) -> RingPair:
-    """Make the rings and send them to the server; raises OSError."""
-    fd = memfd.make(2 * RING_SIZE)
+def offer_rings(control: ControlSocket, purpose: bytes = LINK, size: int = RING_SIZE) -> RingPair:
+    """Make two rings of `size` bytes and send them to the server; raises OSError."""
+    fd = memfd.make(2 * size)
     try:
-        memory = mmap.mmap(fd, 2 * RING_SIZE)
-        control.send(HELLO, _HELLO.pack(_MAGIC, VERSION), fd)
+        memory = mmap.mmap(fd, 2 * size)
+        control.send(HELLO, _HELLO.pack(purpose, VERSION), fd)
     finally:
         os.close(fd)
     return _ring_pair(memory, is_client=True)
 
 
-def accept_rings(packet: Packet) -> RingPair:
+def accept_rings(packet: Packet, purpose: bytes = LINK) -> RingPair:
     """Check and map the rings of a client's HELLO; raises ProtocolError and OSError."""
     if packet.kind != HELLO or len(packet.body) != _HELLO.size:
         raise ProtocolError(f"the peer does not speak netq: its first packet is {bytes([packet.kind]) + packet.body!r}")
     magic, version = _HELLO.unpack(packet.body)
-    if magic != _MAGIC:
-        raise ProtocolError(f"the peer does not speak netq: it begins with {magic!r}, expected {_MAGIC!r}")
+    if magic != purpose:
+        if magic in _NAMES:
+            raise ProtocolError(f"the peer is a {_NAMES[magic]}, and this address belongs to a {_NAMES[purpose]}")
+        raise ProtocolError(f"the peer does not speak netq: it begins with {magic!r}, expected {purpose!r}")
     if version != VERSION:
         raise ProtocolError(f"the peer speaks version {version} of shared memory, this side version {VERSION}")
     if packet.fd is None:
         raise ProtocolError("the peer's rings did not come: it sent no descriptor, or this process may have no more")
     size = memfd.inspect(packet.fd)
-    if not 2 * _MIN_RING <= size <= 2 * _MAX_RING or size % (2 * _MIN_RING):
-        raise ProtocolError(f"two rings in {size} bytes; expected a multiple of {2 * _MIN_RING} up to {2 * _MAX_RING}")
+    if not 2 * MIN_RING <= size <= 2 * MAX_RING or size % (2 * MIN_RING):
+        raise ProtocolError(f"two rings in {size} bytes; expected a multiple of {2 * MIN_RING} up to {2 * MAX_RING}")
     return _ring_pair(mmap.mmap(packet.fd, size), is_client=False)
 
 

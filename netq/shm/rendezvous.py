@@ -47,8 +47,7 @@ class ListeningSocket:
 
 def check(options: CommunicatorOptions) -> None:
     """Raise InvalidOption if this system does not support shared memory, or shared memory an option."""
-    if not sys.platform.startswith("linux") or sys.maxsize < 2**32 or not hasattr(os, "memfd_create"):
-        raise InvalidOption("Protocol.SHM: shared memory needs Linux and a 64-bit Python; use Protocol.TCP here")
+    check_system("Protocol.SHM", "Protocol.TCP")
     if options.security is not None:
         raise InvalidOption(
             "CommunicatorOptions.security: shared memory takes none: nothing leaves this machine, and the kernel says "
@@ -60,6 +59,13 @@ def check(options: CommunicatorOptions) -> None:
             "change a message; expected None"
         )
     check_put_merge(options, "shared memory")
+
+
+def check_system(what: str, instead: str) -> None:
+    """Raise InvalidOption if this system lacks what shared memory is made of."""
+    is_linux = sys.platform.startswith("linux") and hasattr(os, "memfd_create") and hasattr(os, "eventfd")
+    if not is_linux or sys.maxsize < 2**32:
+        raise InvalidOption(f"{what}: shared memory needs Linux and a 64-bit Python; use {instead} here")
 
 
 def is_local(host: str) -> bool:
@@ -101,15 +107,15 @@ def connect(netloc: NetworkLocation) -> socket.socket:
     return sock
 
 
-def check_client(netloc: NetworkLocation) -> None:
-    """Raise InvalidOption if no server can have this address."""
+def check_client(netloc: NetworkLocation, option: str = "CommunicatorOptions.netloc") -> None:
+    """Raise InvalidOption, which names the option, if no server can have this address."""
     if not is_local(netloc.host):
-        raise InvalidOption(f"CommunicatorOptions.netloc: {_not_local(netloc.host)}")
+        raise InvalidOption(f"{option}: {_not_local(netloc.host)}")
     if netloc.host.startswith("/"):
         try:
             _check_path(netloc.host)
         except OSError as error:
-            raise InvalidOption(f"CommunicatorOptions.netloc: {printable(netloc.host)}: {error.strerror}") from error
+            raise InvalidOption(f"{option}: {printable(netloc.host)}: {error.strerror}") from error
     else:
         tcp.check(netloc)
 

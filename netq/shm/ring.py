@@ -25,7 +25,7 @@ it. Within one thread no fence is needed; netq/shm/fence.py has one for two proc
     reader.read_into(memoryview(into))          # 9, and into begins with b"any bytes"
 
 The numbers of the other side are checked: an impossible one raises RingError. Neither Writer nor Reader may be used by
-two threads at a time.
+two threads at a time. A ring that waits, with the calls of a socket: netq/shm/ring_socket.py.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEAD, _WANTED, _TAIL, _ASLEEP = 0, 8, 16, 24  # in words of 8 bytes
 
 
 class RingError(Exception):
-    """The other side has written an impossible number."""
+    """The other side has written an impossible number into the shared memory: it is broken, or hostile."""
 
 
 def _no_fence() -> None:
@@ -225,6 +225,11 @@ class Reader:
     def wake(self) -> None:
         """End the sleep: the writer need not wake this side."""
         self._words[_ASLEEP] = 0
+
+    def leave(self) -> None:
+        """Have the writer claim a wakeup after its next write, whatever is in the ring: this side reads no more."""
+        self._sleeps += 1
+        self._words[_ASLEEP] = self._sleeps
 
     def release(self) -> None:
         """Release the memory. No other method may be called after that."""

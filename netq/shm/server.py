@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import time
@@ -16,17 +15,13 @@ from netq.io.selector import READ
 from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener
-from netq.runtime.log_dedup import LogDedup
 from netq.shm import control, rendezvous
 from netq.shm.control import REFUSED, ControlSocket
 from netq.shm.link import Link
+from netq.shm.refusals import RefusalLog
 from netq.shm.segments import Pool
-from netq.text import printable
-
-log = logging.getLogger("netq")
 
 _MOST_WAITING = 256  # connections without a HELLO; they are of this machine's users, who send it with the connection
-_REPEAT_AFTER = 60.0  # seconds after which the log has the same warning about a user again
 
 
 class ServerTransport:
@@ -41,7 +36,7 @@ class ServerTransport:
         self._acceptor: Acceptor | None = None
         self._waiting: dict[ControlSocket, Timer] = {}  # connections without a HELLO, and their timeouts
         self._pool = Pool(listener.options.connection.memory)
-        self._log_dedup = LogDedup()
+        self._refusals = RefusalLog()
 
     def open(self) -> None:
         """Listen; raises AddressError."""
@@ -65,7 +60,7 @@ class ServerTransport:
         try:
             rendezvous.check_user(sock)
         except OSError as error:
-            self._warn(sock, str(error.strerror))
+            self._refusals.warn(self._where, sock, str(error.strerror))
             sock.close()
             return
         connection = ControlSocket(sock)
@@ -95,18 +90,10 @@ class ServerTransport:
                 os.close(packet.fd)
 
     def _refuse(self, connection: ControlSocket, reason: str) -> None:
-        self._warn(connection.sock, reason)
+        self._refusals.warn(self._where, connection.sock, reason)
         with contextlib.suppress(OSError):
             connection.send(REFUSED, reason.encode()[:256])
         self._drop(connection)
-
-    def _warn(self, sock: socket.socket, reason: str) -> None:
-        """Log a refusal. Of each user, few different warnings a minute: repeated connections must not fill the disk."""
-        now, user = time.monotonic(), f"user {rendezvous.peer(sock)[1]}"
-        is_new = self._log_dedup.is_new(user, reason, now)
-        self._log_dedup.forget_at(user, now + _REPEAT_AFTER)
-        level = logging.WARNING if is_new else logging.DEBUG
-        log.log(level, "%s: %s; the connection was closed", self._where, printable(reason))
 
     def _drop(self, connection: ControlSocket) -> None:
         self._forget(connection)

@@ -155,6 +155,17 @@ def test_compression_saves_bytes(scripts: Open) -> None:
 
 
 @pytest.mark.slow
+def test_ring_sockets_answer_and_the_pure_ring_delivers(scripts: Open) -> None:
+    run = scripts("ring")
+    server = run.start("ring_server.py")
+    assert server.stdout is not None
+    assert server.stdout.readline() == "listening\n"
+    for name in ("ring_client.py", "pure_ring.py"):
+        assert run.start(name).communicate(timeout=LIMIT) == (run.page.output(f"python {name}"), "")
+    assert server.wait(LIMIT) == 0
+
+
+@pytest.mark.slow
 def test_the_strategy_gives_each_client_the_same_weight(scripts: Open) -> None:
     run = scripts("strategy")
     assert run.start("uniform.py").communicate(timeout=LIMIT)[0] == run.page.output("python uniform.py")

@@ -102,6 +102,14 @@ def test_reader_is_woken_again_after_a_needless_wakeup() -> None:
     assert writer.claim_wakeup()
 
 
+def test_writer_claims_a_wakeup_after_the_reader_has_left() -> None:
+    _, writer, reader = make(100)
+    writer.write([b"unread"])
+    reader.leave()
+    writer.write([b"more"])
+    assert writer.claim_wakeup()
+
+
 def test_reader_does_not_sleep_with_bytes_in_the_ring() -> None:
     _, writer, reader = make(100)
     writer.write([b"x"])
