@@ -4,7 +4,8 @@ For each size from 4 bytes to 1 MiB: a round trip (p50, p99, p99.9, µs) and one
 of 4 bytes that is answered by a PONG of 1024 (https://github.com/pcdv/jocket). Two processes on two cores for each
 peer, the peers in turn, round after round; medians of the rounds, and ratios to the TCP socket.
 
-`--spin 0 20 50` compares settings of the ring socket instead: microseconds for which each wait spins.
+`--spin 0 20 50` compares settings of the ring socket instead: microseconds for which each wait spins. So does `--piece
+32 64 128`: KiB that are copied at once.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from benchmarks.measure import ROOT
 from benchmarks.meter import pin
 from benchmarks.table import align
 from benchmarks.task import Place
+from netq.shm.ring_options import SPIN
 
 SIZES = [4, 64, 1024, 4096, 16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024]
 PEERS = {
@@ -186,6 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each peer (default: 3)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"for each figure (default: {SECONDS})")
     parser.add_argument("--spin", nargs="+", metavar="µs", help="compare these settings of the ring socket")
+    parser.add_argument("--piece", nargs="+", metavar="KiB", help="compare these pieces of the ring socket")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if args.side:
@@ -193,8 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         parser.error("one core; two are needed")
     peers = PEERS
-    if args.spin:
-        peers = {f"spin {spin} µs": ("ring_socket", spin) for spin in args.spin} | {REFERENCE: PEERS[REFERENCE]}
+    if args.spin or args.piece:
+        peers = {f"spin {spin} µs": ("ring_socket", spin) for spin in args.spin or ()}
+        peers |= {f"piece {piece} KiB": ("ring_socket", f"{SPIN * 1e6:g} {piece}") for piece in args.piece or ()}
+        peers |= {REFERENCE: PEERS[REFERENCE]}
     results: dict[str, list[list[list[float]]]] = {name: [] for name in peers}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(args.rounds):

@@ -1,6 +1,7 @@
 """netq's ring socket (netq/shm/ring_socket.py), used as bare sockets are in raw.py.
 
-The variant is the microseconds for which each wait spins: "0" sleeps at once. Without one it is the default.
+The variant is the microseconds for which each wait spins, and then the KiB of the pieces in which it copies: "0" sleeps
+at once, "50 128" copies 128 KiB at once. What is not there is the default.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Callable
 
 from benchmarks.peers.raw import Wire
 from benchmarks.task import Place
-from netq.shm import ring_options, ring_socket
+from netq.shm import ring_options, ring_socket, waiting
 
 
 def listen(place: Place, ready: Callable[[], None]) -> Wire:
@@ -27,4 +28,7 @@ def _path(place: Place) -> str:
 
 
 def _spin(place: Place) -> float:
-    return float(place.variant) / 1e6 if place.variant else ring_options.SPIN
+    spin, piece, *_ = [*place.variant.split(), "", ""]
+    if piece:
+        waiting.PIECE = int(piece) * 1024
+    return float(spin) / 1e6 if spin else ring_options.SPIN

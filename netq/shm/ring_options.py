@@ -12,7 +12,7 @@ from netq.validate import expect, is_whole, seconds
 
 Address: TypeAlias = str | tuple[str, int]
 
-SPIN = 50e-6  # seconds; `python -m benchmarks.ring` measures it
+SPIN = 50e-6  # seconds; `python -m benchmarks.ring --spin 0 20 50` measures it
 _MAX_SPIN = 1.0  # seconds: a longer wait is for the system
 _MAX_TIMEOUT = 1e6  # seconds: the system counts milliseconds in 31 bits
 
@@ -34,7 +34,7 @@ def read_address(address: Address, least_port: int) -> NetworkLocation:
 
 
 def read_spin(spin: float) -> float:
-    """Check the option; return the seconds to spin. None on a machine with one core: the peer could not answer."""
+    """Check the option; return the seconds to spin: 0 on a machine with one core: the peer could not answer."""
     seconds("spin", spin, 0, _MAX_SPIN)
     return spin if (os.cpu_count() or 1) > 1 else 0.0
 
