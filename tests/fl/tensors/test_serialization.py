@@ -127,7 +127,7 @@ def test_arrays_arrive_as_aligned_views_of_the_message() -> None:
 
 def test_tensors_and_arrays_go_into_memory_that_is_there() -> None:
     options = serialization()
-    sent = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "b": np.arange(3.0)[::-1].copy()}
+    sent: dict[str, Any] = {"w": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), "b": np.arange(3.0)[::-1].copy()}
     weights, bias = torch.zeros(2, 3, dtype=torch.bfloat16), np.zeros(3)
     into = [weights.view(torch.int16).numpy(), bias]
     loaded = loader(options.load, into)(Stream([bytes(options.dump(sent))]))
