@@ -103,14 +103,15 @@ QUESTIONS = (
         "TCP, 100 MB there and back",
         Task("echo", "array", 100_000_000, 8, warm=1),
         _BYTES,
-        ("netq tcp", *_AIO, "raw", "raw sliced", *_LOOPS, "uvloop reno"),
+        ("netq tcp", *_AIO, "netq into", "netq aio into", "raw", "raw sliced", *_LOOPS, "uvloop reno"),
         (
             Goal("throughput", "netq tcp", _LOOPS, at_least=2.0),
             Goal("throughput", "netq tcp", ("raw",), at_least=0.85),
             Goal("throughput", "netq aio", ("uvloop",), at_least=1.2),
         ),
         "The whole message is there before it is sent back; the event loops' peers send its length first. "
-        '"uvloop reno" is uvloop with the congestion control that netq asks for.',
+        '"uvloop reno" is uvloop with the congestion control that netq asks for. "into" copies each message into an '
+        "array that is there already.",
     ),
     _question(
         "tcp-round-trip",

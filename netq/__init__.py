@@ -16,6 +16,7 @@ from typing import cast
 from netq.core import Communicator, Message
 from netq.errors import (
     AddressError,
+    BufferMismatch,
     Closed,
     InvalidOption,
     MessageTooLarge,
@@ -64,6 +65,7 @@ __all__ = [
     "SerializationOptions",
     "NetqError",
     "AddressError",
+    "BufferMismatch",
     "Closed",
     "InvalidOption",
     "MessageTooLarge",

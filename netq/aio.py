@@ -203,15 +203,17 @@ class Communicator:
         self._check_loop("put")
         return Delivery(self._core.put(data, *peers, lane=lane), self._loop)
 
-    async def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
+    async def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
-        Raises TimeoutError, Closed and Unreadable as netq.Communicator.get does. If it is cancelled, at any moment, it
-        has taken no message. Yields to the event loop at least once, so a flood of messages does not stop other tasks.
+        Takes `into`, and raises TimeoutError, Closed, Unreadable and BufferMismatch, as netq.Communicator.get does. If
+        it is cancelled, at any moment, it has taken no message, and `into` is unchanged. Yields to the event loop at
+        least once, so a flood of messages does not stop other tasks.
         """
         self._check_loop("get")
         if peers or timeout is not None or self._baton.forked:
             self._core.check_get(peers, timeout)
+        load = None if into is None else self._core.loader(into)
         woken = _ImmediateFuture(loop=self._loop)
         waiter = Waiter(peers, functools.partial(self._wake, woken))
         timer = None if timeout is None else self._loop.call_later(timeout, lambda: waiter.wake())
@@ -236,7 +238,7 @@ class Communicator:
         finally:
             if timer is not None:
                 timer.cancel()
-        return self._core.unpack(item)
+        return self._core.unpack(item, load)
 
     def __aiter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import pickle
 from typing import TypeAlias
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -20,6 +21,11 @@ def aligned(size: int) -> memoryview:
     block = bytearray(size + ALIGNMENT)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
     return memoryview(block)[start : start + size]
+
+
+def bytes_of(view: memoryview) -> memoryview:
+    """Return a view of the same memory as single bytes. Raises BufferError if it is not contiguous."""
+    return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
 
 
 def map_block(size: int) -> mmap.mmap:

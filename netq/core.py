@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from netq.errors import Closed, InvalidOption, Unreadable
+from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
@@ -30,6 +30,7 @@ from netq.runtime.inbox import Inbox, Waiter
 from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
+from netq.utils.into import loader
 from netq.utils.stream import PickleSerializer, Stream, stream_of
 
 log = logging.getLogger("netq")
@@ -122,8 +123,12 @@ class Communicator:
         audience = tuple(id for id, _ in targets if id is not None)
         return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
 
-    def get(self, *peers: uuid.UUID, timeout: float | None = None) -> Message:
+    def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
+
+        `into` is memory of yours for the large buffers of the message: one writable, contiguous buffer (a numpy array,
+        a bytearray), or a list of them. PickleSerializer copies the message's arrays into it, in order, and they are
+        views of it; BufferSerializer copies the bytes. Raises BufferMismatch, with the message, if they do not fit.
 
         Raises TimeoutError after `timeout` seconds. Raises Closed when no message is left and none can come, because
         the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with `.peer`, for a message that
@@ -132,13 +137,14 @@ class Communicator:
         inbox = self.inbox
         if peers or timeout is not None or self._baton.forked:
             self.check_get(peers, timeout)
+        load = None if into is None else self.loader(into)
         try:
             item = inbox.take_now(peers) if inbox.arrived or inbox.queues else None
             item = item or self._wait(peers, timeout)
         except BaseException:  # perhaps a signal handler's
             inbox.interrupted()
             raise
-        return self.unpack(item)
+        return self.unpack(item, load)
 
     def _wait(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> Item:
         """Wait for the next message: by polling, if no other thread waits, or as a waiter."""
@@ -196,22 +202,33 @@ class Communicator:
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
-    def unpack(self, item: Item) -> Message:
-        """Load an item of the inbox: the second half of `get`, here and in netq/aio.py.
+    def loader(self, into: Any) -> Callable[[Any], Any]:
+        """Return the `load` for `unpack` that fills these buffers; here and in netq/aio.py. Raises as `into.loader`."""
+        return loader(self._load, into)
 
-        Raises Unreadable. An exception of a signal handler that ran meanwhile comes out as it is.
+    def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
+        """Load an item of the inbox: the second half of `get`, here and in netq/aio.py. `load` is of `loader`.
+
+        Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is.
         """
         try:
             data: Stream | bytes = item[1]
-            if type(data) is bytes and not self._loads_bytes:
+            if type(data) is bytes and (load is not None or not self._loads_bytes):
                 data = Stream.of(memoryview(data))
-            message = _message((item[0], self._load(data)))
+            message = _message((item[0], (load or self._load)(data)))
         except Exception as error:  # the user's serialiser may raise anything
             if (interruption := raised_by_handler(error)) is not None:
                 raise interruption from interruption.__cause__
             if isinstance(error, Unreadable):
                 error.peer = item[0]
                 error.add_note(f"in a message from {item[0]}")
+                raise
+            if isinstance(error, BufferMismatch) and load is not None:
+                if isinstance(item[1], Stream):
+                    item[1].seek(0)
+                error.peer = item[0]
+                error.message = self.unpack(item)
+                error.add_note(f"a message from {item[0]}, which the `message` of this error is")
                 raise
             unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {error!r}")
             unreadable.peer = item[0]

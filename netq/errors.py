@@ -9,6 +9,7 @@ NetqError
  ├── Closed          (ConnectionError)          the session, or the communicator, is over; has .peer
  ├── QueueFull                                  queue_size messages already wait for the peer; has .peer
  ├── MessageTooLarge (ValueError)               the message exceeds the peer's message_size; has .peer
+ ├── BufferMismatch  (ValueError)               the buffers given to `get` do not fit the message; has .peer, .message
  ├── Unreadable      (pickle.UnpicklingError)   a message was received but cannot be loaded; has .peer
  │    └── NotAllowed                            ... because it names something that `allow` refuses
  └── Refused                                    an exchange (netq/exchange) did not do what a client asked
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from typing import Any
 
 
 class NetqError(Exception):
@@ -92,6 +94,17 @@ class MessageTooLarge(NetqError, ValueError):
     def __str__(self) -> str:
         peer, size, limit = self.args
         return f"{peer or 'the server'}: a message of {size} bytes; it takes at most {limit} (its message_size)"
+
+
+class BufferMismatch(NetqError, ValueError):
+    """The buffers of `get(into=…)` do not fit the message. None of them was written to, and nothing is lost.
+
+    `message` is the message of `peer`, a netq.Message, loaded in memory of its own. A serialiser's `load_into` raises
+    this error; `get` sets both attributes.
+    """
+
+    peer: uuid.UUID | None = None
+    message: Any = None
 
 
 class Unreadable(NetqError, pickle.UnpicklingError):

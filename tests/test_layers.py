@@ -17,7 +17,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.utils.data_values"],
     ["netq.utils.data_classes"],
     ["netq.utils.data_pickle"],
-    ["netq.utils.stream"],
+    ["netq.utils.stream", "netq.utils.into"],
     ["netq.utils.msgpack", "netq.utils.protobuf"],
     ["netq.options"],
     ["netq.security", "netq.security.identity"],

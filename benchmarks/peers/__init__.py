@@ -109,6 +109,8 @@ PEERS = {
         Peer("netq shm", "netq_", variant="shm"),
         Peer("netq aio", "netq_aio"),
         Peer("netq aio uvloop", "netq_aio_uvloop", _UVLOOP),
+        Peer("netq into", "netq_", variant="into"),
+        Peer("netq aio into", "netq_aio", variant="into"),
         Peer("netq ring", "ring"),
         Peer("netq ring socket", "ring_socket"),
         Peer("netq ring socket waiting", "ring_socket", variant="0"),

@@ -1,5 +1,6 @@
 """netq itself: `put`, and `get`, over the transport that the variant names.
 
+"into" is TCP with `get(into=…)`: each message is copied into one array of this side.
 "tls" is TCP under the TLS of pyOpenSSL, "tls-of-python" under that of the standard library, "sealed" is TCP with seals.
 
 README.md: the data is not copied, and the future is done when the peer holds the message. `put` never waits, so this
@@ -12,6 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 import netq
 from benchmarks.task import Place
@@ -40,7 +43,8 @@ def _new(place: Place, purpose: netq.Purpose) -> netq.Communicator:
         security=_security(place, purpose) if is_tls else None,
         seal=_seal(place, purpose) if is_sealed else None,
     )
-    return netq.new(netq.Protocol("tcp" if is_tls or is_sealed else place.variant), purpose, options)
+    is_tcp = is_tls or is_sealed or place.variant == "into"
+    return netq.new(netq.Protocol("tcp" if is_tcp else place.variant), purpose, options)
 
 
 def _security(place: Place, purpose: netq.Purpose) -> netq.SecurityOptions:
@@ -64,6 +68,8 @@ class Wire:
         self._batch = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
         self._count = 0
         self._last: netq.Delivery | None = None  # of the batch before
+        self._size = place.size  # of the messages that are no ACK
+        self._into = np.empty(place.size, np.uint8) if (place.variant, place.kind) == ("into", "array") else None
 
     def send(self, message: Any) -> None:
         delivery = self._queue.put(message, *self._peers)
@@ -75,7 +81,7 @@ class Wire:
             self._last = delivery
 
     def receive(self, size: int) -> Any:
-        return self._queue.get().data
+        return self._queue.get(into=self._into if size == self._size else None).data
 
     def close(self) -> None:
         self._queue.close()

@@ -1,6 +1,6 @@
 """netq.aio, over TCP: `put`, and `await get`. netq_.py describes how the messages in flight are bounded.
 
-docs/reference/api.md, "asyncio": awaiting the result of `put` is optional.
+docs/reference/api.md, "asyncio": awaiting the result of `put` is optional. "into" is with `get(into=…)`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 import netq
 import netq.aio
@@ -41,6 +43,8 @@ class Wire:
         self._batch = max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
         self._count = 0
         self._last: netq.aio.Delivery | None = None  # of the batch before
+        self._size = place.size  # of the messages that are no ACK
+        self._into = np.empty(place.size, np.uint8) if (place.variant, place.kind) == ("into", "array") else None
 
     async def send(self, message: Any) -> None:
         delivery = self._queue.put(message, *self._peers)
@@ -52,7 +56,7 @@ class Wire:
             self._last = delivery
 
     async def receive(self, size: int) -> Any:
-        return (await self._queue.get()).data
+        return (await self._queue.get(into=self._into if size == self._size else None)).data
 
     async def close(self) -> None:
         await self._queue.close()

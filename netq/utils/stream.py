@@ -1,6 +1,7 @@
 """Serialisers: objects to bytes and back. Pure; called in the thread that calls `put` or `get`, never in the loop.
 
 A `Stream` is the bytes of one message, as a list of buffers. A serialiser's `dump` returns it, and `load` takes it.
+`load_into`, which a serialiser may have, takes it as well, and copies what is large into buffers of the user.
 Out-of-band buffers of a pickle (protocol 5, PEP 574) are neither copied nor joined: they are sent from the caller's
 memory, and `load` returns views on the memory of the message.
 
@@ -17,8 +18,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeAlias
 
-from netq.buffers import ALIGNMENT, Buffer, aligned
-from netq.errors import SerializationError, Unreadable
+from netq.buffers import ALIGNMENT, Buffer, aligned, bytes_of
+from netq.errors import BufferMismatch, SerializationError, Unreadable
 from netq.text import printable
 from netq.utils import data_pickle
 from netq.utils.data_classes import AllowedNames, Classes
@@ -29,6 +30,7 @@ _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
 _COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
+_SHOWN = 8  # sizes of buffers in an error's text: a peer decides how many there are
 _LINE = 4096  # bytes that `readline` reads at once
 
 _Loads: TypeAlias = Callable[[bytes | memoryview, Iterable[memoryview]], Any]
@@ -44,7 +46,7 @@ class Stream:
     __slots__ = ("_position", "_stops", "buffers", "nbytes")
 
     def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
-        self.buffers = [_bytes_of(memoryview(buffer)) for buffer in buffers]
+        self.buffers = [bytes_of(memoryview(buffer)) for buffer in buffers]
         self.nbytes = sum([buffer.nbytes for buffer in self.buffers])
         self._stops: list[int] | None = None
         self._position = 0  # offset of the next byte to read
@@ -82,7 +84,7 @@ class Stream:
 
     def readinto(self, buffer: Buffer) -> int:
         """Copy the next bytes into `buffer`; return how many."""
-        target = _bytes_of(memoryview(buffer))
+        target = bytes_of(memoryview(buffer))
         start, self._position = self._position, self._stop(target.nbytes)
         filled = 0
         for view in self.slices(start, self._position):
@@ -143,11 +145,6 @@ class Stream:
         return found
 
 
-def _bytes_of(view: memoryview) -> memoryview:
-    """Return a view of the same memory as single bytes. Raises BufferError if it is not contiguous."""
-    return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
-
-
 class BytesSerializer:
     """Plain bytes. `dump` takes any object with a contiguous buffer; `load` returns bytes."""
 
@@ -172,6 +169,16 @@ class BufferSerializer(BytesSerializer):
     def load(self, stream: Stream) -> memoryview:  # type: ignore[override]
         """Return the bytes of a stream as one view, whose address is a multiple of 64."""
         return stream.contiguous()
+
+    def load_into(self, stream: Stream, buffers: Sequence[memoryview]) -> memoryview:
+        """Copy the bytes of a stream to the start of the one buffer; return a view of what it has filled.
+
+        Raises BufferMismatch if the buffer is shorter than the message, or is not the only one.
+        """
+        if len(buffers) != 1 or buffers[0].nbytes < stream.nbytes:
+            given = f"{len(buffers)} buffers" if len(buffers) != 1 else f"one buffer of {buffers[0].nbytes} bytes"
+            raise BufferMismatch(f"into has {given}; expected one buffer of {stream.nbytes} bytes or more")
+        return buffers[0][: stream.readinto(buffers[0])]
 
 
 class StreamSerializer:
@@ -276,7 +283,52 @@ class PickleSerializer:
         except Unreadable:
             raise
         except Exception as error:  # a damaged pickle may raise any exception, says its documentation
-            raise Unreadable(f"a message of {len(data)} bytes cannot be loaded: {_described(error)}") from error
+            raise _unreadable(len(data), error) from error
+
+    def load_into(self, stream: Stream, buffers: Sequence[memoryview]) -> Any:
+        """Return the object of a stream. Its out-of-band buffers are copied into `buffers`, in the order of the pickle.
+
+        Arrays are views of `buffers`. Raises BufferMismatch, before it has copied anything, unless the numbers of the
+        buffers and of the bytes of each are equal; and what `load` raises, which may be after the copy.
+        """
+        try:
+            size, count = _HEAD.unpack(stream.read(_HEAD_SIZE))
+            sizes = [nbytes for (nbytes,) in _SIZE.iter_unpack(stream.read(count * _SIZE.size))]
+            pickled = stream.read(size)
+            _expect_fit(sizes, buffers)
+            for buffer in buffers:
+                stream.seek(-stream.tell() % ALIGNMENT, io.SEEK_CUR)
+                if stream.readinto(buffer) < buffer.nbytes:
+                    raise Unreadable(f"a message of {len(stream)} bytes ends within a buffer of {buffer.nbytes}")
+            return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
+        except (Unreadable, BufferMismatch):
+            raise
+        except Exception as error:
+            raise _unreadable(len(stream), error) from error
+
+
+def _expect_fit(sizes: Sequence[int], buffers: Sequence[memoryview]) -> None:
+    """Raise BufferMismatch unless `buffers` have exactly these sizes, in bytes."""
+    if len(sizes) != len(buffers):
+        raise BufferMismatch(
+            f"into has {len(buffers)} buffers, and the message has {len(sizes)} out of band{_listed(sizes)}; expected "
+            "as many. Only contiguous arrays, and pickle.PickleBuffer, are sent out of band"
+        )
+    for number, (size, buffer) in enumerate(zip(sizes, buffers, strict=True)):
+        if size != buffer.nbytes:
+            raise BufferMismatch(
+                f"into: buffer {number} of {len(buffers)} has {buffer.nbytes} bytes, and that of the message has "
+                f"{size}; expected as many"
+            )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    shown = [*map(str, sizes[:_SHOWN]), *(["…"] if len(sizes) > _SHOWN else [])]
+    return f" (of {', '.join(shown)} bytes)" if sizes else ""
+
+
+def _unreadable(nbytes: int, error: Exception) -> Unreadable:
+    return Unreadable(f"a message of {nbytes} bytes cannot be loaded: {_described(error)}")
 
 
 def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:

@@ -80,6 +80,18 @@ def test_serialisers_print_what_the_page_shows(scripts: Open) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("client", ["awaiting_client.py", "waiting_in_trio.py"])
+def test_clients_in_event_loops_print_what_the_page_shows(scripts: Open, client: str) -> None:
+    if "trio" in client:
+        pytest.importorskip("trio")
+    run = scripts("asyncio")
+    server = run.start("awaiting_server.py")
+    out, errors = run.start(client).communicate(timeout=LIMIT)
+    assert (out, errors) == (run.page.output(f"python {client}"), "")
+    assert server.communicate(timeout=LIMIT) == ("", "")
+
+
+@pytest.mark.slow
 def test_exchange_prints_what_the_page_shows(scripts: Open, tmp_path: Path) -> None:
     run = scripts("exchange")
     certificates.init(tmp_path / "certificates")

@@ -13,6 +13,7 @@ from netq import errors
 from netq.errors import (
     Absent,
     AddressError,
+    BufferMismatch,
     Busy,
     Closed,
     Failed,
@@ -39,6 +40,7 @@ STANDARD = {
     Closed: ConnectionError,
     QueueFull: NetqError,
     MessageTooLarge: ValueError,
+    BufferMismatch: ValueError,
     Unreadable: pickle.UnpicklingError,
     NotAllowed: Unreadable,
     Refused: NetqError,

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from netq.core import Communicator
-from netq.errors import NotAllowed, SerializationError, Unreadable
+from netq.errors import BufferMismatch, NotAllowed, SerializationError, Unreadable
 from netq.options import SerializationOptions
 from netq.testing.fixtures import LIMIT, Communicators, Make, introduce
-from netq.utils.stream import BytesSerializer, PickleSerializer, Stream
+from netq.utils.stream import BufferSerializer, BytesSerializer, PickleSerializer, Stream
 
 _MANY = 10_000
 _LARGE = 20 * 1024**2
@@ -125,6 +125,45 @@ def check_get_merge(make: Make) -> None:
             assert ctypes.addressof(ctypes.c_char.from_buffer(got)) % 64 == 0
             assert (counts[0] == 1) is merge, f"{counts[0]} buffers"
             del got
+
+
+def check_get_into(make: Make) -> None:
+    """`into` gets the buffers of a message, in order; if they do not fit, the error has the message."""
+    with Communicators(make) as communicators:
+        server, client = communicators.pair()
+        for size in (100, 2 * 1024**2):
+            sent = [bytes([number]) * (size + number) for number in range(3)]
+            into = [bytearray(len(each)) for each in sent]
+            client.put(("some", [pickle.PickleBuffer(each) for each in sent]))
+            text, views = server.get(timeout=LIMIT, into=into).data
+            assert text == "some"
+            assert [bytes(each) for each in into] == sent, "the buffers have not what was put"
+            into[0][0] = 0xFF
+            assert memoryview(views[0])[0] == 0xFF, "the data is no view of the buffer"
+            client.put(pickle.PickleBuffer(bytearray(sent[2])))
+            error = _mismatch(server, bytearray(size))
+            assert (error.peer, bytes(error.message.data)) == (client.id, sent[2])
+
+
+def check_get_into_without_pickle(make: Make) -> None:
+    """The bytes of a message go to the start of one buffer; a serialiser without `load_into` is refused in time."""
+    with Communicators(make) as communicators:
+        raw = SerializationOptions(load=BufferSerializer().load, dump=BufferSerializer().dump)
+        server = communicators.server(serialization=raw)
+        plain = SerializationOptions(load=BytesSerializer().load, dump=BytesSerializer().dump)
+        client = communicators.client(server.netloc, serialization=plain)
+        into = bytearray(2 * 1024**2)
+        for size in (5, len(into)):
+            client.put(b"x" * size)
+            got = server.get(timeout=LIMIT, into=into).data
+            assert got == b"x" * size == bytes(into[:size])
+            server.put(got, client.id).result(LIMIT)
+        try:
+            client.get(timeout=LIMIT, into=into)
+        except TypeError:
+            assert client.get(timeout=LIMIT).data == b"xxxxx"
+        else:
+            raise AssertionError("expected TypeError")
 
 
 def check_lanes(make: Make) -> None:
@@ -271,6 +310,14 @@ def _get_error(communicator: Communicator) -> Unreadable:
     raise AssertionError(f"expected Unreadable, got {message}")
 
 
+def _mismatch(communicator: Communicator, into: bytearray) -> BufferMismatch:
+    try:
+        message = communicator.get(timeout=LIMIT, into=into)
+    except BufferMismatch as error:
+        return error
+    raise AssertionError(f"expected BufferMismatch, got {message}")
+
+
 def _assert_nothing_more(communicator: Communicator) -> None:
     try:
         message = communicator.get(timeout=0)
@@ -288,6 +335,8 @@ CHECKS = (
     check_bytes_serializer,
     check_own_serializer,
     check_get_merge,
+    check_get_into,
+    check_get_into_without_pickle,
     check_lanes,
     check_messages_without_order,
     check_broadcast,
