@@ -39,7 +39,8 @@ log = logging.getLogger("netq")
 
 _ANSWERS = 1  # a lane: answers pass publications and jobs
 _PAUSE = 1.0  # seconds between two connections, at least
-_SERIALIZATION = SerializationOptions(Envelope.parse, Envelope.pack)
+_MORE = 256  # messages that are handled together, at most: so long the first waits for the last
+_SERIALIZATION = SerializationOptions(lambda stream: stream, Envelope.pack)  # `_handle_all` parses
 _ERRORS: dict[int, type[Refused]] = {
     Refusal.NOT_PERMITTED: NotPermitted,
     Refusal.FULL: Busy,
@@ -138,7 +139,8 @@ class Client:
         """
         check_timeout("get", timeout)
         with self._changed:
-            if not self._changed.wait_for(lambda: self._inbox or self._is_over, timeout):
+            is_there = self._inbox or self._changed.wait_for(lambda: self._inbox or self._is_over, timeout)
+            if not is_there:
                 raise TimeoutError(f"no message within {timeout:g} s")
             if not self._inbox:
                 raise Closed(self.id, "this client is closed")
@@ -311,19 +313,34 @@ class Client:
 
     def _read(self) -> None:
         """Handle messages until the session is over."""
+        queue = self._queue
         while True:
             try:
-                self._handle(self._queue.get().data)
+                first = queue.get().data
             except Closed:
                 return
+            self._handle_all([first, *[item[1] for item in queue.inbox.take_more(_MORE)]])
+
+    def _handle_all(self, messages: list[Stream | bytes]) -> None:
+        """Handle messages in order, publications that follow one another together."""
+        publications: list[Envelope] = []
+        for message in messages:
+            try:
+                envelope = Envelope.parse(message)
             except Unreadable as error:
                 log.warning("a message of the exchange cannot be read, and is dropped: %s", error)
+                continue
+            if envelope.kind is Kind.PUBLICATION:
+                publications.append(envelope)
+                continue
+            self._publications_came(publications)
+            publications = []
+            self._handle(envelope)
+        self._publications_came(publications)
 
     def _handle(self, envelope: Envelope) -> None:
         kind = envelope.kind
-        if kind is Kind.PUBLICATION:
-            self._publication_came(envelope)
-        elif kind is Kind.DONE and envelope.code == UP_TO:
+        if kind is Kind.DONE and envelope.code == UP_TO:
             self._settle_publications(envelope.number)
         elif kind is Kind.DONE:
             self._settle(envelope.number)
@@ -336,15 +353,18 @@ class Client:
         elif kind is Kind.REQUEST:
             self._request_came(envelope)
 
-    def _publication_came(self, envelope: Envelope) -> None:
+    def _publications_came(self, publications: list[Envelope]) -> None:
+        if not publications:
+            return
         with self._changed:
-            if len(self._inbox) >= self._most:
-                self.dropped += 1
-                if self._inbox[0].kind is not Kind.PUBLICATION:
-                    return
-                self._inbox.popleft()
-            self._inbox.append(envelope)
-            self._changed.notify()
+            for envelope in publications:
+                if len(self._inbox) >= self._most:
+                    self.dropped += 1
+                    if self._inbox[0].kind is not Kind.PUBLICATION:
+                        continue
+                    self._inbox.popleft()
+                self._inbox.append(envelope)
+            self._changed.notify(len(publications))
 
     def _request_came(self, envelope: Envelope) -> None:
         with self._changed:
