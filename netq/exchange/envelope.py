@@ -21,8 +21,10 @@ from netq.protocol.sender import SMALL
 from netq.utils.stream import Stream
 
 _HEAD = struct.Struct("<BBHIQ16s")
+_unpack = _HEAD.unpack_from
 _PEER = 16  # bytes: where the id of a client begins; the name follows it
 _SHORT = 256  # bytes of an id and a name that are remembered, at most
+_new = tuple.__new__  # faster than Envelope(...)
 _NO_CLIENT = uuid.UUID(int=0)
 _ZEROS = bytes(ALIGNMENT)
 
@@ -87,24 +89,28 @@ class Envelope(NamedTuple):
     def parse(cls, message: Stream | bytes) -> Envelope:
         """Return the message of some bytes; its data is a view. Raises Unreadable."""
         data: memoryview | bytes
-        if isinstance(message, bytes):
+        if type(message) is bytes:
             data = message
         else:
-            data = message.contiguous() if len(message.buffers) != 1 else message.buffers[0]
+            assert isinstance(message, Stream)
+            data = message.buffers[0] if len(message.buffers) == 1 else message.contiguous()
         total = len(data)
         if total < _HEAD.size:
             raise Unreadable(f"{total} bytes; expected a message of netq.exchange, of {_HEAD.size} at least")
-        kind, code, size, detail, number, _ = _HEAD.unpack_from(data)
+        number_of_kind, code, size, detail, number, _ = _unpack(data)
+        kind = _KINDS.get(number_of_kind)
         end = _HEAD.size + size
         start = end if total <= SMALL else end + -end % ALIGNMENT
-        if kind not in _KINDS or total < start:
-            raise Unreadable(f"kind {kind}, a name of {size} bytes, {total} bytes in all: no message of netq.exchange")
+        if kind is None or total < start:
+            raise Unreadable(
+                f"kind {number_of_kind}, a name of {size} bytes, {total} bytes in all: no message of netq.exchange"
+            )
         try:
             head = bytes(data[_PEER:end])
             peer, name = _known_peer_and_name(head) if len(head) <= _SHORT else _peer_and_name(head)
         except UnicodeDecodeError as error:
             raise Unreadable(f"a name that is not UTF-8: {error}") from error
-        return cls(_KINDS[kind], number, name, peer, code, detail, Stream.of(memoryview(data)[start:]))
+        return _new(cls, (kind, number, name, peer, code, detail, Stream.of(memoryview(data)[start:])))
 
 
 def _peer_and_name(head: bytes) -> tuple[uuid.UUID, str]:
