@@ -134,7 +134,7 @@ class Communicator:
         dumped = self._dump(data)
         if type(dumped) is not bytes:
             dumped = stream_of(dumped, self._dump)
-        audience = tuple(list(peers)) if len(peers) > 1 else ()  # a tuple of its own, by which transports know the put
+        audience = tuple(iter(peers)) if len(peers) > 1 else ()  # a tuple of its own, by which transports know the put
         table = self._endpoint.peers
         for id in peers:
             peer = table.get(id)
