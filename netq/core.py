@@ -24,7 +24,7 @@ from netq.io.signal_handlers import raised_by_handler
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
 from netq.protocol.wire import ANY_LANE, LANES
-from netq.runtime.delivery import Delivery, gather
+from netq.runtime.delivery import Copy, Delivery, gather
 from netq.runtime.endpoint import Endpoint, TransportFactory
 from netq.runtime.inbox import Inbox, Waiter
 from netq.runtime.peer import Peer
@@ -122,6 +122,27 @@ class Communicator:
             return self._put(dumped, lane, *targets[0], ())
         audience = tuple(id for id, _ in targets if id is not None)
         return gather(self._baton, [self._put(dumped, lane, id, peer, audience) for id, peer in targets])
+
+    def spread(
+        self, data: Any, peers: Sequence[uuid.UUID], failed: Callable[[uuid.UUID, Exception], object], lane: int = 0
+    ) -> None:
+        """Send `data` to many clients, without futures: for netq/exchange/server.py. Otherwise as `put`.
+
+        `failed(peer, error)` is called for each client that does not get it, here or in a thread of netq. It must not
+        wait.
+        """
+        self._check_not_forked("put")
+        dumped = self._dump(data)
+        if type(dumped) is not bytes:
+            dumped = stream_of(dumped, self._dump)
+        audience = tuple(iter(peers)) if len(peers) > 1 else ()  # a tuple of its own, by which transports know the put
+        table = self._endpoint.peers
+        for id in peers:
+            peer = table.get(id)
+            if peer is None:
+                failed(id, self._why_unreachable(id))
+            else:
+                peer.post(Copy(dumped, lane, audience, id, peer.baton, failed))
 
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.

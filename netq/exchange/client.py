@@ -39,7 +39,8 @@ log = logging.getLogger("netq")
 
 _ANSWERS = 1  # a lane: answers pass publications and jobs
 _PAUSE = 1.0  # seconds between two connections, at least
-_SERIALIZATION = SerializationOptions(Envelope.parse, Envelope.pack)
+_MORE = 256  # messages that are handled together, at most: so long the first waits for the last
+_SERIALIZATION = SerializationOptions(lambda stream: stream, Envelope.pack)  # `_handle_all` parses
 _ERRORS: dict[int, type[Refused]] = {
     Refusal.NOT_PERMITTED: NotPermitted,
     Refusal.FULL: Busy,
@@ -97,7 +98,8 @@ class Client:
         # What has come.
         self._most = inbox
         self._inbox: deque[Envelope] = deque()
-        self._changed = threading.Condition()  # guards all of the above; not held while a thread waits for netq
+        self._lock = threading.RLock()  # guards all of the above; not held while a thread waits for netq
+        self._changed = threading.Condition(self._lock)  # the inbox has changed, or this is over
         self._asking = threading.Lock()
         self.dropped = 0  # publications that the inbox had no room for
         self._closing = False
@@ -119,14 +121,14 @@ class Client:
     def subscribe(self, filter: str) -> Future[None]:
         """Receive what is published under the topics that a filter selects: "plant/+/temperature", "plant/#"."""
         _check("filter", filter, is_filter=True)
-        with self._changed:
+        with self._lock:
             self._filters[filter] = None
         return self._ask(Envelope(Kind.SUBSCRIBE, name=filter))
 
     def unsubscribe(self, filter: str) -> Future[None]:
         """Receive it no more."""
         _check("filter", filter, is_filter=True)
-        with self._changed:
+        with self._lock:
             self._filters.pop(filter, None)
         return self._ask(Envelope(Kind.UNSUBSCRIBE, name=filter))
 
@@ -137,8 +139,8 @@ class Client:
         serialiser cannot load, which is dropped.
         """
         check_timeout("get", timeout)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._inbox or self._is_over, timeout):
+        with self._lock:
+            if not self._inbox and not self._changed.wait_for(lambda: self._inbox or self._is_over, timeout):
                 raise TimeoutError(f"no message within {timeout:g} s")
             if not self._inbox:
                 raise Closed(self.id, "this client is closed")
@@ -162,7 +164,7 @@ class Client:
         _check("queue", queue)
         whole("ahead", ahead, 1, 2**32 - 1)
         worker = Worker(self, queue, ahead)
-        with self._changed:
+        with self._lock:
             if queue in self._workers:
                 raise InvalidOption(f"queue: {queue!r}; this client works for it already: iterate over that Worker")
             self._workers[queue] = worker
@@ -183,7 +185,7 @@ class Client:
         whole("threads", threads, 1, 1000)
         whole("waiting", waiting, 0, 10**6)
         pool = ThreadPoolExecutor(threads, f"netq-exchange-{service}")
-        with self._changed:
+        with self._lock:
             if service in self._services:
                 pool.shutdown()
                 raise InvalidOption(f"service: {service!r}; this client offers it already")
@@ -202,7 +204,7 @@ class Client:
 
     def close(self, timeout: float | None = None) -> None:
         """Send what was asked, and end. What is not answered then fails with Closed. Jobs go to other workers."""
-        with self._changed:
+        with self._lock:
             self._closing = True
             services = list(self._services.values())
         for service in services:
@@ -223,7 +225,7 @@ class Client:
         asked = _Asked(envelope)
         with self._asking:  # so that publications leave in the order of their numbers
             number = next(self._numbers)
-            with self._changed:
+            with self._lock:
                 self._asked[number] = asked
                 if envelope.kind is Kind.PUBLISH:
                     self._published.append(number)
@@ -241,7 +243,7 @@ class Client:
 
     def _end(self, worker: Worker) -> None:
         """Get no more jobs for a worker."""
-        with self._changed:
+        with self._lock:
             if self._workers.get(worker.queue) is worker:
                 del self._workers[worker.queue]
         self._ask(Envelope(Kind.WORK, name=worker.queue))
@@ -251,7 +253,7 @@ class Client:
 
     def _loaded(self, envelope: Envelope) -> Any:
         try:
-            return self._load(envelope.data or Stream())
+            return self._load(Stream() if envelope.data is None else envelope.data)
         except Unreadable as error:
             error.peer = envelope.peer
             raise
@@ -263,7 +265,7 @@ class Client:
 
     def _session_begins(self, exchange: uuid.UUID) -> None:
         """Tell the exchange what this client wants. In the communicator's loop, before any message of the exchange."""
-        with self._changed:
+        with self._lock:
             wanted = [Envelope(Kind.SUBSCRIBE, name=filter) for filter in self._filters]
             wanted += [Envelope(Kind.WORK, name=name, detail=each.ahead) for name, each in self._workers.items()]
             wanted += [Envelope(Kind.SERVE, name=name, detail=each.most) for name, each in self._services.items()]
@@ -274,7 +276,7 @@ class Client:
 
     def _session_ends(self, exchange: uuid.UUID) -> None:
         """Fail what the exchange has got and not answered. In the communicator's loop."""
-        with self._changed:
+        with self._lock:
             lost = [number for number, asked in self._asked.items() if asked.was_delivered]
         for number in lost:
             self._settle(number, error=Closed(exchange, "the exchange has ended before it had answered"))
@@ -287,7 +289,7 @@ class Client:
         while True:
             begin = time.monotonic()
             self._read()
-            with self._changed:
+            with self._lock:
                 asked, self._asked = self._asked, {}
                 self._published.clear()
                 self._is_over = self._closing
@@ -305,25 +307,40 @@ class Client:
             over.close(0)
 
     def _connect(self) -> None:
-        with self._changed:  # the session may begin before `new` returns
+        with self._lock:  # the session may begin before `new` returns
             if not self._closing:
                 self._queue = netq.new(self._protocol, Purpose.CLIENT, self._options)
 
     def _read(self) -> None:
         """Handle messages until the session is over."""
+        queue = self._queue
         while True:
             try:
-                self._handle(self._queue.get().data)
+                first = queue.get().data
             except Closed:
                 return
+            self._handle_all([first, *[item[1] for item in queue.inbox.take_more(_MORE)]])
+
+    def _handle_all(self, messages: list[Stream | bytes]) -> None:
+        """Handle messages in order, publications that follow one another together."""
+        publications: list[Envelope] = []
+        for message in messages:
+            try:
+                envelope = Envelope.parse(message)
             except Unreadable as error:
                 log.warning("a message of the exchange cannot be read, and is dropped: %s", error)
+                continue
+            if envelope.kind is Kind.PUBLICATION:
+                publications.append(envelope)
+                continue
+            self._publications_came(publications)
+            publications = []
+            self._handle(envelope)
+        self._publications_came(publications)
 
     def _handle(self, envelope: Envelope) -> None:
         kind = envelope.kind
-        if kind is Kind.PUBLICATION:
-            self._publication_came(envelope)
-        elif kind is Kind.DONE and envelope.code == UP_TO:
+        if kind is Kind.DONE and envelope.code == UP_TO:
             self._settle_publications(envelope.number)
         elif kind is Kind.DONE:
             self._settle(envelope.number)
@@ -336,18 +353,21 @@ class Client:
         elif kind is Kind.REQUEST:
             self._request_came(envelope)
 
-    def _publication_came(self, envelope: Envelope) -> None:
-        with self._changed:
-            if len(self._inbox) >= self._most:
-                self.dropped += 1
-                if self._inbox[0].kind is not Kind.PUBLICATION:
-                    return
-                self._inbox.popleft()
-            self._inbox.append(envelope)
-            self._changed.notify()
+    def _publications_came(self, publications: list[Envelope]) -> None:
+        if not publications:
+            return
+        with self._lock:
+            for envelope in publications:
+                if len(self._inbox) >= self._most:
+                    self.dropped += 1
+                    if self._inbox[0].kind is not Kind.PUBLICATION:
+                        continue
+                    self._inbox.popleft()
+                self._inbox.append(envelope)
+            self._changed.notify(len(publications))
 
     def _request_came(self, envelope: Envelope) -> None:
-        with self._changed:
+        with self._lock:
             service = self._services.get(envelope.name)
             is_full = len(self._inbox) >= self._most
             if not (envelope.name or is_full):
@@ -377,7 +397,7 @@ class Client:
         self._queue.put(answer._replace(number=envelope.number, detail=detail), lane=_ANSWERS)
 
     def _job_came(self, envelope: Envelope) -> None:
-        with self._changed:
+        with self._lock:
             worker = self._workers.get(envelope.name)
         if worker is None:
             self._answer(envelope, Envelope(Kind.RETURN))
@@ -385,13 +405,13 @@ class Client:
             worker.received(envelope)
 
     def _settle(self, number: int, result: Any = None, error: Exception | None = None) -> None:
-        with self._changed:
+        with self._lock:
             asked = self._asked.pop(number, None)
         if asked is not None:
             _settle(asked.future, result, error)
 
     def _settle_publications(self, last: int) -> None:
-        with self._changed:
+        with self._lock:
             done = []
             while self._published and self._published[0] <= last:
                 done.append(self._asked.pop(self._published.popleft(), None))
@@ -399,7 +419,7 @@ class Client:
             _settle(asked.future)
 
     def _reply_came(self, envelope: Envelope) -> None:
-        with self._changed:
+        with self._lock:
             asked = self._asked.get(envelope.number)
         if asked is None:
             return
@@ -411,7 +431,7 @@ class Client:
 
     def _refusal_came(self, envelope: Envelope) -> None:
         reason = printable(bytes(envelope.data or Stream()).decode(errors="replace"))
-        with self._changed:
+        with self._lock:
             asked = self._asked.get(envelope.number)
         if asked is None:
             log.warning("the exchange refuses: %s", reason)  # what it was told again, when it had been started again

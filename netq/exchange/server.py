@@ -215,14 +215,13 @@ class Exchange:
         if subscribers := self._subscriptions.of(envelope.name):
             self._copies += len(subscribers)
             copy = Envelope(Kind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
-            self._queue.put(copy, *subscribers).add_done_callback(self._published_to)
+            self._queue.spread(copy, subscribers, self._not_published_to)
 
-    def _published_to(self, delivery: Future[None]) -> None:
-        """Count the subscribers that have not got it. In a thread of netq."""
-        for each in delivery.futures:  # type: ignore[attr-defined]
-            if not each.cancelled() and isinstance(each.exception(), QueueFull):
-                with self._counting:
-                    self._dropped += 1
+    def _not_published_to(self, client: uuid.UUID, error: Exception) -> None:
+        """Count a copy for a subscriber whose queue was full. In a thread of netq."""
+        if isinstance(error, QueueFull):
+            with self._counting:
+                self._dropped += 1
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         if self._subscriptions.count(client) >= _NAMES:

@@ -86,7 +86,7 @@ class Outgoing:
         audience: tuple[uuid.UUID, ...] = (),
         peer: uuid.UUID | None = None,
         guard: Any = None,
-        recall: Callable[[Outgoing], object] | None = None,
+        recall: Callable[..., object] | None = None,
     ) -> None:
         self.data = data
         self.size = len(data) if type(data) is bytes else cast(Stream, data).nbytes

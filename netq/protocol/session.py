@@ -112,18 +112,20 @@ class Session:
 
     def drain(self) -> None:
         """Queue the messages of the outbox."""
-        # The first branch is `put` in place, for one lane and a message that `put` would certainly accept.
+        # The first branch is `put` in place, for a lane that exists and a message that `put` would certainly accept.
         # A message leaves the outbox last: a thread that is interrupted before that leaves it to `repair`.
-        outbox, quick = self.outbox, not (self.closing or self.ended or self._options.drop_oldest)
-        most, room = self._options.queue_size, self._options.queue_bytes - self.bytes_behind
+        outbox, options = self.outbox, self._options
+        if not outbox:
+            return
+        quick = not (self.closing or self.ended or options.drop_oldest)
+        queued, room = self.queued, options.queue_bytes - self.bytes_behind
         while outbox:
             message = outbox[0]
             sender = self.senders.get(message.lane)
             if (
                 quick
                 and sender is not None
-                and len(self.senders) == 1
-                and len(sender.waiting) + len(sender.sent) < most
+                and queued < options.queue_size
                 and message.size <= room
                 and message.size <= self._peer_size
                 and not message.withdrawn
@@ -137,14 +139,18 @@ class Session:
                     self.put(message)
                 except (Closed, QueueFull, MessageTooLarge) as error:
                     message.fail(error)
+            queued += 1
             outbox.popleft()
 
-    def _takes_all(self, sender: Sender) -> bool:
+    def _takes_all(self) -> bool:
         """Whether the outbox is next to be sent, and `put` would accept its small messages."""
+        queued = len(self.outbox)
+        for sender in self.senders.values():
+            if sender.waiting or sender.number < sender.next:
+                return False
+            queued += len(sender.sent)
         return (
-            not sender.waiting
-            and sender.number >= sender.next
-            and len(self.outbox) + len(sender.sent) <= self._options.queue_size
+            queued <= self._options.queue_size
             and self._peer_size >= self._small_out
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
@@ -174,19 +180,20 @@ class Session:
 
     def frames(self, out: list[Buffer | Part], limit: int) -> bool:
         """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts."""
-        # With one lane, small messages go straight from the outbox, then from its queue, and need no turns.
+        # Small messages go straight from the outbox, up to the first of another lane, if no earlier ones wait. Those of
+        # a single lane need no turns.
         parts = False
-        if len(self.senders) == 1:
-            (sender,) = self.senders.values()
-            if self.outbox and self._takes_all(sender):
-                limit -= codec.batch(sender, out, self._small_out, limit, self.outbox)
-                if limit <= 0 or not self.outbox:
-                    return False
-            self.drain()
-            limit -= sender.batch(out, self._small_out, limit)
-            if len(self.senders) == 1 and not sender.waiting and sender.number >= sender.next:
-                return False  # `drain` may have added a lane
+        if self.outbox and self._takes_all() and (first := self.senders.get(self.outbox[0].lane)) is not None:
+            self._turn = first.lane
+            limit -= codec.batch(first, out, self._small_out, limit, self.outbox)
+            if limit <= 0 or not self.outbox:
+                return False
         self.drain()
+        if len(self.senders) == 1:
+            (only,) = self.senders.values()
+            limit -= only.batch(out, self._small_out, limit)
+            if not only.waiting and only.number >= only.next:
+                return False
         grid = min(limit, self._options.transport_size)
         small = min(grid, SMALL)
         turns = self._turns()

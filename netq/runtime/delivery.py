@@ -1,7 +1,7 @@
 """What `put` returns: the message on its way to one peer, which is its own future; or the future of several.
 
 A message to one peer is one Delivery. For several peers there is a Delivery for each, and one more that has those in
-`futures` and is done when all of them are.
+`futures` and is done when all of them are. A Copy is a message without a future.
 """
 
 from __future__ import annotations
@@ -262,6 +262,27 @@ class Delivery(Outgoing, Future[None]):
                 self._made = threading.Condition()
             made: threading.Condition = self._made
             return made
+
+
+class Copy(Outgoing):
+    """A message to one of many peers, without a future: only its failure is told.
+
+    `recall` is called with the peer and the error then, in a thread of netq, without the baton. It must not wait.
+    """
+
+    __slots__ = ()
+
+    def fail(self, error: Exception) -> bool:
+        """Fail: the peer will never hold it, or it is unknown whether it does. Return False if it is done already."""
+        with self.guard.lock:
+            if self._state is not PENDING:
+                return False
+            self.data = b""
+            self._state = FINISHED
+            failed, self._recall = self._recall, None
+            self.guard.defer(failed, self.peer, error)
+        self.guard.run_late_deferred()
+        return True
 
 
 def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:

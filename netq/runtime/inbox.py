@@ -175,6 +175,27 @@ class Inbox:
         self.consuming = None
         return item
 
+    def take_more(self, most: int) -> list[Item]:
+        """Take up to `most` further messages, if there is no waiter: together, for less than one by one.
+
+        In the order of arrival for each peer. For a thread that no signal handler interrupts.
+        """
+        found: list[Item] = []
+        with self.lock:
+            self._sort()
+            while self.queues and not (self.waiters or self._reserved) and len(found) < most:
+                peer, queue = next(iter(self.queues.items()))
+                some = [queue.popleft() for _ in range(min(len(queue), most - len(found)))]
+                found += [item for item in some if item[2].count_taken(item[3], item[4])]
+                self._end_turn(peer)
+                if not queue:
+                    del self.queues[peer]
+                    self._turns.pop(peer, None)
+        for receiver in {item[2] for item in found}:
+            if receiver.release_due:
+                receiver.request_release()
+        return found
+
     def enter(self, waiter: Waiter) -> None:
         """Serve the waiter in its turn, which may be now."""
         # First the waiters that came before this one. Then this one takes its turn, or stands behind them.

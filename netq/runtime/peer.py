@@ -137,8 +137,8 @@ class Peer:
 
         There are three ways out of here. A message behind others that already wait is sent with those. One that this
         thread may not send (a large one, or a link that is not inline) goes to the loop's thread. One behind several
-        unacknowledged messages waits for more: until an ACK comes, a user waits, or a millisecond has passed. Any other
-        is sent here and now, if the baton is free.
+        unacknowledged messages, or to several peers, waits for more: until an ACK comes, a user waits, or a millisecond
+        has passed. Any other is sent here and now, if the baton is free.
         """
         # First the append, then the look into `unflushed`, without the baton. A flush removes its entry there, and then
         # takes the outbox. So an entry that is still seen belongs to a flush that will find this message.
@@ -147,13 +147,14 @@ class Peer:
         outbox.append(message)
         if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= _LARGE:
             return  # it is sent with those before it
-        if not self.inline or message.size > _LARGE or message.audience:
+        if not self.inline or message.size > _LARGE:
             baton.flush_soon(self)
             if len(outbox) >= _YIELD_FROM:
                 give_way()
             return
         sender = session.senders.get(message.lane)
-        if sender is not None and len(sender.sent) >= _FEW and len(outbox) < _MANY:
+        waits = message.audience or (sender is not None and len(sender.sent) >= _FEW)
+        if waits and len(outbox) < _MANY:
             baton.flush_later(self)
         elif not baton.try_run(self, self._exchange):
             baton.flush_soon(self)

@@ -20,7 +20,7 @@ from netq.utils.stream import Stream
     st.uuids(),
     st.integers(0, 255),
     st.integers(0, 2**32 - 1),
-    st.lists(st.binary(max_size=200), max_size=3),
+    st.lists(st.binary(max_size=200) | st.binary(min_size=3000, max_size=5000), max_size=3),
 )
 def test_message_comes_as_it_went(
     kind: Kind, number: int, name: str, peer: uuid.UUID, code: int, detail: int, data: list[bytes]
@@ -28,19 +28,31 @@ def test_message_comes_as_it_went(
     if any("\ud800" <= character <= "\udfff" for character in name):
         return
     packed = Envelope(kind, number, name, peer, code, detail, Stream(data)).pack()
-    assert (packed.nbytes - sum(map(len, data))) % 64 == 0  # the data keeps its alignment
-    for stream in (packed, Stream([bytes(packed)])):
+    whole = bytes(packed)
+    for stream in (packed, Stream([whole]), Stream([whole[:20], whole[20:]])):
         found = Envelope.parse(stream)
         assert found[:6] == (kind, number, name, peer, code, detail)
         assert found.data is not None
         assert bytes(found.data) == b"".join(data)
 
 
-def test_layout_is_that_of_the_documentation() -> None:
+@pytest.mark.parametrize(("data", "zeros"), [(b"data", 0), (bytes(4062), 0), (bytes(4063), 30), (bytes(100_000), 30)])
+def test_layout_is_that_of_the_documentation(data: bytes, zeros: int) -> None:
     id = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
-    packed = bytes(Envelope(Kind.JOB, 7, "ä", id, 1, 2, Stream([b"data"])).pack())
+    packed = bytes(Envelope(Kind.JOB, 7, "ä", id, 1, 2, Stream([data])).pack())
     head = "11 01 0200 02000000 0700000000000000 00112233445566778899aabbccddeeff c3a4"
-    assert packed == bytes.fromhex(head) + bytes(30) + b"data"
+    assert packed == bytes.fromhex(head) + bytes(zeros) + data
+
+
+def test_large_data_is_not_copied() -> None:
+    data = memoryview(bytearray(5000))
+    packed = Envelope(Kind.PUBLISH, 1, "topic", data=Stream([data])).pack()
+    assert isinstance(packed, Stream)
+    data[0] = 7
+    found = Envelope.parse(Stream([bytes(packed)])).data
+    assert found is not None
+    assert found.buffers[0][0] == 7
+    assert (packed.nbytes - data.nbytes) % 64 == 0  # it keeps its alignment
 
 
 @given(st.binary(max_size=200))

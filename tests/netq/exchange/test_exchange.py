@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 import uuid
@@ -43,11 +44,12 @@ class Site:
         self._stack.callback(client.close, LIMIT)
         return client
 
-    def raw(self, exchange: Exchange) -> netq.Communicator:
+    def raw(self, exchange: Exchange, **connection: Any) -> netq.Communicator:
         """A client of any bytes."""
         plain = SerializationOptions(Envelope.parse, lambda data: data)
         options = self.options(exchange)
-        options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, plain)
+        changed = dataclasses.replace(options.connection, **connection)
+        options = netq.CommunicatorOptions(options.id, options.netloc, changed, plain)
         queue = netq.new(self._wire.protocol, Purpose.CLIENT, options)
         self._stack.callback(queue.close, 0)
         return queue
@@ -317,6 +319,23 @@ def test_second_worker_or_service_of_a_name_is_refused(site: Site) -> None:
         client.jobs("a")
     with pytest.raises(InvalidOption, match="offers it already"):
         client.serve("a", print)
+
+
+def test_copies_beyond_a_full_queue_are_dropped_and_counted(site: Site) -> None:
+    small = ConnectionOptions(retry_min=0.01, retry_max=0.1, linger=0.2, queue_size=20)
+    exchange = site.exchange(connection=small)
+    deaf, quick, publisher = site.raw(exchange, window=1000), site.client(exchange), site.client(exchange)
+    deaf.put(Envelope(Kind.SUBSCRIBE, 1, "#").pack())
+    assert deaf.get(timeout=LIMIT).data.kind is Kind.DONE  # from then on it reads nothing
+    done(quick.subscribe("#"))
+    for number in range(50):
+        done(publisher.publish("a", number))
+        assert quick.get(LIMIT).data == number
+    figures = exchange.statistics()
+    assert (figures.published, figures.copies) == (50, 100)
+    received = 50 - figures.dropped
+    assert 20 <= received <= 24  # its queue, and what its window of 1000 bytes admits
+    assert [deaf.get(timeout=LIMIT).data.kind for _ in range(received)] == [Kind.PUBLICATION] * received
 
 
 def test_slow_subscriber_loses_the_oldest_and_delays_nobody(site: Site) -> None:

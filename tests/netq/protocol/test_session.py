@@ -444,6 +444,21 @@ def test_two_lanes_of_small_messages_take_turns() -> None:
     assert [(frame.lane, frame.number) for frame in sent(one)] == [(9, 2), (4, 3), (9, 3), (9, 4)]
 
 
+@pytest.mark.parametrize("room", [100, 4])
+def test_outbox_leaves_while_lanes_are_idle(room: int) -> None:
+    one = session(dataclasses.replace(OPTIONS, queue_size=2 + room))
+    for lane in (9, 4):
+        put(one, 10, lane)
+    assert {frame.lane for frame in sent(one)} == {4, 9}
+    messages = [Noted(one, 10, lane) for lane in (4, 4, 9, 4, 9)]
+    one.outbox.extend(messages)
+    assert [(frame.lane, frame.number) for frame in sent(one, limit=34)] == [(4, 2)]
+    rest = [(frame.lane, frame.number) for frame in sent(one)]
+    assert [number for lane, number in rest if lane == 4] == [3, 4]
+    assert [number for lane, number in rest if lane == 9] == [2, 3][: room - 3]
+    assert [len(message.failed) for message in messages] == [0, 0, 0, 0, int(room == 4)]  # queue_size is for all lanes
+
+
 @pytest.mark.parametrize("size", [10, 300])
 def test_first_message_of_another_lane_is_sent_at_once(size: int) -> None:
     one = session()

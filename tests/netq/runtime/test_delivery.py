@@ -20,8 +20,8 @@ import pytest
 from netq.errors import Closed
 from netq.io.baton import Baton
 from netq.io.loop import Loop
-from netq.protocol.codec import Outgoing
-from netq.runtime.delivery import Delivery, Guard, gather
+from netq.protocol.codec import Outgoing, settle
+from netq.runtime.delivery import Copy, Delivery, Guard, gather
 from netq.testing.log import LogRecorder
 from netq.utils.stream import Stream
 
@@ -520,3 +520,22 @@ def test_signal_handler_in_a_callback_interrupts_the_caller() -> None:
 
 def _interrupted(part: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_a_copy_tells_its_failure_once_and_frees_its_bytes() -> None:
+    guard, told = Later(), list[tuple[uuid.UUID, Exception]]()
+    copy = Copy(Stream([b"a message"]), 0, (A, B), A, guard, lambda peer, error: told.append((peer, error)))
+    assert copy.fail(first := Closed(A))
+    assert not copy.fail(Closed(B))
+    assert (told, len(copy.data)) == ([], 0)  # the loop tells it, without the baton
+    guard.turn()
+    assert told == [(A, first)]
+
+
+def test_a_copy_that_was_acknowledged_cannot_fail() -> None:
+    told: list[uuid.UUID] = []
+    copy = Copy(b"a message", 0, (), A, AtOnce(), lambda peer, error: told.append(peer))
+    copy.number = 1
+    assert settle(collections.deque([copy]), 1) == (1, 9)
+    assert not copy.fail(Closed(A))
+    assert (told, len(copy.data)) == ([], 0)

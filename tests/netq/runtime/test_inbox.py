@@ -161,6 +161,27 @@ def test_messages_of_a_peer_come_in_order(item: Maker, take: Take) -> None:
     assert [take(inbox)[1] for _ in range(3)] == ["1", "2", "3"]
 
 
+def test_more_messages_are_taken_together(item: Maker, take: Take) -> None:
+    inbox = Inbox()
+    some = [item(A, "1"), item(A, "2"), item(B, "3"), item(A, "4")]
+    arrive(inbox, *some, some[0])  # one is there twice
+    assert [text(each) for each in inbox.take_more(2)] == ["1", "2"]
+    assert [text(each) for each in inbox.take_more(9)] == ["3", "4"]
+    assert inbox.take_more(9) == []
+    assert item.consumed(A) == 3 * (1 + OVERHEAD)
+    arrive(inbox, item(A, "5"))
+    assert take(inbox) == (A, "5")
+
+
+def test_more_messages_are_left_to_a_waiter(item: Maker) -> None:
+    inbox = Inbox()
+    wait = Wait(inbox, A)
+    arrive(inbox, item(A, "1"), item(A, "2"))
+    assert inbox.take_more(9) == []
+    assert text(wait.end(LIMIT)) == "1"
+    assert [text(each) for each in inbox.take_more(9)] == ["2"]
+
+
 def test_peers_are_served_in_turn(item: Maker, take: Take) -> None:
     inbox = Inbox()
     arrive(inbox, *[item(A, str(number)) for number in range(4)])

@@ -97,9 +97,17 @@ def test_a_loop_parked_for_long_is_woken_each_time(peer: Peer, loop: ALoop) -> N
     assert loop.asked == ["flush_later"] * 3
 
 
-@pytest.mark.parametrize("what", [{"data": bytes(65 * 1024)}, {"audience": (uuid.uuid4(), uuid.uuid4())}])
-def test_the_loops_thread_sends_large_and_multicast_messages(peer: Peer, loop: ALoop, what: dict[str, Any]) -> None:
-    post(peer, **what)
+def test_a_message_to_several_peers_waits_for_more(peer: Peer, loop: ALoop) -> None:
+    audience = uuid.uuid4(), uuid.uuid4()
+    post(peer, 63, audience=audience)
+    assert (loop.asked, len(peer.session.outbox)) == (["flush_later"], 63)
+    post(peer, audience=audience)
+    assert (loop.asked, len(peer.session.outbox)) == (["flush_later", "try_run"], 0)
+
+
+@pytest.mark.parametrize("audience", [(), (uuid.uuid4(), uuid.uuid4())], ids=["one", "several"])
+def test_the_loops_thread_sends_large_messages(peer: Peer, loop: ALoop, audience: tuple[uuid.UUID, ...]) -> None:
+    post(peer, data=bytes(65 * 1024), audience=audience)
     assert loop.asked == ["flush_soon"]
 
 
