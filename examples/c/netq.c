@@ -277,13 +277,16 @@ static void settle(struct session *s, struct message *message, bool acknowledged
 /* ---- Receiving: windows ---- */
 
 /* Move the limit to where it has to be by now (§ 5): a window beyond what the user has taken, and the end of a message
- * that has begun. A DROP counts as taken. The user of a session that closes takes no more, so all may come. */
+ * that has begun. A DROP counts as taken. The user of a session that closes takes no more, so all may come: on lanes in
+ * use; on the others a credit may. */
 static void move_limit(struct session *s, struct incoming *in)
 {
     uint64_t limit = in->start - in->unread + s->window;
     if (in->got)
         limit = LARGER(limit, in->start + in->size);
-    in->limit = LARGER(in->limit, s->closing ? LAST_POSITION : limit);
+    if (s->closing && (in->held || in->got))
+        limit = LAST_POSITION;
+    in->limit = LARGER(in->limit, limit);
 }
 
 static bool ack_due(const struct session *s, const struct incoming *in)
@@ -488,6 +491,7 @@ static void session_open(struct session *s)
 {
     s->greeted = s->said_fin = s->heard_fin = s->said_leaving = s->ping = s->answer = s->in_body = s->straight = false;
     s->in_begin = s->in_end = s->out_begin = s->out_end = s->tail_left = 0;
+    s->header = (struct header){0};
     s->farewell = NO_CODE;
     write_greeting(s);
 }
@@ -588,7 +592,7 @@ static bool greet(struct session *s, const uint8_t *body, uint32_t length, bool 
     if (memcmp(body, "NETQ", 4))
         return fault(s, "the peer is not netq: expected an INI that begins with NETQ");
     if (load(body + 4, 2) != VERSION)
-        return fault(s, "the server speaks version %u of the protocol, and this client version %d: update the older one",
+        return fault(s, "the server speaks version %u of the protocol, expected version %d: update the older side",
                      (unsigned)load(body + 4, 2), VERSION);
     struct cursor cursors[LANES];
     if (length < GREETING)
@@ -1615,9 +1619,11 @@ static bool read_value(struct document *d, int depth)
     default:
         works = read_number(d, value);
     }
+    if (!works)
+        return false; /* `at` may be behind the 0 */
     value->end = d->count;
     skip_space(d);
-    return works;
+    return true;
 }
 
 /* Find the buffers of a message. Nothing but zeros may lie between them, and nothing behind the last. */
