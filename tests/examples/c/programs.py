@@ -9,7 +9,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -150,10 +150,8 @@ class Link:
 
     def send(self, data: bytes) -> None:
         """Send bytes. That the client has hung up does not matter."""
-        try:
+        with suppress(OSError):
             self.socket.sendall(data)
-        except OSError:
-            pass
 
     def take(self, size: int) -> bytes:
         """Return that many bytes of the client."""

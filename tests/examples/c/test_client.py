@@ -124,7 +124,7 @@ def test_frames_of_the_page(clients: Programs, listener: Listener, tmp_path: Pat
             pass
         assert link.rest() == b""
     assert end(process) == (0, f"netq: 127.0.0.1:{listener.netloc[1]}: refused by the server: busy; trying again\n")
-    assert (tmp_path / "2").read_bytes() == b"hello" + bytes(295)
+    assert (tmp_path / "3").read_bytes() == b"hello" + bytes(295)
 
 
 def greeting_like(got: bytes, epoch: int, cursors: bytes) -> bytes:

@@ -20,7 +20,6 @@ from tests.examples.c.programs import (
     MSG,
     PING,
     RESUME,
-    Link,
     Listener,
     Programs,
     cursor,
@@ -97,11 +96,12 @@ def test_faults_cost_the_link_only(clients: Programs, listener: Listener) -> Non
             link.send(data if case in BAD_INI else greeting(1, flags=RESUME) + data)
             reason = link.rest()  # the client hangs up, and mostly says why; what we send meanwhile may hinder that
             assert not reason or b"expected" in reason, (case, reason)
-        with listener.accept() as link:
-            assert link.frame()[:2] == bytes([INI, RESUME]), case
-            link.send(greeting(1, flags=RESUME) + frame(PING, 9))
-            while link.frame()[:2] != bytes([PING, ANSWER]):
-                pass
+        if case in BAD_INI:  # a good link, after which the client makes short pauses again
+            with listener.accept() as link:
+                assert link.frame()[:2] == bytes([INI, RESUME]), case
+                link.send(greeting(1, flags=RESUME) + frame(PING, 9))
+                while link.frame()[:2] != bytes([PING, ANSWER]):
+                    pass
     process.kill()
     _, errors = end(process)
     assert "Sanitizer" not in errors
