@@ -163,7 +163,7 @@ enum {
     OUT_ROOM = 64 * 1024, /* bytes of frames that wait to be written */
     SMALL = 8 * 1024,     /* bodies up to this size are copied between frames; others are written from where they lie */
     CHUNK = 256 * 1024,   /* bytes of a MSG: lanes take turns after each */
-    FIRST = 64 * 1024,    /* bytes allocated for a message that begins; doubled as its bytes arrive */
+    FIRST = 4096 * 1024,  /* bytes allocated for a message that begins; doubled as its bytes arrive */
 };
 #define LAST_POSITION (((uint64_t)1 << 63) - 1)
 #define LARGEST_SIZE (((uint64_t)1 << 62) - 1)

@@ -161,7 +161,8 @@ def test_resumes_after_cuts_at_any_byte(clients: Programs, resets: bool) -> None
     with open_server(window=300_000) as server, Proxy(server.netloc) as proxy:
         process = clients.start("echo", proxy.netloc, "--window", 300_000)
         peer = peer_of(server)
-        cuts, came = 0, []
+        cuts = 0
+        came: list[bytes] = []
         for message in messages:
             server.put(message, peer)
         arm = proxy.reset_after if resets else proxy.cut_after
