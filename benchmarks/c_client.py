@@ -11,7 +11,6 @@ A round trip is the median of a turn. Prints medians over the turns.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import shutil
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,16 +90,23 @@ def build(folder: Path) -> Path:
 
 def _turn(task: Question, client: Callable[[Question, int], float]) -> float:
     """Return the seconds that a client has measured."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    server = context.Process(target=_serve, args=(theirs, task))
-    server.start()
-    try:
-        return client(task, ours.recv())
-    finally:
-        server.join(_LIMIT)
-        server.kill()
-        server.join()
+    command = _python("serve", *_words(task))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=partial(pin, 0)) as server:
+        assert server.stdout is not None
+        try:
+            seconds = client(task, int(server.stdout.readline()))
+            server.wait(_LIMIT)
+        finally:
+            server.kill()
+    return seconds
+
+
+def _words(task: Question) -> list[str]:
+    return [task.way, str(task.size), str(task.messages)]
+
+
+def _python(function: str, *words: str) -> list[str]:
+    return [sys.executable, "-c", f"from benchmarks import c_client; c_client.{function}()", *words]
 
 
 def _options(port: int) -> netq.CommunicatorOptions:
@@ -112,24 +117,18 @@ def _options(port: int) -> netq.CommunicatorOptions:
     )
 
 
-def _serve(pipe: Connection, task: Question) -> None:
-    pin(0)
-    data = bytes(task.size)
+def serve() -> None:
+    """Be the server of one measurement. Prints its port."""
+    way, size, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    data = bytes(size)
     with netq.new(purpose=netq.Purpose.SERVER, options=_options(0)) as queue:
-        pipe.send(queue.netloc.port)
-        if task.way == "up":
-            for _ in range(task.messages - 1):
-                queue.get()
-        peer, _ = queue.get()
-        if task.way == "up":
-            queue.put(data, peer)
-        elif task.way == "down":
-            _send(queue.put, data, task.messages, peer)
-        else:
-            for _ in range(task.messages - 1):
+        print(queue.netloc.port, flush=True)
+        for _ in range(count if way != "down" else 1):
+            peer, _ = queue.get()
+            if way == "round":
                 queue.put(data, peer)
-                queue.get()
-            queue.put(data, peer)
+        if way != "round":
+            _send(queue.put, data, count if way == "down" else 1, peer)
 
 
 def _send(put: Callable[..., Future[None]], data: bytes, count: int, *peer: object) -> None:
@@ -142,13 +141,11 @@ def _send(put: Callable[..., Future[None]], data: bytes, count: int, *peer: obje
 
 
 def _run_c(program: Path, task: Question, port: int) -> float:
-    words = ["bench", "127.0.0.1", str(port), task.way, str(task.size), str(task.messages)]
-    return _figure([str(program), *words])
+    return _figure([str(program), "bench", "127.0.0.1", str(port), *_words(task)])
 
 
 def _run_python(task: Question, port: int) -> float:
-    words = [str(port), task.way, str(task.size), str(task.messages)]
-    return _figure([sys.executable, "-c", "from benchmarks import c_client; c_client.client()", *words])
+    return _figure(_python("client", str(port), *_words(task)))
 
 
 def _figure(command: list[str]) -> float:

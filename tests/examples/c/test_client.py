@@ -10,11 +10,13 @@ import struct
 import subprocess
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import netq
+from benchmarks import c_client
 from netq.security import certificates
 from netq.testing.proxy import Proxy
 from tests.examples.c import programs
@@ -37,7 +39,7 @@ from tests.examples.c.programs import (
     greeting,
     peer_of,
 )
-from tests.pages import Page
+from tests.pages import Page, Scripts
 
 pytestmark = pytest.mark.slow
 
@@ -363,3 +365,23 @@ def test_builds_without_warnings_and_without_openssl(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "built without TLS" in result.stderr
     assert os.stat(program).st_size < 200_000
+
+
+def test_page_runs_with_its_server(clients: Programs, tmp_path: Path) -> None:
+    page = Page("docs/how-to/c.md")
+    commands = [row[0].strip("`").split()[1] for row in page.rows("command")]
+    status, usage = end(clients.start("", ("", 0)))
+    assert (status, [word for word in commands if f"\n  {word}" not in usage]) == (2, [])
+    functions = [row[0].strip("`").partition("(")[0] for row in page.rows("function")]
+    assert [name for name in functions if f" {name}(" not in programs.SOURCE.read_text().replace("*", " ")] == []
+    with Scripts(page, tmp_path) as run:
+        server = run.start("server.py")
+        sender = clients.start("send", ("127.0.0.1", run.port), file(tmp_path, bytes(4096)))
+        assert server.communicate(timeout=LIMIT) == ("4096 bytes\n", "")
+        assert end(sender)[0] == 0
+
+
+@pytest.mark.parametrize("way", ["up", "down", "round"])
+def test_benchmark_measures_the_client(checked: Path, way: str) -> None:
+    task = c_client.Question("", way, 64, 300, "messages/s")
+    assert 0 < c_client._turn(task, partial(c_client._run_c, checked)) < LIMIT
