@@ -22,7 +22,7 @@ LIMIT = 100.0  # seconds
 
 def prepare(name: str, folder: Path) -> None:
     """Copy an example, with free ports in the place of its own."""
-    shutil.copytree(ROOT / "examples" / name, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "examples" / name, folder, ignore=shutil.ignore_patterns("__pycache__", "build"))
     for port in PORTS:
         free = str(ports.free().port)
         for path in filter(Path.is_file, folder.rglob("*")):
