@@ -1,6 +1,6 @@
 """netq bench: measures what a link gives to netq, as iperf measures what it gives to a bare socket.
 
-cli.py, command.py        the command line; the exit status, and what is printed (report.py, progress.py)
+cli.py, checks.py, command.py   the command line; the exit status, and what is printed (report.py, progress.py)
 spawn.py                  the communicators of both sides; a server process on the client's machine
 workloads.py, load.py     what is measured: iops, latency, throughput; load at a rate
 client.py, service.py     the two sides; protocol.py has their control messages, streaming.py the measured ones

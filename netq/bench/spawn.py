@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import netq
-from netq.bench import cli
+from netq.bench import checks, cli
 from netq.bench.protocol import HEAD, serialization
 from netq.bench.resources import cores
 from netq.options import NetworkLocation, Protocol
@@ -74,7 +74,7 @@ def server(options: argparse.Namespace, core: int | None) -> Iterator[Server]:
         yield Server(options.netloc, options.tls)
         return
     netloc = options.netloc or NetworkLocation(port=0)
-    environment = {} if options.password is None else {cli.PASSWORD: options.password}
+    environment = {} if options.password is None else {checks.PASSWORD: options.password}
     with (
         _files(options, netloc.host) as files,
         server_process(_arguments(options, netloc, files, core), environment) as listening,
