@@ -113,6 +113,7 @@ THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.shared": {"cryptography"},
     "netq.security.openssl": {"cryptography", "OpenSSL", "service_identity"},
     "netq.bench.progress": {"rich"},
+    "netq.bench.sweep_output": {"matplotlib"},
     "netq.mqtt": {"paho"},
     "netq.grpc": {"grpc"},
 }

@@ -15,6 +15,7 @@ from netq.options import NetworkLocation, Protocol
 
 PASSWORD = "NETQ_BENCH_PASSWORD"  # environment variable: other users of the machine can read a command line
 PREFIX = "netq-bench"  # not an application's prefix, which a bench server would take over
+PLOTS = (".svg", ".png")  # suffixes of --plot
 TIMEOUT = 10  # seconds: default of --timeout
 
 _STEPS = {"min_size": 0, "step_expo": 1.0, "seed": 0}  # defaults of the options that need --step-size
@@ -27,7 +28,7 @@ _NO_TLS = {  # protocols where a server has no certificate of its own, and why
 def settle(options: argparse.Namespace) -> None:
     """Set `protocol`, `purpose` and `netloc`, on which the checks depend."""
     options.protocol = Protocol(options.protocol)
-    if options.work in ("latency", "throughput", "load"):
+    if options.work in ("latency", "throughput", "sweep", "load"):
         options.purpose = "both" if options.spawn or options.netloc is None else "client"
     elif options.netloc is None and options.purpose != "both" and options.protocol is not Protocol.MQTT:
         options.netloc = NetworkLocation()
@@ -47,12 +48,16 @@ def fill(options: argparse.Namespace) -> None:
         options.limit = None
     if options.work == "throughput":
         options.plan = plan.Plan(((options.size, options.count),))
+    if options.work in ("iops", "sweep"):
+        options.put_merge, options.get_merge = options.put_merge is not False, options.get_merge is not False
     if options.work == "iops":
         _fill_iops(options)
+    if options.work == "sweep":
+        options.left_out = {}
+        options.sizes = plan.geometric(options.min_size, options.max_size, options.step)
 
 
 def _fill_iops(options: argparse.Namespace) -> None:
-    options.put_merge, options.get_merge = options.put_merge is not False, options.get_merge is not False
     options.reps = options.reps or (1 if options.step_size else 4000)
     if options.step_size:
         for name, default in _STEPS.items():
@@ -78,6 +83,8 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(f"--no-pin is for a server that is started here: see {see}")
     if options.work == "iops":
         _check_iops(options)
+    if options.work == "sweep":
+        _check_sweep(options)
     if options.netloc is not None:
         _check_netloc(options)
     if options.work == "server" and options.core is not None and not may_use(options.core):
@@ -113,6 +120,17 @@ def _check_iops(options: argparse.Namespace) -> None:
         if not options.step_size and getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise ValueError(f"{option} needs --step-size, of 1 at least: without it all messages have --max-size")
+
+
+def _check_sweep(options: argparse.Namespace) -> None:
+    if options.min_size > options.max_size:
+        smallest, largest = plan.format_size(options.min_size), plan.format_size(options.max_size)
+        raise ValueError(f"--min-size {smallest} is above --max-size {largest}")
+    files = [path.absolute() for path in (options.csv, options.raw, options.plot) if path is not None]
+    if len(set(files)) < len(files):
+        raise ValueError("--csv, --raw and --plot: the same file twice; expected a file for each")
+    if options.plot is not None and options.plot.suffix.lower() not in PLOTS:
+        raise ValueError(f"--plot {options.plot}: expected a name that ends in {' or '.join(PLOTS)}")
 
 
 def _check_netloc(options: argparse.Namespace) -> None:

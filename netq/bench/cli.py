@@ -23,12 +23,13 @@ from netq.validate import is_number
 _EXPONENT = 40  # of 2: the largest message
 _PROTOCOLS = [protocol.value for protocol in Protocol]
 _EPILOG = """\
-Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput and load start a server here.
+Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput, sweep and load start a server here.
 
 Example:
   netq bench server --netloc 0.0.0.0:51966
   netq bench latency --netloc aggregator.local:51966
 """
+_SWEEP_EPILOG = "Example: netq bench sweep --max-size 16MiB --csv sizes.csv --plot sizes.svg"
 _IOPS_EPILOG = "Example: netq bench iops tcp both sync --step-size 0 --max-size 21 --reps 4_000"
 
 
@@ -60,11 +61,12 @@ def make_parser() -> Parser:
     """Return the parser of the command line."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser("netq bench", description="Measure what a link gives.", epilog=_EPILOG, formatter_class=raw)
-    works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|load")
+    works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|sweep|load")
     _server(works.add_parser("server", help="wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM"))
     _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2", epilog=_IOPS_EPILOG))
     _latency(works.add_parser("latency", help="round trips, one after the other"))
     _throughput(works.add_parser("throughput", help="large messages"))
+    _sweep(works.add_parser("sweep", help="round trips and messages one way, by size", epilog=_SWEEP_EPILOG))
     _load(works.add_parser("load", help="messages at a rate; without one, the highest rate that holds"))
     return parser
 
@@ -73,17 +75,19 @@ def largest(options: argparse.Namespace) -> int:
     """Return the bytes of the largest message that a client asks for, or that a server accepts."""
     if options.work == "server":
         return int(options.max_message)
+    if options.work == "sweep":
+        return int(options.sizes[-1])
     return int(options.plan.largest if options.plan else options.size)
 
 
 def size_option(options: argparse.Namespace) -> str:
     """Return the name of the option that sets the size of messages."""
-    return "--max-size" if options.work == "iops" else "--size"
+    return "--max-size" if options.work in ("iops", "sweep") else "--size"
 
 
 def copies(options: argparse.Namespace) -> int:
     """Return the number of largest messages that this machine holds at once, at least. An echo has its own memory."""
-    is_echo = options.work in ("latency", "load")
+    is_echo = options.work in ("latency", "sweep", "load")
     is_both = getattr(options, "direction", None) == "both" or getattr(options, "mode", None) == "async"
     here = 2 if is_echo or is_both else 1
     in_server = 2 if is_both else 1
@@ -142,6 +146,21 @@ def _throughput(parser: Parser) -> None:
     directions: Any = {"choices": DIRECTIONS, "metavar": "|".join(DIRECTIONS)}
     _add(parser, "--direction", "to the server, from it, or both at once", "up", **directions)
     _client(parser)
+
+
+def _sweep(parser: Parser) -> None:
+    _add(parser, "--min-size", "the smallest messages", "1B", type=_size, metavar="SIZE")
+    _add(parser, "--max-size", "the largest messages", "256MiB", type=_size, metavar="SIZE")
+    _add(parser, "--step", "each size is so many times the size before", "4", type=_whole(2, 2**20), metavar="N")
+    _add(
+        parser, "--seconds", "of round trips for each size, and of messages", "2", type=_number(0.01, 3600), metavar="S"
+    )
+    _client(parser)
+    _add(parser, "--clients", "so many at once", "1", type=_whole(1, CLIENTS), metavar="N")
+    _communicator(parser)
+    _add(parser, "--csv", "write the table", type=Path, metavar="FILE")
+    _add(parser, "--raw", "write each round trip and each rate, as CSV", type=Path, metavar="FILE")
+    _add(parser, "--plot", "draw the table, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
 
 
 def _load(parser: Parser) -> None:
