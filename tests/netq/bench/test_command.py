@@ -30,7 +30,7 @@ PURPOSES = ("server", "client", "both")
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("", "are required: server|iops|latency|throughput|load"),
+        ("", "are required: server|iops|latency|throughput|sweep|load"),
         ("sprint", "invalid choice: 'sprint'"),
         ("iops", "required: PROTOCOL, PURPOSE, MODE"),
         ("iops sync", "argument PROTOCOL: invalid choice: 'sync'"),

@@ -12,6 +12,7 @@ import pytest
 
 from netq.bench.cli import make_parser, parse
 from netq.bench.report import FIGURES
+from netq.bench.sweep_output import COLUMNS
 from netq.bench.workloads import spread
 from netq.security import certificates
 from tests.netq.bench.conftest import Run, Start
@@ -20,7 +21,7 @@ from tests.servers.mosquitto import Mosquitto
 
 PAGE = Page("docs/reference/bench.md")
 LINES = re.findall(r"^netq bench ([^#\n]*)", PAGE.text, re.MULTILINE)
-CLIENTS = ("iops", "latency", "throughput", "load")
+CLIENTS = ("iops", "latency", "throughput", "sweep", "load")
 GROUPS = {"all": ("server", *CLIENTS), "clients": CLIENTS}
 
 
@@ -65,6 +66,11 @@ def test_page_names_every_figure() -> None:
     printed = {key: ", ".join(filter(None, (each.name, each.unit))) for key, each in FIGURES.items()}
     printed["microseconds"] = f"{', '.join(spread([1], 1))}, µs"
     assert {key.strip("`"): name for name, key, _ in rows("What is printed")} == printed
+
+
+def test_page_names_every_column_of_a_sweep() -> None:
+    printed = {key: column.title for key, column in COLUMNS.items()}
+    assert {key.strip("`"): name for name, key, _ in rows("Latency and throughput by size: sweep")} == printed
 
 
 def _here(line: str, broker: Mosquitto) -> list[str]:
