@@ -23,6 +23,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.times: list[int] = []  # nanoseconds, for tasks that time each message
+        self.steps: dict[int, dict[str, Any]] = {}  # by size, for the task "sweep"
         self.rate = 0.0  # messages a second, for the task "load"
         self._resident = self._began = self._ended = self._cpu = 0.0
 
@@ -50,6 +51,7 @@ class Meter:
             "resident": peak,
             "times": self.times,
             "rate": self.rate,
+            "steps": self.steps,
         }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.task import Place
 
@@ -29,12 +29,22 @@ def connect(place: Place) -> Wire:
 
 
 def _wire(place: Place, sock: socket.socket) -> Wire:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Sliced(sock) if place.variant == "sliced" else Wire(sock)
 
 
+class Stream(Protocol):
+    """What a Wire needs of a socket: pipes.py has it too."""
+
+    def sendall(self, data: Any, /) -> None: ...
+
+    def recv_into(self, view: memoryview, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
 class Wire:
-    def __init__(self, sock: socket.socket) -> None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def __init__(self, sock: Stream) -> None:
         self._sock = sock
         self._view = memoryview(bytearray(AHEAD))
         self._start = self._stop = 0  # the bytes that were read and not returned yet
@@ -54,10 +64,10 @@ class Wire:
 
     def _fill(self, size: int) -> int:
         """Read until a message is complete; return its position."""
-        left = self._stop - self._start
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(size))  # no bytes remain: all messages of a side have one size
-        self._view[:left] = self._view[self._start : self._stop]
+        left, old = self._stop - self._start, self._view
+        if len(old) < size:
+            self._view = memoryview(bytearray(size))
+        self._view[:left] = old[self._start : self._stop]
         self._start, self._stop = 0, left
         while self._stop < size:
             n = self._sock.recv_into(self._free_space())
