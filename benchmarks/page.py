@@ -45,15 +45,17 @@ Machine: {machine}. Peers: {peers}.
 BY_SIZE = """\
 # Benchmarks by size
 
-Written by `{command}`, which writes it again: do not edit. `make bench` runs it too. It compares netq with its
-alternatives from 1 byte to 256 MiB. Each figure is the median of {rounds} round(s), and the number in brackets is the
-ratio to netq. In each round the peers run in turn (A B A B …), each in a new pair of processes on a core each, which
-measures all sizes. **Only ratios within one table count.** Sizes that netq loses stay. [Benchmarks](benchmarks.md)
-describes the peers; [`netq bench sweep`](bench.md) measures your own link.
+Written by `{command}`, which writes it again: do not edit.
 
-For each size a message goes to the server and back, one after the other, for {seconds:g} s: p50 and p99. Then messages
-go one way for {seconds:g} s, from the first send until the client has the answer that all have arrived: GB/s and
-messages/s. At least three messages count, so p99 of large messages is their maximum. Messages up to 64 KiB are `bytes`,
+It compares netq with its alternatives from 1 byte to 256 MiB. `make bench` writes this page, too. Each figure is the
+median of {rounds} round(s), and the number in brackets is its ratio to netq. In each round the peers run in turn
+(A B A B …), each in a new pair of processes on a core each, which measures all sizes. **Only ratios within one table
+count.** Sizes that netq loses stay. [Benchmarks](benchmarks.md) describes the peers; [`netq bench sweep`](bench.md)
+measures your own link.
+
+For each size a message goes to the server and back, one after the other, for {seconds:g} s: p50 and p99. Then
+messages go one way for {seconds:g} s, from the first send until the client has the answer that all have arrived: GB/s
+and messages/s. At least three messages count, so p99 of large messages is their maximum. Messages up to 64 KiB are `bytes`,
 larger ones are numpy arrays. The first echo of each size is compared byte for byte. A received message is in memory and
 is not read again. raw, pipes and unix socket have no framing: a header says how many messages of which size follow.
 

@@ -88,7 +88,7 @@ _ASYNC = _exchange(400)
 _MIX = _exchange(size=2**28, smallest=2**8, step=2)
 _MIXED = "Powers of four from 256 B to 256 MiB, round((256 MiB / size) ** 0.5) of each, shuffled, both ways at once."
 
-_SWEEP = Task("sweep", "array", 256 * MIB, 1, seconds=0.1, smallest=1, step=2)
+_SWEEP = Task("sweep", "array", 256 * MIB, 1, seconds=0.08, smallest=1, step=2)
 _BY_SIZE = "p50 p99 throughput messages"
 
 QUESTIONS = (

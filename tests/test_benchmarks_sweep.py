@@ -118,7 +118,7 @@ def test_page_by_size_and_plots_are_deterministic(tmp_path_factory: pytest.TempP
     assert "A note." in text
     assert text.count("| 1KiB") == 2
     drawn = written[0]["by-size.svg"].decode()
-    assert all(name in drawn for name in ("netq tcp", "raw", "1KiB"))
+    assert all(name in drawn for name in ("netq tcp", "raw", "1MiB"))
 
 
 @pytest.mark.parametrize(
