@@ -55,9 +55,10 @@ measures your own link.
 
 For each size a message goes to the server and back, one after the other, for {seconds:g} s: p50 and p99. Then
 messages go one way for {seconds:g} s, from the first send until the client has the answer that all have arrived: GB/s
-and messages/s. At least three messages count, so p99 of large messages is their maximum. Messages up to 64 KiB are `bytes`,
-larger ones are numpy arrays. The first echo of each size is compared byte for byte. A received message is in memory and
-is not read again. raw, pipes and unix socket have no framing: a header says how many messages of which size follow.
+and messages/s. At least three messages count, so p99 of large messages is their maximum. Messages up to 64 KiB are
+`bytes`, larger ones are numpy arrays. The first echo of each size is compared byte for byte. A received message is in
+memory and is not read again. raw, pipes and unix socket have no framing: a header says how many messages of which size
+follow.
 
 Machine: {machine}. Peers: {peers}.
 """
