@@ -1,7 +1,8 @@
 """python -m benchmarks [QUESTION ...]: compare netq with its peers, in one table for each question.
 
-A run of all questions with all peers writes docs/reference/benchmarks.md and its plots. Every run writes all raw
-figures to out/benchmarks.json. benchmarks/questions.py defines the questions; measure.py measures.
+A run of all questions with all peers writes docs/reference/benchmarks.md and benchmarks-by-size.md with their plots; a
+run of all sweeps (`python -m benchmarks sweep-tcp sweep-shm`) writes the latter. Every run writes all raw figures to
+out/benchmarks.json. benchmarks/questions.py defines the questions; measure.py measures.
 """
 
 from __future__ import annotations
@@ -36,14 +37,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rounds = 1 if args.quick else args.rounds
     results = _run([question for question in questions if question.peers], rounds)
     _save(results)
-    if not (args.question or args.only_peers or args.quick):
-        page.write(ROOT / "docs" / "reference", results, rounds, f"python -m benchmarks --rounds {rounds}")
+    if not (args.only_peers or args.quick):
+        _write_pages(results, rounds, all_questions=not args.question)
+
+
+def _write_pages(results: dict[Question, Result], rounds: int, *, all_questions: bool) -> None:
+    """Write benchmarks-by-size.md if all sweeps were measured, and benchmarks.md after a run of all questions."""
+    folder, sweeps = ROOT / "docs" / "reference", [question for question in QUESTIONS if question.is_sweep]
+    if set(sweeps) <= set(results):
+        names = " ".join(question.name for question in sweeps)
+        by_size = {question: results[question] for question in sweeps}
+        page.write_by_size(folder, by_size, rounds, f"python -m benchmarks {names} --rounds {rounds}")
+    if all_questions:
+        others = {question: result for question, result in results.items() if not question.is_sweep}
+        page.write(folder, others, rounds, f"python -m benchmarks --rounds {rounds}")
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="netq compared with its peers")
     parser.add_argument(
-        "question", nargs="*", help="see --list; default: all questions, and docs/reference/benchmarks.md is written"
+        "question", nargs="*", help="see --list; default: all questions, and the pages of docs/reference are written"
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each peer (default: 5)")
     parser.add_argument("--quick", action="store_true", help="one round, a tenth of the messages; writes no docs")

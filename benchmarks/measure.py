@@ -14,7 +14,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,12 @@ class Sample:
         """The seconds from the first send to the last receipt. One way, two processes measure them by one clock."""
         last = self.server if self.task.work == "one_way" else self.client
         return float(last["ended"] - self.client["began"])
+
+    def at(self, size: int) -> Sample:
+        """Return what a sweep measured at one size: a sample of messages one way, with the times of round trips."""
+        step = self.client["steps"][str(size)]
+        side = {"began": 0.0, "ended": step["seconds"], "times": step["times"]}
+        return Sample(replace(self.task, work="one_way", size=size, count=step["count"]), side, side)
 
 
 @dataclass

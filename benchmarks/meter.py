@@ -23,6 +23,7 @@ class Meter:
 
     def __init__(self) -> None:
         self.times: list[int] = []  # nanoseconds, for tasks that time each message
+        self.steps: dict[int, dict[str, Any]] = {}  # by size, for the task "sweep"
         self.rate = 0.0  # messages a second, for the task "load"
         self.curve: list[dict[str, float]] = []  # points of benchmarks/load.py, for the task "curve"
         self._resident = self._began = self._ended = self._cpu = 0.0
@@ -52,6 +53,7 @@ class Meter:
             "times": self.times,
             "rate": self.rate,
             "curve": self.curve,
+            "steps": self.steps,
         }
 
 

@@ -1,11 +1,11 @@
-"""Writes docs/reference/benchmarks.md and its plots, from a run of all questions. Never edit that page by hand."""
+"""Writes docs/reference/benchmarks.md and benchmarks-by-size.md with their plots. Never edit these pages by hand."""
 
 from __future__ import annotations
 
 import os
 import platform
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from benchmarks import plot
@@ -41,6 +41,26 @@ Machine: {machine}. Peers: {peers}.
 {goals}
 
 {missed}
+"""
+BY_SIZE = """\
+# Benchmarks by size
+
+Written by `{command}`, which writes it again: do not edit.
+
+It compares netq with its alternatives from 1 byte to 256 MiB. `make bench` writes this page, too. Each figure is the
+median of {rounds} round(s), and the number in brackets is its ratio to netq. In each round the peers run in turn
+(A B A B …), each in a new pair of processes on a core each, which measures all sizes. **Only ratios within one table
+count.** Sizes that netq loses stay. [Benchmarks](benchmarks.md) describes the peers; [`netq bench sweep`](bench.md)
+measures your own link.
+
+For each size a message goes to the server and back, one after the other, for {seconds:g} s: p50 and p99. Then
+messages go one way for {seconds:g} s, from the first send until the client has the answer that all have arrived: GB/s
+and messages/s. At least three messages count, so p99 of large messages is their maximum. Messages up to 64 KiB are
+`bytes`, larger ones are numpy arrays. The first echo of each size is compared byte for byte. A received message is in
+memory and is not read again. raw, pipes and unix socket have no framing: a header says how many messages of which size
+follow.
+
+Machine: {machine}. Peers: {peers}.
 """
 WIDTH = 120  # characters in a line of prose
 
@@ -80,6 +100,21 @@ def write(
     (folder / "benchmarks.md").write_text(text, encoding="utf-8")
 
 
+def write_by_size(folder: Path, results: Mapping[Question, tuple[Samples, Missing]], rounds: int, command: str) -> None:
+    """Write folder/benchmarks-by-size.md, and a plot for each sweep in folder/benchmarks."""
+    plots = folder / "benchmarks"
+    plots.mkdir(exist_ok=True)
+    [seconds] = {question.task.seconds for question in results}
+    names = [name for question in results for name in question.peers]
+    top = BY_SIZE.format(command=command, rounds=rounds, seconds=seconds, machine=machine(), peers=versions(names))
+    parts = [top]
+    for question, (samples, missing) in results.items():
+        plot.draw(question, samples, plots)
+        parts.append(section(question, samples, missing))
+    text = "\n".join(wrapped(line) for line in "\n".join(parts).split("\n"))
+    (folder / "benchmarks-by-size.md").write_text(text, encoding="utf-8")
+
+
 def wrapped(line: str) -> str:
     """Wrap a line of prose that is too long. A line that begins with "- " stays one item."""
     if line.startswith(("|", "#", "!")) or len(line) <= WIDTH:
@@ -104,8 +139,8 @@ def machine() -> str:
     return f"{kind}, {platform.system()} {platform.release().split('-')[0]}, Python {platform.python_version()}"
 
 
-def versions() -> str:
-    """Return a line with the versions of the peers."""
-    found = {peer.version() for peer in PEERS.values() if not peer.why_not()} - {""}
+def versions(names: Iterable[str] = PEERS) -> str:
+    """Return a line with the versions of the peers of these names."""
+    found = {PEERS[name].version() for name in names if not PEERS[name].why_not()} - {""}
     kind = "compiled" if codec.take.__module__ == "netq.protocol._codec" else "Python"
     return ", ".join([f"netq with the {kind} codec", *sorted(found)])

@@ -42,13 +42,20 @@ class Question:
         """The peer that the others are compared with: the first."""
         return self.peers[0]
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether it measures many sizes: its figures are tables by size, on a page of their own."""
+        return self.task.work == "sweep"
+
 
 def _question(
     name: str, title: str, task: Task, figures: str, peers: tuple[str, ...], goals: tuple[Goal, ...], note: str = ""
 ) -> Question:
     """Return a question. Its quick variant does a tenth of the task, and at least two messages."""
     less = replace(task, count=max(task.count // 10, 2), seconds=task.seconds / 10)
-    if task.step:
+    if task.work == "sweep":
+        less = replace(less, size=max(task.size >> 8, task.smallest))
+    elif task.step:
         less = replace(less, count=task.count, size=max(task.size >> 4, task.smallest))
     return Question(name, title, task, tuple(figures.split()), peers, goals, less, note)
 
@@ -81,7 +88,22 @@ _ASYNC = _exchange(400)
 _MIX = _exchange(size=2**28, smallest=2**8, step=2)
 _MIXED = "Powers of four from 256 B to 256 MiB, round((256 MiB / size) ** 0.5) of each, shuffled, both ways at once."
 
+_SWEEP = Task("sweep", "array", 256 * MIB, 1, seconds=0.08, smallest=1, step=2)
+_BY_SIZE = "p50 p99 throughput messages"
+
 QUESTIONS = (
+    _question("sweep-tcp", "TCP", _SWEEP, _BY_SIZE, ("netq tcp", "raw", "raw sliced", "pyzmq"), ()),
+    _question(
+        "sweep-shm",
+        "Shared memory",
+        _SWEEP,
+        _BY_SIZE,
+        ("netq shm", "netq ring socket", "pipes", "unix socket", "shared_memory"),
+        (),
+        "All on one machine. pipes: two named pipes with 1 MiB each. unix socket: a stream socket, as of socketpair. "
+        "shared_memory: multiprocessing.shared_memory, with two slots each way; a token in a Unix socket says that a "
+        "slot is full, another that it is free. Its receiver reads the message in the slot.",
+    ),
     _question(
         "tcp-2mib",
         "TCP, one way, arrays of 2 MiB",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import awaiting, blocking
+from benchmarks import awaiting, blocking, sweep
 from benchmarks.meter import Meter, pin
 from benchmarks.task import Place, Task
 
@@ -37,7 +37,7 @@ def main() -> None:
 
 def _wait(peer: Any, side: str, task: Task, place: Place, meter: Meter) -> None:
     wire: blocking.Wire = peer.connect(place) if side == "client" else peer.listen(place, _ready)
-    getattr(blocking, f"{task.work}_{side}")(wire, task, meter)
+    getattr(sweep if task.work == "sweep" else blocking, f"{task.work}_{side}")(wire, task, meter)
     print(json.dumps(meter.figures()), flush=True)
     wire.close()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks.load import percentile
 from benchmarks.measure import Sample
 from benchmarks.questions import Goal, Question
+from netq.bench.plan import format_size
 
 Samples = Mapping[str, Sequence[Sample]]  # by peer, one sample for each round
 Missing = Mapping[str, str]  # by peer: why it is missing
@@ -77,12 +78,42 @@ def verdict(goal: Goal, samples: Samples) -> tuple[bool | None, str]:
 
 def render(question: Question, samples: Samples, missing: Missing) -> list[str]:
     """Return the question's table and goals as lines of Markdown, aligned for readers of the plain text."""
+    if question.is_sweep:
+        return _by_size(question, samples, missing)
     head = ["", *(FIGURES[name].title for name in question.figures)]
     head.insert(2, f"× {question.subject}")
     rows = [_row(question, samples, name, missing) for name in question.peers if name in samples or name in missing]
     goals = [f"- {verdict(goal, samples)[1]}" for goal in question.goals]
-    absent = [f"- {name} is not here: {why}" for name, why in missing.items()]
-    return [*align([head, ["---"] * len(head), *rows]), "", *goals, *absent]
+    return [*align([head, ["---"] * len(head), *rows]), "", *goals, *_absent(missing)]
+
+
+def _absent(missing: Missing) -> list[str]:
+    return [f"- {name} is not here: {why}" for name, why in missing.items()]
+
+
+def medians_by_size(samples: Sequence[Sample], figure: str, sizes: Sequence[int]) -> list[float]:
+    """Return the median of a figure over all rounds of a sweep, for each size."""
+    return [median([sample.at(size) for sample in samples], figure) for size in sizes]
+
+
+def _by_size(question: Question, samples: Samples, missing: Missing) -> list[str]:
+    """Return a table for each figure of a sweep: sizes are rows, and peers columns with their ratio to the subject."""
+    sizes, names = question.task.sizes(), [name for name in question.peers if name in samples]
+    lines: list[str] = []
+    for figure in question.figures:
+        found = {name: medians_by_size(samples[name], figure, sizes) for name in names}
+        own = found.get(question.subject)
+        rows = [
+            [format_size(size), *(_with_ratio(found[name][i], own[i] if own else 0.0) for name in names)]
+            for i, size in enumerate(sizes)
+        ]
+        lines += [*align([[FIGURES[figure].title, *names], ["---"] * (1 + len(names)), *rows]), ""]
+    return lines + _absent(missing)
+
+
+def _with_ratio(value: float, own: float) -> str:
+    shown = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{shown} ({value / own:.2f})" if own else shown
 
 
 def _row(question: Question, samples: Samples, name: str, missing: Missing) -> list[str]:

@@ -24,14 +24,16 @@ class Task:
     """A task for two processes.
 
     work:   one_way, echo, round_trip, load, curve or exchange: a pair of functions in blocking.py, most also in
-            awaiting.py.
+            awaiting.py; or sweep, in sweep.py.
     kind:   "array": numpy arrays of bytes; "object": Python `bytes`, pickled by peers that send objects.
-    size:   bytes of a message; of the largest one, in an exchange.
+    size:   bytes of a message; of the largest one, in an exchange or a sweep.
     count:  measured messages, after `warm` messages that are not measured; in an exchange, those of the largest size.
     reply:  bytes of the answer in a round trip; 0: `size`.
-    seconds: of a load or a curve: how long each rate is tried.
+    seconds: of a load or a curve: how long each rate is tried. Of a sweep: the time for the round trips of each size,
+            and again for its messages one way.
     limit:  of a load: the p99.9 (in seconds) that a rate must not exceed.
-    smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other.
+    smallest, step, expo, together: of an exchange: see `mixture`; both sides at once, or one after the other. smallest
+            and step also of a sweep: see `sizes`.
     """
 
     work: str
@@ -47,6 +49,13 @@ class Task:
     expo: float = 1.0
     together: bool = False
 
+    def sizes(self) -> list[int]:
+        """Return `smallest`, and each further size 2**step times the one before, up to `size`."""
+        sizes = [self.smallest]
+        while sizes[-1] << self.step <= self.size:
+            sizes.append(sizes[-1] << self.step)
+        return sizes
+
     def mixture(self) -> list[int]:
         """Return the sizes of an exchange, shuffled, the same on both sides.
 
@@ -56,10 +65,8 @@ class Task:
         if not self.step:
             return [self.size] * self.count
         sizes: list[int] = []
-        power = self.smallest
-        while power <= self.size:
+        for power in self.sizes():
             sizes += [power] * (round((self.size / power) ** self.expo) * self.count)
-            power <<= self.step
         random.Random(0).shuffle(sizes)
         return sizes
 

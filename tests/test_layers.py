@@ -116,7 +116,7 @@ THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.security.seal": {"cryptography"},
     "netq.security.shared": {"cryptography"},
     "netq.security.openssl": {"cryptography", "OpenSSL", "service_identity"},
-    "netq.bench.files": {"matplotlib"},
+    "netq.bench.output": {"matplotlib"},
     "netq.bench.progress": {"rich"},
     "netq.utils.msgpack": {"msgspec", "numpy"},
     "netq.utils.protobuf": {"google"},

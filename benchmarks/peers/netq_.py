@@ -40,6 +40,7 @@ def _new(place: Place, purpose: netq.Purpose) -> netq.Communicator:
     is_tls, is_sealed = place.variant.startswith("tls"), place.variant == "sealed"
     options = netq.CommunicatorOptions(
         netloc=netq.NetworkLocation(place.host, place.port),
+        connection=netq.ConnectionOptions(queue_bytes=1 << 40),  # this module bounds them
         security=_security(place, purpose) if is_tls else None,
         seal=_seal(place, purpose) if is_sealed else None,
     )
@@ -65,17 +66,17 @@ class Wire:
     def __init__(self, queue: netq.Communicator, place: Place, *peers: Any) -> None:
         self._queue = queue
         self._peers = peers
-        self._batch = math.inf if place.work == "exchange" else max(1, min(IN_FLIGHT, BYTES // place.size) // 2)
-        self._count = 0
+        self._is_bounded = place.work != "exchange"
+        self._left: float = 0 if self._is_bounded else math.inf  # messages before the next wait
         self._last: netq.Delivery | None = None  # of the batch before
         self._size = place.size  # of the messages that are no ACK
         self._into = np.empty(place.size, np.uint8) if (place.variant, place.kind) == ("into", "array") else None
 
     def send(self, message: Any) -> None:
         delivery = self._queue.put(message, *self._peers)
-        self._count += 1
-        if self._count >= self._batch:
-            self._count = 0
+        self._left -= 1
+        if self._left <= 0:
+            self._left = max(1, min(IN_FLIGHT, BYTES // len(message)) // 2)
             if self._last is not None:
                 self._last.result()
             self._last = delivery

@@ -65,10 +65,10 @@ class Wire:
 
     def _fill(self, size: int) -> int:
         """Read until a message is complete; return its position."""
-        left = self._stop - self._start
-        if len(self._view) < size:
-            self._view = memoryview(bytearray(size))  # no bytes remain: all messages of a side have one size
-        self._view[:left] = self._view[self._start : self._stop]
+        left, old = self._stop - self._start, self._view
+        if len(old) < size:
+            self._view = memoryview(bytearray(size))
+        self._view[:left] = old[self._start : self._stop]
         self._start, self._stop = 0, left
         while self._stop < size:
             n = self._sock.recv_into(self._free_space())

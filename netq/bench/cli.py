@@ -1,48 +1,37 @@
-"""The command line of `netq bench`: its options, and what depends on several of them.
+"""The command line of `netq bench`: its options. checks.py has what depends on several of them.
 
 A mistake is one line on stderr and status 2. netq checks the values of its own options, and its errors are shown as
-they are. An option that has no effect where it is given is a mistake too. To see that it was given, the parser sets
-None as its default, and `_fill` sets the documented one. Each option's help ends with its default, as in
-docs/reference/bench.md.
+they are. Each option's help ends with its default, as in docs/reference/bench.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from netq.bench import curve, files, plan
+from netq.bench import curve, plan
+from netq.bench.checks import PASSWORD, PREFIX, TIMEOUT, check, fill, settle
 from netq.bench.protocol import DIRECTIONS, MOST_DELAY
-from netq.bench.resources import may_use
 from netq.bench.service import CLIENTS
 from netq.options import NetworkLocation, Protocol
 from netq.text import parse_netloc
 from netq.validate import is_number
 
-PASSWORD = "NETQ_BENCH_PASSWORD"  # environment variable: other users of the machine can read a command line
-PREFIX = "netq-bench"  # not an application's prefix, which a bench server would take over
-
 _EXPONENT = 40  # of 2: the largest message
-_TIMEOUT = 10  # seconds: default of --timeout
-_STEPS = {"min_size": 0, "step_expo": 1.0, "seed": 0}  # defaults of the options that need --step-size
 _PROTOCOLS = [protocol.value for protocol in Protocol]
 _EPILOG = """\
-Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput and load start a server here.
+Sizes are bytes, 64, or 2KiB, 128MiB. Without --netloc latency, throughput, sweep and load start a server here.
 
 Example:
   netq bench server --netloc 0.0.0.0:51966
   netq bench latency --netloc aggregator.local:51966
 """
+_SWEEP_EPILOG = "Example: netq bench sweep --max-size 16MiB --csv sizes.csv --plot sizes.svg"
 _IOPS_EPILOG = "Example: netq bench iops tcp both sync --step-size 0 --max-size 21 --reps 4_000"
-_NO_TLS = {  # protocols where a server has no certificate of its own, and why
-    Protocol.MQTT: "with mqtt TLS is the broker's; both sides have --tls CA.pem",
-    Protocol.SHM: "shared memory has no TLS: nothing leaves this machine",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,9 +50,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(arguments)
     try:
-        _settle(options)
-        _check(options)
-        _fill(options)
+        settle(options)
+        check(options)
+        fill(options)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -73,11 +62,12 @@ def make_parser() -> Parser:
     """Return the parser of the command line."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser("netq bench", description="Measure what a link gives.", epilog=_EPILOG, formatter_class=raw)
-    works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|load")
+    works = parser.add_subparsers(dest="work", required=True, metavar="server|iops|latency|throughput|sweep|load")
     _server(works.add_parser("server", help="wait for clients, and serve whatever they ask, until Ctrl-C or SIGTERM"))
     _iops(works.add_parser("iops", help="many messages each way; sizes are exponents of 2", epilog=_IOPS_EPILOG))
     _latency(works.add_parser("latency", help="round trips, one after the other"))
     _throughput(works.add_parser("throughput", help="large messages"))
+    _sweep(works.add_parser("sweep", help="round trips and messages one way, by size", epilog=_SWEEP_EPILOG))
     _load(works.add_parser("load", help="messages at a rate; without one, the highest rate that holds"))
     return parser
 
@@ -86,133 +76,23 @@ def largest(options: argparse.Namespace) -> int:
     """Return the bytes of the largest message that a client asks for, or that a server accepts."""
     if options.work == "server":
         return int(options.max_message)
+    if options.work == "sweep":
+        return int(options.sizes[-1])
     return int(options.plan.largest if options.plan else options.size)
 
 
 def size_option(options: argparse.Namespace) -> str:
     """Return the name of the option that sets the size of messages."""
-    return "--max-size" if options.work == "iops" else "--size"
+    return "--max-size" if options.work in ("iops", "sweep") else "--size"
 
 
 def copies(options: argparse.Namespace) -> int:
     """Return the number of largest messages that this machine holds at once, at least. An echo has its own memory."""
-    is_echo = options.work in ("latency", "load")
+    is_echo = options.work in ("latency", "sweep", "load")
     is_both = getattr(options, "direction", None) == "both" or getattr(options, "mode", None) == "async"
     here = 2 if is_echo or is_both else 1
     in_server = 2 if is_both else 1
     return int(options.clients * (here + (in_server if options.purpose == "both" else 0)))
-
-
-def _settle(options: argparse.Namespace) -> None:
-    """Set `protocol`, `purpose` and `netloc`, on which the checks depend."""
-    options.protocol = Protocol(options.protocol)
-    if options.work in ("latency", "throughput", "load"):
-        options.purpose = "both" if options.spawn or options.netloc is None else "client"
-    elif options.netloc is None and options.purpose != "both" and options.protocol is not Protocol.MQTT:
-        options.netloc = NetworkLocation()
-
-
-def _fill(options: argparse.Namespace) -> None:
-    """Set defaults, and what follows from several options. What has no effect becomes None."""
-    mqtt = options.protocol is Protocol.MQTT
-    if mqtt and options.user is not None:
-        options.password = options.password or os.environ.get(PASSWORD)
-    if options.prefix is None:  # several runs at one broker, each with its own server, do not meet
-        options.prefix = f"{PREFIX}/{os.urandom(8).hex()}" if mqtt and options.purpose == "both" else PREFIX
-    if options.work != "server" and options.timeout is None:
-        options.timeout = _TIMEOUT
-    options.plan = None
-    if options.work == "load" and (options.rate is not None or options.rates is not None):
-        options.limit = None
-    if options.work == "throughput":
-        options.plan = plan.Plan(((options.size, options.count),))
-    if options.work == "iops":
-        _fill_iops(options)
-
-
-def _fill_iops(options: argparse.Namespace) -> None:
-    options.put_merge, options.get_merge = options.put_merge is not False, options.get_merge is not False
-    options.reps = options.reps or (1 if options.step_size else 4000)
-    if options.step_size:
-        for name, default in _STEPS.items():
-            if getattr(options, name) is None:
-                setattr(options, name, default)
-        sizes = options.min_size, options.max_size, options.step_size, options.step_expo
-        options.plan = plan.powers(*sizes, options.reps, options.seed)
-    else:
-        options.step_size = None
-        options.plan = plan.Plan(((2**options.max_size, options.reps),))
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict each other and that netq cannot see: it checks the others itself."""
-    mqtt = options.protocol is Protocol.MQTT
-    if mqtt and options.netloc is None:
-        raise ValueError("mqtt needs --netloc, the broker's")
-    if not mqtt and (options.user or options.password or options.prefix is not None):
-        raise ValueError("--user, --password and --prefix are for mqtt")
-    _check_tls(options)
-    if options.purpose != "both" and getattr(options, "no_pin", False):
-        see = "both" if options.work == "iops" else "--spawn"
-        raise ValueError(f"--no-pin is for a server that is started here: see {see}")
-    if options.work == "iops":
-        _check_iops(options)
-    if options.netloc is not None:
-        _check_netloc(options)
-    if options.work == "server" and options.core is not None and not may_use(options.core):
-        raise ValueError(f"--core {options.core}: expected a core of this machine that this process may use")
-    if options.work == "load":
-        _check_load(options)
-
-
-def _check_load(options: argparse.Namespace) -> None:
-    count = max(options.rates or [options.rate or 0]) * options.seconds
-    if count > plan.MOST_MESSAGES:
-        raise ValueError(f"{count:,.0f} messages; expected {plan.MOST_MESSAGES:,} at most")
-    for name in ("csv", "plot"):
-        if options.rates is None and getattr(options, name) is not None:
-            raise ValueError(f"--{name} needs --rates: without them there is no table")
-    if options.plot is not None and options.plot.suffix.lower() not in files.PLOTS:
-        raise ValueError(f"--plot {options.plot}: expected a name that ends in {' or '.join(files.PLOTS)}")
-    if options.plot is not None and options.plot == options.csv:
-        raise ValueError("--csv and --plot: the same file twice; expected a file for each")
-
-
-def _check_tls(options: argparse.Namespace) -> None:
-    mqtt, shm = options.protocol is Protocol.MQTT, options.protocol is Protocol.SHM
-    own_certificate = getattr(options, "key", None) or getattr(options, "certificate", None)
-    secure = getattr(options, "secure", False)
-    if options.protocol in _NO_TLS and (own_certificate or secure or (shm and options.tls)):
-        raise ValueError(_NO_TLS[options.protocol])
-    if secure and options.purpose != "both":
-        raise ValueError(
-            "--secure is for a server that is started here: give --key PEM and --certificate PEM to the server, "
-            "--tls CA.pem to the client"
-        )
-    if options.purpose == "both" and not mqtt and (options.tls or own_certificate):
-        raise ValueError("a server that is started here makes its own certificate: give --secure alone")
-    if options.purpose == "server" and not mqtt and options.tls:
-        raise ValueError("--tls is a client's: a server has --key and --certificate")
-    if options.purpose == "client" and own_certificate:
-        raise ValueError("--key and --certificate are a server's: a client has --tls CA.pem")
-
-
-def _check_iops(options: argparse.Namespace) -> None:
-    if options.purpose == "server" and options.timeout is not None:
-        raise ValueError("--timeout is for client and both: a server waits for its clients")
-    for name in _STEPS:
-        if not options.step_size and getattr(options, name) is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise ValueError(f"{option} needs --step-size, of 1 at least: without it all messages have --max-size")
-
-
-def _check_netloc(options: argparse.Namespace) -> None:
-    host, port = options.netloc
-    mqtt, is_path = options.protocol is Protocol.MQTT, host.startswith("/")
-    if is_path and options.protocol is not Protocol.SHM:
-        raise ValueError(f"--netloc {host}: a path is for shm; expected HOST:PORT")
-    if port == 0 and not is_path and (mqtt or options.purpose == "client"):
-        raise ValueError(f"--netloc {host}:0: expected the port at which the {'broker' if mqtt else 'server'} listens")
 
 
 def _server(parser: Parser) -> None:
@@ -269,6 +149,21 @@ def _throughput(parser: Parser) -> None:
     _client(parser)
 
 
+def _sweep(parser: Parser) -> None:
+    _add(parser, "--min-size", "the smallest messages", "1B", type=_size, metavar="SIZE")
+    _add(parser, "--max-size", "the largest messages", "256MiB", type=_size, metavar="SIZE")
+    _add(parser, "--step", "each size is so many times the size before", "4", type=_whole(2, 2**20), metavar="N")
+    _add(
+        parser, "--seconds", "of round trips for each size, and of messages", "2", type=_number(0.01, 3600), metavar="S"
+    )
+    _client(parser)
+    _add(parser, "--clients", "so many at once", "1", type=_whole(1, CLIENTS), metavar="N")
+    _communicator(parser)
+    _add(parser, "--csv", "write the table", type=Path, metavar="FILE")
+    _add(parser, "--raw", "write each round trip and each rate, as CSV", type=Path, metavar="FILE")
+    _add(parser, "--plot", "draw the table, as SVG or PNG by its suffix; needs matplotlib", type=Path, metavar="FILE")
+
+
 def _load(parser: Parser) -> None:
     _add(parser, "--size", "of a message", "64", type=_size, metavar="SIZE")
     either: Any = parser.add_mutually_exclusive_group()
@@ -296,7 +191,7 @@ def _client(parser: Parser) -> None:
 
 
 def _search(parser: Parser) -> None:
-    _add(parser, "--timeout", f"seconds to find the server; default {_TIMEOUT}", type=_number(0.1, 3600), metavar="S")
+    _add(parser, "--timeout", f"seconds to find the server; default {TIMEOUT}", type=_number(0.1, 3600), metavar="S")
     _flag(parser, "--no-pin", "do not keep client and own server on a core each")
 
 

@@ -1,6 +1,6 @@
 """The client's side: finds a bench server and asks it for transfers and echoes. One client, or several at once.
 
-Called by workloads.py and load.py. A client does one thing at a time, in one thread.
+Called by workloads.py, sweep.py and load.py. A client does one thing at a time, in one thread.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from netq.bench import protocol, streaming
 from netq.bench.plan import Plan
@@ -20,6 +20,7 @@ from netq.bench.resources import Facts, Meter, Usage, at_once
 from netq.core import Communicator
 from netq.errors import strip_tracebacks
 
+T = TypeVar("T")
 WARM_UP = 100  # round trips before those that count: they fill caches and the memory that messages recycle
 
 
@@ -126,30 +127,38 @@ class ClientGroup:
     def transfer(self, direction: str, plan: Plan, show: streaming.Show, delay: float = 0.0) -> Transfer:
         """Have all clients make this transfer at once; return the sum.
 
-        They start together. The sum lasts from the first start to the last end. `show` gets the progress of the first
-        client.
+        The sum lasts from the first start to the last end. `show` gets the progress of the first client.
+        """
+
+        def work(client: Client, wait: Callable[[], object]) -> Transfer:
+            shown = show if client is self._clients[0] else streaming.show_nothing
+            return client.transfer(direction, plan, shown, delay, wait)
+
+        done = self.each(work)
+        return done[0] if len(done) == 1 else _sum(done)
+
+    def each(self, work: Callable[[Client, Callable[[], object]], T]) -> list[T]:
+        """Call `work(client, wait)` for all clients at once; return the results.
+
+        `work` calls `wait` when it is ready: it returns when all are, so that they start together.
         """
         if len(self._clients) == 1:
-            return self._clients[0].transfer(direction, plan, show, delay)
+            return [work(self._clients[0], lambda: None)]
         start = threading.Barrier(len(self._clients))
-        results: list[Future[Transfer]] = []
         try:
-            for client in self._clients:
-                shown = streaming.show_nothing if results else show
-                transfer = functools.partial(client.transfer, direction, plan, shown, delay, start.wait)
-                results.append(self._start(transfer, start))
-            done, _ = wait(results, return_when=FIRST_EXCEPTION)
+            results = [self._start(functools.partial(work, client, start.wait), start) for client in self._clients]
+            wait(results, return_when=FIRST_EXCEPTION)
         finally:
             start.abort()
-        return _sum([result.result() for result in done])
+        return [result.result() for result in results if result.done()]
 
-    def _start(self, transfer: Callable[[], Transfer], start: threading.Barrier) -> Future[Transfer]:
-        """Call `transfer` in a new thread."""
-        result: Future[Transfer] = Future()
+    def _start(self, work: Callable[[], T], start: threading.Barrier) -> Future[T]:
+        """Call `work` in a new thread."""
+        result: Future[T] = Future()
 
         def run() -> None:
             try:
-                result.set_result(transfer())
+                result.set_result(work())
             except threading.BrokenBarrierError:  # another client has failed, and its error is raised
                 return
             except Exception as error:  # the frames of a traceback would keep the messages in memory

@@ -20,11 +20,11 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 import netq
-from netq.bench import cli, curve, files, load, plan, report, spawn, workloads
+from netq.bench import cli, curve, load, output, plan, report, spawn, sweep, sweep_output, workloads
 from netq.bench.client import Client, ClientGroup
 from netq.bench.progress import Progress, progress
 from netq.bench.protocol import BenchError
-from netq.bench.resources import facts, free_memory, pinned
+from netq.bench.resources import Facts, facts, free_memory, pinned
 from netq.bench.service import Arrivals, open_server, serve
 from netq.options import Protocol
 from netq.text import format_netloc, printable
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MemoryError:
         option = cli.size_option(options)
         return _fail(f"{option}: no memory for such messages on this machine; choose a smaller {option}", 2)
-    except (_NoMemory, files.NotWritten, netq.InvalidOption, netq.SecurityError, ImportError) as error:
+    except (_NoMemory, output.NotWritten, netq.InvalidOption, netq.SecurityError, ImportError) as error:
         return _fail(str(error), 2)
     except (BenchError, netq.NetqError) as error:
         return _fail(str(error), 1)
@@ -131,7 +131,7 @@ def _end_with_stdin(arrivals: Arrivals) -> None:
 
 def _measure(options: argparse.Namespace) -> int:
     _check_memory(options)
-    files.check(options)
+    output.check(options)
     core, server_core = spawn.both_cores(options)
     with pinned(core), spawn.server(options, server_core) as server, contextlib.ExitStack() as stack:
         threads: list[threading.Thread] = []
@@ -144,30 +144,47 @@ def _measure(options: argparse.Namespace) -> int:
         clients = [_find(queue, options, warnings) for queue in queues]
         warnings.prints = True  # from now on, a lost link changes the figures
         try:
-            with progress() as shown:
-                figures = _run(clients, threads, options, shown)
+            with _reported(options, clients[0].facts) as figures, progress() as shown:
+                _run(clients, threads, options, shown, figures)
         except netq.Closed as error:
             raise BenchError(f"the server at {format_netloc(*server.netloc)}: {error.why}") from error
-    result = {
-        "work": options.work,
-        "arguments": report.arguments(options),
-        "platform": {"client": facts(), "server": clients[0].facts},
-        "figures": figures,
-    }
-    print(report.as_json(result) if options.json else report.as_table(result))
-    if "curve" in figures:
-        curve.write(figures, options.csv, options.plot)
     return 0
 
 
+@contextlib.contextmanager
+def _reported(options: argparse.Namespace, server: Facts) -> Iterator[workloads.Figures]:
+    """Yield figures that a with statement fills, and print them at its end.
+
+    After an error, too, if there are any: then they are the first sizes of a sweep.
+    """
+    figures: workloads.Figures = {}
+    try:
+        yield figures
+    finally:
+        if figures:
+            result = {
+                "work": options.work,
+                "arguments": report.arguments(options),
+                "platform": {"client": facts(), "server": server},
+                "figures": figures,
+            }
+            print(report.as_json(result) if options.json else report.as_table(result))
+
+
 def _check_memory(options: argparse.Namespace) -> None:
-    """Raise _NoMemory if the messages that this machine holds at once need more memory than it has."""
-    size, copies, free, option = cli.largest(options), cli.copies(options), free_memory(), cli.size_option(options)
-    if free is not None and size * copies > free:
-        raise _NoMemory(
-            f"{option}: messages of {plan.format_size(size)} need {plan.about(size * copies)} of this machine's "
-            f"memory, of which {plan.about(free)} are free; choose a smaller {option}"
+    """Raise _NoMemory if the messages that this machine holds at once need more memory than it has.
+
+    A sweep leaves out the sizes that are too large, but not its smallest.
+    """
+    copies, free, option = cli.copies(options), free_memory(), cli.size_option(options)
+    while free is not None and (size := cli.largest(options)) * copies > free:
+        why = (
+            f"messages of {plan.format_size(size)} need {plan.about(size * copies)} of this machine's memory, of which "
+            f"{plan.about(free)} are free"
         )
+        if options.work != "sweep" or len(options.sizes) == 1:
+            raise _NoMemory(f"{option}: {why}; choose a smaller {option}")
+        options.left_out[options.sizes.pop()] = why
 
 
 def _find(queue: netq.Communicator, options: argparse.Namespace, warnings: _Warnings) -> Client:
@@ -200,20 +217,40 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 
 def _run(
-    clients: Sequence[Client], threads: list[threading.Thread], options: argparse.Namespace, shown: Progress
-) -> workloads.Figures:
-    if options.work == "iops":
-        return workloads.iops(ClientGroup(clients, threads), options.plan, options.mode, options.delay, shown)
-    [client] = clients
-    if options.work == "throughput":
-        return workloads.throughput(client, options.plan, options.direction, shown)
-    if options.work == "latency":
-        return workloads.latency(client, options.size, options.count, shown)
-    limit = None if options.limit is None else options.limit / 1e3
-    asked = load.Load(options.size, options.rate, options.seconds, limit)
-    if options.rates is not None:
-        return curve.measure(client, asked, options.rates, shown)
-    return (load.highest_rate if options.rate is None else load.at_rate)(client, asked, shown)
+    clients: Sequence[Client],
+    threads: list[threading.Thread],
+    options: argparse.Namespace,
+    shown: Progress,
+    figures: workloads.Figures,
+) -> None:
+    group, client = ClientGroup(clients, threads), clients[0]
+    if options.work == "sweep":
+        _sweep(group, options, shown, figures)
+    elif options.work == "iops":
+        figures |= workloads.iops(group, options.plan, options.mode, options.delay, shown)
+    elif options.work == "throughput":
+        figures |= workloads.throughput(client, options.plan, options.direction, shown)
+    elif options.work == "latency":
+        figures |= workloads.latency(client, options.size, options.count, shown)
+    else:
+        limit = None if options.limit is None else options.limit / 1e3
+        asked = load.Load(options.size, options.rate, options.seconds, limit)
+        if options.rates is not None:
+            figures |= curve.measure(client, asked, options.rates, shown)
+            curve.write(options, figures)
+        else:
+            figures |= (load.highest_rate if options.rate is None else load.at_rate)(client, asked, shown)
+
+
+def _sweep(group: ClientGroup, options: argparse.Namespace, shown: Progress, figures: workloads.Figures) -> None:
+    """Measure all sizes. If that ends early, the figures and the files have the sizes that were measured."""
+    found = sweep.Found(options.left_out)
+    try:
+        sweep.sweep(group, options.sizes, options.seconds, shown, found)
+    finally:
+        if found.rows:
+            figures |= found.figures()
+            sweep_output.write(options, found.rows)
 
 
 def _fail(why: str, status: int) -> int:

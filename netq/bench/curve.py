@@ -6,27 +6,19 @@ rate messages queue up, so their latency only says how long the try was. It ends
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
 
-from netq.bench import files
+from netq.bench import output
 from netq.bench.client import Client
 from netq.bench.load import TAIL, Figures, Load, Try, attempt
+from netq.bench.output import Column
 from netq.bench.progress import Progress
 from netq.bench.workloads import MICROSECOND, spread
 
 REACHED = 0.95  # share of the rate that is answered in the time of a try
 MOST = 100  # rates of a curve
 TARGET = 5.0  # milliseconds: a line in the plot, for p99.9
-
-
-class Column(NamedTuple):
-    """How a figure is printed: its title, and its format."""
-
-    title: str
-    format: str
-
 
 COLUMNS = {  # by the key in JSON and CSV; docs/reference/bench.md lists them too
     "rate": Column("rate, /s", ",.12g"),
@@ -73,21 +65,19 @@ def row(tried: Try) -> Figures:
 
 def table(figures: Figures) -> Iterator[str]:
     """Yield the lines of the table, aligned, and one about the rate that ended it."""
-    rows = [[column.title for column in COLUMNS.values()]]
-    rows += [[format(each[key], column.format) for key, column in COLUMNS.items()] for each in figures["curve"]]
-    widths = [max(len(cells[index]) for cells in rows) for index in range(len(COLUMNS))]
-    for cells in rows:
-        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    rows = [[format(each[key], column.format) for key, column in COLUMNS.items()] for each in figures["curve"]]
+    yield from output.aligned(list(COLUMNS.values()), rows)
     if figures["not_reached"] is not None:
         yield f"{figures['not_reached']:,.12g} messages a second are not reached: the curve ends there"
 
 
-def write(figures: Figures, csv: Path | None, plot: Path | None) -> None:
-    """Write the files that are named. Raises NotWritten."""
-    if csv is not None:
-        files.write_csv(csv, list(COLUMNS), figures["curve"])
-    if plot is not None:
-        with files.drawn(plot) as axes:
+def write(options: argparse.Namespace, figures: Figures) -> None:
+    """Write the files that the options name. Raises NotWritten."""
+    if options.csv is not None:
+        with output.reporting("csv"):
+            output.write_csv(options.csv, list(COLUMNS), figures["curve"])
+    if options.plot is not None:
+        with output.reporting("plot"), output.drawn(options.plot) as axes:
             for key, style in (("p50_us", "o-"), ("p99_us", "o--"), ("p99_9_us", "o:")):
                 rates, times = ([each[name] for each in figures["curve"]] for name in ("rate", key))
                 axes.plot(rates, [each / 1e3 for each in times], style, label=COLUMNS[key].title.partition(",")[0])

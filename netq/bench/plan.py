@@ -102,3 +102,9 @@ def powers(smallest: int, largest: int, step: int, expo: float, reps: int, seed:
         raise ValueError(f"--min-size {smallest} is above --max-size {largest}; both are exponents of 2")
     exponents = range(smallest, largest + 1, step) if step else [largest]
     return Plan(tuple((2**i, reps * round(2 ** ((largest - i) * expo))) for i in exponents), seed)
+
+
+def geometric(smallest: int, largest: int, step: int) -> list[int]:
+    """Return the sizes of `sweep`: the smallest, each `step` times the one before, and at last the largest itself."""
+    sizes = itertools.takewhile(lambda size: size < largest, (smallest * step**i for i in itertools.count()))
+    return [*sizes, largest]

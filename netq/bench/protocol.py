@@ -30,12 +30,16 @@ VERSION = 2  # of this protocol; both sides need the same
 DIRECTIONS = ("up", "down", "both")
 HEAD = 64 * 1024  # bytes that a message may have in addition to its payload
 MOST_DELAY = 10.0  # seconds; a sender that sleeps so long notices so late that its peer is gone
-_SMALLER = "ask for smaller messages (--size; of iops --max-size)"
+_SMALLER = "ask for smaller messages (--size; of iops and sweep --max-size)"
 _LONGEST = 250  # characters of a peer's text in an error
 
 
 class BenchError(Exception):
     """The bench cannot go on. The text is one line for the user."""
+
+
+class RefusedByServer(BenchError):
+    """The server does not do what was asked, and ignores this client from now on."""
 
 
 class Unexpected(BenchError):
@@ -78,7 +82,7 @@ def fields(data: Any, kind: str) -> tuple[Any, ...]:
         return data[1:]
     match data:
         case ("refused", str(why)):
-            raise BenchError(f"the server refuses: {printable(why[:_LONGEST])}")
+            raise RefusedByServer(f"the server refuses: {printable(why[:_LONGEST])}")
     raise Unexpected(data)
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from netq.bench import curve
+from netq.bench import curve, sweep_output
 from netq.bench.plan import format_size
 from netq.text import format_netloc
 
@@ -46,9 +46,16 @@ _ARGUMENTS = {  # of each workload, in the order in which they are printed
     ),
     "latency": ("size", "count", "protocol", *_ALL),
     "throughput": ("size", "count", "direction", "protocol", *_ALL),
+    "sweep": (
+        *("min_size", "max_size", "step", "seconds", "protocol"),
+        *("clients", "workers", "transport_size", "put_merge", "get_merge", *_ALL),
+    ),
     "load": ("size", "rate", "rates", "seconds", "limit", "protocol", *_ALL),
 }
-_SIZES = ("size", "transport_size")  # the arguments that are sizes
+_SIZES = {  # the arguments that are sizes, by workload: those of iops are exponents
+    "sweep": ("min_size", "max_size", "transport_size"),
+    "iops": ("transport_size",),
+}
 _POSITIONAL = {"iops": ("protocol", "purpose", "mode")}
 
 
@@ -75,8 +82,9 @@ def as_table(report: dict[str, Any]) -> str:
         lines.append(
             f"{name}: python {facts['python']}, netq {facts['netq']}, {facts['machine']}, {facts['cores']} cores"
         )
-    if "curve" in report["figures"]:
-        return "\n".join([*lines, *curve.table(report["figures"])])
+    for work, table in (("curve", curve.table), ("sizes", sweep_output.table)):
+        if work in report["figures"]:
+            return "\n".join([*lines, *table(report["figures"])])
     rows = list(_rows(report["figures"]))
     width = max(len(name) for name, _, _ in rows)
     return "\n".join(lines + [f"{name:{width}}  {value:>14}  {unit}".rstrip() for name, value, unit in rows])
@@ -85,11 +93,12 @@ def as_table(report: dict[str, Any]) -> str:
 def _command(work: str, arguments: dict[str, Any]) -> str:
     """Return the command line that gives the same options again."""
     positional = _POSITIONAL.get(work, ())
-    named = [_option(name, value) for name, value in arguments.items() if name not in positional]
+    sizes = _SIZES.get(work, ("size",))
+    named = [_option(name, value, name in sizes) for name, value in arguments.items() if name not in positional]
     return " ".join([work, *[arguments[name] for name in positional], *filter(None, named)])
 
 
-def _option(name: str, value: Any) -> str:
+def _option(name: str, value: Any, is_size: bool) -> str:
     option = name.replace("_", "-")
     if value is None or (name == "secure" and not value):
         return ""
@@ -97,7 +106,7 @@ def _option(name: str, value: Any) -> str:
         return f"--{option}" if value else f"--no-{option}"
     if isinstance(value, list):
         return f"--{option} {','.join([f'{each:.12g}' for each in value])}"
-    shown = format_size(value) if name in _SIZES else f"{value:.12g}" if type(value) is float else value
+    shown = format_size(value) if is_size else f"{value:.12g}" if type(value) is float else value
     return f"--{option} {shown}"
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import netq
-from netq.bench import cli
+from netq.bench import checks, cli
 from netq.bench.protocol import HEAD, serialization
 from netq.bench.resources import cores
 from netq.options import NetworkLocation, Protocol
@@ -26,6 +26,7 @@ from netq.text import format_netloc
 
 SESSION_TIMEOUT = 10.0  # seconds: a lost link ends a run, after a time in which it may come back
 _LINGER = 0.2  # seconds that `close` waits for messages that are due, after Ctrl-C
+_QUEUED = 2**62  # bytes that may wait at a sender: its messages share one buffer, so they take no memory
 _PATIENCE = 5.0  # seconds for the server process to end before it is killed
 _CONNECTION = ("transport_size", "put_merge", "get_merge")  # options with the names of netq.ConnectionOptions
 
@@ -74,7 +75,7 @@ def server(options: argparse.Namespace, core: int | None) -> Iterator[Server]:
         yield Server(options.netloc, options.tls)
         return
     netloc = options.netloc or NetworkLocation(port=0)
-    environment = {} if options.password is None else {cli.PASSWORD: options.password}
+    environment = {} if options.password is None else {checks.PASSWORD: options.password}
     with (
         _files(options, netloc.host) as files,
         server_process(_arguments(options, netloc, files, core), environment) as listening,
@@ -155,10 +156,16 @@ def _communicator_options(
     options: argparse.Namespace, netloc: NetworkLocation, security: netq.SecurityOptions | None
 ) -> netq.CommunicatorOptions:
     given = {name: value for name in _CONNECTION if (value := getattr(options, name, None)) is not None}
-    size = cli.largest(options) + HEAD
+    connection = netq.ConnectionOptions(
+        message_size=cli.largest(options) + HEAD,
+        queue_bytes=_QUEUED,
+        session_timeout=SESSION_TIMEOUT,
+        linger=_LINGER,
+        **given,
+    )
     return netq.CommunicatorOptions(
         netloc=netloc,
-        connection=netq.ConnectionOptions(message_size=size, session_timeout=SESSION_TIMEOUT, linger=_LINGER, **given),
+        connection=connection,
         serialization=serialization(),
         security=security,
         workers=getattr(options, "workers", 1),

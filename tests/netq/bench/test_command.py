@@ -13,7 +13,8 @@ import pytest
 import netq
 from netq.__main__ import main
 from netq.bench import protocol, service
-from netq.bench.cli import PASSWORD, parse
+from netq.bench.checks import PASSWORD
+from netq.bench.cli import parse
 from netq.bench.resources import facts
 from netq.options import Protocol
 from netq.security import certificates
@@ -29,7 +30,7 @@ PURPOSES = ("server", "client", "both")
 @pytest.mark.parametrize(
     ("line", "error"),
     [
-        ("", "are required: server|iops|latency|throughput|load"),
+        ("", "are required: server|iops|latency|throughput|sweep|load"),
         ("sprint", "invalid choice: 'sprint'"),
         ("iops", "required: PROTOCOL, PURPOSE, MODE"),
         ("iops sync", "argument PROTOCOL: invalid choice: 'sync'"),

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from netq.__main__ import main
-from netq.bench import curve, files
+from netq.bench import curve, output
 from netq.bench.client import Client, Sides
 from netq.bench.load import Load, Try
 from netq.bench.progress import Progress
@@ -76,10 +76,14 @@ def test_table_has_a_line_for_each_rate() -> None:
     assert len(list(curve.table(figures(100)))) == 2
 
 
+def named(table: Path | None, plot: Path | None) -> argparse.Namespace:
+    return argparse.Namespace(csv=table, plot=plot)
+
+
 @pytest.fixture(scope="module")
 def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let matplotlib open its fonts, once: it keeps them open as long as the process lives."""
-    curve.write(figures(100, 200), None, tmp_path_factory.mktemp("plots") / "c.svg")
+    curve.write(named(None, tmp_path_factory.mktemp("plots") / "c.svg"), figures(100, 200))
 
 
 @pytest.mark.slow
@@ -87,15 +91,15 @@ def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
 def test_files_have_the_curve(tmp_path: Path) -> None:
     table, svg, png = tmp_path / "c.csv", tmp_path / "c.svg", tmp_path / "c.PNG"
     found = figures(100, 200)
-    curve.write(found, table, svg)
-    curve.write(found, None, png)
+    curve.write(named(table, svg), found)
+    curve.write(named(None, png), found)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == list(curve.COLUMNS)
     assert [{key: float(value) for key, value in row.items()} for row in rows] == found["curve"]
     assert svg.read_text().startswith("<?xml")
     assert png.read_bytes().startswith(b"\x89PNG")
-    curve.write(figures(not_reached=100), table, svg)  # no rate was reached
+    curve.write(named(table, svg), figures(not_reached=100))  # no rate was reached
     assert table.read_text().splitlines() == [",".join(curve.COLUMNS)]
 
 
@@ -153,8 +157,8 @@ def test_missing_matplotlib_is_one_line(
 
 def test_check_leaves_files_as_they_are(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
-    files.check(argparse.Namespace(csv=path, plot=None))
+    output.check(argparse.Namespace(csv=path, plot=None))
     assert not path.exists()
     path.write_text("before")
-    files.check(argparse.Namespace(csv=path))
+    output.check(argparse.Namespace(csv=path))
     assert path.read_text() == "before"

@@ -215,6 +215,12 @@ def test_defaults_are_those_of_netq() -> None:
         assert getattr(ours.connection, name) == getattr(netqs.connection, name)
 
 
+def test_large_messages_may_wait_at_the_sender() -> None:
+    parsed = parse(["throughput", "--size", "1GiB", "--count", "1_000", "--netloc", "here:1"])
+    connection = spawn.client_options(parsed, spawn.Server(parsed.netloc, None)).connection
+    assert connection.queue_bytes > 1000 * parsed.size  # they share one buffer
+
+
 def test_each_communicator_has_a_new_id() -> None:
     parsed = parse(["iops", "tcp", "client", "sync", "--clients", "2"])
     server = spawn.Server(parsed.netloc, None)

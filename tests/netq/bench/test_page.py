@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from netq.bench import curve, sweep_output
 from netq.bench.cli import make_parser, parse
-from netq.bench.curve import COLUMNS
 from netq.bench.report import FIGURES
 from netq.bench.workloads import spread
 from netq.security import certificates
@@ -21,7 +21,7 @@ from tests.servers.mosquitto import Mosquitto
 
 PAGE = Page("docs/reference/bench.md")
 LINES = re.findall(r"^netq bench ([^#\n]*)", PAGE.text, re.MULTILINE)
-CLIENTS = ("iops", "latency", "throughput", "load")
+CLIENTS = ("iops", "latency", "throughput", "sweep", "load")
 GROUPS = {"all": ("server", *CLIENTS), "clients": CLIENTS}
 
 
@@ -69,8 +69,13 @@ def test_page_names_every_figure() -> None:
 
 
 def test_page_names_every_column_of_a_curve() -> None:
-    columns = {key: column.title for key, column in COLUMNS.items()}
+    columns = {key: column.title for key, column in curve.COLUMNS.items()}
     assert {key.strip("`"): title for title, key, _ in PAGE.rows("of a rate")} == columns
+
+
+def test_page_names_every_column_of_a_sweep() -> None:
+    printed = {key: column.title for key, column in sweep_output.COLUMNS.items()}
+    assert {key.strip("`"): name for name, key, _ in rows("Latency and throughput by size: sweep")} == printed
 
 
 def _here(line: str, broker: Mosquitto) -> list[str]:

@@ -148,7 +148,7 @@ def test_server_refuses_messages_beyond_its_memory(
         assert main(["bench", *arguments.split(), "--size", "64KiB", "--netloc", netloc]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"the server refuses: messages of 64KiB need {needed} of its machine's memory, of which 58.6KiB are" in line
-    assert line.endswith("ask for smaller messages (--size; of iops --max-size)")
+    assert line.endswith("ask for smaller messages (--size; of iops and sweep --max-size)")
 
 
 def test_too_large_message_is_refused(capsys: pytest.CaptureFixture[str], netloc: str) -> None:

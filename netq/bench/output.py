@@ -1,0 +1,89 @@
+"""What a work prints and writes that measures row by row (sweep.py, curve.py): its table, CSV files and plot.
+
+The options `csv`, `raw` and `plot` name the files. `check` is called before anything is measured. matplotlib is
+imported for plots only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from netq.version import DISTRIBUTION
+
+PLOTS = (".svg", ".png")  # suffixes of --plot
+FILES = ("csv", "raw", "plot")  # the options that name files
+
+
+class NotWritten(Exception):
+    """A file cannot be written. The text is one line for the user."""
+
+
+class Column(NamedTuple):
+    """How a figure is printed: its title, and its format."""
+
+    title: str
+    format: str
+
+
+def aligned(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    table = [[column.title for column in columns], *rows]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    for cells in table:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def named(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Return the options that name a file, and the files."""
+    return [(name, path) for name in FILES if (path := getattr(options, name, None)) is not None]
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise NotWritten or ImportError if files that the options name could not be written. Leaves them as they are."""
+    for name, path in named(options):
+        is_new = not path.exists()
+        with reporting(name):
+            path.open("ab").close()
+        if is_new:
+            path.unlink()
+    if getattr(options, "plot", None) is not None:
+        try:
+            import matplotlib.figure  # noqa: F401
+        except ImportError as error:
+            raise ImportError(f"--plot needs matplotlib ({error}): pip install '{DISTRIBUTION}[plots]'") from error
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows, below a line with the names of the columns."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+@contextmanager
+def drawn(path: Path, plots: int = 1) -> Iterator[Any]:
+    """Yield the axes of a plot, or of several below one another. Write it at the end, as its suffix says."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2 + 2.5 * plots), layout="constrained")
+    FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
+    yield figure.subplots(plots, sharex=True)
+    for axes in figure.axes:
+        axes.grid(alpha=0.3)
+    figure.savefig(path, format=path.suffix[1:].lower(), dpi=120)
+
+
+@contextmanager
+def reporting(name: str) -> Iterator[None]:
+    """Turn an OSError of a with statement into NotWritten, which names the option."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(f"--{name} {error.filename}: {error.strerror}; choose a file that can be written") from error
