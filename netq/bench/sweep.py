@@ -114,7 +114,7 @@ def _send(clients: ClientGroup, size: int, seconds: float, round_trip: float) ->
     A first transfer, which does not count, has as many messages as round trips would have the time for. Each further
     one has as many as the one before had the time for. Where even a message takes long, fewer transfers are made.
     """
-    share, begin = seconds / TRANSFERS, time.perf_counter()
+    share, spent = seconds / TRANSFERS, 0.0
     count = _bounded(share / round_trip)
     messages, rates = 0, []
     for number in range(1 + TRANSFERS):
@@ -123,7 +123,8 @@ def _send(clients: ClientGroup, size: int, seconds: float, round_trip: float) ->
         if number:
             messages += transfer.up.messages
             rates.append(transfer.up.messages / transfer.seconds)
-        if rates and time.perf_counter() - begin > 2 * seconds:
+            spent += transfer.seconds
+        if spent > 2 * seconds:
             break
     return messages, rates
 
