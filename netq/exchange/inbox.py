@@ -1,0 +1,84 @@
+"""Publications and messages of other clients that wait for `Client.get`: bounded in number and in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+from netq.errors import Closed
+from netq.exchange.envelope import Envelope, Kind
+
+
+class Inbox:
+    """The inbox of a client.
+
+    most, memory: envelopes, and bytes of their data, that may wait. One always may, however large it is.
+    """
+
+    def __init__(self, most: int, memory: int) -> None:
+        self._most = most
+        self._memory = memory
+        self._waiting: deque[Envelope] = deque()
+        self._size = 0  # bytes of their data
+        self._closed: Closed | None = None
+        self._changed = threading.Condition()  # guards all of this
+        self.dropped = 0  # publications
+
+    def add_publications(self, publications: Iterable[Envelope]) -> None:
+        """Add publications. Drop the oldest for those that do not fit, or them, if a message is the oldest."""
+        with self._changed:
+            for envelope in publications:
+                while self._waiting and self._why_full(envelope) and self._waiting[0].kind is Kind.PUBLICATION:
+                    self._take()
+                    self.dropped += 1
+                if self._why_full(envelope):
+                    self.dropped += 1
+                else:
+                    self._add(envelope)
+            self._changed.notify_all()
+
+    def add_message(self, envelope: Envelope) -> str:
+        """Add a message. Return why it does not fit, or ""."""
+        with self._changed:
+            full = self._why_full(envelope)
+            if not full:
+                self._add(envelope)
+                self._changed.notify()
+            return full
+
+    def get(self, timeout: float | None) -> Envelope:
+        """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
+                raise TimeoutError(f"no message within {timeout:g} s")
+            if not self._waiting:
+                assert self._closed is not None
+                raise self._closed.with_traceback(None)
+            return self._take()
+
+    def end(self, error: Closed) -> None:
+        """Let `get` raise an error when nothing is left."""
+        with self._changed:
+            self._closed = error
+            self._changed.notify_all()
+
+    def _why_full(self, envelope: Envelope) -> str:
+        if len(self._waiting) >= self._most:
+            return f"its inbox has {self._most} messages"
+        if self._waiting and self._size + _size(envelope) > self._memory:
+            return f"its inbox has {self._size} of {self._memory} bytes (inbox_memory)"
+        return ""
+
+    def _add(self, envelope: Envelope) -> None:
+        self._waiting.append(envelope)
+        self._size += _size(envelope)
+
+    def _take(self) -> Envelope:
+        envelope = self._waiting.popleft()
+        self._size -= _size(envelope)
+        return envelope
+
+
+def _size(envelope: Envelope) -> int:
+    return envelope.data.nbytes if envelope.data else 0
