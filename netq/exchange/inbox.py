@@ -29,28 +29,29 @@ class Inbox:
         """Add publications. Drop the oldest for those that do not fit, or them, if a message is the oldest."""
         with self._changed:
             for envelope in publications:
-                while self._waiting and self._why_full(envelope) and self._waiting[0].kind is Kind.PUBLICATION:
-                    self._take()
-                    self.dropped += 1
-                if self._why_full(envelope):
+                size = _size(envelope)
+                if self._why_full(size) and not self._make_room(size):
                     self.dropped += 1
                 else:
-                    self._add(envelope)
+                    self._waiting.append(envelope)
+                    self._size += size
             self._changed.notify_all()
 
     def add_message(self, envelope: Envelope) -> str:
         """Add a message. Return why it does not fit, or ""."""
         with self._changed:
-            full = self._why_full(envelope)
+            size = _size(envelope)
+            full = self._why_full(size)
             if not full:
-                self._add(envelope)
+                self._waiting.append(envelope)
+                self._size += size
                 self._changed.notify()
             return full
 
     def get(self, timeout: float | None) -> Envelope:
         """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
+            if not self._waiting and not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
                 raise TimeoutError(f"no message within {timeout:g} s")
             if not self._waiting:
                 assert self._closed is not None
@@ -63,16 +64,21 @@ class Inbox:
             self._closed = error
             self._changed.notify_all()
 
-    def _why_full(self, envelope: Envelope) -> str:
+    def _why_full(self, size: int) -> str:
         if len(self._waiting) >= self._most:
             return f"its inbox has {self._most} messages"
-        if self._waiting and self._size + _size(envelope) > self._memory:
+        if self._size + size > self._memory and self._waiting:
             return f"its inbox has {self._size} of {self._memory} bytes (inbox_memory)"
         return ""
 
-    def _add(self, envelope: Envelope) -> None:
-        self._waiting.append(envelope)
-        self._size += _size(envelope)
+    def _make_room(self, size: int) -> bool:
+        """Drop the oldest publications; return whether there is room now."""
+        while self._waiting[0].kind is Kind.PUBLICATION:
+            self._take()
+            self.dropped += 1
+            if not self._why_full(size):
+                return True
+        return False
 
     def _take(self) -> Envelope:
         envelope = self._waiting.popleft()
@@ -81,4 +87,4 @@ class Inbox:
 
 
 def _size(envelope: Envelope) -> int:
-    return envelope.data.nbytes if envelope.data else 0
+    return 0 if envelope.data is None else envelope.data.nbytes

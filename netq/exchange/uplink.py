@@ -30,7 +30,7 @@ from netq.utils.stream import Stream, stream_of
 log = logging.getLogger("netq")
 
 _REQUESTS, _ANSWERS = 0, 1  # lanes: answers pass publications and jobs
-_AGAIN = 0.1  # seconds after which an answer is sent again that the communicator's queue had no room for
+_AGAIN = 0.1  # seconds after which is sent again what the communicator's queue had no room for
 _ERRORS: dict[int, type[errors.Refused]] = {
     Refusal.NOT_PERMITTED: errors.NotPermitted,
     Refusal.FULL: errors.Busy,
@@ -70,8 +70,8 @@ class Uplink:
         self._is_over = False
         self.user_code = UserCode()
         self._requests = Requests(self.user_code)
-        self._lock = threading.Lock()  # guards `_unsent`
-        self._unsent: list[Envelope] = []  # answers for which there was no room
+        self._lock = threading.Lock()  # guards `_later`
+        self._later: list[Callable[[], object]] = []  # what sends again that for which there was no room
 
     # Requests.
 
@@ -124,10 +124,18 @@ class Uplink:
         if wanted.taker is not None:
             wanted.taker.end(error)
 
-    def _not_wanted_again(self, wanted: _Wanted, error: Exception) -> None:
-        if not isinstance(error, Closed):
+    def _tell(self, wanted: _Wanted) -> None:
+        """Tell the exchange what is wanted, if it still is."""
+        with self.sending:
+            if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
+                self.ask(wanted.envelope, functools.partial(self._not_told, wanted))
+
+    def _not_told(self, wanted: _Wanted, error: Exception) -> None:
+        if isinstance(error, errors.QueueFull):
+            self._try_later(functools.partial(self._tell, wanted))
+        elif not isinstance(error, Closed):
+            self._not_wanted(wanted, error)
             log.warning("the exchange refuses: %s", error)
-        self._not_wanted(wanted, error)
 
     def _was_put(self, number: int, delivery: Future[None]) -> None:
         """Fail what could not be asked. In a thread of netq."""
@@ -167,7 +175,7 @@ class Uplink:
         """Tell the exchange what is wanted. Before any message of the exchange."""
         with self.sending:
             for wanted in list(self._wanted.values()):
-                self.ask(wanted.envelope, functools.partial(self._not_wanted_again, wanted))
+                self._tell(wanted)
 
     def session_ends(self, exchange: uuid.UUID) -> None:
         """Fail what the exchange has got and not answered."""
@@ -178,9 +186,7 @@ class Uplink:
 
     def close(self, timeout: float) -> None:
         """Close the communicator, and fail what is not answered."""
-        self.queue.close(timeout)
-        with self.sending:  # what is put from here on fails, because the communicator is closed
-            pass
+        self.queue.close(timeout)  # what is put from here on fails by itself
         self._requests.fail(lambda: Closed(self.queue.id, "the exchange has closed, or this client"))
 
     def end(self) -> None:
@@ -217,19 +223,22 @@ class Uplink:
             reason = Stream([f"the reply is too large: {error}".encode()])
             self._send(envelope._replace(kind=Kind.REFUSED, code=Refusal.FAILED, data=reason))
         elif isinstance(error, errors.QueueFull):
-            with self._lock:
-                self._unsent.append(envelope)
-                is_first = len(self._unsent) == 1
-            if is_first:
-                again = threading.Timer(_AGAIN, self._send_again)
-                again.daemon = True
-                again.start()
+            self._try_later(functools.partial(self._send, envelope))
+
+    def _try_later(self, send: Callable[[], object]) -> None:
+        with self._lock:
+            self._later.append(send)
+            is_first = len(self._later) == 1
+        if is_first:
+            again = threading.Timer(_AGAIN, self._send_again)
+            again.daemon = True
+            again.start()
 
     def _send_again(self) -> None:
         with self._lock:
-            unsent, self._unsent = self._unsent, []
-        for envelope in unsent:
-            self._send(envelope)
+            later, self._later = self._later, []
+        for send in later:
+            send()
 
     # The user's data.
 

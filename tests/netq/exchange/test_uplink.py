@@ -27,13 +27,13 @@ class Queue:
         self.id = uuid.uuid4()
         self.put_to: SimpleQueue[tuple[Envelope, int]] = SimpleQueue()
         self.before: Callable[[], object] = lambda: None
-        self._errors = list(errors)
+        self.errors = list(errors)
 
     def put(self, envelope: Envelope, lane: int = 0) -> Future[None]:
         self.before()
         delivery: Future[None] = Future()
-        if self._errors:
-            delivery.set_exception(self._errors.pop(0))
+        if self.errors:
+            delivery.set_exception(self.errors.pop(0))
         else:
             delivery.set_result(None)
         self.put_to.put((envelope, lane))
@@ -58,6 +58,17 @@ def test_answer_is_sent_again_when_the_queue_was_full() -> None:
         (Kind.DONE, 7, 1),
         (Kind.RETURN, 8, 0),
     ]
+
+
+def test_wish_is_told_again_when_the_queue_was_full() -> None:
+    queue = Queue()
+    made = uplink(queue)
+    made.want(Envelope(Kind.SUBSCRIBE, name="a"))
+    queue.errors = [QueueFull(None, "3 messages (queue_size)")]
+    made.session_begins()
+    assert [queue.put_to.get(timeout=LIMIT)[0].name for _ in range(3)] == ["a", "a", "a"]
+    made.session_begins()
+    assert queue.put_to.get(timeout=LIMIT)[0].name == "a"
 
 
 def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
