@@ -22,15 +22,17 @@ class Inbox:
         self._waiting: deque[Envelope] = deque()
         self._size = 0  # bytes of their data
         self._closed: Closed | None = None
-        self._changed = threading.Condition()  # guards all of this
+        self._lock = threading.RLock()  # guards all of this
+        self._changed = threading.Condition(self._lock)  # entered by its lock, which is faster
         self.dropped = 0  # publications
 
     def add_publications(self, publications: Iterable[Envelope]) -> None:
         """Add publications. Drop the oldest for those that do not fit, or them, if a message is the oldest."""
-        with self._changed:
+        with self._lock:
             for envelope in publications:
-                size = _size(envelope)
-                if self._why_full(size) and not self._make_room(size):
+                size = 0 if envelope.data is None else envelope.data.nbytes  # in place: this is for each publication
+                is_full = len(self._waiting) >= self._most or self._size + size > self._memory
+                if is_full and not self._make_room(size):
                     self.dropped += 1
                 else:
                     self._waiting.append(envelope)
@@ -39,7 +41,7 @@ class Inbox:
 
     def add_message(self, envelope: Envelope) -> str:
         """Add a message. Return why it does not fit, or ""."""
-        with self._changed:
+        with self._lock:
             size = _size(envelope)
             full = self._why_full(size)
             if not full:
@@ -50,17 +52,19 @@ class Inbox:
 
     def get(self, timeout: float | None) -> Envelope:
         """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
-        with self._changed:
+        with self._lock:
             if not self._waiting and not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
                 raise TimeoutError(f"no message within {timeout:g} s")
             if not self._waiting:
                 assert self._closed is not None
                 raise self._closed.with_traceback(None)
-            return self._take()
+            envelope = self._waiting.popleft()
+            self._size -= 0 if envelope.data is None else envelope.data.nbytes
+            return envelope
 
     def end(self, error: Closed) -> None:
         """Let `get` raise an error when nothing is left."""
-        with self._changed:
+        with self._lock:
             self._closed = error
             self._changed.notify_all()
 
@@ -72,18 +76,13 @@ class Inbox:
         return ""
 
     def _make_room(self, size: int) -> bool:
-        """Drop the oldest publications; return whether there is room now."""
-        while self._waiting[0].kind is Kind.PUBLICATION:
-            self._take()
+        """Drop the oldest publications until there is room; return whether there is."""
+        while self._why_full(size):
+            if self._waiting[0].kind is not Kind.PUBLICATION:
+                return False
+            self._size -= _size(self._waiting.popleft())
             self.dropped += 1
-            if not self._why_full(size):
-                return True
-        return False
-
-    def _take(self) -> Envelope:
-        envelope = self._waiting.popleft()
-        self._size -= _size(envelope)
-        return envelope
+        return True
 
 
 def _size(envelope: Envelope) -> int:
