@@ -12,9 +12,10 @@ Works over every transport. Start at `Exchange` and `Client`; docs/how-to/exchan
 
 from __future__ import annotations
 
-from netq.exchange.client import Client, Job, Received, Worker
+from netq.exchange.client import Client, Received
 from netq.exchange.jobs import Counts
 from netq.exchange.permissions import Permission
 from netq.exchange.server import Exchange, ExchangeStatistics
+from netq.exchange.worker import Job, Worker
 
 __all__ = ["Client", "Counts", "Exchange", "ExchangeStatistics", "Job", "Permission", "Received", "Worker"]

@@ -1,0 +1,71 @@
+"""A function that answers the calls of a service, and its threads: what Client.serve begins, and `unserve` ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.uplink import Uplink
+
+log = logging.getLogger("netq")
+
+GONE = "the client that was to answer offers this service no more"
+
+
+class Service:
+    """Calls `function` with the data of each call, and answers with what it returns."""
+
+    def __init__(self, uplink: Uplink, name: str, function: Callable[[Any], Any], threads: int) -> None:
+        self._uplink = uplink
+        self._function = function
+        self._calls: SimpleQueue[Envelope | None] = SimpleQueue()  # None: there are no more
+        # Daemons: a function that hangs does not keep the process from ending.
+        self._threads = [
+            threading.Thread(target=self._run, name=f"netq-exchange-{name}", daemon=True) for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, envelope: Envelope) -> None:
+        """Let one of the threads answer a call. Called by the client."""
+        self._calls.put(envelope)
+
+    def end(self, error: Exception | None = None) -> None:
+        """Refuse the calls that no thread has begun, and let the threads end. Called by the client."""
+        with contextlib.suppress(Empty):
+            while True:
+                if (call := self._calls.get_nowait()) is not None:
+                    self._uplink.refuse(call, Refusal.ABSENT, GONE)
+        self._calls.put(None)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until the threads have ended, or until a time of time.monotonic()."""
+        for thread in self._threads:
+            thread.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+
+    @property
+    def runs(self) -> bool:
+        """Whether a thread has not ended."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def _run(self) -> None:
+        with self._uplink.user_code.here():
+            while (call := self._calls.get()) is not None:
+                self._answer(call)
+        self._calls.put(None)  # for the other threads
+
+    def _answer(self, call: Envelope) -> None:
+        try:
+            data = self._uplink.dumped(self._function(self._uplink.loaded(call)))
+        except BaseException as error:  # of the user's function: sys.exit, too, is its failure
+            log.exception("the service %r failed", call.name)
+            self._uplink.refuse(call, Refusal.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self._uplink.answer(call, Envelope(Kind.REPLY, data=data))

@@ -1,0 +1,156 @@
+"""The jobs that an exchange gives to a client: what Client.jobs returns, and what comes out of that."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from netq.errors import Closed
+from netq.exchange.envelope import Envelope, Kind, Refusal
+from netq.exchange.uplink import Uplink
+
+log = logging.getLogger("netq")
+
+
+class Worker:
+    """The jobs that an exchange gives to a client; an iterator, and a context manager. Made by Client.jobs.
+
+    begun: the future of the exchange's consent: it fails with NotPermitted.
+    """
+
+    begun: Future[None]
+
+    def __init__(self, uplink: Uplink, queue: str) -> None:
+        self.queue = queue
+        self._uplink = uplink
+        self._waiting: deque[Envelope] = deque()
+        self._open: dict[int, Envelope] = {}  # by number: all that are not answered, also those that wait
+        self._error: Exception | None = None  # why there are no more jobs
+        self._changed = threading.Condition()  # guards all of this; not held while a thread does anything else
+
+    def get(self, timeout: float | None = None) -> Job:
+        """Wait for the next job, and return it.
+
+        Raises TimeoutError; Closed when the client or this is closed; NotPermitted, and what else `begun` fails with.
+        """
+        self._uplink.queue.check_get((), timeout)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting or self._error, timeout):
+                raise TimeoutError(f"no job within {timeout:g} s")
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            return Job(self, self._waiting.popleft())
+
+    def close(self) -> None:
+        """Work no more for the queue. Jobs that are not answered go to other workers, also those that `get` returned.
+
+        So answer each job before, or it is done twice.
+        """
+        with self._uplink.sending:
+            if self._uplink.taker(Kind.WORK, self.queue) is self:
+                self._uplink.forget(Kind.WORK, self.queue)
+                self._uplink.ask(Envelope(Kind.WORK, name=self.queue))
+        self.end(Closed(self._uplink.queue.id, "this client works no more for the queue"))
+
+    def take(self, envelope: Envelope) -> None:
+        """Take a job. Called by the client."""
+        with self._changed:
+            self._waiting.append(envelope)
+            self._open[envelope.number] = envelope
+            self._changed.notify()
+
+    def end(self, error: Exception) -> None:
+        """Let `get` raise this, and give back what is not answered. Called by the client."""
+        with self._changed:
+            self._error = self._error or error
+            left, self._open = list(self._open.values()), {}
+            self._waiting.clear()
+            self._changed.notify_all()
+        for envelope in reversed(left):  # each goes before those that wait
+            self._uplink.answer(envelope, Envelope(Kind.RETURN))
+
+    def answer(self, envelope: Envelope, answer: Envelope) -> None:
+        """Answer a job, once. Called by the job."""
+        if self._is_open(envelope):
+            self._uplink.answer(envelope, answer)
+
+    def refuse(self, envelope: Envelope, reason: str) -> None:
+        """Say that a job has failed, unless it is answered. Called by the job."""
+        if self._is_open(envelope):
+            self._uplink.refuse(envelope, Refusal.FAILED, reason)
+
+    def load(self, envelope: Envelope) -> Any:
+        """Load the data of a job. Called by the job."""
+        return self._uplink.loaded(envelope)
+
+    def _is_open(self, envelope: Envelope) -> bool:
+        """Return whether a job was not answered, for the one who answers it now."""
+        with self._changed:
+            return self._open.pop(envelope.number, None) is not None
+
+    def __iter__(self) -> Iterator[Job]:
+        while True:
+            try:
+                job = self.get()
+            except Closed:
+                return
+            yield job
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+class Job:
+    """A job. Say `done` or `fail`, or use `with job:`, which says `done` at its end, and `fail` after an exception.
+
+    Only the first answer counts. tries: how many workers have ended with it before.
+    """
+
+    def __init__(self, worker: Worker, envelope: Envelope) -> None:
+        self.queue = envelope.name
+        self.peer = envelope.peer
+        self.tries = envelope.detail
+        self._worker = worker
+        self._envelope = envelope
+
+    @property
+    def data(self) -> Any:
+        """What was pushed; loaded anew each time. Raises Unreadable."""
+        return self._worker.load(self._envelope)
+
+    def done(self) -> None:
+        """Tell the producer that it is done."""
+        self._worker.answer(self._envelope, Envelope(Kind.DONE))
+
+    def fail(self, reason: str) -> None:
+        """Tell the producer that it has failed; no other worker gets it."""
+        self._worker.refuse(self._envelope, reason)
+
+    def give_back(self) -> None:
+        """Let another worker do it."""
+        self._worker.answer(self._envelope, Envelope(Kind.RETURN))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Answer. An Exception is logged, and goes no further, so that the worker takes the next job."""
+        if error is None:
+            self.done()
+        elif isinstance(error, Exception):
+            log.error("a job of %r failed", self.queue, exc_info=error)
+            self.fail(f"{type(error).__name__}: {error}")
+            return True
+        else:
+            self.give_back()
+        return False

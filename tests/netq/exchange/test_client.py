@@ -1,0 +1,347 @@
+"""A client of an exchange: what it does when something is refused, fails, closes or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+import netq
+from netq import CommunicatorOptions, ConnectionOptions, Purpose, SerializationOptions
+from netq.errors import Absent, Busy, Closed, Failed, InvalidOption, NotPermitted, SecurityError, Unreadable
+from netq.exchange import Client, Permission
+from netq.exchange.envelope import Envelope, Kind
+from netq.testing.fixtures import LIMIT
+from netq.testing.log import LogRecorder
+from netq.utils.stream import Stream
+from tests.netq.exchange.test_exchange import HERE, Site, done, error, options_at
+from tests.wires import NewWire
+
+
+@pytest.fixture
+def site(new_wire: NewWire) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(new_wire("tcp"), stack)
+
+
+@contextlib.contextmanager
+def plain_server() -> Iterator[netq.Communicator]:
+    """A server that is no exchange, and answers nothing by itself."""
+    heads = SerializationOptions(Envelope.parse, Envelope.pack)
+    options = CommunicatorOptions(netloc=HERE, connection=ConnectionOptions(linger=0.2), serialization=heads)
+    with netq.new("tcp", Purpose.SERVER, options) as server:
+        yield server
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let clients connect again at once."""
+    monkeypatch.setattr("netq.exchange.client._PAUSE", 0.01)
+
+
+def test_jobs_that_are_not_permitted_raise(site: Site) -> None:
+    client = site.client(site.exchange(permissions=[]))
+    worker = client.jobs("a")
+    with pytest.raises(NotPermitted, match="work: 'a': not permitted"):
+        worker.get(LIMIT)
+    with pytest.raises(NotPermitted):
+        next(iter(worker))
+    assert isinstance(error(worker.begun), NotPermitted)
+    with pytest.raises(NotPermitted):
+        client.jobs("a").get(LIMIT)  # it may ask again
+
+
+def test_jobs_of_a_closed_client_end(site: Site) -> None:
+    client = site.client(site.exchange())
+    client.close(LIMIT)
+    worker = client.jobs("a")
+    with pytest.raises(Closed):
+        worker.get(LIMIT)
+    assert list(worker) == []
+
+
+def test_refusal_by_the_next_exchange_ends_worker_and_service(
+    site: Site, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    exchange = site.exchange()
+    client = site.client(exchange)
+    worker = client.jobs("a")
+    done(worker.begun, client.serve("s", print), client.subscribe("t"))
+    exchange.close(LIMIT)
+    site.exchange(exchange.netloc, permissions=[Permission(["*"], subscribe=["t"])])
+    with pytest.raises(NotPermitted):
+        worker.get(LIMIT)
+    assert "work: 'a': not permitted" in log.wait("the exchange refuses: work")
+    log.wait("the exchange refuses: serve")
+    assert isinstance(error(client.serve("s", print)), NotPermitted)
+
+
+def test_exchange_closes_at_once_although_a_client_is_connected(site: Site) -> None:
+    exchange = site.exchange(connection=ConnectionOptions(linger=LIMIT))
+    done(site.client(exchange).subscribe("a"))
+    begin = time.monotonic()
+    exchange.close(LIMIT)
+    assert time.monotonic() - begin < LIMIT / 2
+
+
+def test_client_goes_on_when_it_cannot_connect_again(
+    site: Site, log: LogRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    exchange = site.exchange()
+    client = site.client(exchange)
+    done(client.subscribe("a"))
+    new, tries = netq.new, iter(range(3))
+
+    def fails_twice(protocol: Any, purpose: Any, options: Any) -> netq.Communicator:
+        if purpose is Purpose.CLIENT and next(tries, None) is not None:
+            raise SecurityError("a.pem: not readable")
+        return new(protocol, purpose, options)
+
+    monkeypatch.setattr(netq, "new", fails_twice)
+    exchange.close(LIMIT)
+    site.exchange(exchange.netloc)
+    log.wait("connected", 2)
+    assert list(tries) == []
+    assert len(log.having("cannot connect again, and goes on trying: a.pem: not readable")) == 1
+    done(client.send(client.id, 1))
+    assert client.get(LIMIT).data == 1
+
+
+def exits(_: Any) -> None:
+    sys.exit(3)
+
+
+def test_callback_that_exits_ends_nothing(site: Site, log: LogRecorder) -> None:
+    client = site.client(site.exchange())
+    client.publish("a", 1).add_done_callback(exits)
+    log.wait("a callback of a future failed")
+    done(client.send(client.id, 1))
+    assert client.get(LIMIT).data == 1
+
+
+def test_function_that_exits_fails_its_call_only(site: Site) -> None:
+    client = site.client(site.exchange())
+    done(client.serve("exit", exits))
+    for _ in range(2):
+        failed = error(client.call("exit", 1))
+        assert isinstance(failed, Failed)
+        assert str(failed) == "exit: SystemExit: 3"
+
+
+@pytest.mark.parametrize("where", ["function", "callback"])
+def test_close_waits_no_longer_than_it_is_told(site: Site, where: str) -> None:
+    exchange = site.exchange()
+    client, caller = site.client(exchange), site.client(exchange)
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hangs(_: Any) -> None:
+        begun.set()
+        go_on.wait(5)
+        ended.set()
+
+    if where == "function":
+        done(client.serve("hang", hangs))
+        caller.call("hang", 1)
+    else:
+        client.publish("a", 1).add_done_callback(hangs)
+    assert begun.wait(LIMIT)
+    client.close(0.05)
+    assert not ended.is_set()
+    go_on.set()
+    assert ended.wait(LIMIT)
+
+
+def test_close_lets_functions_answer(site: Site) -> None:
+    exchange = site.exchange()
+    client, caller = site.client(exchange), site.client(exchange)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data: Any) -> Any:
+        begun.set()
+        return go_on.wait(LIMIT) and data
+
+    done(client.serve("slow", slow))
+    future = caller.call("slow", 7)
+    assert begun.wait(LIMIT)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    go_on.set()
+    assert future.result(LIMIT) == 7
+    closing.join(LIMIT)
+    assert not closing.is_alive()
+
+
+def test_client_may_be_closed_in_a_callback(site: Site) -> None:
+    client = site.client(site.exchange())
+    returned: SimpleQueue[None] = SimpleQueue()
+    client.publish("a", 1).add_done_callback(lambda _: returned.put(client.close()))  # type: ignore[func-returns-value]
+    assert returned.get(timeout=LIMIT) is None
+    with pytest.raises(Closed):
+        client.get(LIMIT)
+
+
+def test_client_may_be_closed_in_its_function(site: Site, log: LogRecorder) -> None:
+    exchange = site.exchange()
+    client, caller = site.client(exchange), site.client(exchange)
+    done(client.serve("stop", lambda data: client.close() or data))  # type: ignore[func-returns-value]
+    assert caller.call("stop", 1).result(LIMIT) == 1
+    with pytest.raises(Closed):
+        client.get(LIMIT)
+    assert not log.having("failed")
+
+
+def test_inbox_is_bounded_in_bytes(site: Site) -> None:
+    exchange = site.exchange()
+    slow, publisher = site.client(exchange, inbox_memory=5_000), site.client(exchange)
+    done(slow.subscribe("#"), publisher.publish("a", bytes(9_000)))
+    done(publisher.publish("b", bytes(2_000)), publisher.publish("c", bytes(2_000)))
+    done(publisher.send(slow.id, 1))  # behind them: so they are there
+    full = error(publisher.send(slow.id, bytes(4_000)))
+    assert isinstance(full, Busy)
+    assert str(full).endswith(" of 5000 bytes (inbox_memory)")
+    assert [slow.get(LIMIT).topic for _ in range(3)] == ["b", "c", ""]
+    assert slow.dropped == 1
+
+
+def test_job_without_a_worker_tells_the_exchange_again() -> None:
+    with plain_server() as server, Client(options_at(server.netloc)) as client:
+        client.subscribe("a")
+        peer, _ = server.get(timeout=LIMIT)
+        server.put(Envelope(Kind.JOB, 7, "q"), peer)
+        found = [server.get(timeout=LIMIT).data]
+        while found[-1].kind is not Kind.RETURN:  # the subscription came twice, if the session began after it
+            found.append(server.get(timeout=LIMIT).data)
+        assert [(each.kind, each.name, each.detail) for each in found[-2:]] == [
+            (Kind.WORK, "q", 0),
+            (Kind.RETURN, "", 0),
+        ]
+        client.close(0)
+
+
+def test_reply_that_is_too_large_fails_its_call(site: Site) -> None:
+    exchange = site.exchange(connection=ConnectionOptions(message_size=10_000, linger=0.2))
+    client = site.client(exchange)
+    done(client.serve("grow", bytes))
+    failed = error(client.call("grow", 50_000))
+    assert isinstance(failed, Failed)
+    assert "the reply is too large" in str(failed)
+
+
+def test_fork_cannot_wait(site: Site) -> None:
+    client = site.client(site.exchange())
+    worker = client.jobs("a")
+    done(worker.begun)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12: a fork with threads
+        child = os.fork()
+    if not child:
+        signal.alarm(5)  # ends the child if it hangs
+        refused = 0
+        for wait in (client.get, worker.get):
+            try:
+                wait()
+            except RuntimeError as wrong:
+                refused += "this process is a fork" in str(wrong)
+        os._exit(refused)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+
+
+def test_what_was_refused_may_be_asked_again(site: Site) -> None:
+    exchange = site.exchange(permissions=[Permission(["*"], publish=["#"])])
+    client = site.client(exchange)
+    for _ in range(2):
+        assert isinstance(error(client.serve("s", print)), NotPermitted)
+        assert isinstance(error(client.jobs("q").begun), NotPermitted)
+        assert isinstance(error(client.subscribe("t")), NotPermitted)
+
+
+def test_unserve_ends_a_service(site: Site) -> None:
+    exchange = site.exchange()
+    client, caller = site.client(exchange), site.client(exchange)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data: Any) -> Any:
+        begun.set()
+        return go_on.wait(LIMIT) and data
+
+    done(client.serve("slow", slow))
+    runs, waits = caller.call("slow", 1), caller.call("slow", 2)
+    assert begun.wait(LIMIT)
+    done(caller.publish("a", 1))  # behind the calls, so the exchange has passed them on
+    done(caller.send(client.id, 1))  # behind them: so they are there
+    done(client.unserve("slow"))
+    refused = error(waits)
+    assert isinstance(refused, Absent)
+    assert str(refused) == "slow: the client that was to answer offers this service no more"
+    assert str(error(caller.call("slow", 3))) == "call: 'slow': no client offers this service"
+    done(client.serve("slow", lambda data: -data))
+    assert caller.call("slow", 4).result(LIMIT) == -4
+    go_on.set()
+    assert runs.result(LIMIT) == 1
+    done(client.unserve("slow"), client.unserve("slow"))
+
+
+def test_call_of_a_service_that_has_ended_is_refused() -> None:
+    with plain_server() as server, Client(options_at(server.netloc)) as client:
+        client.subscribe("a")
+        peer, _ = server.get(timeout=LIMIT)
+        server.put(Envelope(Kind.REQUEST, 7, "s"), peer)
+        while (answer := server.get(timeout=LIMIT).data).kind is Kind.SUBSCRIBE:
+            pass
+        assert (answer.kind, answer.number, answer.detail) == (Kind.REFUSED, 7, 1)
+        client.close(0)
+
+
+def test_closed_worker_does_not_end_the_next(site: Site) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    first = client.jobs("q")
+    first.close()
+    second = client.jobs("q")
+    first.close()
+    future = client.push("q", 1)
+    job = second.get(LIMIT)
+    first.close()
+    job.done()
+    job.fail("too late")
+    done(future)
+
+
+def test_long_name_is_shortened_in_the_error(site: Site) -> None:
+    client = site.client(site.exchange())
+    with pytest.raises(InvalidOption) as caught:
+        client.publish("a" * 1025, 1)
+    assert str(caught.value) == f"topic: '{'a' * 99}…; 1025 bytes; expected 1 to 1024"
+
+
+def test_unreadable_names_topic_and_sender(site: Site) -> None:
+    exchange = site.exchange()
+    client, raw = site.client(exchange), site.raw(exchange)
+    done(client.subscribe("a"))
+    raw.put(Envelope(Kind.PUBLISH, 1, "a", data=Stream([b"no pickle"])).pack())
+    with pytest.raises(Unreadable) as caught:
+        client.get(LIMIT)
+    assert str(caught.value).startswith(f"'a': data of {raw.id} cannot be loaded: ")
+
+
+def test_plain_server_is_suspected_in_the_log(log: LogRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("netq.exchange.client._SILENT", 0.01)
+    with plain_server() as server, Client(options_at(server.netloc)) as client:
+        client.call("a", 1)  # may take as long as it likes
+        future = client.publish("a", 1)
+        line = log.wait("is it an exchange?")
+        assert line.startswith(f"127.0.0.1:{server.netloc.port}: no answer")
+        assert not future.done()
+        client.close(0)
+    assert len(log.having("is it an exchange?")) == 1

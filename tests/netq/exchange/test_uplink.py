@@ -1,0 +1,131 @@
+"""What a client sends, and the futures of it: over a communicator that records, and fails on demand."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, cast
+
+import netq
+from netq.core import Communicator
+from netq.errors import Busy, Closed, QueueFull
+from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.requests import Request, Requests, UserCode
+from netq.exchange.uplink import Uplink
+from netq.testing.fixtures import LIMIT
+
+EXCHANGE = uuid.uuid4()
+
+
+class Queue:
+    """A communicator that delivers at once; the first messages fail with `errors`, and `before` runs in each put."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.id = uuid.uuid4()
+        self.put_to: SimpleQueue[tuple[Envelope, int]] = SimpleQueue()
+        self.before: Callable[[], object] = lambda: None
+        self.errors = list(errors)
+
+    def put(self, envelope: Envelope, lane: int = 0) -> Future[None]:
+        self.before()
+        delivery: Future[None] = Future()
+        if self.errors:
+            delivery.set_exception(self.errors.pop(0))
+        else:
+            delivery.set_result(None)
+        self.put_to.put((envelope, lane))
+        return delivery
+
+
+def uplink(queue: Queue) -> Uplink:
+    made = Uplink(netq.SerializationOptions())
+    made.queue = cast(Communicator, queue)
+    return made
+
+
+def test_answer_is_sent_again_when_the_queue_was_full() -> None:
+    queue = Queue(QueueFull(None, "3 messages (queue_size)"), QueueFull(None, "3 messages (queue_size)"))
+    made = uplink(queue)
+    made.answer(Envelope(Kind.JOB, 7, "q"), Envelope(Kind.DONE))
+    made.answer(Envelope(Kind.JOB, 8, "q"), Envelope(Kind.RETURN))
+    found = [queue.put_to.get(timeout=LIMIT) for _ in range(4)]
+    assert [(envelope.kind, envelope.number, lane) for envelope, lane in found] == [
+        (Kind.DONE, 7, 1),
+        (Kind.RETURN, 8, 0),
+        (Kind.DONE, 7, 1),
+        (Kind.RETURN, 8, 0),
+    ]
+
+
+def test_wish_is_told_again_when_the_queue_was_full() -> None:
+    queue = Queue()
+    made = uplink(queue)
+    made.want(Envelope(Kind.SUBSCRIBE, name="a"))
+    queue.errors = [QueueFull(None, "3 messages (queue_size)")]
+    made.session_begins()
+    assert [queue.put_to.get(timeout=LIMIT)[0].name for _ in range(3)] == ["a", "a", "a"]
+    made.session_begins()
+    assert queue.put_to.get(timeout=LIMIT)[0].name == "a"
+
+
+def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
+    queue = Queue()
+    made = uplink(queue)
+    ends = threading.Thread(target=made.session_ends, args=(EXCHANGE,))
+
+    def end() -> None:
+        queue.before = lambda: None
+        ends.start()
+        ends.join(0.05)  # it waits for the end of this put
+
+    queue.before = end
+    future = made.ask(Envelope(Kind.PUSH, name="q"))
+    assert isinstance(future.exception(LIMIT), Closed)
+    ends.join()
+
+
+def test_nothing_is_withdrawn_while_a_session_is_told_what_is_wanted() -> None:
+    queue = Queue()
+    made = uplink(queue)
+    made.want(Envelope(Kind.SUBSCRIBE, name="a"))
+    made.want(Envelope(Kind.WORK, name="q", detail=1))
+    free: list[bool] = []
+
+    def look() -> None:
+        other = threading.Thread(target=lambda: free.append(made.sending.acquire(blocking=False)))
+        other.start()
+        other.join()
+
+    queue.before = look
+    made.session_begins()
+    assert free == [False, False]
+
+
+def test_refused_publications_leave_nothing() -> None:
+    requests = Requests(UserCode())
+    kept = requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None))
+    for _ in range(10):
+        requests.settle(requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None)), error=Busy("no"))
+    requests.settle_publications(kept)
+    requests.settle(requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None)), error=Busy("no"))
+    assert not requests._published
+
+
+def test_failure_is_handled_before_the_future_tells_it() -> None:
+    seen: list[Any] = []
+    queue = Queue()
+    made = uplink(queue)
+    future = made.ask(Envelope(Kind.WORK, name="q"), lambda error: seen.append((future.done(), str(error))))
+    made.answered(Envelope(Kind.REFUSED, 1, code=Refusal.FULL))
+    assert seen == [(False, "")]
+    assert isinstance(future.exception(0), Busy)
+
+
+def test_done_up_to_a_number_settles_publications_only() -> None:
+    made = uplink(Queue())
+    first, push, second = (made.ask(Envelope(kind, name="a")) for kind in (Kind.PUBLISH, Kind.PUSH, Kind.PUBLISH))
+    made.answered(Envelope(Kind.DONE, 2, code=UP_TO))
+    assert [future.done() for future in (first, push, second)] == [True, False, False]
