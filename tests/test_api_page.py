@@ -49,7 +49,7 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
         "options",
     }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
-    assert names == public - {"unpack", "check_get", "loader"}  # which are for netq.aio
+    assert names == public - {"unpack", "check_get", "loader"}  # which are for the fronts
 
 
 def test_statistics_row_lists_all_fields() -> None:
