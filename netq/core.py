@@ -131,8 +131,8 @@ class Communicator:
         views of it; BufferSerializer copies the bytes. Raises BufferMismatch, with the message, if they do not fit.
 
         Raises TimeoutError after `timeout` seconds. Raises Closed when no message is left and none can come, because
-        the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with its `peer`, for a message that
-        cannot be loaded: that message is dropped, and the next `get` returns the next one.
+        the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with its `peer`, for a message
+        that cannot be loaded: that message is dropped, and the next `get` returns the next one.
         """
         inbox = self.inbox
         if peers or timeout is not None or self._baton.forked:

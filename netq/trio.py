@@ -12,7 +12,6 @@ runs in a thread, which ends before the call does.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
@@ -60,7 +59,8 @@ class Delivery:
     def __init__(self, delivery: netq.Delivery, token: TrioToken) -> None:
         self.delivery = delivery
         self._token = token
-        self._done: trio.Event | None = None  # made when a task waits
+        self._done = trio.Event()
+        self._followed = False  # whether a callback of `delivery` sets the event
 
     def __await__(self) -> Generator[Any, None, None]:
         return self.wait().__await__()
@@ -79,7 +79,8 @@ class Delivery:
             if self.delivery.done():
                 await checkpoint()
             else:
-                await self._event().wait()
+                self._follow()
+                await self._done.wait()
         except BaseException:
             self.delivery.cancel()
             raise
@@ -114,11 +115,11 @@ class Delivery:
         parts = self.delivery.futures
         return (self,) if parts[0] is self.delivery else tuple([Delivery(part, self._token) for part in parts])
 
-    def _event(self) -> trio.Event:
-        if self._done is None:
-            self._done = trio.Event()
-            self.delivery.add_done_callback(functools.partial(_notify, self._token, self._done))
-        return self._done
+    def _follow(self) -> None:
+        """Have `_done` set when the delivery is done. Not for each put: most are never awaited."""
+        if not self._followed:
+            self._followed = True
+            self.delivery.add_done_callback(lambda _: _soon(self._token, self._done.set))
 
 
 class Communicator:
@@ -204,7 +205,7 @@ class Communicator:
         Like netq.Communicator.close. If it is cancelled, also before it begins, it ends everything at once, as
         `close(timeout=0)` does, and then raises. After the trio.run that this was made in, another one may close it.
         """
-        if not _is_over(self._token):
+        if _soon(self._token, lambda: None):  # it has not ended
             _check_run(self._token, "close")
         return await _in_thread(self._core.close, timeout, hasten=functools.partial(self._core.close, 0))
 
@@ -233,14 +234,16 @@ def _run_event(event: Callable[[uuid.UUID], object], peer: uuid.UUID) -> None:
         log.exception("an event function failed for %s", peer)
 
 
-def _soon(token: TrioToken, function: Callable[..., object], *args: Any) -> None:
-    """Run `function(*args)` in trio's thread, in the order of the calls. In any thread; never waits or raises."""
-    with contextlib.suppress(trio.RunFinishedError):  # no task waits any more
+def _soon(token: TrioToken, function: Callable[..., object], *args: Any) -> bool:
+    """Run `function(*args)` in trio's thread, in the order of the calls; return False if the trio.run has ended.
+
+    In any thread; never waits or raises.
+    """
+    try:
         token.run_sync_soon(function, *args)
-
-
-def _notify(token: TrioToken, done: trio.Event, _: object) -> None:
-    _soon(token, done.set)
+    except trio.RunFinishedError:
+        return False
+    return True
 
 
 def _current_run(name: str) -> TrioToken:
@@ -258,14 +261,6 @@ def _check_run(token: TrioToken, name: str) -> None:
             f"{name}(): this communicator belongs to the trio.run that it was made in, and this is another; make one "
             "in each trio.run, or use netq.new, which any thread may use"
         )
-
-
-def _is_over(token: TrioToken) -> bool:
-    try:
-        token.run_sync_soon(lambda: None)
-    except trio.RunFinishedError:
-        return True
-    return False
 
 
 @enable_ki_protection

@@ -759,7 +759,7 @@ def test_the_end_of_trio_does_not_end_the_communicator(log: LogRecorder) -> None
             nursery.start_soon(server.get)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
-        pending[0]._event()  # as for a task that waits
+        pending[0]._follow()  # as for a task that waits
 
     async def close() -> None:
         with pytest.raises(RuntimeError, match=r"belongs to the trio\.run"):
