@@ -51,6 +51,8 @@ NO_SIGNATURE = {
     "netq.exchange.Job",
     "netq.aio.Communicator",
     "netq.aio.Delivery",
+    "netq.trio.Communicator",
+    "netq.trio.Delivery",
     "fl.FailureKind",
     "fl.ClientState",
 }

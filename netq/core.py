@@ -152,8 +152,8 @@ class Communicator:
         views of it; BufferSerializer copies the bytes. Raises BufferMismatch, with the message, if they do not fit.
 
         Raises TimeoutError after `timeout` seconds. Raises Closed when no message is left and none can come, because
-        the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with `.peer`, for a message that
-        cannot be loaded: that message is dropped, and the next `get` returns the next one.
+        the peers or this communicator are closed. Raises Unreadable (or NotAllowed), with its `peer`, for a message
+        that cannot be loaded: that message is dropped, and the next `get` returns the next one.
         """
         inbox = self.inbox
         if peers or timeout is not None or self._baton.forked:
@@ -218,17 +218,17 @@ class Communicator:
         return found[0] if found else None
 
     def check_get(self, peers: tuple[uuid.UUID, ...], timeout: float | None) -> None:
-        """Check the arguments of `get`, here and in netq/aio.py."""
+        """Check the arguments of `get`, here and in the fronts."""
         self._check_not_forked("get")
         _check_ids("get", peers)
         check_timeout("get", timeout)
 
     def loader(self, into: Any) -> Callable[[Any], Any]:
-        """Return the `load` for `unpack` that fills these buffers; here and in netq/aio.py. Raises as `into.loader`."""
+        """Return the `load` for `unpack` that fills these buffers; here and in the fronts. Raises as `into.loader`."""
         return loader(self._load, into)
 
     def unpack(self, item: Item, load: Callable[[Any], Any] | None = None) -> Message:
-        """Load an item of the inbox: the second half of `get`, here and in netq/aio.py. `load` is of `loader`.
+        """Load an item of the inbox: the second half of `get`, here and in the fronts. `load` is of `loader`.
 
         Raises Unreadable or BufferMismatch. An exception of a signal handler that ran meanwhile comes out as it is.
         """

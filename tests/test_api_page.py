@@ -49,7 +49,7 @@ def test_every_name_of_a_communicator_is_there_and_no_other() -> None:
         "options",
     }
     public = {name for name in dir(netq.Communicator) if not name.startswith("_")} | {"options"}
-    assert names == public - {"unpack", "check_get", "loader", "spread"}  # which are for netq.aio and netq.exchange
+    assert names == public - {"unpack", "check_get", "loader", "spread"}  # for the fronts, and for netq.exchange
 
 
 def test_statistics_row_lists_all_fields() -> None:

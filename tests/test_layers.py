@@ -47,7 +47,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.mqtt.multicast.groups"],
     ["netq.tcp*", "netq.mqtt*", "netq.grpc*", "netq.shm*"],
     ["netq"],
-    ["netq.aio", "netq.exchange*", "netq.testing*", "netq.bench*"],
+    ["netq.aio", "netq.trio", "netq.exchange*", "netq.testing*", "netq.bench*"],
     ["netq.cli*"],
     ["netq.__main__"],
     ["fl.errors", "fl.data", "fl.schedules", "fl.tensors.dtypes"],
@@ -122,6 +122,7 @@ THIRD_PARTY = {  # by module or folder; netq else has the standard library only
     "netq.utils.protobuf": {"google"},
     "netq.mqtt": {"paho"},
     "netq.grpc": {"grpc"},
+    "netq.trio": {"trio", "outcome"},
 }
 
 

@@ -11,7 +11,7 @@ message with `accept`, or gives the reservation back with `leave`. So a wait can
 is lost, and the messages of a peer are taken in the order in which they came. The cost of an event does not depend on
 how many wait for other peers.
 
-netq/core.py tries `take_now`, and then waits as netq/aio.py does: `enter`, `accept`, `leave`.
+netq/core.py tries `take_now`, and then waits as netq/aio.py and netq/trio.py do: `enter`, `accept`, `leave`.
 """
 
 from __future__ import annotations
