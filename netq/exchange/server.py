@@ -22,12 +22,13 @@ from types import TracebackType
 from typing import Self
 
 import netq
-from netq.errors import Closed, InvalidOption, MessageTooLarge, Unreadable
+from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
-from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.jobs import Counts, Job, Jobs
 from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
+from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.options import (
     CommunicatorOptions,
@@ -46,7 +47,6 @@ log = logging.getLogger("netq")
 
 _TICK = 0.25  # seconds between looks at the connections of all clients, at least
 _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
-_SOON = 0.01  # seconds after which publications are acknowledged, also when messages come without a pause
 _COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
 _ABSENT = "this client is not here"
 _END = Stream()  # stands for the end of a session
@@ -114,17 +114,13 @@ class Exchange:
         self._jobs = Jobs(jobs, job_memory, tries)
         self._calls = Calls(calls)
         self._away: set[uuid.UUID] = set()  # clients without a connection for longer than `grace`
-        self._acknowledged: dict[uuid.UUID, int] = {}  # by client: its last publication, if that is to be answered
         self._warned: set[uuid.UUID] = set()  # clients that have sent what cannot be read
-        self._published = self._copies = self._done = 0
-        self._next_look = self._next_acknowledgement = 0.0  # of time.monotonic()
-        # Written by the communicator's threads.
-        self._dropped = 0
-        self._too_large: set[uuid.UUID] = set()  # subscribers that have missed a copy, because it was too large
-        self._counting = threading.Lock()  # guards the two
+        self._done = 0
+        self._next_look = 0.0  # of time.monotonic()
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
         self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes)
-        self._lock = threading.Lock()  # guards the rest: `statistics` reads in other threads
+        self._publications = Publications(self._queue, self._outbox)
+        self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
         self._thread.start()
 
@@ -144,9 +140,9 @@ class Exchange:
         with self._lock:
             return ExchangeStatistics(
                 clients,
-                self._published,
-                self._copies,
-                self._dropped,
+                self._publications.count,
+                self._publications.copies,
+                self._publications.dropped,
                 self._done,
                 self._jobs.repeated,
                 self._jobs.counts(),
@@ -177,9 +173,9 @@ class Exchange:
         while True:
             self._do_what_is_due(time.monotonic())
             try:
-                client, envelope = self._queue.get(timeout=0 if self._acknowledged else _TICK)
+                client, envelope = self._queue.get(timeout=0 if self._publications.to_acknowledge else _TICK)
             except TimeoutError:
-                self._acknowledge()
+                self._publications.acknowledge_now()
             except Unreadable as error:
                 self._warn(error.peer, f"a message cannot be read, and is dropped: {error}")
             except Closed:
@@ -191,8 +187,7 @@ class Exchange:
         for unsent in self._outbox.settle():
             with self._lock:
                 self._not_sent(unsent)
-        if self._acknowledged and now >= self._next_acknowledgement:
-            self._acknowledge()
+        self._publications.acknowledge(now)
         if now >= self._next_look:
             self._look_at_connections()
             done = time.monotonic()
@@ -207,7 +202,8 @@ class Exchange:
                 else:
                     self._handle(client, envelope)
         except Exception:
-            log.exception("%s: its message %s cannot be handled: a defect of the exchange", client, envelope)
+            what = "the end of its session" if envelope is None else envelope.kind.name
+            log.exception("%s: %s cannot be handled: a defect of the exchange", client, what)
             if envelope is not None:
                 self._refuse(client, envelope.number, Refusal.FAILED, "a defect of the exchange: see its log")
 
@@ -216,13 +212,6 @@ class Exchange:
         if client is not None and client not in self._warned:
             self._warned.add(client)
             log.warning("%s: %s", client, what)
-
-    def _acknowledge(self) -> None:
-        """Answer the publications that came since the last time, all of a client with one message."""
-        while self._acknowledged:
-            client, number = self._acknowledged.popitem()
-            self._outbox.send(client, Envelope(Kind.DONE, number, code=UP_TO))
-        self._next_acknowledgement = time.monotonic() + _SOON
 
     def _handle(self, client: uuid.UUID, envelope: Envelope) -> None:
         if (handler := _HANDLERS.get(envelope.kind)) is None:
@@ -244,24 +233,7 @@ class Exchange:
         function(self, client, envelope)
 
     def _publish(self, client: uuid.UUID, envelope: Envelope) -> None:
-        self._published += 1
-        self._acknowledged[client] = envelope.number
-        if subscribers := self._subscriptions.of(envelope.name):
-            self._copies += len(subscribers)
-            copy = Envelope(Kind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
-            self._queue.spread(copy, subscribers, self._not_published_to)
-
-    def _not_published_to(self, client: uuid.UUID, error: Exception) -> None:
-        """Count a copy that a subscriber has no room for. In a thread of netq."""
-        if isinstance(error, Closed):
-            return
-        with self._counting:
-            self._dropped += 1
-            is_new = isinstance(error, MessageTooLarge) and client not in self._too_large
-            if is_new:
-                self._too_large.add(client)
-        if is_new:
-            log.warning("%s: a publication is too large for it, and is dropped; so are further ones: %s", client, error)
+        self._publications.send(client, envelope, self._subscriptions.of(envelope.name))
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         filters = self._subscriptions.filters_of(client)
@@ -386,10 +358,8 @@ class Exchange:
         if not returns:
             self._away.discard(client)
             self._warned.discard(client)
-            self._acknowledged.pop(client, None)
             self._outbox.forget(client)
-            with self._counting:
-                self._too_large.discard(client)
+            self._publications.leave(client)
             self._subscriptions.remove_client(client)
         failed, given = self._jobs.leave(client, returns=returns)
         for job in failed:

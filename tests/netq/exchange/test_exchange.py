@@ -43,11 +43,13 @@ class Site:
         self._stack.callback(client.close, LIMIT)
         return client
 
-    def raw(self, exchange: Exchange) -> netq.Communicator:
+    def raw(
+        self, exchange: Exchange, id: uuid.UUID | None = None, connection: ConnectionOptions | None = None
+    ) -> netq.Communicator:
         """A client of any bytes."""
         plain = SerializationOptions(Envelope.parse, lambda data: data)
-        options = self.options(exchange)
-        options = netq.CommunicatorOptions(options.id, options.netloc, options.connection, plain)
+        options = self.options(exchange, id)
+        options = netq.CommunicatorOptions(options.id, options.netloc, connection or options.connection, plain)
         queue = netq.new(self._wire.protocol, Purpose.CLIENT, options)
         self._stack.callback(queue.close, 0)
         return queue
