@@ -144,6 +144,22 @@ class Communicator:
             else:
                 peer.post(Copy(dumped, lane, audience, id, peer.baton, failed))
 
+    def put_unbounded(self, data: Any, peer: uuid.UUID, lane: int = 0) -> Delivery:
+        """Send `data` to a client, also beyond queue_size and queue_bytes: for netq/exchange/outbox.py, which counts.
+
+        Otherwise as `put`. Messages of this kind keep their order, as none of them is refused for want of room.
+        """
+        self._check_not_forked("put")
+        dumped = self._dump(data)
+        if type(dumped) is not bytes:
+            dumped = stream_of(dumped, self._dump)
+        return self._put(dumped, lane, peer, self._endpoint.peers.get(peer), (), bounded=False)
+
+    def expel(self, peer: uuid.UUID, reason: str) -> None:
+        """End the session with a client, which gets the reason: for netq/exchange/outbox.py. Harmless if it is over."""
+        if (found := self._endpoint.peers.get(peer)) is not None:
+            found.loop.call(found.expel, reason)
+
     def get(self, *peers: uuid.UUID, timeout: float | None = None, into: Any = None) -> Message:
         """Wait for the next message of any of `peers`, and return it. Without `peers`, of any peer.
 
@@ -320,13 +336,21 @@ class Communicator:
         return [(id, by_id.get(id)) for id in peers]
 
     def _put(
-        self, data: Stream | bytes, lane: int, id: uuid.UUID | None, peer: Peer | None, audience: tuple[uuid.UUID, ...]
+        self,
+        data: Stream | bytes,
+        lane: int,
+        id: uuid.UUID | None,
+        peer: Peer | None,
+        audience: tuple[uuid.UUID, ...],
+        *,
+        bounded: bool = True,
     ) -> Delivery:
         if peer is None:
             delivery = Delivery(b"", lane, (), id, self._baton)
             delivery.fail(self._why_unreachable(id))
         else:
             delivery = Delivery(data, lane, audience, id, peer.baton, peer.recall)
+            delivery.bounded = bounded
             peer.post(delivery)
         return delivery
 

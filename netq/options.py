@@ -223,17 +223,22 @@ class EventOptions:
     """Callbacks, called with the id of a peer when its session begins (`ini`) and when it is over (`fin`).
 
     They run in the loop's thread and must not wait. They may call `put`, which never waits, but not `get`, `close` or
-    `statistics`.
+    `statistics`. `fin` may come while messages of the session are unread.
+
+    end: for an end in the order of the messages. If it is not None, `get` calls `load(end)` behind the last message of
+         each session, before the first one of the peer's next session, and returns the result as data of that peer.
     """
 
     ini: Callable[[uuid.UUID], object] | None = None
     fin: Callable[[uuid.UUID], object] | None = None
+    end: Stream | None = None
 
     def __post_init__(self) -> None:
         for name in ("ini", "fin"):
             value = getattr(self, name)
             right = value is None or (callable(value) and not inspect.iscoroutinefunction(value))
             expect(right, f"EventOptions.{name}", value, "a callable that is no coroutine function, or None")
+        expect(isinstance(self.end, Stream | None), "EventOptions.end", self.end, "a Stream, or None")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 [server]      host, port       address to listen at; with "mqtt", the broker's. Default: 127.0.0.1, 51966
               protocol         transport; default "tcp"
-[exchange]    jobs, job_memory, tries, calls, grace: see netq.exchange.Exchange
+[exchange]    jobs, job_memory, tries, calls, names, answers, grace: see netq.exchange.Exchange
 [allow.NAME]  any field of netq.exchange.Permission; a table for each permission. Without any, clients may do anything
 [security], [seal], [mqtt], [connection]: as in the file of an edge device (docs/reference/edge.md)
 """
@@ -32,7 +32,7 @@ _CLOSE = 10.0  # seconds for what is on its way
 _SECURITY = ("key", "certificate", "authority", "revoked")
 _KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
-    "exchange": ("jobs", "job_memory", "tries", "calls", "grace"),
+    "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "grace"),
     "allow": None,
     "security": (*_SECURITY, "post_quantum"),
     "seal": _SECURITY,
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     except (NetqError, ImportError) as error:
         return _fail(error, 1)
     try:
-        log.info("an exchange listens at %s", format_netloc(*exchange.netloc))
+        log.info("an exchange waits for clients at %s", format_netloc(*exchange.netloc))
         exchange.wait()
     except KeyboardInterrupt:
         return 130
@@ -91,7 +91,11 @@ def _exchange(path: Path | None) -> Exchange:
         mqtt=file.mqtt(protocol),
         connection=file.options("connection", ConnectionOptions, file.table("connection")),
     )
-    permissions = [_permission(file, name, table) for name, table in file.table("allow").items()] or None
+    permissions = None
+    if "allow" in file.tables:
+        permissions = [_permission(file, name, table) for name, table in file.table("allow").items()]
+        if not permissions:
+            raise file.wrong("allow: no permission; expected a table for each, as in [allow.boards]")
 
     def exchange(**values: Any) -> Exchange:
         return Exchange(options, protocol, permissions=permissions, **values)

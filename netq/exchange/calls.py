@@ -6,6 +6,7 @@ import itertools
 import secrets
 import uuid
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import NamedTuple
 
 
@@ -29,6 +30,7 @@ class Calls:
         self._most = most
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # and how many calls each client takes at once
+        self._offers: dict[uuid.UUID, dict[str, None]] = {}  # by client: its services
         self._open: dict[int, Call] = {}
         self._at: dict[uuid.UUID, set[int]] = {}  # open calls by the client that is to answer
         self._load: dict[tuple[str, uuid.UUID], int] = {}  # open calls by service and client
@@ -37,12 +39,17 @@ class Calls:
     def serve(self, service: str, client: uuid.UUID, most: int) -> None:
         """Let a client answer calls of a service, `most` at once; with 0, no more."""
         clients = self._services.setdefault(service, OrderedDict())
+        offers = self._offers.setdefault(client, {})
         if most:
             clients[client] = most
+            offers[service] = None
         else:
             clients.pop(client, None)
+            offers.pop(service, None)
         if not clients:
             del self._services[service]
+        if not offers:
+            del self._offers[client]
 
     def call(self, service: str, caller: uuid.UUID, request: int) -> Call | str:
         """Open a call at the client whose turn it is. Return it, or why there is none."""
@@ -77,7 +84,7 @@ class Calls:
             self._away.add(client)
         else:
             self._away.discard(client)
-            for service in [name for name, clients in self._services.items() if client in clients]:
+            for service in list(self.services_of(client)):
                 self.serve(service, client, 0)
         return calls
 
@@ -89,9 +96,9 @@ class Calls:
         """Return how many clients offer each service."""
         return {name: len(clients) for name, clients in self._services.items()}
 
-    def services_of(self, client: uuid.UUID) -> int:
-        """Return how many services a client offers."""
-        return sum(client in clients for clients in self._services.values())
+    def services_of(self, client: uuid.UUID) -> Collection[str]:
+        """Return the services that a client offers."""
+        return self._offers.get(client, {})
 
     def _begin(self, service: str, caller: uuid.UUID, request: int, server: uuid.UUID) -> Call:
         call = Call(next(self._numbers), service, caller, request, server)

@@ -11,6 +11,7 @@ import itertools
 import secrets
 import uuid
 from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -19,7 +20,11 @@ from netq.utils.stream import Stream
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A job. `tries`: how often it was given to a worker that ended before it was done."""
+    """A job.
+
+    tries:  how many workers have got it, and have ended before it was done.
+    recall: takes it back from its worker; returns whether that has not got it, and will not.
+    """
 
     number: int
     queue: str
@@ -28,6 +33,7 @@ class Job:
     data: Stream
     tries: int = 0
     worker: uuid.UUID | None = None
+    recall: Callable[[], bool] = lambda: False
 
 
 class Counts(NamedTuple):
@@ -67,9 +73,10 @@ class Jobs:
         self._tries = tries
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._queues: dict[str, _Queue] = {}
+        self._works: dict[uuid.UUID, dict[str, None]] = {}  # by client: the queues that have it as a worker
         self._jobs: dict[int, Job] = {}  # all that are not done
         self._size = 0  # bytes of their data
-        self.repeated = 0  # times that a job was taken from a worker that had ended
+        self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
 
     def why_full(self, size: int) -> str:
         """Return why a job with `size` bytes is not taken; "" if it is."""
@@ -91,8 +98,9 @@ class Jobs:
         """Give a client up to `ahead` jobs at once, from now on; with 0, no more."""
         queue = self._queues.setdefault(name, _Queue())
         worker = queue.workers.setdefault(client, _Worker(0))
+        self._works.setdefault(client, {})[name] = None
         worker.ahead, worker.is_here = ahead, True
-        self._look(queue, client, worker)
+        self._note_room(name, client, worker)
         return self._give(name)
 
     def finish(self, number: int, client: uuid.UUID) -> tuple[Job | None, list[Job]]:
@@ -107,7 +115,7 @@ class Jobs:
         worker = queue.workers[client]
         del worker.jobs[number]
         self._forget(job)
-        self._look(queue, client, worker)
+        self._note_room(job.queue, client, worker)
         return job, self._give(job.queue)
 
     def give_back(self, number: int, client: uuid.UUID) -> list[Job]:
@@ -120,7 +128,7 @@ class Jobs:
         del worker.jobs[number]
         job.worker = None
         queue.waiting.appendleft(job)
-        self._look(queue, client, worker)
+        self._note_room(job.queue, client, worker)
         return self._give(job.queue)
 
     def leave(self, client: uuid.UUID, *, returns: bool) -> tuple[list[Job], list[Job]]:
@@ -129,14 +137,14 @@ class Jobs:
         returns: whether it may come back, and work again.
         """
         failed, given = [], []
-        for name, queue in list(self._queues.items()):
-            worker = queue.workers.get(client)
-            if worker is None:
-                continue
+        for name in list(self._works.get(client, ())):
+            queue = self._queues[name]
+            worker = queue.workers[client]
             for job in reversed(worker.jobs.values()):
-                job.worker, job.tries = None, job.tries + 1
+                has_got_it = not job.recall()
+                job.worker, job.tries = None, job.tries + has_got_it
                 if job.tries < self._tries:
-                    self.repeated += 1
+                    self.repeated += has_got_it
                     queue.waiting.appendleft(job)
                 else:
                     failed.append(job)
@@ -145,16 +153,15 @@ class Jobs:
             worker.is_here = False
             if not returns:
                 worker.ahead = 0
-            self._look(queue, client, worker)
+            self._note_room(name, client, worker)
             given += self._give(name)
         return failed, given
 
     def come_back(self, client: uuid.UUID) -> list[Job]:
         """Give jobs again to a worker that may come back, and has."""
         given = []
-        for name, queue in list(self._queues.items()):
-            if client in queue.workers:
-                given += self.work(name, client, queue.workers[client].ahead)
+        for name in list(self._works.get(client, ())):
+            given += self.work(name, client, self._queues[name].workers[client].ahead)
         return given
 
     def counts(self) -> dict[str, Counts]:
@@ -168,9 +175,9 @@ class Jobs:
             for name, queue in self._queues.items()
         }
 
-    def queues_of(self, client: uuid.UUID) -> int:
-        """Return for how many queues a client works."""
-        return sum(client in queue.workers for queue in self._queues.values())
+    def queues_of(self, client: uuid.UUID) -> Collection[str]:
+        """Return the queues that a client works for."""
+        return self._works.get(client, {})
 
     def _give(self, name: str) -> list[Job]:
         """Give waiting jobs to workers with room, in turn."""
@@ -182,20 +189,24 @@ class Jobs:
             job.worker = client
             worker.jobs[job.number] = job
             queue.free.move_to_end(client)
-            self._look(queue, client, worker)
+            self._note_room(name, client, worker)
             given.append(job)
         if not queue.waiting and not queue.workers:
             del self._queues[name]
         return given
 
-    def _look(self, queue: _Queue, client: uuid.UUID, worker: _Worker) -> None:
+    def _note_room(self, name: str, client: uuid.UUID, worker: _Worker) -> None:
         """Note whether a worker has room. Forget one that wants no jobs and has none."""
+        queue = self._queues[name]
         if worker.is_here and len(worker.jobs) < worker.ahead:
             queue.free.setdefault(client, worker)
         else:
             queue.free.pop(client, None)
             if not worker.ahead and not worker.jobs:
                 queue.workers.pop(client, None)
+                self._works[client].pop(name, None)
+                if not self._works[client]:
+                    del self._works[client]
 
     def _forget(self, job: Job) -> None:
         del self._jobs[job.number]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from netq.exchange.topics import covers, why_wrong
 from netq.validate import expect
 
-ANYBODY = "*"
+ANY_CLIENT = "*"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Permission:
         for each in fields(self):
             name, values = f"Permission.{each.name}", getattr(self, each.name)
             expect(isinstance(values, (list, tuple)), name, values, "a list of texts")
+            expect(bool(values) or each.name != "clients", name, values, f'ids of clients, or "{ANY_CLIENT}"')
             if each.name in ("clients", "send"):
                 object.__setattr__(self, each.name, tuple([_id(name, value) for value in values]))
             else:
@@ -43,18 +44,20 @@ class Permission:
 
     def allows(self, client: uuid.UUID, action: str, name: str) -> bool:
         """Return whether a client may do this with a name: for "send", an id as text; for "subscribe", a filter."""
-        if client not in self.clients and ANYBODY not in self.clients:
+        if client not in self.clients and ANY_CLIENT not in self.clients:
             return False
         if action == "send":
-            return ANYBODY in self.send or uuid.UUID(name) in self.send
+            return ANY_CLIENT in self.send or uuid.UUID(name) in self.send
         return any(covers(filter, name) for filter in getattr(self, action))
 
 
 class Permissions:
-    """The permissions of an exchange. None: anybody may do anything."""
+    """The permissions of an exchange. None: any client may do anything. Raises InvalidOption."""
 
     def __init__(self, permissions: Iterable[Permission] | None) -> None:
         self._permissions = None if permissions is None else tuple(permissions)
+        for each in self._permissions or ():
+            expect(isinstance(each, Permission), "Exchange.permissions", each, "a list of netq.exchange.Permission")
 
     def allow(self, client: uuid.UUID, action: str, name: str) -> bool:
         """Return whether any of them allows it."""
@@ -62,10 +65,10 @@ class Permissions:
 
 
 def _id(name: str, value: object) -> str | uuid.UUID:
-    if isinstance(value, uuid.UUID) or value == ANYBODY:
+    if isinstance(value, uuid.UUID) or value == ANY_CLIENT:
         return value
     try:
         return uuid.UUID(value)  # type: ignore[arg-type]
     except (ValueError, AttributeError, TypeError):
-        expect(False, name, value, f'an id, as in "{uuid.UUID(int=2**127)}", or "{ANYBODY}"')
+        expect(False, name, value, f'an id, as in "{uuid.UUID(int=2**127)}", or "{ANY_CLIENT}"')
         raise

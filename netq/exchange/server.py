@@ -1,10 +1,12 @@
 """The exchange: the server through which clients publish and subscribe, share work, call services and send messages.
 
-    client ── put ──► Exchange._handle ──► Subscriptions, Jobs, Calls (which say who gets what) ── put ──► clients
+    client ── put ──► Exchange._handle ──► Subscriptions, Jobs, Calls (which say who gets what) ── Outbox ──► clients
 
 Owns a server's communicator, and one thread, which reads its messages and alone uses what is in the other modules of
-this package. Reads heads of messages only: data goes on as it came, without a copy. Nothing survives its end: clients
-connect again by themselves, and are told what was lost (netq/exchange/client.py).
+this package. The end of a session comes in the order of its messages (EventOptions.end): what a client has asked is
+handled before its end, and what its next session asks after it. Reads heads of messages only: data goes on as it came,
+without a copy. Nothing survives its end: clients connect again by themselves, and are told what was lost
+(netq/exchange/client.py).
 """
 
 from __future__ import annotations
@@ -14,32 +16,44 @@ import logging
 import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import netq
-from netq.errors import Closed, InvalidOption, MessageTooLarge, QueueFull, Unreadable
+from netq.errors import Closed, InvalidOption, Unreadable
 from netq.exchange.calls import Call, Calls
-from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
+from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.jobs import Counts, Job, Jobs
+from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
+from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
-from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose, SerializationOptions
+from netq.options import (
+    CommunicatorOptions,
+    ConnectionOptions,
+    NetworkLocation,
+    Protocol,
+    Purpose,
+    SerializationOptions,
+)
+from netq.runtime.delivery import Delivery
 from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import seconds, whole
 
 log = logging.getLogger("netq")
 
-_CONTROL = 1  # a lane: what has an answer, and answers, pass publications
-_TICK = 0.25  # seconds between looks at the connections of all clients
-_NAMES = 10_000  # filters, queues, and services, of each client at most
+_TICK = 0.25  # seconds between looks at the connections of all clients, at least
+_LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
+_COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
 _ABSENT = "this client is not here"
-_SERIALIZATION = SerializationOptions(Envelope.parse, Envelope.pack)
+_END = Stream()  # stands for the end of a session
+
+
+def _parse(data: Stream) -> Envelope | None:
+    return None if data is _END else Envelope.parse(data)
 
 
 @dataclass(frozen=True)
@@ -49,9 +63,9 @@ class ExchangeStatistics:
     clients: int  # that are connected
     published: int  # publications that came
     copies: int  # that went to subscribers
-    dropped: int  # copies for subscribers whose queue was full (ConnectionOptions.queue_size, queue_bytes)
+    dropped: int  # copies for subscribers whose queue was full (queue_size, queue_bytes), or too large for them
     done: int  # jobs
-    repeated: int  # times that a job was given to another worker, because its first one had ended
+    repeated: int  # times that a job was given to another worker, because the one that had got it had ended
     queues: dict[str, Counts]
     services: dict[str, int]  # how many clients offer each
 
@@ -63,9 +77,13 @@ class Exchange:
     jobs, job_memory: jobs that are not done, and bytes of their data, that it holds at most; more are refused.
     tries:       workers that may end with a job; then the job has failed.
     calls:       messages that may be on their way to one client, and not be answered.
+    names:       filters, queues and services of one client, of each kind at most.
+    answers:     messages that may wait for one client, besides publications and jobs; a client with more does not read,
+                 and is ended.
     grace:       seconds without a connection, after which a client's jobs go to others, and calls to it fail.
 
-    Raises InvalidOption, and what netq.new raises.
+    Up to ConnectionOptions.queue_size and queue_bytes of publications wait for a subscriber; queue_size is 100,000 here
+    unless it is set. Raises InvalidOption, and what netq.new raises.
     """
 
     def __init__(
@@ -78,40 +96,31 @@ class Exchange:
         job_memory: int = 1 << 30,
         tries: int = 5,
         calls: int = 1000,
+        names: int = 500,
+        answers: int = 100_000,
         grace: float = 3.0,
     ) -> None:
         whole("Exchange.jobs", jobs, 1)
         whole("Exchange.job_memory", job_memory, 1)
         whole("Exchange.tries", tries, 1)
         whole("Exchange.calls", calls, 1)
+        whole("Exchange.names", names, 1)
+        whole("Exchange.answers", answers, 1)
         seconds("Exchange.grace", grace, 0.0, 86400.0)
         self._grace = grace
+        self._names = names
         self._permissions = Permissions(permissions)
         self._subscriptions = Subscriptions()
         self._jobs = Jobs(jobs, job_memory, tries)
         self._calls = Calls(calls)
         self._away: set[uuid.UUID] = set()  # clients without a connection for longer than `grace`
-        self._acknowledged: dict[uuid.UUID, int] = {}  # by client: its last publication, if that is to be answered
         self._warned: set[uuid.UUID] = set()  # clients that have sent what cannot be read
-        self._published = self._copies = self._done = 0
-        # Written by the communicator's threads.
-        self._dropped = 0
-        self._counting = threading.Lock()  # guards `_dropped`
-        self._ended: deque[uuid.UUID] = deque()  # clients whose session is over
-        self._undelivered: deque[tuple[Envelope, uuid.UUID, Exception]] = deque()
-        options = options or CommunicatorOptions()
-        if not isinstance(options, CommunicatorOptions):
-            raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
-        fin = options.events.fin
-
-        def ended(client: uuid.UUID) -> None:
-            self._ended.append(client)
-            if fin is not None:
-                fin(client)
-
-        events = EventOptions(options.events.ini, ended)
-        self._queue = netq.new(protocol, Purpose.SERVER, replace(options, events=events, serialization=_SERIALIZATION))
-        self._lock = threading.Lock()  # guards all but the deques: `statistics` reads in other threads
+        self._done = 0
+        self._next_look = 0.0  # of time.monotonic()
+        self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
+        self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes)
+        self._publications = Publications(self._queue, self._outbox)
+        self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
         self._thread.start()
 
@@ -131,9 +140,9 @@ class Exchange:
         with self._lock:
             return ExchangeStatistics(
                 clients,
-                self._published,
-                self._copies,
-                self._dropped,
+                self._publications.count,
+                self._publications.copies,
+                self._publications.dropped,
                 self._done,
                 self._jobs.repeated,
                 self._jobs.counts(),
@@ -161,34 +170,48 @@ class Exchange:
     # In the exchange's thread.
 
     def _run(self) -> None:
-        next_look = 0.0
         while True:
+            self._do_what_is_due(time.monotonic())
             try:
-                client, envelope = self._queue.get(timeout=0 if self._acknowledged else _TICK)
+                client, envelope = self._queue.get(timeout=0 if self._publications.to_acknowledge else _TICK)
             except TimeoutError:
-                self._acknowledge()
+                self._publications.acknowledge_now()
             except Unreadable as error:
-                self._warn(error)
+                self._warn(error.peer, f"a message cannot be read, and is dropped: {error}")
             except Closed:
                 return
             else:
-                with self._lock:
+                self._take(client, envelope)
+
+    def _do_what_is_due(self, now: float) -> None:
+        for unsent in self._outbox.settle():
+            with self._lock:
+                self._not_sent(unsent)
+        self._publications.acknowledge(now)
+        if now >= self._next_look:
+            self._look_at_connections()
+            done = time.monotonic()
+            self._next_look = done + max(_TICK, (done - now) / _LOOKING)
+
+    def _take(self, client: uuid.UUID, envelope: Envelope | None) -> None:
+        """Handle a message; None: the end of a session. A defect of ours costs one message."""
+        try:
+            with self._lock:
+                if envelope is None:
+                    self._leave(client, returns=False)
+                else:
                     self._handle(client, envelope)
-            if self._ended or self._undelivered or time.monotonic() >= next_look:
-                with self._lock:
-                    self._look()
-                next_look = time.monotonic() + _TICK
+        except Exception:
+            what = "the end of its session" if envelope is None else envelope.kind.name
+            log.exception("%s: %s cannot be handled: a defect of the exchange", client, what)
+            if envelope is not None:
+                self._refuse(client, envelope.number, Refusal.FAILED, "a defect of the exchange: see its log")
 
-    def _warn(self, error: Unreadable) -> None:
-        if error.peer is not None and error.peer not in self._warned:
-            self._warned.add(error.peer)
-            log.warning("%s: a message cannot be read, and is dropped: %s", error.peer, error)
-
-    def _acknowledge(self) -> None:
-        """Answer the publications that came since the last time, all of a client with one message."""
-        while self._acknowledged:
-            client, number = self._acknowledged.popitem()
-            self._send(client, Envelope(Kind.DONE, number, code=UP_TO))
+    def _warn(self, client: uuid.UUID | None, what: str) -> None:
+        """Log a warning about a client, one for each session."""
+        if client is not None and client not in self._warned:
+            self._warned.add(client)
+            log.warning("%s: %s", client, what)
 
     def _handle(self, client: uuid.UUID, envelope: Envelope) -> None:
         if (handler := _HANDLERS.get(envelope.kind)) is None:
@@ -210,25 +233,19 @@ class Exchange:
         function(self, client, envelope)
 
     def _publish(self, client: uuid.UUID, envelope: Envelope) -> None:
-        self._published += 1
-        self._acknowledged[client] = envelope.number
-        if subscribers := self._subscriptions.of(envelope.name):
-            self._copies += len(subscribers)
-            copy = Envelope(Kind.PUBLICATION, 0, envelope.name, client, data=envelope.data)
-            self._queue.spread(copy, subscribers, self._not_published_to)
-
-    def _not_published_to(self, client: uuid.UUID, error: Exception) -> None:
-        """Count a copy for a subscriber whose queue was full. In a thread of netq."""
-        if isinstance(error, QueueFull):
-            with self._counting:
-                self._dropped += 1
+        self._publications.send(client, envelope, self._subscriptions.of(envelope.name))
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
-        if self._subscriptions.count(client) >= _NAMES:
-            self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: {_NAMES} filters are the most")
+        filters = self._subscriptions.filters_of(client)
+        is_new = envelope.name not in filters
+        if is_new and (full := self._subscriptions.why_full() or self._why_too_many(filters, "filters")):
+            self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
             return
         self._subscriptions.add(client, envelope.name)
         self._send(client, Envelope(Kind.DONE, envelope.number))
+
+    def _why_too_many(self, names: Collection[str], what: str) -> str:
+        return f"{self._names} {what} are the most (names)" if len(names) >= self._names else ""
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
@@ -242,15 +259,19 @@ class Exchange:
         self._give(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
 
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
-        if self._jobs.queues_of(client) >= _NAMES:
-            self._refuse(client, envelope.number, Refusal.FULL, f"work: {_NAMES} queues are the most")
+        queues = self._jobs.queues_of(client)
+        is_new = envelope.detail and envelope.name not in queues
+        if is_new and (full := self._why_too_many(queues, "queues")):
+            self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
             return
         self._send(client, Envelope(Kind.DONE, envelope.number))
         self._give(self._jobs.work(envelope.name, client, envelope.detail))
 
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
-        if self._calls.services_of(client) >= _NAMES:
-            self._refuse(client, envelope.number, Refusal.FULL, f"serve: {_NAMES} services are the most")
+        services = self._calls.services_of(client)
+        is_new = envelope.detail and envelope.name not in services
+        if is_new and (full := self._why_too_many(services, "services")):
+            self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
             return
         self._calls.serve(envelope.name, client, envelope.detail)
         self._send(client, Envelope(Kind.DONE, envelope.number))
@@ -263,24 +284,34 @@ class Exchange:
             is_away = envelope.peer in self._away
             found = _ABSENT if is_away else self._calls.send(envelope.peer, client, envelope.number)
             what = f"send: {envelope.peer}"
-        if isinstance(found, Call):
-            self._send(found.server, Envelope(Kind.REQUEST, found.number, envelope.name, client, data=envelope.data))
-        elif found:
-            self._refuse(client, envelope.number, Refusal.ABSENT, f"{what}: {found}")
-        else:
+        if found == "":
             self._refuse(client, envelope.number, Refusal.FULL, f"{what}: too many calls are open there")
+        elif not isinstance(found, Call):
+            self._refuse(client, envelope.number, Refusal.ABSENT, f"{what}: {found}")
+        elif full := self._outbox.why_full(found.server, size_of(envelope)):
+            self._calls.finish(found.number, found.server)
+            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
+        else:
+            self._send(found.server, Envelope(Kind.REQUEST, found.number, envelope.name, client, data=envelope.data))
 
     def _answer(self, client: uuid.UUID, envelope: Envelope) -> None:
         """Pass the answer of a worker or a service on. A job and a call never have the same kind of answer."""
-        if envelope.kind is Kind.REPLY or (envelope.kind is Kind.REFUSED and envelope.detail):
+        is_refused = envelope.kind is Kind.REFUSED
+        code, data = (envelope.code, envelope.data) if is_refused else (0, None)
+        if envelope.kind is Kind.REPLY or (is_refused and envelope.detail):
             call = self._calls.finish(envelope.number, client)
-            if call is not None:
-                self._send(call.caller, envelope._replace(number=call.request, peer=client, detail=0))
+            if call is None:
+                return
+            if full := self._outbox.why_full(call.caller, size_of(envelope)):
+                self._refuse(call.caller, call.request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
+            else:
+                answer = Envelope(envelope.kind, call.request, peer=client, code=code, data=envelope.data)
+                self._send(call.caller, answer)
             return
         job, more = self._jobs.finish(envelope.number, client)
         if job is not None:
-            self._done += envelope.kind is Kind.DONE
-            self._send(job.producer, envelope._replace(number=job.request, peer=client))
+            self._done += not is_refused
+            self._send(job.producer, Envelope(envelope.kind, job.request, peer=client, code=code, data=data))
         self._give(more)
 
     def _return(self, client: uuid.UUID, envelope: Envelope) -> None:
@@ -290,46 +321,45 @@ class Exchange:
         for job in jobs:
             assert job.worker is not None
             envelope = Envelope(Kind.JOB, job.number, job.queue, job.producer, detail=job.tries, data=job.data)
-            self._send(job.worker, envelope)
+            job.recall = functools.partial(_recall, self._send(job.worker, envelope))
 
     def _refuse(self, client: uuid.UUID, number: int, why: Refusal, reason: str) -> None:
         self._send(client, Envelope(Kind.REFUSED, number, code=why, data=Stream([reason.encode()])))
 
-    def _send(self, client: uuid.UUID, envelope: Envelope) -> None:
-        delivery = self._queue.put(envelope, client, lane=_CONTROL)
-        delivery.add_done_callback(functools.partial(self._sent, envelope, client))
+    def _send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
+        return self._outbox.send(client, envelope)
 
-    def _sent(self, envelope: Envelope, client: uuid.UUID, delivery: Future[None]) -> None:
-        """Note an envelope that its client has not got. In a thread of netq."""
-        try:
-            error = delivery.exception()
-        except CancelledError:
-            return
-        if isinstance(error, (QueueFull, MessageTooLarge, Closed)):
-            self._undelivered.append((envelope, client, error))
+    def _not_sent(self, unsent: Unsent) -> None:
+        """Answer what was too large, or for a client that is not here. A worker's end gives its jobs to others."""
+        client, envelope, error = unsent
+        if isinstance(error, Closed):
+            if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
+                self._refuse(call.caller, call.request, Refusal.ABSENT, f"{client}: {_ABSENT}")
+        elif envelope.kind is Kind.REPLY:
+            self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
+        elif envelope.kind in (Kind.JOB, Kind.REQUEST):
+            refusal = Envelope(Kind.REFUSED, envelope.number, code=Refusal.FAILED, detail=envelope.kind is Kind.REQUEST)
+            self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
 
-    def _look(self) -> None:
-        """Handle what has changed since the last look: sessions that are over, connections, full queues."""
-        while self._ended:
-            self._leave(self._ended.popleft(), returns=False)
-        known: dict[uuid.UUID, Any] = self._queue.statistics() if self._jobs.counts() or self._calls.services() else {}
-        for client, each in known.items():
-            if each.absent > self._grace and client not in self._away:
-                self._away.add(client)
-                self._leave(client, returns=True)
-            elif each.connected and client in self._away:
-                self._away.discard(client)
-                self._calls.come_back(client)
-                self._give(self._jobs.come_back(client))
-        for _ in range(len(self._undelivered)):
-            self._send_again(*self._undelivered.popleft())
+    def _look_at_connections(self) -> None:
+        """Let clients leave that have had no connection for too long, and come back."""
+        for client, each in self._queue.statistics().items():
+            with self._lock:
+                if each.absent > self._grace and client not in self._away:
+                    self._away.add(client)
+                    self._leave(client, returns=True)
+                elif each.connected and client in self._away:
+                    self._away.discard(client)
+                    self._calls.come_back(client)
+                    self._give(self._jobs.come_back(client))
 
     def _leave(self, client: uuid.UUID, *, returns: bool) -> None:
         """Give a client's jobs to others, and answer the calls to it."""
         if not returns:
             self._away.discard(client)
             self._warned.discard(client)
-            self._acknowledged.pop(client, None)
+            self._outbox.forget(client)
+            self._publications.leave(client)
             self._subscriptions.remove_client(client)
         failed, given = self._jobs.leave(client, returns=returns)
         for job in failed:
@@ -340,18 +370,23 @@ class Exchange:
             what = f"call: '{printable(call.service)}'" if call.service else "send"
             self._refuse(call.caller, call.request, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
 
-    def _send_again(self, envelope: Envelope, client: uuid.UUID, error: Exception) -> None:
-        """Send again what did not fit the client's queue. Refuse what is too large, or for a client that is gone."""
-        if isinstance(error, QueueFull):
-            self._send(client, envelope)
-        elif isinstance(error, Closed):
-            if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
-                self._refuse(call.caller, call.request, Refusal.ABSENT, f"{client}: {_ABSENT}")
-        elif envelope.kind is Kind.REPLY:
-            self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
-        elif envelope.kind in (Kind.JOB, Kind.REQUEST):
-            refusal = Envelope(Kind.REFUSED, envelope.number, code=Refusal.FAILED, detail=envelope.kind is Kind.REQUEST)
-            self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
+
+def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:
+    """Return the options of an exchange's communicator."""
+    options = options or CommunicatorOptions()
+    if not isinstance(options, CommunicatorOptions):
+        raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
+    connection = options.connection
+    if connection.queue_size == ConnectionOptions.queue_size:
+        connection = replace(connection, queue_size=_COPIES)
+    events = replace(options.events, end=_END)
+    serialization = SerializationOptions(_parse, Envelope.pack)
+    return replace(options, connection=connection, events=events, serialization=serialization)
+
+
+def _recall(delivery: Delivery) -> bool:
+    """Take a message back; return whether its client has not got it, and will not."""
+    return delivery.cancel() or not delivery.left
 
 
 _HANDLERS = {  # by kind: the action that permissions name, and what handles it

@@ -1,19 +1,21 @@
 """Topics and the filters that select them, as in MQTT 5, section 4.7. Pure.
 
 A topic is levels between slashes, "plant/3/temperature". In a filter, "+" stands for any one level, and "#" at its end
-for all levels that follow, also none: "plant/#" selects "plant", too. Names of queues and services are topics.
+for all levels that follow, also none: "plant/#" selects "plant", too. As the first level they select no topic that
+begins with "$". Names of queues and services are topics.
 """
 
 from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final
 
 LONGEST = 1024  # bytes of a topic or a filter
 _DEEPEST = 64  # levels
-_CACHED = 4096  # topics whose subscribers are remembered
+_NODES = 250_000  # levels of all filters together: some 120 MB
+_CACHED = 100_000  # topics, and subscribers of them, that are remembered
 _ONE, _REST = "+", "#"
 
 
@@ -41,6 +43,8 @@ def why_wrong(name: str, *, is_filter: bool) -> str:
 
 def covers(wide: str, narrow: str) -> bool:
     """Return whether a filter selects all topics that another one selects. A topic is a filter of itself."""
+    if narrow.startswith("$") and wide[0] in (_ONE, _REST):
+        return False
     ours, theirs = wide.split("/"), narrow.split("/")
     for level, other in itertools.zip_longest(ours, theirs):
         if level == _REST:
@@ -51,21 +55,34 @@ def covers(wide: str, narrow: str) -> bool:
 
 
 class Subscriptions:
-    """Which clients have subscribed to which filters."""
+    """Which clients have subscribed to which filters.
 
-    def __init__(self) -> None:
+    nodes: of the tree of all filters, at most.
+    """
+
+    def __init__(self, nodes: int = _NODES) -> None:
+        self._most = nodes
+        self._nodes = 0
         self._root = _Node()
         self._by_client: dict[uuid.UUID, set[str]] = {}
         self._cache: dict[str, tuple[uuid.UUID, ...]] = {}
+        self._cached = 0  # topics, and subscribers of them
+
+    def why_full(self) -> str:
+        """Return why no filter can be added; "" if one can."""
+        return f"the filters of all clients have {self._nodes} levels already" if self._nodes >= self._most else ""
 
     def add(self, client: uuid.UUID, filter: str) -> None:
         """Add a subscription; harmless if it is there."""
         self._by_client.setdefault(client, set()).add(filter)
         node = self._root
         for level in filter.split("/"):
-            node = node.below.setdefault(level, _Node())
+            if level not in node.below:
+                node.below[level] = _Node()
+                self._nodes += 1
+            node = node.below[level]
         node.clients.add(client)
-        self._cache.clear()
+        self._forget_cache()
 
     def remove(self, client: uuid.UUID, filter: str) -> None:
         """Remove a subscription; harmless if there is none."""
@@ -75,17 +92,17 @@ class Subscriptions:
         filters.remove(filter)
         if not filters:
             del self._by_client[client]
-        self._root.remove(client, filter.split("/"))
-        self._cache.clear()
+        self._nodes -= self._root.remove(client, filter.split("/"))
+        self._forget_cache()
 
     def remove_client(self, client: uuid.UUID) -> None:
         """Remove all subscriptions of a client."""
         for filter in list(self._by_client.get(client, ())):
             self.remove(client, filter)
 
-    def count(self, client: uuid.UUID) -> int:
-        """Return how many filters a client has."""
-        return len(self._by_client.get(client, ()))
+    def filters_of(self, client: uuid.UUID) -> Collection[str]:
+        """Return the filters of a client."""
+        return self._by_client.get(client, set())
 
     def of(self, topic: str) -> tuple[uuid.UUID, ...]:
         """Return the clients with a filter that selects a topic, each once."""
@@ -93,10 +110,15 @@ class Subscriptions:
         if found is None:
             ends = self._root.matching(topic.split("/"), 0)
             found = tuple(dict.fromkeys(client for node in ends for client in node.clients))
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
+            if self._cached + 1 + len(found) > _CACHED:
+                self._forget_cache()
             self._cache[topic] = found
+            self._cached += 1 + len(found)
         return found
+
+    def _forget_cache(self) -> None:
+        self._cache.clear()
+        self._cached = 0
 
 
 class _Node:
@@ -110,21 +132,24 @@ class _Node:
 
     def matching(self, levels: list[str], at: int) -> Iterator[_Node]:
         """Yield the ends of all filters that select these levels, from `at` on."""
-        if rest := self.below.get(_REST):
+        is_hidden = at == 0 and levels[0].startswith("$")  # from wildcards
+        if not is_hidden and (rest := self.below.get(_REST)):
             yield rest
         if at == len(levels):
             yield self
             return
-        for level in (levels[at], _ONE):
+        for level in (levels[at],) if is_hidden else (levels[at], _ONE):
             if node := self.below.get(level):
                 yield from node.matching(levels, at + 1)
 
-    def remove(self, client: uuid.UUID, levels: list[str]) -> None:
-        """Remove a client from the end of a filter, and nodes that are empty then."""
+    def remove(self, client: uuid.UUID, levels: list[str]) -> int:
+        """Remove a client from the end of a filter, and nodes that are empty then; return how many."""
         if not levels:
             self.clients.discard(client)
-            return
+            return 0
         node = self.below[levels[0]]
-        node.remove(client, levels[1:])
-        if not node.clients and not node.below:
-            del self.below[levels[0]]
+        removed = node.remove(client, levels[1:])
+        if node.clients or node.below:
+            return removed
+        del self.below[levels[0]]
+        return removed + 1

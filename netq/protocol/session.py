@@ -76,14 +76,16 @@ class Session:
             message.lane = min(UNORDERED, key=lambda lane: self._sender(lane).delay(message.size))
         if self.closing or self.ended:
             raise Closed(self.peer)
-        if not options.drop_oldest and (limit := self._full(message)):
+        bounded = getattr(message, "bounded", True)  # only a Delivery has it: Outgoing is in C (codec.py)
+        drops = options.drop_oldest and bounded
+        if bounded and not drops and (limit := self._full(message)):
             raise QueueFull(self.peer, limit)
         if message.size > self._peer_size:
             raise MessageTooLarge(self.peer, message.size, self._peer_size)
         sender = self.senders.get(message.lane)
         if sender is None:
             sender = self.senders[message.lane] = self._sender(message.lane)
-        while options.drop_oldest and (oldest := sender.oldest()) and (limit := self._full_lane(sender, message)):
+        while drops and (oldest := sender.oldest()) and (limit := self._full_lane(sender, message)):
             oldest.fail(QueueFull(self.peer, limit, dropped=True))
             sender.drop_oldest()  # after `fail`: an interrupt in between must not lose it silently
         sender.put(message)

@@ -67,6 +67,7 @@ class Delivery(Outgoing, Future[None]):
     # most programs never wait for most deliveries.
 
     guard: Guard
+    bounded = True  # queue_size and queue_bytes hold for it
     _ending: str | None = None  # the final state, while concurrent.futures does not know it yet
     _result = None
     _exception: BaseException | None = None

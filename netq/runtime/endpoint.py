@@ -23,8 +23,9 @@ from netq.io.timers import Timer
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event, Hello, Lost
-from netq.protocol.flow_control import Budget
+from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import KEEP, Memory
+from netq.protocol.receiver import Receiver
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.inbox import Inbox
@@ -164,7 +165,7 @@ class Endpoint:
             log.warning(
                 "%s%s: not connected; closing waits up to %g s (linger) for their return",
                 absent[0],
-                f" and {len(absent) - 1:,} other clients" if len(absent) > 1 else "",
+                f" and {len(absent) - 1:,} other client{'s' * (len(absent) > 2)}" if len(absent) > 1 else "",
                 self.options.connection.linger,
             )
         if connected := sum(peer.link is not None for peer in self.peers.values()):
@@ -260,7 +261,7 @@ class Endpoint:
         """Report the earlier session as closed. A `get(id)` goes on waiting if the peer has the same id again."""
         level = logging.INFO if self.is_server else logging.WARNING
         log.log(level, "%s: it began anew; what it had taken and not answered may be lost with it", id)
-        self._run_event(self.options.events.fin, id)
+        self._session_over(id)
         if peer.id != id:
             self.home.baton.defer(self._inbox.finish, id, Closed(id, "it began anew, under another id"))
 
@@ -464,7 +465,7 @@ class Endpoint:
 
     def _end_earlier(self, id: uuid.UUID, peer: Peer) -> None:
         """End the earlier session of a client that has begun a new one."""
-        self._run_event(self.options.events.fin, id)
+        self._session_over(id)
         peer.loop.call(peer.end, Closed(id, "it began anew"))
 
     def _refuse(self, link: Link, reason: str, code: Code = Code.REFUSED) -> None:
@@ -506,7 +507,7 @@ class Endpoint:
         self.peers = {id: other for id, other in self.peers.items() if other is not peer}
         self.only = None
         if peer.id is not None:
-            self._run_event(self.options.events.fin, peer.id)  # before a `get` raises Closed
+            self._session_over(peer.id)  # before a `get` raises Closed
             self.home.baton.defer(self._inbox.finish, peer.id, error)
         if not (self.is_server or self.closing or peer.session.closing):
             self.only = self._new_peer(new_token())
@@ -517,6 +518,13 @@ class Endpoint:
             self._close_inbox(self._closed() if self.closing else error)
         if self.closing and not self.peers:
             self._finish_closing()
+
+    def _session_over(self, id: uuid.UUID) -> None:
+        """Report the end of a session, after its last message came and before the first one of the peer's next."""
+        if (end := self.options.events.end) is not None:
+            # A receiver of its own, so that the inbox counts the entry as taken, and no session gets room for it.
+            self._inbox.arrived.append((id, end, Receiver(0, CREDIT, self._memories[self.home], merge=True), 1, 0))
+        self._run_event(self.options.events.fin, id)
 
     def _run_event(self, event: Callable[[uuid.UUID], object] | None, peer: uuid.UUID) -> None:
         if event is None:

@@ -104,7 +104,7 @@ def test_exchange_prints_what_the_page_shows(scripts: Open, tmp_path: Path) -> N
         (tmp_path / name).write_text(content)
         exchange = run.start("-m", "netq", "exchange", name)
         assert exchange.stderr is not None
-        assert any("an exchange listens at 0.0.0.0:" in line for line in exchange.stderr)
+        assert any("an exchange waits for clients at 0.0.0.0:" in line for line in exchange.stderr)
         if name == "plain.toml":
             printed = run.start("plant.py").communicate(timeout=LIMIT)[0]
         exchange.send_signal(signal.SIGTERM)

@@ -225,9 +225,15 @@ def test_events(name: str) -> None:
     async def event(peer: uuid.UUID) -> None:
         """Nobody would await it."""
 
-    assert getattr(EventOptions(**{name: print}), name) is print
+    values: dict[str, Any] = {name: print}
+    assert getattr(EventOptions(**values), name) is print
     refused(EventOptions, name, "print")
     refused(EventOptions, name, event)
+
+
+def test_end_of_sessions_is_a_stream_or_none() -> None:
+    assert EventOptions().end is None
+    refused(EventOptions, "end", b"end")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def test_file_sets_limits_and_permissions(tmp_path: Path) -> None:
         ("[exchange]\ntries = 0\n", "exchange.tries: 0; expected a whole number of 1 or more"),
         ("[exchange]\ngrace = -1\n", "exchange.grace: -1; expected seconds"),
         ("[allow]\nx = 1\n", "allow.x: 1; expected a table: begin it with a line [allow.x]"),
+        ("[allow]\n", "allow: no permission; expected a table for each, as in [allow.boards]"),
+        ("[allow.x]\nclients = []\n", 'allow.x.clients: []; expected ids of clients, or "*"'),
         ("[allow.x]\npublish = []\n", 'allow.x.clients: missing; expected a list of ids, or ["*"]'),
         ("[allow.x]\nclients = ['*']\npublsh = []\n", "allow.x.publsh: no such key; expected one of clients, publish"),
         ("[allow.x]\nclients = ['board']\n", "allow.x.clients: 'board'; expected an id"),

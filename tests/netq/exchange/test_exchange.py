@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 import uuid
@@ -44,12 +43,13 @@ class Site:
         self._stack.callback(client.close, LIMIT)
         return client
 
-    def raw(self, exchange: Exchange, **connection: Any) -> netq.Communicator:
+    def raw(
+        self, exchange: Exchange, id: uuid.UUID | None = None, connection: ConnectionOptions | None = None
+    ) -> netq.Communicator:
         """A client of any bytes."""
         plain = SerializationOptions(Envelope.parse, lambda data: data)
-        options = self.options(exchange)
-        changed = dataclasses.replace(options.connection, **connection)
-        options = netq.CommunicatorOptions(options.id, options.netloc, changed, plain)
+        options = self.options(exchange, id)
+        options = netq.CommunicatorOptions(options.id, options.netloc, connection or options.connection, plain)
         queue = netq.new(self._wire.protocol, Purpose.CLIENT, options)
         self._stack.callback(queue.close, 0)
         return queue
@@ -325,7 +325,8 @@ def test_second_worker_or_service_of_a_name_is_refused(site: Site) -> None:
 def test_copies_beyond_a_full_queue_are_dropped_and_counted(site: Site) -> None:
     small = ConnectionOptions(retry_min=0.01, retry_max=0.1, linger=0.2, queue_size=20)
     exchange = site.exchange(connection=small)
-    deaf, quick, publisher = site.raw(exchange, window=1000), site.client(exchange), site.client(exchange)
+    narrow = ConnectionOptions(retry_min=0.01, retry_max=0.1, linger=0.2, window=1000)
+    deaf, quick, publisher = site.raw(exchange, connection=narrow), site.client(exchange), site.client(exchange)
     deaf.put(Envelope(Kind.SUBSCRIBE, 1, "#").pack())
     assert deaf.get(timeout=LIMIT).data.kind is Kind.DONE  # from then on it reads nothing
     done(quick.subscribe("#"))

@@ -151,3 +151,26 @@ def test_limits_are_named() -> None:
     assert found.why_full(5) == "with its 5 bytes, jobs would have more than 10 (job_memory)"
     found.push("a", PRODUCER, 2, Stream())
     assert found.why_full(0) == "2 jobs wait already (jobs)"
+
+
+def test_job_that_has_not_reached_its_worker_is_no_try() -> None:
+    found = jobs(tries=1)
+    first, second = WORKERS[:2]
+    found.work("a", first, 1)
+    (job,) = found.push("a", PRODUCER, 1, Stream([b"x"]))
+    job.recall = lambda: True
+    assert found.leave(first, returns=False) == ([], [])
+    assert found.work("a", second, 1) == [job]
+    assert (job.tries, found.repeated) == (0, 0)
+    job.recall = lambda: False
+    assert found.leave(second, returns=False) == ([job], [])
+
+
+def test_queues_of_a_worker_are_known() -> None:
+    found = jobs()
+    for name in ("a", "b", "c"):
+        found.work(name, WORKERS[0], 1)
+    found.work("b", WORKERS[0], 0)
+    assert list(found.queues_of(WORKERS[0])) == ["a", "c"]
+    found.leave(WORKERS[0], returns=False)
+    assert list(found.queues_of(WORKERS[0])) == []

@@ -54,3 +54,10 @@ def test_any_permission_that_covers_is_enough() -> None:
 def test_wrong_permission_is_named(values: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidOption, match=why):
         Permission(**values)
+
+
+def test_permissions_are_a_list_of_permissions() -> None:
+    with pytest.raises(InvalidOption, match=r"Exchange.permissions: 'a'; expected a list of netq.exchange.Permission"):
+        Permissions(["a"])  # type: ignore[list-item]
+    with pytest.raises(InvalidOption, match=r"Permission.clients: \[\]; expected ids of clients"):
+        Permission([])

@@ -55,7 +55,7 @@ def test_subscribers_are_those_whose_filters_select(
             assert len(found) == len(set(found))
             assert set(found) == {client for client, filter in expected if covers(filter, topic)}
     for client in (A, B, C):
-        assert subscriptions.count(client) == sum(each == client for each, _ in expected)
+        assert len(subscriptions.filters_of(client)) == sum(each == client for each, _ in expected)
         subscriptions.remove_client(client)
     assert not subscriptions._root.below
 
@@ -89,10 +89,34 @@ def test_right_filters(name: str) -> None:
     assert why_wrong(name, is_filter=True) == ""
 
 
+def test_dollar_topics_are_hidden_from_wildcards() -> None:
+    subscriptions = Subscriptions()
+    for client, filter in ((A, "#"), (A, "+/x"), (B, "$SYS/#"), (B, "$SYS/+")):
+        subscriptions.add(client, filter)
+    assert subscriptions.of("$SYS/x") == (B,)
+    assert subscriptions.of("a/x") == (A,)
+    assert not covers("#", "$SYS/x")
+    assert not covers("+/x", "$SYS/x")
+    assert covers("$SYS/#", "$SYS/+")
+
+
+def test_tree_of_all_filters_is_bounded() -> None:
+    subscriptions = Subscriptions(nodes=4)
+    subscriptions.add(A, "a/b/c")
+    subscriptions.add(A, "a/b")
+    assert subscriptions.why_full() == ""
+    subscriptions.add(B, "a/b/d")
+    assert subscriptions.why_full() == "the filters of all clients have 4 levels already"
+    subscriptions.remove_client(B)
+    assert subscriptions.why_full() == ""
+    subscriptions.remove_client(A)
+    assert subscriptions._nodes == 0
+
+
 def test_remembered_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("netq.exchange.topics._CACHED", 10)
+    monkeypatch.setattr("netq.exchange.topics._CACHED", 5)
     subscriptions = Subscriptions()
     subscriptions.add(A, "#")
-    for number in range(100):
-        assert subscriptions.of(str(number)) == (A,)
-        assert len(subscriptions._cache) <= 10
+    for number in range(10):
+        assert subscriptions.of(f"a/{number}") == (A,)
+        assert subscriptions._cached == sum(1 + len(clients) for clients in subscriptions._cache.values()) <= 5

@@ -424,3 +424,16 @@ def test_a_link_that_is_given_up_keeps_nothing_of_the_user_s(
     client.statistics()  # asks the loop: it has heard of it
     data.clear()  # raises BufferError while anybody has a view of it
     proxy.release()
+
+
+def test_end_of_a_session_comes_behind_its_messages(communicators: Communicators) -> None:
+    end = Stream()
+    raw = SerializationOptions(load=lambda data: "end" if data is end else bytes(data), dump=lambda data: data)
+    server = communicators.server(events=EventOptions(end=end), serialization=raw)
+    id = uuid.uuid4()
+    for _ in range(2):  # all is unread until both sessions are over
+        client = communicators.client(server.netloc, id=id, serialization=raw)
+        for future in [client.put(data) for data in (b"1", b"2")]:
+            future.result(LIMIT)
+        client.close(LIMIT)
+    assert [server.get(timeout=LIMIT) for _ in range(6)] == [(id, each) for each in (b"1", b"2", "end") * 2]

@@ -1,0 +1,108 @@
+"""What an exchange sends to its clients besides publications: in order for each client, and bounded.
+
+    send ──► queue.put_unbounded ──► (a thread of netq: delivered, or failed) ──► settle
+
+Netq refuses nothing of this for want of room, so no message overtakes another one. Instead this counts what waits for
+each client. Data beyond the bound of bytes is not sent (`why_full`); a client with too many messages is ended, since it
+does not read. Jobs do not count: the exchange holds their data anyway (netq/exchange/jobs.py).
+
+One thread uses it. Threads of netq only append to `_settled`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from netq.core import Communicator
+from netq.exchange.envelope import Envelope, Kind
+from netq.runtime.delivery import Delivery
+
+log = logging.getLogger("netq")
+
+_LANE = 1  # what has an answer, and answers, pass publications
+
+
+class Unsent(NamedTuple):
+    """A message that its client has not got."""
+
+    client: uuid.UUID
+    envelope: Envelope
+    error: BaseException
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """What waits for a client in its present session."""
+
+    messages: int = 0
+    size: int = 0  # bytes of their data
+    is_ended: bool = False
+
+
+class Outbox:
+    """The messages that wait for the clients of an exchange.
+
+    messages: that may wait for one client; one with more is ended.
+    size:     bytes of data that may wait for one client; one message may have any size.
+    """
+
+    def __init__(self, queue: Communicator, messages: int, size: int) -> None:
+        self._queue = queue
+        self._messages = messages
+        self._size = size
+        self._waiting: dict[uuid.UUID, _Waiting] = {}
+        self._settled: deque[tuple[_Waiting, uuid.UUID, Envelope, BaseException | None]] = deque()
+
+    def why_full(self, client: uuid.UUID, size: int) -> str:
+        """Return why `size` bytes of data are not to be sent to a client; "" if they may be."""
+        waiting = self._waiting.get(client)
+        if waiting is None or not waiting.size or waiting.size + size <= self._size:
+            return ""
+        return f"{waiting.size} of {self._size} bytes wait for {client} already (queue_bytes)"
+
+    def send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
+        """Send a message to a client."""
+        waiting = self._waiting.get(client) or self._waiting.setdefault(client, _Waiting())
+        if envelope.kind is not Kind.JOB:
+            waiting.messages += 1
+            waiting.size += size_of(envelope)
+        if waiting.messages > self._messages and not waiting.is_ended:
+            waiting.is_ended = True
+            log.warning("%s: does not read: %d messages wait for it (answers); ended", client, self._messages)
+            self._queue.expel(client, f"it does not read, and {self._messages} messages wait for it")
+        delivery = self._queue.put_unbounded(envelope, client, lane=_LANE)
+        delivery.add_done_callback(functools.partial(self._done, waiting, client, envelope))
+        return delivery
+
+    def settle(self) -> Iterator[Unsent]:
+        """Count what is delivered or has failed as waiting no more. Yield what has failed."""
+        while self._settled:
+            waiting, client, envelope, error = self._settled.popleft()
+            if envelope.kind is not Kind.JOB:
+                waiting.messages -= 1
+                waiting.size -= size_of(envelope)
+            if not waiting.messages and self._waiting.get(client) is waiting:
+                del self._waiting[client]
+            if error is not None:
+                yield Unsent(client, envelope, error)
+
+    def forget(self, client: uuid.UUID) -> None:
+        """Count anew for a client's next session."""
+        self._waiting.pop(client, None)
+
+    def _done(self, waiting: _Waiting, client: uuid.UUID, envelope: Envelope, delivery: Future[None]) -> None:
+        """Note what has become of a message. In a thread of netq."""
+        if not delivery.cancelled():
+            self._settled.append((waiting, client, envelope, delivery.exception()))
+
+
+def size_of(envelope: Envelope) -> int:
+    """Return the bytes of its data."""
+    return 0 if envelope.data is None else envelope.data.nbytes
