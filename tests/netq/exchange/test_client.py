@@ -24,7 +24,7 @@ from netq.exchange.envelope import Envelope, Kind
 from netq.testing.fixtures import LIMIT
 from netq.testing.log import LogRecorder
 from netq.utils.stream import Stream
-from tests.netq.exchange.test_exchange import HERE, Site, done, error, options_at
+from tests.netq.exchange.test_exchange import HERE, Site, done, error, options_at, until_last
 from tests.wires import NewWire
 
 
@@ -206,7 +206,8 @@ def test_inbox_is_bounded_in_bytes(site: Site) -> None:
     slow, publisher = site.client(exchange, inbox_memory=5_000), site.client(exchange)
     done(slow.subscribe("#"), publisher.publish("a", bytes(9_000)))
     done(publisher.publish("b", bytes(2_000)), publisher.publish("c", bytes(2_000)))
-    done(publisher.send(slow.id, 1))  # behind them: so they are there
+    until_last(slow, bytes(2_000))
+    done(publisher.send(slow.id, 1))
     full = error(publisher.send(slow.id, bytes(4_000)))
     assert isinstance(full, Busy)
     assert str(full).endswith(" of 5000 bytes (inbox_memory)")
