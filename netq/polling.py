@@ -27,10 +27,12 @@ def poll(communicators: Iterable[Communicator], timeout: float | None = None) ->
     Raises InvalidOption without communicators. Raises RuntimeError where `get` does: in events, callbacks and forks,
     and in a handler that has interrupted one of the communicators.
     """
+    expected = "one or more communicators, as netq.new returns them, in a list"
+    expect(isinstance(communicators, Iterable), "poll", communicators, expected)
     watched = list(dict.fromkeys(communicators))
-    expect(bool(watched), "poll: communicators", watched, "one or more communicators")
+    expect(bool(watched), "poll", watched, expected)
     for communicator in watched:
-        expect(isinstance(communicator, Communicator), "poll", communicator, "communicators, as netq.new returns them")
+        expect(isinstance(communicator, Communicator), "poll", communicator, expected)
         communicator._check_not_forked("poll")
         communicator._baton.check("poll")
     check_timeout("poll", timeout)

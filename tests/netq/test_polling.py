@@ -98,11 +98,12 @@ def test_message_returns_to_other_threads_after_poll() -> None:
 @pytest.mark.parametrize(
     ("communicators", "expected"),
     [
-        ([], r"poll: communicators: \[\]; expected one or more communicators"),
-        (["queue"], "poll: 'queue'; expected communicators, as netq.new returns them"),
+        ([], r"poll: \[\]; expected one or more communicators, as netq.new returns them, in a list"),
+        (["queue"], "poll: 'queue'; expected one or more communicators"),
+        (7, "poll: 7; expected one or more communicators"),
     ],
 )
-def test_poll_refuses_what_it_cannot_wait_for(communicators: list[Any], expected: str) -> None:
+def test_poll_refuses_what_it_cannot_wait_for(communicators: Any, expected: str) -> None:
     with pytest.raises(netq.InvalidOption, match=expected):
         netq.poll(communicators)
 

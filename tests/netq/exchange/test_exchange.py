@@ -91,7 +91,7 @@ def until_last(client: Client, data: Any) -> None:
     """Wait until this publication is the last in a client's inbox: answers may pass it."""
     inbox, load = client._inbox, PickleSerializer().load
     with inbox._lock:
-        assert inbox._changed.wait_for(lambda: inbox._waiting and load(inbox._waiting[-1].data) == data, LIMIT)
+        assert inbox._changed.wait_for(lambda: inbox._waiting and load(inbox._waiting[-1].data or b"") == data, LIMIT)
 
 
 def error(future: Future[Any]) -> Exception:
