@@ -298,7 +298,7 @@ def test_wrong_arguments_are_told_at_once(checked: Path, tmp_path: Path, words: 
 
 
 def told(program: Path, folder: Path, words: list[str]) -> tuple[int, str]:
-    parts = [program, *(word.replace("HERE", str(folder)) for word in words)]
+    parts = [str(program), *(word.replace("HERE", str(folder)) for word in words)]
     result = subprocess.run(parts, capture_output=True, text=True, timeout=LIMIT)
     return result.returncode, result.stderr
 
