@@ -44,6 +44,7 @@
 #ifdef NETQ_TLS
 #include <arpa/inet.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #endif
@@ -1008,7 +1009,7 @@ static SSL_CTX *tls_context(const struct credentials *files)
                 SSL_CTX_use_PrivateKey_file(context, files->key, SSL_FILETYPE_PEM) == 1;
     if (!works) {
         warn("TLS cannot be used: expected PEM files of the authority, the certificate and its key");
-        exit(1);
+        exit(2);
     }
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
     SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
@@ -1137,8 +1138,7 @@ struct client {
     struct addrinfo *addresses, *address; /* of the host, and the one to try next */
     bool established;                     /* the link carries bytes */
     bool full;                            /* it takes no more bytes now */
-    bool over;                            /* the session: closed, or ended as `reason` says */
-    char reason[REASON];
+    bool over;                            /* the session: closed, or ended before that */
     int64_t attempt, opened, heard, sent, lost; /* times in milliseconds */
     int64_t superseded[2];                      /* when it was before */
     unsigned failures;                          /* attempts in a row without an INI */
@@ -1168,8 +1168,9 @@ static struct client *netq_open(const struct options *options)
 
 static void end_session(struct client *c, const char *reason)
 {
+    if (reason)
+        warn("%s:%s: %s", c->options.host, c->options.port, reason);
     c->over = true;
-    snprintf(c->reason, sizeof c->reason, "%s", reason);
     link_close(&c->link);
 }
 
@@ -1282,7 +1283,7 @@ static void flush(struct client *c)
         c->sent = milliseconds();
     }
     if (c->session.closed && !c->full)
-        end_session(c, "");
+        end_session(c, NULL);
 }
 
 /* Read once. Returns whether there may be more to read. */
@@ -2151,8 +2152,7 @@ static void converse(struct trainer *t)
     if (told_to_stop && !t->ended)
         send_text(t, "{\"type\":\"Leave\",\"reason\":\"told to stop\"}");
     else if (!t->ended)
-        warn("the session has ended without End: %s; beginning anew",
-             t->client->over ? t->client->reason : "the server has closed");
+        warn("the session has ended without End; beginning anew");
 }
 
 /* ==== 9. Commands ============================================================================================= */
@@ -2164,14 +2164,14 @@ static const char USAGE[] =
     "  echo                  send each message back on its lane, until the server closes\n"
     "  train FILE            take part in the digits federation with the examples in FILE\n"
     "  bench up|down|round SIZE COUNT\n"
-    "  --id UUID             of this client; otherwise a random one\n"
+    "  --id UUID             of this client; otherwise that of its certificate, or a random one\n"
     "  --lane N              of send: 0 to 15\n"
     "  --window BYTES        unread bytes in a lane (4 MiB)\n"
     "  --message-size BYTES  of the largest message that is accepted (1 GiB)\n"
     "  --heartbeat MS        (10000)\n"
     "  --patience MS         without a link, until the session is over (3600000)\n"
     "  --authority FILE      PEM: use TLS; the server needs a certificate of this authority\n"
-    "  --certificate FILE, --key FILE   PEM, of this client\n";
+    "  --certificate FILE, --key FILE   PEM, of this client, for a server that asks for them\n";
 
 static unsigned failed; /* messages of `send` and `bench` that were not acknowledged */
 
@@ -2193,33 +2193,49 @@ static int give_up(const char *what, const char *why)
     return 2;
 }
 
+static bool read_more(FILE *file, uint8_t **data, size_t *size, size_t *room)
+{
+    if (*size == *room) {
+        size_t more = *room ? 2 * *room : 4096;
+        uint8_t *larger = realloc(*data, more);
+        if (!larger)
+            return false;
+        *data = larger;
+        *room = more;
+    }
+    *size += fread(*data + *size, 1, *room - *size, file);
+    return !ferror(file);
+}
+
+/* Read to the end of the file: those of /proc, and pipes, have no size before. */
 static uint8_t *read_file(const char *path, size_t *size)
 {
     FILE *file = fopen(path, "rb");
-    long length = file && !fseek(file, 0, SEEK_END) ? ftell(file) : -1;
-    uint8_t *data = length < 0 ? NULL : allocate((size_t)length + 1);
-    *size = (size_t)length;
-    if (data && (fseek(file, 0, SEEK_SET) || fread(data, 1, *size, file) != *size)) {
+    uint8_t *data = NULL;
+    size_t room = 0;
+    bool works = file;
+    *size = 0;
+    while (works && !feof(file))
+        works = read_more(file, &data, size, &room);
+    if (!works) {
+        give_up(path, strerror(errno));
         free(data);
         data = NULL;
     }
     if (file)
         fclose(file);
-    if (!data)
-        give_up(path, strerror(errno));
     return data;
 }
 
 /* Close, and return the exit status. */
 static int conclude(struct client *c)
 {
-    int64_t patience = c->options.patience;
-    char reason[REASON];
-    snprintf(reason, sizeof reason, "%s", c->reason);
-    if (netq_close(c, patience) && !failed)
-        return 0;
-    warn("the session has not ended in order, %u messages failed%s%s", failed, *reason ? ": " : "", reason);
-    return 1;
+    bool orderly = netq_close(c, c->options.patience);
+    if (failed)
+        warn("the server has not acknowledged %u message%s", failed, failed == 1 ? "" : "s");
+    else if (!orderly)
+        warn("the server has not closed the session");
+    return !orderly || failed;
 }
 
 static int run_send(const struct options *options, unsigned lane, int count, char **files)
@@ -2228,12 +2244,20 @@ static int run_send(const struct options *options, unsigned lane, int count, cha
     for (int i = 0; i < count; i++) {
         size_t size;
         uint8_t *data = read_file(files[i], &size);
-        if (!data)
-            failed++;
-        else
-            netq_put(c, lane, data, size, free_and_count);
+        if (!data) {
+            netq_close(c, 0); /* it has not connected yet */
+            return 2;
+        }
+        netq_put(c, lane, data, size, free_and_count);
     }
     return conclude(c);
+}
+
+static bool is_folder(const char *folder)
+{
+    char path[4096];
+    snprintf(path, sizeof path, "%s/.", folder);
+    return !access(path, W_OK | X_OK);
 }
 
 static bool write_file(const char *folder, uint64_t number, const struct message *m)
@@ -2249,18 +2273,25 @@ static bool write_file(const char *folder, uint64_t number, const struct message
     return works;
 }
 
+/* A message that cannot be written ends the session at once, so that the server's other messages fail there. */
 static int run_get(const struct options *options, uint64_t count, const char *folder)
 {
-    struct client *c = netq_open(options);
+    uint64_t got = 0;
     struct message *m;
-    for (uint64_t i = 0; i < count; i++) {
-        if (!(m = netq_get(c, -1)) || !write_file(folder, i, m))
-            failed++;
-        if (!m)
-            break;
+    if (!is_folder(folder))
+        return give_up(folder, strerror(errno));
+    struct client *c = netq_open(options);
+    while (got < count && (m = netq_get(c, -1))) {
+        bool works = write_file(folder, got++, m);
         free_message(m);
+        if (!works) {
+            netq_close(c, 0);
+            return 1;
+        }
     }
-    return conclude(c);
+    if (got < count)
+        warn("expected %" PRIu64 " messages: the server has sent %" PRIu64, count, got);
+    return conclude(c) || got < count;
 }
 
 static int run_echo(const struct options *options)
@@ -2363,17 +2394,46 @@ static bool read_uuid(const char *text, uint8_t *id)
     return digit == 32;
 }
 
+#ifdef NETQ_TLS
+/* Read the id that a certificate names: one URI urn:uuid:... among its subject alternative names. */
+static bool certificate_id(const char *path, uint8_t *id)
+{
+    static const char prefix[] = "urn:uuid:";
+    FILE *file = fopen(path, "r");
+    X509 *certificate = file ? PEM_read_X509(file, NULL, NULL, NULL) : NULL;
+    GENERAL_NAMES *names = certificate ? X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL) : NULL;
+    int found = 0;
+    for (int i = 0; i < sk_GENERAL_NAME_num(names); i++) {
+        const GENERAL_NAME *name = sk_GENERAL_NAME_value(names, i);
+        const ASN1_STRING *uri = name->type == GEN_URI ? name->d.uniformResourceIdentifier : NULL;
+        char text[64] = "";
+        if (uri)
+            snprintf(text, sizeof text, "%.*s", ASN1_STRING_length(uri), (const char *)ASN1_STRING_get0_data(uri));
+        found += !strncasecmp(text, prefix, strlen(prefix)) && read_uuid(text + strlen(prefix), id);
+    }
+    GENERAL_NAMES_free(names);
+    X509_free(certificate);
+    if (file)
+        fclose(file);
+    return found == 1;
+}
+#endif
+
 /* A whole number of the command line within limits; else the program ends. */
 static uint64_t whole(const char *what, const char *text, uint64_t least, uint64_t most)
 {
-    char *end;
     errno = 0;
-    uint64_t value = strtoull(text, &end, 10);
-    if (errno || *end || digits(text) != strlen(text) || value < least || value > most) {
-        warn("%s %s: expected %" PRIu64 " to %" PRIu64, what, text, least, most);
+    uint64_t value = strtoull(text, NULL, 10);
+    if (errno || !*text || digits(text) != strlen(text) || value < least || value > most) {
+        warn("%s %s: expected a whole number from %" PRIu64 " to %" PRIu64, what, text, least, most);
         exit(2);
     }
     return value;
+}
+
+static bool is_way(const char *text)
+{
+    return !strcmp(text, "up") || !strcmp(text, "down") || !strcmp(text, "round");
 }
 
 static int run(const struct options *options, unsigned lane, int count, char **words)
@@ -2387,14 +2447,41 @@ static int run(const struct options *options, unsigned lane, int count, char **w
         return run_echo(options);
     if (!strcmp(command, "train") && count == 4)
         return run_train(options, words[3]);
-    if (!strcmp(command, "bench") && count == 6)
+    if (!strcmp(command, "bench") && count == 6 && is_way(words[3]))
         return run_bench(options, words[3], whole("SIZE", words[4], 0, 1 << 30), whole("COUNT", words[5], 1, 1 << 30));
     fputs(USAGE, stderr);
     return 2;
 }
 
 #ifndef NETQ_NO_MAIN
-int main(int count, char **words)
+/* Check the files of TLS before the client connects, and find its id. Returns the exit status if something is wrong. */
+static int identify(struct options *options, const char *id)
+{
+    const struct credentials *files = &options->files;
+    const char *paths[] = {files->authority, files->certificate, files->key};
+    if (!files->certificate != !files->key)
+        return give_up("--certificate, --key", "expected both or none");
+    if (files->certificate && !files->authority)
+        return give_up("--certificate, --key", "expected --authority with them: it is what turns TLS on");
+    for (int i = 0; i < 3; i++)
+        if (paths[i] && access(paths[i], R_OK))
+            return give_up(paths[i], strerror(errno));
+    if (id)
+        return read_uuid(id, options->id) ? 0 : give_up(id, "expected a UUID");
+#ifdef NETQ_TLS
+    if (files->certificate && certificate_id(files->certificate, options->id))
+        return 0;
+    if (files->certificate)
+        return give_up(files->certificate, "expected a certificate with one id urn:uuid:..., as of `netq certs issue`");
+#endif
+    random_bytes(options->id, sizeof options->id);
+    options->id[6] = (options->id[6] & 0x0f) | 0x40; /* a UUID of version 4 (RFC 9562) */
+    options->id[8] = (options->id[8] & 0x3f) | 0x80;
+    return 0;
+}
+
+/* Read the options, and move them before the other words. Returns the exit status if something is wrong. */
+static int read_options(int count, char **words, struct options *options, unsigned *lane)
 {
     static const struct option known[] = {
         {"id", required_argument, NULL, 'i'},          {"lane", required_argument, NULL, 'l'},
@@ -2403,59 +2490,64 @@ int main(int count, char **words)
         {"authority", required_argument, NULL, 'a'},   {"certificate", required_argument, NULL, 'c'},
         {"key", required_argument, NULL, 'k'},         {NULL, 0, NULL, 0},
     };
-    struct options options = {
-        .window = 4 << 20, .message_size = 1 << 30, .heartbeat = 10000, .patience = 3600000};
-    unsigned lane = 0;
+    const char *id = NULL;
     int option;
-    random_bytes(options.id, sizeof options.id);
-    options.id[6] = (options.id[6] & 0x0f) | 0x40; /* a UUID of version 4 (RFC 9562) */
-    options.id[8] = (options.id[8] & 0x3f) | 0x80;
     while ((option = getopt_long(count, words, "", known, NULL)) != -1)
         switch (option) {
         case 'i':
-            if (!read_uuid(optarg, options.id))
-                return give_up(optarg, "expected a UUID");
+            id = optarg;
             break;
         case 'l':
-            lane = (unsigned)whole("--lane", optarg, 0, LANES - 1);
+            *lane = (unsigned)whole("--lane", optarg, 0, LANES - 1);
             break;
         case 'w':
-            options.window = whole("--window", optarg, 1, LARGEST_SIZE);
+            options->window = whole("--window", optarg, 1, LARGEST_SIZE);
             break;
         case 'm':
-            options.message_size = whole("--message-size", optarg, 1, LARGEST_SIZE);
+            options->message_size = whole("--message-size", optarg, 1, LARGEST_SIZE);
             break;
         case 'h':
-            options.heartbeat = (int64_t)whole("--heartbeat", optarg, 1, UINT32_MAX);
+            options->heartbeat = (int64_t)whole("--heartbeat", optarg, 1, UINT32_MAX);
             break;
         case 'p':
-            options.patience = (int64_t)whole("--patience", optarg, 1, INT_MAX);
+            options->patience = (int64_t)whole("--patience", optarg, 1, INT_MAX);
             break;
         case 'a':
-            options.files.authority = optarg;
+            options->files.authority = optarg;
             break;
         case 'c':
-            options.files.certificate = optarg;
+            options->files.certificate = optarg;
             break;
         case 'k':
-            options.files.key = optarg;
+            options->files.key = optarg;
             break;
         default:
             return 2;
         }
+#ifndef NETQ_TLS
+    if (options->files.authority || options->files.certificate || options->files.key)
+        return give_up("--authority, --certificate, --key",
+                       "this program was built without TLS: `make TLS=1` builds build/netq-client-tls");
+#endif
+    return identify(options, id);
+}
+
+int main(int count, char **words)
+{
+    struct options options = {
+        .window = 4 << 20, .message_size = 1 << 30, .heartbeat = 10000, .patience = 3600000};
+    unsigned lane = 0;
+    int status = read_options(count, words, &options, &lane);
+    if (status)
+        return status;
     if (count - optind < 3) {
         fputs(USAGE, stderr);
         return 2;
     }
-    if (!options.files.certificate != !options.files.key)
-        return give_up("--certificate, --key", "expected both or none");
-#ifndef NETQ_TLS
-    if (options.files.authority || options.files.certificate)
-        return give_up("--authority", "this program was built without TLS: build it with -DNETQ_TLS -lssl -lcrypto");
-#endif
     signal(SIGPIPE, SIG_IGN); /* OpenSSL writes without MSG_NOSIGNAL */
     options.host = words[optind + 1];
     options.port = words[optind + 2];
+    whole("PORT", options.port, 1, 65535);
     return run(&options, lane, count - optind, words + optind);
 }
 #endif

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -225,7 +226,7 @@ def test_patience_ends(clients: Programs, listener: Listener, tmp_path: Path) ->
     process = clients.start("send", netloc, file(tmp_path, b"hello"), "--patience", 200)
     status, errors = end(process)
     assert status == 1
-    assert "1 messages failed" in errors
+    assert errors.endswith("\nnetq: the server has not acknowledged 1 message\n")
 
 
 @pytest.mark.parametrize("mutual", [False, True])
@@ -240,24 +241,15 @@ def test_tls(clients: Programs, tmp_path: Path, mutual: bool) -> None:
         serialization=BYTES,
         security=netq.SecurityOptions(files.key, files.certificate, authority),
     )
-    own = ("--certificate", client.certificate, "--key", client.key, "--id", identity(client)) if mutual else ()
+    own = ("--certificate", client.certificate, "--key", client.key) if mutual else ()
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         process = clients.start("echo", server.netloc, "--authority", files.authority, *own)
         echo(server, [bytes(size) for size in (0, 1, 4096, 3 * MIB)], lanes=2)
-        security = next(iter(server.statistics().values())).security
+        ((peer, statistics),) = server.statistics().items()
+        security = statistics.security
         assert security is not None
-        assert (security.version, security.identity is not None) == ("TLSv1.3", mutual)
+        assert (security.version, security.identity) == ("TLSv1.3", peer if mutual else None)
     assert end(process) == (0, "")
-
-
-def identity(files: certificates.Files) -> str:
-    text = subprocess.run(
-        ["openssl", "x509", "-in", str(files.certificate), "-noout", "-ext", "subjectAltName"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    return text.partition("urn:uuid:")[2].strip()
 
 
 def test_tls_refuses_another_authority(clients: Programs, tmp_path: Path) -> None:
@@ -272,6 +264,86 @@ def test_tls_refuses_another_authority(clients: Programs, tmp_path: Path) -> Non
         status, errors = end(clients.start("send", server.netloc, file(tmp_path, b"secret"), *words))
         assert status == 1
         assert "the server's certificate is not accepted" in errors
+
+
+# Arguments: what is wrong is said in one line, before the client connects
+
+
+@pytest.mark.parametrize(("path", "least"), [("/proc/cpuinfo", 100), ("/proc/self/maps", 4097), ("/dev/null", 0)])
+def test_sends_files_that_do_not_know_their_size(clients: Programs, path: str, least: int) -> None:
+    with open_server() as server:
+        process = clients.start("send", server.netloc, path)
+        data = server.get(timeout=LIMIT).data
+        assert (len(data) >= least, data[-1:]) == (True, b"\n" if least else b"")
+        assert end(process) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["send", "localhost", "1", "HERE/whole", "HERE/none"], "HERE/none: No such file or directory"),
+        (["send", "localhost", "1", "HERE"], "HERE: Is a directory"),
+        (["train", "localhost", "1", "HERE"], "HERE: Is a directory"),
+        (["get", "localhost", "1", "1", "HERE/none"], "HERE/none: No such file or directory"),
+        (["get", "localhost", "1", "1", "HERE/whole"], "HERE/whole: Not a directory"),
+        *(
+            (["echo", "localhost", port], f"PORT {port}: expected a whole number from 1 to 65535")
+            for port in ("99999", "0", "http", "")
+        ),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(checked: Path, tmp_path: Path, words: list[str], error: str) -> None:
+    (tmp_path / "whole").write_bytes(b"hello")
+    assert told(checked, tmp_path, words) == (2, f"netq: {error}\n".replace("HERE", str(tmp_path)))
+
+
+def told(program: Path, folder: Path, words: list[str]) -> tuple[int, str]:
+    parts = [str(program), *(word.replace("HERE", str(folder)) for word in words)]
+    result = subprocess.run(parts, capture_output=True, text=True, timeout=LIMIT)
+    return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["--certificate", "HERE/c", "--key", "HERE/c"], "--certificate, --key: expected --authority with them"),
+        (["--authority", "HERE/c", "--key", "HERE/c"], "--certificate, --key: expected both or none"),
+        (["--authority", "HERE/none"], "HERE/none: No such file or directory"),
+        (["--authority", "HERE/c"], "TLS cannot be used: expected PEM files"),
+        (["--authority", "HERE/c", "--certificate", "HERE/c", "--key", "HERE/c"], "HERE/c: expected a certificate"),
+    ],
+)
+def test_wrong_files_of_tls_are_told_at_once(checked: Path, tmp_path: Path, words: list[str], error: str) -> None:
+    if not programs.has_openssl():
+        pytest.skip("no header files of OpenSSL here; `apt install libssl-dev` brings them")
+    (tmp_path / "c").write_text("no PEM")
+    status, errors = told(checked, tmp_path, ["echo", "localhost", "1", *words])
+    assert (status, errors.count("\n")) == (2, 1)
+    assert errors.startswith(f"netq: {error}".replace("HERE", str(tmp_path)))
+
+
+def test_get_says_how_many_messages_came(clients: Programs, listener: Listener, tmp_path: Path) -> None:
+    process = clients.start("get", listener.netloc, 2, tmp_path)
+    with listener.accept() as link:
+        link.frame()
+        link.send(greeting(1) + frame(MSG, 1, 1, b"x") + frame(FIN))
+        link.rest()
+    assert end(process) == (1, "netq: expected 2 messages: the server has sent 1\n")
+
+
+def put_one_by_one(server: netq.core.Communicator, peer: uuid.UUID, messages: list[bytes]) -> None:
+    for message in messages:
+        server.put(message, peer).result(LIMIT)
+
+
+def test_get_that_cannot_write_ends_the_session(clients: Programs, tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    with open_server() as server:
+        process = clients.start("get", server.netloc, 2, tmp_path, "--window", 1000)
+        peer = peer_of(server)
+        with pytest.raises(netq.Closed):
+            put_one_by_one(server, peer, [bytes(900)] * 20)
+        assert end(process) == (1, f"netq: {tmp_path}/0: Is a directory\n")
 
 
 # Time
@@ -338,7 +410,9 @@ def test_session_that_the_server_ends(clients: Programs, listener: Listener) -> 
         link.rest()
     status, errors = end(process)
     assert status == 1
-    assert errors.endswith(": session over by the server: taken?over ?\n")
+    _, reason, end_of_session = errors.rstrip().split("netq: ")
+    assert reason.endswith(": session over by the server: taken?over ?\n")
+    assert end_of_session == "the server has not closed the session"
 
 
 def test_gives_up_when_superseded_again_and_again(clients: Programs, listener: Listener) -> None:
@@ -363,14 +437,31 @@ def test_builds_without_warnings_and_without_openssl(tmp_path: Path) -> None:
     program = build(tmp_path, [*programs.STRICT, "-O2"])
     result = subprocess.run([program, "echo", "localhost", "1", "--authority", "x"], capture_output=True, text=True)
     assert result.returncode == 2
-    assert "built without TLS" in result.stderr
+    assert "`make TLS=1` builds build/netq-client-tls" in result.stderr
     assert os.stat(program).st_size < 200_000
+
+
+def test_each_build_has_a_name_of_its_own(tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("no make here; `apt install make` brings it")
+    shutil.copytree(programs.SOURCE.parent, tmp_path / "c", ignore=shutil.ignore_patterns("build"))
+    (tmp_path / "c/build").mkdir()
+    (tmp_path / "c/build/netq-client").touch()
+    for words, end_of_command in {
+        (): "is up to date.",
+        ("TLS=1",): "-DNETQ_TLS -o build/netq-client-tls netq.c -lssl -lcrypto -lm",
+        ("asan",): "-fno-sanitize-recover=all  -o build/netq-client-asan netq.c -lm",
+        ("asan", "TLS=1"): "-DNETQ_TLS -o build/netq-client-tls-asan netq.c -lssl -lcrypto -lm",
+    }.items():
+        command = ["make", "-n", "-C", str(tmp_path / "c"), "--no-print-directory", *words]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert " ".join(end_of_command.split()) in " ".join(printed.split())
 
 
 def test_page_runs_with_its_server(clients: Programs, tmp_path: Path) -> None:
     page = Page("docs/how-to/c.md")
     commands = [row[0].strip("`").split()[1] for row in page.rows("command")]
-    status, usage = end(clients.start("", ("", 0)))
+    status, usage = end(clients.start("", ("", 1)))
     assert (status, [word for word in commands if f"\n  {word}" not in usage]) == (2, [])
     functions = [row[0].strip("`").partition("(")[0] for row in page.rows("function")]
     assert [name for name in functions if f" {name}(" not in programs.SOURCE.read_text().replace("*", " ")] == []

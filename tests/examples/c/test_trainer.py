@@ -154,7 +154,7 @@ def test_signal_ends_it_with_leave(trainer: Conversation) -> None:
 def test_file_of_examples_is_checked(clients: Programs, tmp_path: Path) -> None:
     for bad in (b"", bytes(64), bytes(64) + b"\x0a", b"\x11" + bytes(64)):
         (tmp_path / "bad.u8").write_bytes(bad)
-        status, errors = end(clients.start("train", HERE, tmp_path / "bad.u8"))
+        status, errors = end(clients.start("train", ("127.0.0.1", 1), tmp_path / "bad.u8"))
         assert status == 2
         assert "expected rows of 64 pixels" in errors
 
