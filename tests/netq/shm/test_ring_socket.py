@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import netq
 from netq import AddressError, InvalidOption, NetworkLocation
-from netq.shm import rendezvous
+from netq.shm import bell, rendezvous
 from netq.shm.control import HELLO, RING_SOCKET, ControlSocket, offer_rings
 from netq.shm.ring import HEADER, RingError
 from netq.shm.ring_options import Address
@@ -436,6 +436,31 @@ def test_impossible_number_raises_ring_error(pair: Pair, offset: int) -> None:
     memory[start : start + 8] = b"\xff" * 8
     with pytest.raises(RingError, match=r"says 18446744073709551615, expected 0 to \d+"):
         server.recv(1) if offset == 0 else server.send(b"x")
+
+
+@pytest.mark.parametrize("counter", [0, 2**64 - 2])
+def test_peer_cannot_make_the_bell_block(monkeypatch: pytest.MonkeyPatch, counter: int) -> None:
+    """A hostile peer's bells wait when they are read, or when they are written. `send` and `fileno` do not."""
+
+    def make() -> int:
+        fd = os.eventfd(0, os.EFD_CLOEXEC)
+        os.eventfd_write(fd, counter)
+        return fd
+
+    monkeypatch.setattr(bell, "make", make)
+    with new_pair() as (hostile, sock), ThreadPoolExecutor(1) as other:
+        try:
+            hostile._parts.rings.reader.leave()  # as if it slept
+            assert other.submit(sock.send, b"x").result(LIMIT) == 1
+            hostile.sendall(b"y")
+            assert other.submit(sock.fileno).result(LIMIT) >= 0
+            sock.settimeout(0.001)
+            assert sock.recv(2) == b"y"
+            with pytest.raises(TimeoutError):
+                sock.recv(1)
+        finally:
+            for fd in (hostile._parts.own, hostile._parts.other):  # ends a call that waits
+                os.eventfd_read(fd) if counter else os.eventfd_write(fd, 1)
 
 
 WAITER = """
