@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from benchmarks.meter import pin
 from benchmarks.table import align
+from netq.shm import bell
 
 ROUNDS, TRIPS = 5, 5000
 _FUTEX = {"x86_64": 202, "aarch64": 98}  # numbers of the system call
@@ -30,14 +31,15 @@ _Side = tuple[_Call, _Call]  # wakes the other process; waits until it is woken
 
 
 def eventfds() -> tuple[_Side, _Side]:
-    bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+    bells = [bell.make() for _ in range(2)]
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def side(number: int) -> _Side:
         epoll = select.epoll()
-        epoll.register(bells[number], select.EPOLLIN | select.EPOLLET)
+        epoll.register(bells[number], bell.EDGES)
         epoll.register(ends[number], 0)
-        return lambda: os.eventfd_write(bells[1 - number], 1), epoll.poll
+        epoll.poll(0)  # a new bell counts as rung
+        return lambda: bell.ring(bells[1 - number]), epoll.poll
 
     return side(0), side(1)
 

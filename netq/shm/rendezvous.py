@@ -79,17 +79,17 @@ def is_local(host: str) -> bool:
     return address.is_loopback or address.is_unspecified or _is_bindable(address)
 
 
-def listen(netloc: NetworkLocation) -> ListeningSocket:
-    """Listen; raises AddressError."""
+def listen(netloc: NetworkLocation, option: str = "netloc") -> ListeningSocket:
+    """Listen; raises AddressError, which names the option."""
     if not is_local(netloc.host):
-        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {_not_local(netloc.host)}")
+        raise AddressError(f"cannot listen at {netloc.host}:{netloc.port} ({option}): {_not_local(netloc.host)}")
     try:
         return _listen_at_path(netloc) if netloc.host.startswith("/") else _listen_at_port(netloc)
     except OSError as error:
         where = printable(netloc.host) if netloc.host.startswith("/") else f"{netloc.host}:{netloc.port}"
         advice = "choose another path" if netloc.host.startswith("/") else "choose another port, or 0 for a free one"
         why = error.strerror or str(error)
-        raise AddressError(f"cannot listen at {where} (netloc): {why}; {advice}") from error
+        raise AddressError(f"cannot listen at {where} ({option}): {why}; {advice}") from error
 
 
 def connect(netloc: NetworkLocation) -> socket.socket:
@@ -109,8 +109,7 @@ def connect(netloc: NetworkLocation) -> socket.socket:
 
 def check_client(netloc: NetworkLocation, option: str = "CommunicatorOptions.netloc") -> None:
     """Raise InvalidOption, which names the option, if no server can have this address."""
-    if not is_local(netloc.host):
-        raise InvalidOption(f"{option}: {_not_local(netloc.host)}")
+    check_local(netloc, option)
     if netloc.host.startswith("/"):
         try:
             _check_path(netloc.host)
@@ -118,6 +117,12 @@ def check_client(netloc: NetworkLocation, option: str = "CommunicatorOptions.net
             raise InvalidOption(f"{option}: {printable(netloc.host)}: {error.strerror}") from error
     else:
         tcp.check(netloc)
+
+
+def check_local(netloc: NetworkLocation, option: str) -> None:
+    """Raise InvalidOption, which names the option, if this is the address of another machine."""
+    if not is_local(netloc.host):
+        raise InvalidOption(f"{option}: {_not_local(netloc.host)}")
 
 
 def check_user(sock: socket.socket) -> None:

@@ -10,7 +10,7 @@ from netq.shm import rendezvous
 from netq.shm.control import MAX_RING, MIN_RING
 from netq.validate import expect, is_whole, seconds
 
-Address: TypeAlias = str | tuple[str, int]
+Address: TypeAlias = str | os.PathLike[str] | tuple[str, int]
 
 SPIN = 50e-6  # seconds; `python -m benchmarks.ring --spin 0 20 50` measures it
 _MAX_SPIN = 1.0  # seconds: a longer wait is for the system
@@ -20,14 +20,22 @@ _MAX_TIMEOUT = 1e6  # seconds: the system counts milliseconds in 31 bits
 def read_address(address: Address, least_port: int) -> NetworkLocation:
     """Check an address, and this system; return it as a NetworkLocation."""
     rendezvous.check_system("netq.shm.ring_socket", "a Unix socket or a pure ring (docs/how-to/ring.md)")
+    if isinstance(address, os.PathLike):
+        address = os.fspath(address)
     if isinstance(address, str) and address.startswith("/"):
         netloc = NetworkLocation(address, 0)
     else:
         right = isinstance(address, tuple) and len(address) == 2 and isinstance(address[0], str)
         right = right and address[0] != "" and is_whole(address[1], least_port, 65535)
         example = '"/run/user/1000/ring" or ("localhost", 51966)'
-        expect(right, "address", address, f"a path, or a host and a port from {least_port} to 65535, as in {example}")
+        expect(
+            right,
+            "address",
+            address,
+            f"an absolute path, or a host and a port from {least_port} to 65535, as in {example}",
+        )
         netloc = NetworkLocation(*address)
+    rendezvous.check_local(netloc, "address")
     if least_port:
         rendezvous.check_client(netloc, "address")
     return netloc

@@ -46,7 +46,7 @@ def listen(address: Address, *, spin: float = SPIN) -> Listener:
     netloc, spin = read_address(address, least_port=0), read_spin(spin)
     epoll = select.epoll()
     try:
-        return Listener(rendezvous.listen(netloc), epoll, spin)
+        return Listener(rendezvous.listen(netloc, "address"), epoll, spin)
     except BaseException:
         epoll.close()
         raise
@@ -133,6 +133,8 @@ class RingSocket:
         refused this connection, RingError if the peer has written an impossible number.
         """
         view = _bytes_of(buffer)
+        if view.readonly:
+            raise TypeError("recv_into: a read-only buffer; expected a writable one, such as a bytearray")
         if not view:
             return 0
         with self._receiving:
@@ -226,7 +228,7 @@ class Listener:
         _open.add(self)
 
     @property
-    def address(self) -> Address:
+    def address(self) -> str | tuple[str, int]:
         """The path, or the host and the port."""
         host, port = self._listening.netloc
         return host if host.startswith("/") else (host, port)
@@ -340,6 +342,8 @@ def _left(deadline: float) -> float:
 
 def _bytes_of(data: Buffer) -> memoryview:
     view = memoryview(data)
+    if not view.c_contiguous:
+        raise BufferError("a buffer whose bytes are not contiguous; expected a contiguous one: copy it by bytes(…)")
     return view if view.format == "B" and view.ndim == 1 else view.cast("B")
 
 

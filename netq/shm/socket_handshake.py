@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from netq.errors import ProtocolError
 from netq.io.signal_handlers import suppress
+from netq.shm import bell
 from netq.shm.control import REFUSED, RING_SOCKET, ControlSocket, Packet, RingPair, accept_rings, offer_rings
 
 BELL = 5
 
 
 class Parts(NamedTuple):
-    """The parts of a ring socket. The bells are eventfds: this side's reader sleeps on `own`, the peer's on `other`."""
+    """The parts of a ring socket. The bells (bell.py): this side's reader sleeps on `own`, the peer's on `other`."""
 
     control: ControlSocket
     rings: RingPair
@@ -41,13 +42,14 @@ def offer(control: ControlSocket, size: int) -> Parts:
     bells: list[int] = []
     rings: RingPair | None = None
     try:
-        bells += [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
+        bells += [bell.make()]
+        bells += [bell.make()]
         rings = offer_rings(control, RING_SOCKET, size)
-        for bell in bells:
-            control.send(BELL, fd=bell)
+        for fd in bells:
+            control.send(BELL, fd=fd)
     except BaseException:
-        for bell in bells:
-            os.close(bell)
+        for fd in bells:
+            os.close(fd)
         if rings is not None:
             rings.close()
         raise
@@ -89,8 +91,8 @@ class Arrival:
         self.control.sock.close()
         if self._rings is not None:
             self._rings.close()
-        for bell in self._bells:
-            os.close(bell)
+        for fd in self._bells:
+            os.close(fd)
         self._rings, self._bells = None, []
 
     def _add(self, packet: Packet) -> None:
@@ -98,7 +100,7 @@ class Arrival:
         try:
             if self._rings is None:
                 self._rings = accept_rings(packet, RING_SOCKET)
-            elif kind == BELL and fd is not None and _is_eventfd(fd):
+            elif kind == BELL and fd is not None and bell.is_bell(fd):
                 self._bells.append(fd)
                 fd = None
             else:
@@ -106,8 +108,3 @@ class Arrival:
         finally:
             if fd is not None:
                 os.close(fd)
-
-
-def _is_eventfd(fd: int) -> bool:
-    """Return whether this is an eventfd: a write to any other kind of file could block this process or end it."""
-    return os.readlink(f"/proc/self/fd/{fd}") == "anon_inode:[eventfd]"

@@ -3,12 +3,11 @@
 A wait spins first: it checks the ring for `spin` seconds, in which a peer on another core may answer. Then it stores
 its flag in the ring (ring.py says why no wakeup is lost) and sleeps in the system:
 
-- the reader on an eventfd, its bell, which the peer's writer rings;
+- the reader on an eventfd, its bell, which the peer's writer rings (bell.py);
 - the writer on the connection, where the peer's reader sends WAKE.
 
-Both notice the end of the connection, which is also that of a killed process. The bell is never read: it is watched for
-edges, so each ring of it is one event, and its counter only grows. Each end belongs to one thread at a time; the two
-ends of a socket may belong to different threads.
+Both notice the end of the connection, which is also that of a killed process. Each end belongs to one thread at a time;
+the two ends of a socket may belong to different threads.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import time
 from collections.abc import Callable
 
 from netq.io.signal_handlers import suppress
+from netq.shm import bell
 from netq.shm.control import REFUSED, ControlSocket
 from netq.shm.ring import Reader, Writer
 from netq.text import printable
@@ -81,16 +81,16 @@ class Line:
 
 
 class WaitingReader:
-    """Reads from a ring. `bell` is the eventfd that the peer rings."""
+    """Reads from a ring. The peer rings `own_bell`."""
 
-    def __init__(self, reader: Reader, line: Line, bell: int, spin: float) -> None:
+    def __init__(self, reader: Reader, line: Line, own_bell: int, spin: float) -> None:
         self._reader = reader
         self._line = line
-        self._bell = bell
+        self._bell = own_bell
         self._spin = spin
         self._signals = False  # the descriptor is kept readable while there are bytes
         self._epoll = select.epoll()
-        self._epoll.register(bell, select.EPOLLIN | select.EPOLLET)
+        self._epoll.register(own_bell, bell.EDGES)
         self._epoll.register(line.control.sock, 0)  # only its end, which is always reported
 
     def read_into(self, buffer: memoryview, timeout: float | None) -> int:
@@ -154,17 +154,16 @@ class WaitingReader:
         """Have the descriptor become readable with the next byte; make it so if there is one already."""
         self._poll(0)  # no event is pending from here on
         if not self._reader.sleep():
-            with suppress(BlockingIOError):  # a hostile peer has filled the counter, and is not served
-                os.eventfd_write(self._bell, 1)
+            bell.ring(self._bell)
 
 
 class WaitingWriter:
-    """Writes to a ring. `bell` is the eventfd on which the peer's reader sleeps."""
+    """Writes to a ring. The peer's reader sleeps on `other_bell`."""
 
-    def __init__(self, writer: Writer, line: Line, bell: int, spin: float) -> None:
+    def __init__(self, writer: Writer, line: Line, other_bell: int, spin: float) -> None:
         self._writer = writer
         self._line = line
-        self._bell = bell
+        self._bell = other_bell
         self._spin = spin
 
     def write(self, data: memoryview, timeout: float | None) -> int:
@@ -182,8 +181,7 @@ class WaitingWriter:
             self._wait(timeout, len(data))
             n = writer.write((data,))
         if writer.claim_wakeup():
-            with suppress(BlockingIOError):  # its counter is full: the peer has not slept since
-                os.eventfd_write(self._bell, 1)
+            bell.ring(self._bell)
             if self._line.check_end() and writer.free() < writer.size:  # otherwise it has read everything before
                 self._break()
         return n

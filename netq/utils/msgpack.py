@@ -26,6 +26,8 @@ try:
 except ImportError as error:
     raise ImportError(f"netq.utils.msgpack needs msgspec: pip install '{DISTRIBUTION}[msgpack]'") from error
 
+from netq.utils.msgpack_keys import check_keys
+
 ARRAY, BUFFER = 1, 2  # codes of the extension types
 LIMIT = 2**22  # bytes of msgpack; its values take up to 110 times as much memory
 MAX_BUFFERS = 2**16  # in a message
@@ -49,7 +51,8 @@ class MsgpackSerializer:
 
     type:  what `load` returns, and checks the message against: a dataclass, a msgspec.Struct, a TypedDict, list[int] …
            In it `numpy.ndarray` stands for an array. Default: any values, which arrive as dicts, lists, numbers … Pass
-           a type without Any if you do not trust your peers (docs/explanation/security.md).
+           a type without Any if you do not trust your peers (docs/explanation/security.md). Keys of dicts and members
+           of sets must be str, bytes or of few values: others raise InvalidOption (netq/utils/msgpack_keys.py).
     limit: bytes of msgpack in a message, for `dump` and `load`. Arrays and buffers are not counted.
     """
 
@@ -60,6 +63,7 @@ class MsgpackSerializer:
             self._decoder = msgspec.msgpack.Decoder(type, ext_hook=_Reader(()).value)
         except (TypeError, NameError) as error:  # NameError: an annotation that names nothing
             raise InvalidOption(f"MsgpackSerializer.type: {type!r}; expected a type of msgspec ({error})") from error
+        check_keys("MsgpackSerializer.type", type)
 
     def dump(self, data: Any) -> Stream | bytes:
         """Return the bytes of `data`. Arrays must not change until the future is done. Raises SerializationError."""

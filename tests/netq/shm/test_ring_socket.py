@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 import netq
 from netq import AddressError, InvalidOption, NetworkLocation
-from netq.shm import rendezvous
+from netq.shm import bell, rendezvous
 from netq.shm.control import HELLO, RING_SOCKET, ControlSocket, offer_rings
 from netq.shm.ring import HEADER, RingError
 from netq.shm.ring_options import Address
@@ -217,6 +217,15 @@ def test_reader_that_may_not_write_loses_nothing(pair: Pair) -> None:
     assert server.recv(4) == b"kept"
 
 
+def test_unfit_buffers_are_refused_at_once(pair: Pair) -> None:
+    client, server = pair
+    with pytest.raises(TypeError, match="recv_into: a read-only buffer; expected a writable one"):
+        server.recv_into(b"abc")  # type: ignore[arg-type]
+    for call in (server.recv_into, client.send, client.sendall):
+        with pytest.raises(BufferError, match="not contiguous; expected a contiguous one"):
+            call(memoryview(bytearray(6))[::2])
+
+
 @pytest.mark.parametrize("wait", ["recv", "send"])
 def test_close_ends_a_wait_in_another_thread(pair: Pair, wait: str) -> None:
     client, _ = pair
@@ -298,8 +307,8 @@ def test_path_is_an_address_and_is_removed(tmp_path: Path) -> None:
         with connect(path) as client, listener.accept(LIMIT) as server:
             client.sendall(b"x")
             assert server.recv(1) == b"x"
-        with pytest.raises(AddressError, match=f"cannot listen at {path} .* a server listens there"):
-            listen(path)
+        with pytest.raises(AddressError, match=rf"cannot listen at {path} \(address\): a server listens there"):
+            listen(Path(path))
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(
         FileNotFoundError, match=f"ring socket {path}: No such file .*; a server must listen and accept there"
@@ -318,16 +327,19 @@ def test_port_is_taken_or_empty(listener: Listener) -> None:
         connect(address)
 
 
-@pytest.mark.parametrize("address", ["relative", ("localhost",), ("", 1), ("localhost", 70000), 7, ("localhost", True)])
+@pytest.mark.parametrize(
+    "address", ["relative", Path("relative"), ("localhost",), ("", 1), ("localhost", 70000), 7, ("localhost", True)]
+)
 def test_address_of_another_form_is_refused(address: Address) -> None:
     for call in (listen, connect):
-        with pytest.raises(InvalidOption, match=r"address: .*; expected a path, or a host and a port from"):
+        with pytest.raises(InvalidOption, match=r"address: .*; expected an absolute path, or a host and a port from"):
             call(address)
 
 
 def test_options_out_of_range_are_refused(listener: Listener) -> None:
-    with pytest.raises(InvalidOption, match=r"address: 'aggregator.example' is not this machine"):
-        connect(("aggregator.example", 1))
+    for call in (listen, connect):
+        with pytest.raises(InvalidOption, match=r"address: 'aggregator.example' is not this machine"):
+            call(("aggregator.example", 1))
     for size in (0, 4095, 5000, 2**20 + 4096, True, 4096.0):
         with pytest.raises(InvalidOption, match=r"size: .*; expected a multiple of 4096 from 4096 to 1048576"):
             connect(listener.address, size=size)  # type: ignore[arg-type]
@@ -436,6 +448,33 @@ def test_impossible_number_raises_ring_error(pair: Pair, offset: int) -> None:
     memory[start : start + 8] = b"\xff" * 8
     with pytest.raises(RingError, match=r"says 18446744073709551615, expected 0 to \d+"):
         server.recv(1) if offset == 0 else server.send(b"x")
+
+
+@pytest.mark.parametrize("counter", [0, 2**64 - 2])
+def test_peer_cannot_make_the_bell_block(monkeypatch: pytest.MonkeyPatch, counter: int) -> None:
+    """A hostile peer's bells wait when they are read, or when they are written. `send` and `fileno` do not."""
+
+    def make() -> int:
+        fd = os.eventfd(0, os.EFD_CLOEXEC)
+        os.eventfd_write(fd, counter)
+        return fd
+
+    monkeypatch.setattr(bell, "make", make)
+    with new_pair() as (hostile, sock), ThreadPoolExecutor(1) as other:
+        try:
+            hostile._parts.rings.reader.leave()  # as if it slept
+            assert other.submit(sock.send, b"x").result(LIMIT) == 1
+            hostile.sendall(b"y")
+            assert other.submit(sock.fileno).result(LIMIT) >= 0
+            sock.settimeout(0.001)
+            assert sock.recv(2) == b"y"
+            with pytest.raises(TimeoutError):
+                sock.recv(1)
+        finally:
+            for fd in (hostile._parts.own, hostile._parts.other):  # ends a call that waits
+                os.set_blocking(fd, False)
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd) if counter else os.eventfd_write(fd, 1)
 
 
 WAITER = """
