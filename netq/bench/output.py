@@ -74,9 +74,10 @@ def drawn(path: Path, plots: int = 1) -> Iterator[Any]:
 
     figure = Figure(figsize=(7, 2 + 2.5 * plots), layout="constrained")
     FigureCanvasAgg(figure)  # needs no display, whatever MPLBACKEND is
-    yield figure.subplots(plots, sharex=True)
-    for axes in figure.axes:
-        axes.grid(alpha=0.3)
+    axes = figure.subplots(plots, sharex=True)
+    for each in figure.axes:
+        each.grid(alpha=0.3)
+    yield axes
     figure.savefig(path, format=path.suffix[1:].lower(), dpi=120)
 
 
