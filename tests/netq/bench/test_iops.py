@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import time
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
