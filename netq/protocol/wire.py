@@ -30,7 +30,7 @@ REASON = 256  # bytes of text in a FIN, at most
 _HEADER = struct.Struct("<BBHIQQ")  # kind, flags, lane, length, number, value
 _GREETING = struct.Struct("<4sHH16s16sQQII")  # magic, version, cursors, id, token, and as in Greeting
 _CURSOR = struct.Struct("<HHIQQQ")  # lane, 0, 0, held, partial, limit
-_MIN_SCRATCH, _MAX_SCRATCH = 1024, 64 * 1024  # bytes received at once: little for idle peers, as there may be many
+_MIN_SCRATCH, _MAX_SCRATCH = 1024, 128 * 1024  # bytes received at once: little for idle peers, as there may be many
 
 _NOTHING = memoryview(b"")
 
@@ -279,9 +279,13 @@ class Reader:
         return Frame(_KINDS[kind], flags, lane, length, number, value)
 
     def _compact(self) -> None:
-        """Move the unparsed tail to the front. Use a larger scratch from now on if this one was filled."""
-        if self._high == len(self._scratch) < _MAX_SCRATCH:
-            old, self._scratch = self._scratch, memoryview(bytearray(8 * len(self._scratch)))
+        """Move the unparsed tail to the front. Use a larger scratch from now on if this one was filled.
+
+        Not if a large body has filled it: the rest of that is received elsewhere.
+        """
+        if self._high == len(self._scratch) < _MAX_SCRATCH and len(self._body) <= _MAX_SCRATCH:
+            size = min(8 * len(self._scratch), _MAX_SCRATCH)
+            old, self._scratch = self._scratch, memoryview(bytearray(size))
         elif self._low == self._high:
             self._low = self._high = 0
             return

@@ -23,6 +23,7 @@ from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.events import Event, Failed, Finished, Lost, Opened
 from netq.protocol.receiver import Receiver
+from netq.protocol.sender import SHORT
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.link import Link, certificates_of
@@ -34,7 +35,6 @@ log = logging.getLogger("netq")
 
 _SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back
 EXPLAIN = 1.0  # seconds after which a close that waits logs why
-_LARGE = 64 * 1024  # bytes: the loop's thread sends larger messages, so that `put` does not wait for the copying
 _YIELD_FROM = 256  # messages that wait for the loop's thread: from so many on, `put` yields to it
 # As in Nagle's algorithm: with so many messages unacknowledged, the next wait to be sent together, up to so many.
 _FEW, _MANY = 4, 64
@@ -145,9 +145,9 @@ class Peer:
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= _LARGE:
+        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= SHORT:
             return  # it is sent with those before it
-        if not self.inline or message.size > _LARGE:
+        if not self.inline or message.size > SHORT:
             baton.flush_soon(self)
             if len(outbox) >= _YIELD_FROM:
                 give_way()

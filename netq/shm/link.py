@@ -219,8 +219,8 @@ class Link:
         self.awake = True
         self._reader.wake()
         self._receive()
-        if self._baton.reply_expected and self.peer is not None and not self._ended:
-            self._baton.flush_later_from_loop(self.peer)  # the reply will carry the ACK
+        if self._baton.reply_expected and self.peer is not None and self._sender.empty and not self._ended:
+            self._baton.flush_later_from_loop(self.peer)  # the reply will carry the ACK; a record is not to wait
         elif not self._ended:
             self._send()
         if self._ended:

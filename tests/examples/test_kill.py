@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 ROUNDS = 60
 CLIENTS = 4
 SECOND = 10  # rounds of the aggregator that is started again
-BACK = 10.0  # seconds until a round with all has ended, with retry_max of 5 s
+BACK = 20.0  # seconds until a round with all has ended: retry_max, 5 s, and the training of four on a busy machine
 GOODBYE = 5.0  # seconds
 
 # Training that takes its time, so that there is a middle to be killed in, and rounds left after the restart. It says
@@ -161,10 +161,10 @@ def test_clients_return_to_a_restarted_aggregator(tmp_path: Path, secure: bool) 
     with ExitStack() as stack:
         federation = Federation(tmp_path, stack, certificates.init(tmp_path) if secure else None)
         federation.until_training(0, federation.until(clients=4)["round"] + 1)
-        start = time.monotonic()
         federation.aggregator.kill()
         federation.aggregator.wait()
         federation.start_aggregator(federation.port, rounds=SECOND)
+        start = time.monotonic()  # it listens: loading torch before that is not what is measured
         assert next(federation.rounds)["clients"] == 4
         assert time.monotonic() - start < BACK
         last = federation.finish()

@@ -24,7 +24,7 @@ from netq.protocol.events import Lost
 from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
-from netq.protocol.sender import SMALL, Part
+from netq.protocol.sender import SHORT, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import ANSWER, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
 from netq.testing.lossy_pair import LossyPair
@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("each_codec")
 PEER = uuid.UUID(int=7)
 OPTIONS = ConnectionOptions(transport_size=100, window=10_000)
 PLENTY = 1_000_000
+SMALL = 4096  # bytes: the largest message that `primed` receives on the short path, within its window
 
 
 class Noting(Session):
@@ -639,6 +640,7 @@ VALID = msg(1, 50)
 def primed(options: ConnectionOptions = OPTIONS) -> Noting:
     """A session in which lanes 0 and 3 have received a message, and 0 and 5 have sent three of 10 bytes."""
     one = session(options)
+    one.small = min(one.small, SMALL)
     for lane in (0, 3):
         arrive(one, 1, 5, lane)
     for number in range(6):
@@ -770,6 +772,14 @@ def test_short_path_observes_window_exactly() -> None:
         assert take_small(one, msg(3, behind)) == taken * (24 + behind)
     one = primed(dataclasses.replace(OPTIONS, window=5 + 256 + 50 + 256))
     assert take_small(one, msg(2, 50), msg(3, 0)) == 74, "not even one without bytes may start at the limit"
+
+
+def test_short_path_receives_64_kib_of_data() -> None:
+    one = session(dataclasses.replace(OPTIONS, window=1_000_000))
+    arrive(one, 1, 5)
+    assert SHORT > 64 * 1024
+    for number, size, taken in ((2, SHORT, 1), (3, SHORT + 1, 0)):
+        assert take_small(one, msg(number, size)) == taken * (24 + size)
 
 
 def test_short_path_observes_message_size() -> None:
@@ -932,6 +942,7 @@ def compare_paths(seed: int) -> None:
         get_merge=chance.random() < 0.5,
     )
     short, long = Twin(Session, options), Twin(Long, options)
+    short.session.small = chance.choice([50, 4096, 5000])
     data, step = believable(chance), chance.choice([1, 7, 100, 1000, 10**6])
     while data:
         count, part, data = chance.randrange(6), data[:step], data[step:]

@@ -32,7 +32,7 @@ from tests.netq.parsing import Parser
 ID = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 TOKEN = bytes(range(16))
 GREETING = Greeting(ID, TOKEN, 2**40, 2**26, 10_000, (Cursor(0, 1, 2, 3), Cursor(15, 4, 5, 6)), resume=True, epoch=7)
-IDLE, SCRATCH = 1024, 64 * 1024  # bytes that are received at once, of an idle and of a busy peer
+IDLE, SCRATCH = 1024, 128 * 1024  # bytes that are received at once, of an idle and of a busy peer
 
 FRAMES = {
     "INI": Greeting(ID, TOKEN, 1, 1, 1).frame(),
@@ -95,7 +95,7 @@ def test_all_frames_in_any_division(step: int) -> None:
 
 def test_more_small_frames_than_scratch_holds() -> None:
     frames = [
-        Frame(Kind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 3000)
+        Frame(Kind.MSG, length=n % 50, number=n, value=9, body=bytes([n % 256]) * (n % 50)) for n in range(1, 6000)
     ]
     data = b"".join(frame.whole() for frame in frames)
     assert len(data) > 2 * SCRATCH
@@ -111,6 +111,14 @@ def test_scratch_grows_for_busy_peer() -> None:
     assert one.buffer().nbytes > 8 * IDLE - HEADER_SIZE
     assert len(list(one.feed(10_000 * ping))) == 10_000
     assert one.buffer().nbytes > SCRATCH - HEADER_SIZE
+
+
+def test_scratch_does_not_grow_for_large_bodies() -> None:
+    one = Parser()
+    for number in range(1, 4):
+        large = Frame(Kind.MSG, length=2 * SCRATCH, number=number, value=2 * SCRATCH, body=bytes(2 * SCRATCH))
+        assert list(one.feed(large.whole())) == [large]
+        assert one.buffer().nbytes == IDLE
 
 
 def test_message_header_equals_frame_header() -> None:

@@ -14,6 +14,7 @@ from netq.errors import Closed
 from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.memory import Memory
+from netq.protocol.sender import SHORT
 from netq.protocol.session import Session
 from netq.runtime.peer import Peer
 
@@ -107,8 +108,13 @@ def test_a_message_to_several_peers_waits_for_more(peer: Peer, loop: ALoop) -> N
 
 @pytest.mark.parametrize("audience", [(), (uuid.uuid4(), uuid.uuid4())], ids=["one", "several"])
 def test_the_loops_thread_sends_large_messages(peer: Peer, loop: ALoop, audience: tuple[uuid.UUID, ...]) -> None:
-    post(peer, data=bytes(65 * 1024), audience=audience)
+    post(peer, data=bytes(SHORT + 1), audience=audience)
     assert loop.asked == ["flush_soon"]
+
+
+def test_users_threads_send_64_kib_of_data(peer: Peer, loop: ALoop) -> None:
+    post(peer, data=bytes(64 * 1024 + 200))
+    assert loop.asked == ["try_run"]
 
 
 @pytest.mark.parametrize("gone", [True, False])
