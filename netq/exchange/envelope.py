@@ -1,7 +1,7 @@
 """The head of a message between a client and its exchange, and the bytes of the user's data behind it. Pure.
 
     1 byte kind   1 byte code   2 bytes length of the name   4 bytes detail   8 bytes number   16 bytes id of a client
-    name (UTF-8)   zeros in a message of more than SMALL bytes, up to a multiple of 64   data, as the serialiser made it
+    name (UTF-8)   zeros in a message of more than 4096 bytes, up to a multiple of 64   data, as the serialiser made it
 
 Numbers are little-endian. The exchange reads heads only, and hands large data on without a copy. What the fields mean
 in each kind is in docs/reference/exchange.md.
@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 from netq.buffers import ALIGNMENT
 from netq.errors import Unreadable
-from netq.protocol.sender import SMALL
 from netq.utils.stream import Stream
 
 _HEAD = struct.Struct("<BBHIQ16s")
 _unpack = _HEAD.unpack_from
 _PEER = 16  # bytes: where the id of a client begins; the name follows it
+_SMALL = 4096  # bytes of a message that has no zeros, at most
 _SHORT = 256  # bytes of an id and a name that are remembered, at most
 _new = tuple.__new__  # faster than Envelope(...)
 _NO_CLIENT = uuid.UUID(int=0)
@@ -81,7 +81,7 @@ class Envelope(NamedTuple):
         name = self.name.encode()
         head = _HEAD.pack(self.kind, self.code, len(name), self.detail, self.number, self.peer.bytes) + name
         data = [] if self.data is None else self.data.buffers
-        if len(head) + (self.data.nbytes if self.data else 0) <= SMALL:
+        if len(head) + (self.data.nbytes if self.data else 0) <= _SMALL:
             return b"".join((head, *data))
         return Stream([head + _ZEROS[: -len(head) % ALIGNMENT], *data])
 
@@ -100,7 +100,7 @@ class Envelope(NamedTuple):
         number_of_kind, code, size, detail, number, _ = _unpack(data)
         kind = _KINDS.get(number_of_kind)
         end = _HEAD.size + size
-        start = end if total <= SMALL else end + -end % ALIGNMENT
+        start = end if total <= _SMALL else end + -end % ALIGNMENT
         if kind is None or total < start:
             raise Unreadable(
                 f"kind {number_of_kind}, a name of {size} bytes, {total} bytes in all: no message of netq.exchange"

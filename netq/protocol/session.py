@@ -184,16 +184,16 @@ class Session:
         """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts."""
         # Small messages go straight from the outbox, up to the first of another lane, if no earlier ones wait. Those of
         # a single lane need no turns.
-        parts = False
+        parts, small = False, min(limit, self._small_out)
         if self.outbox and self._takes_all() and (first := self.senders.get(self.outbox[0].lane)) is not None:
             self._turn = first.lane
-            limit -= codec.batch(first, out, self._small_out, limit, self.outbox)
+            limit -= codec.batch(first, out, small, limit, self.outbox)
             if limit <= 0 or not self.outbox:
                 return False
         self.drain()
         if len(self.senders) == 1:
             (only,) = self.senders.values()
-            limit -= only.batch(out, self._small_out, limit)
+            limit -= only.batch(out, small, limit)
             if not only.waiting and only.number >= only.next:
                 return False
         grid = min(limit, self._options.transport_size)

@@ -20,7 +20,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.connection import LEGAL, LENGTH, Connection, State
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SHORT, SMALL, Part
+from netq.protocol.sender import SHORT, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, Greeting, Kind
 from netq.testing.lossy_pair import LossyPair
@@ -919,7 +919,7 @@ def test_pieces_returns_accepted_bodies_as_parts() -> None:
         take = partial(connection.pieces, is_block=_has_audience) if with_parts else connection.to_send
         assert connection.session is not None
         connection.session.put(Outgoing(Stream([bytes(3000), bytes(3000)]), audience=several))
-        connection.session.put(Outgoing(Stream([bytes(SMALL + 1)])))
+        connection.session.put(Outgoing(Stream([bytes(4097)])))
         connection.session.put(Outgoing(Stream([b"for one"])))
         sent.append([piece for _ in range(3) for piece in take(4000, 0.0)])
         assert connection._is_block is None, "a reference to the link would make a cycle"
