@@ -14,14 +14,13 @@ from netq.io.loop import Loop
 from netq.mqtt.channel import Channel, Segment
 from netq.mqtt.multicast.group import Block
 from netq.protocol.connection import Connection
-from netq.protocol.sender import Part
+from netq.protocol.sender import SMALL, Part
 from netq.runtime.link import LinkListener
 from netq.security.identity import Protection
 
 _QUEUE, _REMOTE_QUEUE = 1, 2  # segments queued in the channel; more if it is in another loop
 PREFIX = 256  # bytes of the session that may precede a block, beyond the size of a packet
 _MIN_BLOCK = 4 * 1024  # bytes: smaller parts are sent by unicast
-_MIN_MESSAGE = 64 * 1024  # bytes: smaller messages are sent by unicast
 
 
 class Link:
@@ -145,7 +144,7 @@ class Link:
         whole = part.start % self._block_size == 0 and part.stop == min(
             part.start + self._block_size, part.stream.nbytes
         )
-        return bool(part.audience) and whole and part.stream.nbytes >= _MIN_MESSAGE and part.size >= _MIN_BLOCK
+        return bool(part.audience) and whole and part.stream.nbytes > SMALL and part.size >= _MIN_BLOCK
 
     def _run_in(self, loop: Loop, function: Callable[..., None], *args: object) -> None:
         if self._loop is self._first_loop:

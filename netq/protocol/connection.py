@@ -31,7 +31,7 @@ from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SHORT, Part
+from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
     ANSWER,
@@ -178,7 +178,7 @@ class Connection:
         """
         assert self.session is not None
         self._last_received, self._probed, self.session.confirmed = now, None, True
-        return self._reader.advance_small(n, SHORT)
+        return self._reader.advance_small(n, SMALL)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Process a packet in the link's own memory; return the events, as `received` does."""

@@ -20,8 +20,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.wire import HEADER_SIZE, OVERHEAD, Cursor, Frame, Kind, message_header
 from netq.utils.stream import Stream
 
-SMALL = 63 * 1024  # bytes: messages up to this size are sent whole, in one step; less than MQTT sends by multicast
-SHORT = 65 * 1024  # bytes: up to here, 64 KiB of data and its head, users' threads send, and receive by a copy
+SMALL = 65 * 1024  # bytes: messages up to here, 64 KiB of data and its head, are sent and received whole, in one step
 _SWEEP = 64  # cancelled messages among the waiting: more are removed, or a peer without a link would keep them all
 
 

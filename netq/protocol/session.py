@@ -23,7 +23,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item, Receiver
-from netq.protocol.sender import SHORT, SMALL, Part, Sender
+from netq.protocol.sender import SMALL, Part, Sender
 from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, UNORDERED, Cursor, Frame, Greeting
 
 _pack = struct.Struct("<BBHIQQ").pack
@@ -56,7 +56,7 @@ class Session:
         # Messages between users and lanes.
         self.outbox: deque[Outgoing] = deque()  # messages that `drain` will queue; any thread may append
         self.arrived: deque[Item] = deque() if arrived is None else arrived  # whole, and not taken by the user
-        self.small = min(SHORT, options.message_size)  # bytes: the largest message that the short path receives
+        self.small = min(SMALL, options.message_size)  # bytes: the largest message that the short path receives
         self._small_out = min(SMALL, options.transport_size)  # bytes: the largest message that one step sends
         # The lanes, by number, and which of them send next.
         self.senders: dict[int, Sender] = {}

@@ -23,7 +23,7 @@ from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.events import Event, Failed, Finished, Lost, Opened
 from netq.protocol.receiver import Receiver
-from netq.protocol.sender import SHORT
+from netq.protocol.sender import SMALL
 from netq.protocol.session import Session
 from netq.protocol.wire import Code, Greeting
 from netq.runtime.link import Link, certificates_of
@@ -145,9 +145,9 @@ class Peer:
         session, baton = self.session, self.baton
         outbox = session.outbox
         outbox.append(message)
-        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= SHORT:
+        if 1 < len(outbox) < _MANY and self in baton.unflushed and not baton.needs_wake and message.size <= SMALL:
             return  # it is sent with those before it
-        if not self.inline or message.size > SHORT:
+        if not self.inline or message.size > SMALL:
             baton.flush_soon(self)
             if len(outbox) >= _YIELD_FROM:
                 give_way()

@@ -20,7 +20,7 @@ from netq.protocol.codec import Outgoing
 from netq.protocol.connection import LEGAL, LENGTH, Connection, State
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SHORT, Part
+from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import ANSWER, LEAVING, Code, Frame, Greeting, Kind
 from netq.testing.lossy_pair import LossyPair
@@ -707,7 +707,7 @@ def test_user_thread_takes_small_messages_and_acks() -> None:
     [
         (VALID[Kind.PING].whole(), Kind.PING),
         (Frame(Kind.DROP, number=3, value=7).whole(), Kind.ACK),
-        (whole(3, SHORT + 1)[:500], None),
+        (whole(3, SMALL + 1)[:500], None),
     ],
 )
 def test_other_frames_are_left_to_loop(frame: bytes, kind: Kind | None) -> None:
@@ -760,7 +760,7 @@ def test_whole_frames_left_to_loop_are_lost_with_link(rest: bytes) -> None:
 
 def test_part_of_large_message_left_to_loop_is_kept() -> None:
     connection = talking()
-    assert not receive_whole(connection, whole(2) + whole(3, SHORT + 1)[:524])
+    assert not receive_whole(connection, whole(2) + whole(3, SMALL + 1)[:524])
     connection.detach()
     assert (arrived(connection), held(connection)) == ([b"\2\2"], (2, 500))
 

@@ -24,7 +24,7 @@ from netq.protocol.events import Lost
 from netq.protocol.flow_control import CREDIT, Budget
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
-from netq.protocol.sender import SHORT, Part
+from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
 from netq.protocol.wire import ANSWER, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
 from netq.testing.lossy_pair import LossyPair
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("each_codec")
 PEER = uuid.UUID(int=7)
 OPTIONS = ConnectionOptions(transport_size=100, window=10_000)
 PLENTY = 1_000_000
-SMALL = 4096  # bytes: the largest message that `primed` receives on the short path, within its window
+LITTLE = 4096  # bytes: the largest message that `primed` receives on the short path, within its window
 
 
 class Noting(Session):
@@ -640,7 +640,7 @@ VALID = msg(1, 50)
 def primed(options: ConnectionOptions = OPTIONS) -> Noting:
     """A session in which lanes 0 and 3 have received a message, and 0 and 5 have sent three of 10 bytes."""
     one = session(options)
-    one.small = min(one.small, SMALL)
+    one.small = min(one.small, LITTLE)
     for lane in (0, 3):
         arrive(one, 1, 5, lane)
     for number in range(6):
@@ -721,7 +721,7 @@ STOPS: dict[str, Frame | bytes] = {
     "number 0": msg(0, 10),
     "the largest number": msg(2**64 - 1, 10),
     "beyond the window": msg(3, 10_000 - 527),
-    "larger than is small": msg(3, SMALL + 1),
+    "larger than is small": msg(3, LITTLE + 1),
     "larger than any": Frame(Kind.MSG, length=2**32 - 1, number=3, value=2**32 - 1),
     "a flag": msg(3, 10, flags=1),
     "all flags": msg(3, 10, flags=255),
@@ -763,7 +763,7 @@ def test_short_path_stops_before_other_frames(stop: Frame | bytes, at_once: bool
 
 
 def test_short_path_observes_window_exactly() -> None:
-    for size, taken in ((10_000 - 5 - 256, 0), (SMALL + 1, 0), (SMALL, 1)):
+    for size, taken in ((10_000 - 5 - 256, 0), (LITTLE + 1, 0), (LITTLE, 1)):
         one = primed()
         assert bool(take_small(one, msg(2, size))) is bool(taken)
     for behind, taken in ((0, 1), (100, 1), (101, 0)):
@@ -777,8 +777,8 @@ def test_short_path_observes_window_exactly() -> None:
 def test_short_path_receives_64_kib_of_data() -> None:
     one = session(dataclasses.replace(OPTIONS, window=1_000_000))
     arrive(one, 1, 5)
-    assert SHORT > 64 * 1024
-    for number, size, taken in ((2, SHORT, 1), (3, SHORT + 1, 0)):
+    assert SMALL > 64 * 1024
+    for number, size, taken in ((2, SMALL, 1), (3, SMALL + 1, 0)):
         assert take_small(one, msg(number, size)) == taken * (24 + size)
 
 

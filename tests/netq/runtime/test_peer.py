@@ -14,7 +14,7 @@ from netq.errors import Closed
 from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SHORT
+from netq.protocol.sender import SMALL as LARGEST_SMALL
 from netq.protocol.session import Session
 from netq.runtime.peer import Peer
 
@@ -108,7 +108,7 @@ def test_a_message_to_several_peers_waits_for_more(peer: Peer, loop: ALoop) -> N
 
 @pytest.mark.parametrize("audience", [(), (uuid.uuid4(), uuid.uuid4())], ids=["one", "several"])
 def test_the_loops_thread_sends_large_messages(peer: Peer, loop: ALoop, audience: tuple[uuid.UUID, ...]) -> None:
-    post(peer, data=bytes(SHORT + 1), audience=audience)
+    post(peer, data=bytes(LARGEST_SMALL + 1), audience=audience)
     assert loop.asked == ["flush_soon"]
 
 
