@@ -34,6 +34,8 @@ MAX_KEY_SIZE = 100  # values in a dict's key or a set's member, which are hashed
 MAX_WORK = 2**22  # values that are hashed in keys, compared, or given to constructors, each time they are
 MAX_SAME_HASH = 8  # keys of one dict or set with one hash: looking up n of them takes n**2 steps
 MAX_SAME_HASHES = 1000  # such keys in a message: comparing two may compare long texts
+MAX_NUMBERS = 10_000  # keys of one dict or set that are not texts: a peer can choose n so that they take n**2 steps
+MAX_STEPS = MAX_NUMBERS**2  # such steps of all dicts and sets of a message
 MAX_INT = 4096  # bytes of an integer: hashing and printing it take more than linear time
 _SMALL_INT = 32  # bytes: a larger integer has a part, as containers have
 _FREE_PARTS = 2**15  # parts that any message may have; above, one more for each `_BYTES_A_PART` bytes read
@@ -90,7 +92,7 @@ class _Load:
 
     __slots__ = (
         *("buffers", "classes", "copied", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
-        *("same", "stack", "work"),
+        *("same", "stack", "steps", "work"),
     )
 
     def __init__(
@@ -113,6 +115,7 @@ class _Load:
         self.made = 0  # parts
         self.work = 0  # values hashed, compared, or given to constructors
         self.same = 0  # keys with the hash of another in their dict or set
+        self.steps = 0  # of finding places for keys that are not texts, if their hashes meet in the table
         self.copied = 0  # bytes that constructors have copied
 
     def run(self) -> Any:
@@ -210,12 +213,22 @@ class _Load:
                 self.charge(part.size)
 
     def check_hashes(self, part: _Part, keys: Sequence[Any]) -> None:
-        """Refuse many keys of equal hash: a peer can choose such numbers, and tuples of them, but not such texts."""
+        """Refuse many keys of equal hash, and very many that are not texts: the hashes of texts are secret.
+
+        A peer can choose numbers, and tuples of them, of equal hash. And it can choose numbers of different hashes that
+        look for a free place in a hash table in the same order.
+        """
         if set(map(type, keys)) <= _TEXT:
             if len(set(map(id, keys))) < len(keys):  # comparing two long texts once is enough
                 raise Unreadable("a message sets a key twice")
             return
         hashes = part.hashes = part.hashes or set()
+        self.steps += (2 * len(hashes) + len(keys)) * len(keys)
+        if self.steps > MAX_STEPS:
+            raise Unreadable(
+                f"a message has more than {MAX_NUMBERS} numbers or other keys that are not texts in a dict or set, or "
+                "in all together; expected texts as keys, or two arrays"
+            )
         for key in keys:
             value = hash(key)
             if value in hashes:

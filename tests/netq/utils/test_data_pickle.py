@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from netq.errors import NotAllowed, Unreadable
-from netq.utils.data_pickle import MAX_DEPTH, MAX_KEY_SIZE, MAX_SAME_HASH, MAX_SIZE
+from netq.utils.data_pickle import MAX_DEPTH, MAX_KEY_SIZE, MAX_NUMBERS, MAX_SAME_HASH, MAX_SIZE
 from netq.utils.stream import PickleSerializer, Stream
 from tests.attacks import classes
 from tests.attacks.pickles import PRIME
@@ -204,6 +204,25 @@ def test_keys_of_equal_hash_are_limited() -> None:
     for value in (keys, set(keys), frozenset(keys), {(key,): 1 for key in keys}):
         with pytest.raises(Unreadable, match="keys of equal hash"):
             moved(value)
+
+
+@pytest.mark.parametrize("kind", [dict.fromkeys, set, frozenset])
+def test_numbers_in_a_dict_or_set_are_limited(kind: Callable[[range], Any]) -> None:
+    assert moved(kind(range(MAX_NUMBERS))) == kind(range(MAX_NUMBERS))
+    with pytest.raises(Unreadable, match="more than 10000 numbers or other keys that are not texts"):
+        moved(kind(range(MAX_NUMBERS + 1)))
+
+
+def test_numbers_in_all_dicts_of_a_message_are_limited() -> None:
+    some = [dict.fromkeys(range(MAX_NUMBERS // 10)) for _ in range(101)]
+    assert moved(some[:100]) == some[:100]
+    with pytest.raises(Unreadable, match="or in all together; expected texts as keys, or two arrays"):
+        moved(some)
+
+
+def test_texts_in_a_dict_or_set_are_not_limited() -> None:
+    texts = dict.fromkeys(map(str, range(3 * MAX_NUMBERS)))
+    assert moved([texts, set(texts)]) == [texts, set(texts)]
 
 
 def test_many_dicts_with_the_same_numbers_as_keys() -> None:
