@@ -28,7 +28,12 @@ from netq.security.tls import client_side
 from netq.text import format_netloc, parse_netloc
 from netq.version import DISTRIBUTION, version
 
-_LIBRARIES = {"mqtt": "paho.mqtt.client", "grpc": "grpc"}  # by extra
+_LIBRARIES = {  # by extra
+    "mqtt": "paho.mqtt.client",
+    "grpc": "grpc",
+    "msgpack": "msgspec",
+    "protobuf": "google.protobuf",
+}
 _GOODBYE = 1.0  # seconds to end the session: one that is left would make the next client with its id wait
 _OPTION = re.compile(r"^SecurityOptions\.(\w+): ")
 _EXAMPLE = "example: netq doctor aggregator.local:51966 --authority authority.pem"
