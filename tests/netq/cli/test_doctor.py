@@ -22,7 +22,19 @@ from tests.servers.mosquitto import Mosquitto
 def test_each_feature_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == ["version", "codec", "ssl", "security", "aes", "shm", "mqtt", "grpc", "msgpack", "protobuf", "files"]
+    assert names == [
+        "version",
+        "codec",
+        "ssl",
+        "security",
+        "aes",
+        "shm",
+        "mqtt",
+        "grpc",
+        "msgpack",
+        "protobuf",
+        "files",
+    ]
 
 
 def fact(capsys: pytest.CaptureFixture[str], name: str) -> str:
