@@ -24,7 +24,7 @@ from netq.protocol.flow_control import CREDIT
 from netq.protocol.memory import Memory
 from netq.protocol.receiver import Item, Receiver
 from netq.protocol.sender import SMALL, Part, Sender
-from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, UNORDERED, Cursor, Frame, Greeting
+from netq.protocol.wire import ANY_LANE, HEADER_SIZE, LANES, OVERHEAD, UNORDERED, Cursor, Frame, Greeting
 
 _pack = struct.Struct("<BBHIQQ").pack
 
@@ -63,6 +63,8 @@ class Session:
         self.receivers: dict[int, Receiver] = {}
         self.owed: dict[int, Receiver] = {}  # lanes for which an ACK is due
         self._turn = 0  # the lane that sent last: the next one goes first
+        self.unordered = UNORDERED[0]  # the lane of the last message without order
+        self._unordered_room = 0  # bytes of the next ones that get it, too
         # Figures for `statistics()`. `restart` sets the counts to 0 again.
         self.messages_in = self.messages_out = self.bytes_in = self.bytes_out = 0
         self.round_trip: float | None = None  # seconds, of the last PING that was answered, on any link
@@ -73,7 +75,7 @@ class Session:
         """Queue a message. If this raises Closed, QueueFull or MessageTooLarge, the message is unchanged."""
         options = self._options
         if message.lane == ANY_LANE:
-            message.lane = min(UNORDERED, key=lambda lane: self._sender(lane).delay(message.size))
+            message.lane = self._free_lane(message.size)
         if self.closing or self.ended:
             raise Closed(self.peer)
         bounded = getattr(message, "bounded", True)  # only a Delivery has it: Outgoing is in C (codec.py)
@@ -89,6 +91,18 @@ class Session:
             oldest.fail(QueueFull(self.peer, limit, dropped=True))
             sender.drop_oldest()  # after `fail`: an interrupt in between must not lose it silently
         sender.put(message)
+
+    def _free_lane(self, size: int) -> int:
+        """Return the lane for a message without order: the one on which the least waits.
+
+        Some SMALL bytes in a row get the same lane, if the peer takes them: those of one lane leave together.
+        """
+        limit, _ = self._sender(self.unordered).delay(size)
+        if limit or self._unordered_room <= 0:
+            self.unordered = min(UNORDERED, key=lambda lane: self._sender(lane).delay(size))
+            self._unordered_room = SMALL
+        self._unordered_room -= size + OVERHEAD
+        return self.unordered
 
     def _full(self, message: Outgoing) -> str:
         """Return which limit one more message exceeds, as text; "" if none."""
@@ -123,6 +137,8 @@ class Session:
         queued, room = self.queued, options.queue_bytes - self.bytes_behind
         while outbox:
             message = outbox[0]
+            if message.lane == ANY_LANE:
+                message.lane = self._free_lane(message.size)
             sender = self.senders.get(message.lane)
             if (
                 quick

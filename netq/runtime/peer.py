@@ -25,7 +25,7 @@ from netq.protocol.events import Event, Failed, Finished, Lost, Opened
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL
 from netq.protocol.session import Session
-from netq.protocol.wire import Code, Greeting
+from netq.protocol.wire import ANY_LANE, Code, Greeting
 from netq.runtime.link import Link, certificates_of
 from netq.runtime.statistics import Statistics
 from netq.security.identity import Certificate, Protection
@@ -152,7 +152,7 @@ class Peer:
             if len(outbox) >= _YIELD_FROM:
                 give_way()
             return
-        sender = session.senders.get(message.lane)
+        sender = session.senders.get(session.unordered if message.lane == ANY_LANE else message.lane)
         waits = message.audience or (sender is not None and len(sender.sent) >= _FEW)
         if waits and len(outbox) < _MANY:
             baton.flush_later(self)

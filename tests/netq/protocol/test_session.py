@@ -26,7 +26,7 @@ from netq.protocol.memory import Memory
 from netq.protocol.receiver import Receiver
 from netq.protocol.sender import SMALL, Part
 from netq.protocol.session import Session
-from netq.protocol.wire import ANSWER, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
+from netq.protocol.wire import ANSWER, ANY_LANE, EPOCHS, LEAVING, OVERHEAD, Cursor, Frame, Greeting, Kind, Reader
 from netq.testing.lossy_pair import LossyPair
 from netq.utils.stream import Stream
 from tests.netq.interrupting import interrupted
@@ -162,6 +162,36 @@ def test_small_message_passes_large_one_on_other_lane() -> None:
     put(one, 64, lane=1)
     assert [frame.lane for frame in sent(one, limit=24 + 64)] == [1]
     assert [frame.lane for frame in sent(one, limit=100)] == [0]
+
+
+def without_order(session: Noting, *sizes: int) -> list[int]:
+    """The lanes of such messages, put one after the other."""
+    messages = [Noted(session, size, ANY_LANE) for size in sizes]
+    session.outbox.extend(messages)
+    session.drain()
+    return [message.lane for message in messages]
+
+
+def test_small_messages_without_order_share_a_lane() -> None:
+    one = session(dataclasses.replace(OPTIONS, transport_size=PLENTY), begun=False)
+    one.begin(greeting(credit=PLENTY), 1)
+    shared = SMALL // (100 + OVERHEAD) + 1
+    assert without_order(one, *[100] * shared) == [8] * shared
+    assert without_order(one, 100) == [9], "SMALL bytes wait on the other"
+    assert sorted(frame.lane for frame in sent(one)) == [8] * shared + [9]
+
+
+def test_message_without_order_does_not_wait_for_large_one() -> None:
+    one = session()
+    assert without_order(one, SMALL, 10, 10) == [8, 9, 9]
+    assert put(one, 10, lane=ANY_LANE).lane == 9
+    assert [frame.lane for _ in range(2) for frame in sent(one, limit=100)][:2] == [8, 9]
+
+
+def test_message_without_order_takes_lane_with_room() -> None:
+    one = session(begun=False)
+    one.begin(greeting(credit=1000), 1)
+    assert without_order(one, 500, 500, 500, 10) == [8, 9, 10, 10]
 
 
 def test_lanes_take_turns() -> None:
