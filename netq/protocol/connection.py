@@ -31,7 +31,7 @@ from netq.errors import ProtocolError, strip_tracebacks
 from netq.options import ConnectionOptions
 from netq.protocol.events import Event, Failed, Finished, Hello, Lost, Opened
 from netq.protocol.memory import Memory
-from netq.protocol.sender import SMALL, Part
+from netq.protocol.sender import Part
 from netq.protocol.session import Session
 from netq.protocol.wire import (
     ANSWER,
@@ -178,7 +178,7 @@ class Connection:
         """
         assert self.session is not None
         self._last_received, self._probed, self.session.confirmed = now, None, True
-        return self._reader.advance_small(n, SMALL)
+        return self._reader.advance_small(n, self.session.small)
 
     def feed(self, packet: memoryview, now: float) -> list[Event]:
         """Process a packet in the link's own memory; return the events, as `received` does."""
@@ -238,13 +238,14 @@ class Connection:
         return math.inf if self.closed else self._created + self._timeout
 
     def tick(self, now: float) -> list[Event]:
-        """Send a PING or give the link up, if it is time for that."""
+        """Send a PING or give the link up, if it is time for that. A quiet link needs little memory."""
         events: list[Event] = []
         if self.open:
             if now >= self._silence_ends:
                 self._lose(TimeoutError(f"nothing heard for {now - self._last_received:.1f} s"), events)
             elif now >= self._last_sent + self._options.heartbeat:
                 self._control.append(self._ping(now))
+                self._reader.trim()
         elif now >= self.deadline():
             self._lose(TimeoutError(f"no greeting within {self._timeout:g} s"), events)
         return events

@@ -169,7 +169,6 @@ class Session:
             queued += len(sender.sent)
         return (
             queued <= self._options.queue_size
-            and self._peer_size >= self._small_out
             and not (self.closing or self.ended or self._options.drop_oldest)
         )
 
@@ -200,7 +199,7 @@ class Session:
         """Append the next frames, about `limit` bytes; the lanes take turns. Return whether some bodies are Parts."""
         # Small messages go straight from the outbox, up to the first of another lane, if no earlier ones wait. Those of
         # a single lane need no turns.
-        parts, small = False, min(limit, self._small_out)
+        parts, small = False, min(limit, self._small_out, self._peer_size)
         if self.outbox and self._takes_all() and (first := self.senders.get(self.outbox[0].lane)) is not None:
             self._turn = first.lane
             limit -= codec.batch(first, out, small, limit, self.outbox)

@@ -214,6 +214,11 @@ class Reader:
         self._low = self._high = self._got = 0
         self.frame, self._body = None, _NOTHING
 
+    def trim(self) -> None:
+        """Free the memory of a peer that was busy, if all received bytes have been processed."""
+        if self.empty and len(self._scratch) > _MIN_SCRATCH:
+            self._scratch = memoryview(bytearray(_MIN_SCRATCH))
+
     def buffer(self) -> memoryview:
         """Return the memory for the next bytes: at least one byte."""
         if self.frame is not None:
@@ -254,7 +259,7 @@ class Reader:
     def advance_small(self, n: int, most: int) -> bool:
         """Pass n more bytes to `take`; return False if `advance(0)` must process what it has left.
 
-        That is so if the next frame is whole, or has a body of more than `most` bytes.
+        That is so unless it has left the begin of a MSG with all of a message, which has at most `most` bytes.
         """
         high = self._high + n
         low = self.take(self._scratch, self._low, high)
@@ -266,8 +271,8 @@ class Reader:
         if left < HEADER_SIZE:
             self._compact()
             return True
-        length = _HEADER.unpack_from(self._scratch, self._low)[3]
-        if length > most or HEADER_SIZE + length <= left:
+        kind, _, _, length, _, size = _HEADER.unpack_from(self._scratch, self._low)
+        if kind != Kind.MSG or length != size or size > most or HEADER_SIZE + length <= left:
             return False
         self._compact()
         return True
@@ -281,9 +286,10 @@ class Reader:
     def _compact(self) -> None:
         """Move the unparsed tail to the front. Use a larger scratch from now on if this one was filled.
 
-        Not if a large body has filled it: the rest of that is received elsewhere.
+        Not if a large message has filled it: the rest of that is received elsewhere.
         """
-        if self._high == len(self._scratch) < _MAX_SCRATCH and len(self._body) <= _MAX_SCRATCH:
+        large = self.frame is not None and self.frame.value > _MAX_SCRATCH
+        if self._high == len(self._scratch) < _MAX_SCRATCH and not large:
             size = min(8 * len(self._scratch), _MAX_SCRATCH)
             old, self._scratch = self._scratch, memoryview(bytearray(size))
         elif self._low == self._high:

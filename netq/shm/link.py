@@ -114,13 +114,22 @@ class Link:
 
     def woken(self) -> bool:
         """Take a WAKE from the socket, and receive; for a user's thread that polls."""
-        if not self._control.take_wake():
+        # `working_on` is set before the WAKE is taken, because there will be no other: after an exception of a signal
+        # handler the loop's thread replaces the link.
+        baton = self._baton
+        if self.peer is None:
             return False
+        baton.working_on = self.peer
+        done = self._control.take_wake() and self._receive_after_wake()
+        baton.working_on = None
+        return done
+
+    def _receive_after_wake(self) -> bool:
         # The peer sends WAKE for two reasons: it has written, or it has made room in a ring that was full. What waits
         # for room is sent by the loop's thread.
-        done = not self._sender.blocked and self.receive()
+        done = not self._sender.blocked and self._receive_small()
         if not done:
-            self.go_on()  # there will be no other WAKE
+            self.go_on()
         return done
 
     def sleep(self) -> bool:

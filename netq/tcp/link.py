@@ -29,7 +29,7 @@ from netq.runtime.link import LinkListener, fail
 from netq.security.identity import Protection
 from netq.tcp.send_batch import MAX_BATCH, SendBatch
 
-_SMALL = 64 * 1024  # bytes: up to here, one copy costs less than a longer vector of buffers
+_SMALL = 68 * 1024  # bytes: up to here, a small message and ACKs, one copy costs less than a vector of buffers
 _INLINE_READS = 6  # reads by a user's thread in one call: five TLS records have 64 KiB; the loop does the rest
 _READS = 64  # reads in one turn, at most: the bound where the clock of processor time is coarse
 _WRITES = 4  # batches in one turn, so that the other links of the loop have theirs
