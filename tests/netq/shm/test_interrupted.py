@@ -13,6 +13,7 @@ import pytest
 import netq
 from netq.options import CommunicatorOptions, NetworkLocation, Protocol, Purpose
 from netq.protocol.connection import Connection
+from netq.shm.control import ControlSocket
 
 LIMIT = 20.0
 
@@ -71,3 +72,36 @@ def test_exception_with_a_view_of_the_ring_is_harmless(monkeypatch: pytest.Monke
         finally:
             over.set()
             thread.join()
+
+
+@pytest.mark.usefixtures("alarm")
+def test_wake_up_taken_by_an_interrupted_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_wake, armed = ControlSocket.take_wake, threading.Event()
+
+    def take_and_be_interrupted(self: ControlSocket) -> bool:
+        woken = take_wake(self)
+        if woken and armed.is_set() and threading.current_thread() is threading.main_thread():
+            armed.clear()
+            signal.raise_signal(signal.SIGALRM)
+        return woken
+
+    monkeypatch.setattr(ControlSocket, "take_wake", take_and_be_interrupted)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
+    with (
+        netq.new(Protocol.SHM, Purpose.SERVER, options) as server,
+        netq.new(Protocol.SHM, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put("here").result(LIMIT)
+        server.get(timeout=LIMIT)
+        armed.set()
+        timers = [threading.Timer(seconds, client.put, [seconds]) for seconds in (0.2, 0.4, 0.6)]
+        for timer in timers:
+            timer.start()
+        try:
+            with pytest.raises(Alarm):
+                get_for_ever(server)
+            assert not armed.is_set()
+            assert isinstance(server.get(timeout=LIMIT / 4).data, float)
+        finally:
+            for timer in timers:
+                timer.join()
