@@ -24,15 +24,18 @@ def interrupted(left: int, act: Callable[[], object], *modules: ModuleType) -> b
     files = {module.__file__ for module in modules}
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal left
         if frame.f_code.co_filename not in files:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return count
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
         if event == "opcode":
             left -= 1
             if left < 0:
                 raise Interrupt
-        return trace
+        return count
 
     before = sys.gettrace()
     with use_python():

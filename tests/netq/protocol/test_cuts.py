@@ -28,6 +28,8 @@ STEPS = (1, 2, 7, 1000)
 CLAIMED = 54_500  # cuts that the tests of this module make, at least
 HEADER = struct.Struct("<BBHIQQ")
 HANDSHAKE = 2 * (24 + 64 + 2 * 32)  # bytes of both INIs, with the cursors of two lanes
+GREETING = 24 + 64  # bytes of one INI, without cursors
+RESUMED = 2 * 32 + 72  # bytes behind that: the cursors of two lanes, and the rest of a frame that was cut or two frames
 FRAMES = 1  # extra headers per cut, at most: one for the rest of the chunk that was cut
 CANCELLED = 72  # bytes of the message that is cancelled when a part of it has left; no other is as long
 
@@ -42,6 +44,25 @@ def narrow(merge: bool) -> ConnectionOptions:
 def wide(merge: bool) -> ConnectionOptions:
     """Chunks of 50 bytes; several messages are on their way at once."""
     return ConnectionOptions(transport_size=50, window=600, heartbeat=5.0, get_merge=merge)
+
+
+class Divided(LossyPair):
+    """Delivers in steps where a cut can make a difference, and all else at once, as it was sent.
+
+    The division of a frame matters while a part of it has arrived. So the bytes that are sent at once with the one at
+    which the link is cut arrive in steps, and so do the first of each end behind the next handshake: the rest of what
+    was cut. A conversation that is not cut is divided throughout.
+    """
+
+    def deliver(self, end: End, count: int) -> int:
+        return super().deliver(end, count if self._divides(end) else len(end.wire))
+
+    def _divides(self, end: End) -> bool:
+        if self._cuts and self._cuts[0] - self.moved <= len(end.wire):
+            return True
+        if len(self.links) == 1:
+            return not self._cuts
+        return GREETING <= len(self.links[-1][end is self.server]) < GREETING + RESUMED
 
 
 def close_client(pair: LossyPair) -> None:
@@ -140,7 +161,7 @@ def converse(
     *cuts: int,
     close: Callable[[LossyPair], None] = close_client,
 ) -> LossyPair:
-    pair = LossyPair(options, step=step, limit=options.transport_size + HEADER.size, cuts=cuts)
+    pair = Divided(options, step=step, limit=options.transport_size + HEADER.size, cuts=cuts)
     conversation = Conversation(pair, close)
     conversation.check()
     return pair
@@ -278,7 +299,7 @@ class InPlace(Connection):
         return super().feed(packet[self.read_small(packet, 0, len(packet), now) :], now)
 
 
-class Later(LossyPair):
+class Later(Divided):
     """Has the loops' threads go on before anything is sent."""
 
     def send(self, end: End) -> int:

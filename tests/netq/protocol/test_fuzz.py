@@ -306,28 +306,24 @@ PREFIXES: dict[State, Callable[[bool], bytes]] = {
 quick = settings(max_examples=250, derandomize=True, database=None)
 
 
+# Drawing an input takes longer than trying it, so each is tried in every state, at both ends.
+STATES = tuple(itertools.product(PREFIXES, (True, False)))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("server", [True, False])
-@pytest.mark.parametrize("state", PREFIXES)
-def test_any_bytes_in_any_state(state: State, server: bool) -> None:
-    @quick
-    @given(BYTES, st.sampled_from([1, 5, 24, 1000]), st.booleans())
-    def run(data: bytes, step: int, merge: bool) -> None:
+@quick
+@given(BYTES, st.sampled_from([1, 5, 24, 1000]), st.booleans())
+def test_any_bytes_in_any_state(data: bytes, step: int, merge: bool) -> None:
+    for state, server in STATES:
         attack("any", PREFIXES[state](server) + data, server=server, step=step, merge=merge)
 
-    run()
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", [True, False])
-@pytest.mark.parametrize("state", PREFIXES)
-def test_any_frames_in_any_state(state: State, server: bool) -> None:
-    @quick
-    @given(st.lists(st.one_of(FRAMES, GREETINGS), max_size=12), st.booleans())
-    def run(frames: list[bytes], merge: bool) -> None:
+@quick
+@given(st.lists(st.one_of(FRAMES, GREETINGS), max_size=12), st.booleans())
+def test_any_frames_in_any_state(frames: list[bytes], merge: bool) -> None:
+    for state, server in STATES:
         attack("frames of any kind", PREFIXES[state](server) + b"".join(frames), server=server, merge=merge)
-
-    run()
 
 
 @pytest.mark.slow

@@ -176,6 +176,15 @@ class Broken:
         assert all(message.left or message is begun[-1] or message.withdrawn for message in begun)
         assert len(one) == sum(message.number > 0 or not message.withdrawn for message in there)
 
+    def cursors(self) -> Iterator[tuple[int, int]]:
+        """Where the peer may stand: what it holds, and how much of the next message."""
+        begun = [message for message in self.messages if message.number]
+        most = sum(message.left or message.withdrawn for message in begun)
+        for held in range(self.least, most + 1):
+            yield held, 0
+            if held < len(begun) and begun[held].size > 40:
+                yield held, 40
+
     def go_on(self, held: int, partial: int) -> None:
         """Send the rest over another link to a peer that stands there."""
         one, messages = self.sender, self.messages
@@ -236,17 +245,11 @@ def test_interrupted_sender_keeps_all_messages_in_order(act: str) -> None:
 @pytest.mark.parametrize("act", ACTS)
 def test_interrupted_sender_resumes_from_any_cursor(act: str, cancel: bool) -> None:
     """The peer may have all that was sent, or less. Messages that can be cancelled still can."""
-    for left, _ in enumerate(breaks(act)):
-        for back, partial in itertools.product(range(8), (0, 40)):
+    for left, found in enumerate(breaks(act)):
+        for held, partial in found.cursors():
             broken = Broken(act)
             interrupted(left, broken.act, codec, protocol_receiver, protocol_sender)
             broken.sender.repair()
-            begun = [message for message in broken.messages if message.number]
-            held = len(begun) - back
-            if held < broken.least or (partial and (held == len(begun) or begun[held].size <= partial)):
-                continue
-            if held > sum(message.left or message.withdrawn for message in begun):
-                continue
             for message in broken.messages if cancel else ():
                 if not message.left:
                     message.withdraw()

@@ -982,6 +982,8 @@ def compare_paths(seed: int) -> None:
             twin.take(count)
             twin.send(limit)
         assert short.seen() == long.seen(), seed
+        if long.connection.closed:
+            step = 10**6  # what still comes is not read
     assert short.end() == long.end(), seed
 
 

@@ -410,8 +410,8 @@ def until_through(interrupt: Callable[[int], bool], step: int = 1) -> None:
             return
 
 
-def interrupt_all(talk: Talk, name: str, error: type[BaseException], step: int) -> None:
-    """Interrupt an operation at each `step`-th moment."""
+def interrupt_all(talk: Talk, name: str, error: type[BaseException]) -> None:
+    """Interrupt an operation at each moment."""
 
     def fail() -> None:
         raise error
@@ -423,7 +423,7 @@ def interrupt_all(talk: Talk, name: str, error: type[BaseException], step: int) 
         talk.go_on(wire.where, spare=wire.handled and name.startswith("get"))
         return wire.handled
 
-    until_through(interrupt, step)
+    until_through(interrupt)
 
 
 def attempt(talk: Talk, name: str, record: Record, what: Callable[[], object]) -> None:
@@ -436,31 +436,22 @@ def attempt(talk: Talk, name: str, record: Record, what: Callable[[], object]) -
         talk.report(name, record)
 
 
-FEW = [*((name, "client", 10) for name in OPERATIONS), ("get", "narrow", 1), ("get_in_vain", "in line", 1)]
+AT_EACH_MOMENT = [
+    *((name, "client", error) for name in OPERATIONS for error in ("Interrupt", "TimeIsUp")),
+    ("get", "narrow", "Interrupt"),
+    ("get_in_vain", "in line", "Interrupt"),
+]
 
 
-@pytest.mark.parametrize(("name", "made", "step"), FEW)
-def test_an_exception_now_and_then(
-    name: str, made: str, step: int, files: certificates.Files, record_property: Record
-) -> None:
-    talk = MADE[made](files)
-    attempt(talk, f"{name}, {made}", record_property, lambda: interrupt_all(talk, name, Interrupt, step))
-
-
-@pytest.mark.parametrize(
-    ("made", "error"),
-    [("client", "Interrupt"), ("client", "TimeIsUp")],
-)
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "made", "error"), AT_EACH_MOMENT)
 def test_an_exception_at_each_moment(
     name: str, made: str, error: str, files: certificates.Files, record_property: Record
 ) -> None:
     talk = MADE[made](files)
-    attempt(talk, f"{name}, {made}, {error}", record_property, lambda: interrupt_all(talk, name, ERRORS[error], 1))
+    attempt(talk, f"{name}, {made}, {error}", record_property, lambda: interrupt_all(talk, name, ERRORS[error]))
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_close_that_is_interrupted_is_carried_on_by_the_next(step: int, record_property: Record) -> None:
+def test_a_close_that_is_interrupted_is_carried_on_by_the_next(record_property: Record) -> None:
     total = Total()
 
     def fail() -> None:
@@ -476,7 +467,7 @@ def test_a_close_that_is_interrupted_is_carried_on_by_the_next(step: int, record
         total.add(talk)
         return wire.handled
 
-    until_through(interrupt, step)
+    until_through(interrupt)
     total.report("close", record_property)
 
 
@@ -576,11 +567,8 @@ def signals(seconds: float) -> Iterator[None]:
         sender.join(LIMIT)
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("made", MADE)
-def test_an_exception_at_random_moments(
-    made: str, count: int, files: certificates.Files, record_property: Record
-) -> None:
+def test_an_exception_at_random_moments(made: str, files: certificates.Files, record_property: Record) -> None:
     talk = MADE[made](files)
     armed = False
 
@@ -606,7 +594,7 @@ def test_an_exception_at_random_moments(
     def interrupt_all() -> None:
         signal.signal(SIGNAL, fail)
         with signals(0.002):
-            while talk.counts["interrupts"] < count:
+            while talk.counts["interrupts"] < 1000:
                 talk.go_on(spare=interrupt())
 
     attempt(talk, f"random, {made}", record_property, interrupt_all)
