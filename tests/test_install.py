@@ -30,8 +30,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     [wheel] = folder.glob("*.whl")
     programs = folder / "venv" / "bin"
-    install = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "--no-index"]
-    subprocess.run([*install, *quiet, wheel], check=True, env={})
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
+    subprocess.run([*pip, "install", *quiet, "--no-index", wheel], check=True, env={})
     return programs
 
 
