@@ -27,10 +27,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     quiet = ["-q", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([sys.executable, "-m", "pip", "wheel", *quiet, "-w", folder, source], check=True, timeout=110)
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
     [wheel] = folder.glob("*.whl")
     programs = folder / "venv" / "bin"
-    subprocess.run([programs / "python", "-m", "pip", "install", *quiet, "--no-index", wheel], check=True, env={})
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python")]
+    subprocess.run([*pip, "install", *quiet, "--no-index", wheel], check=True, env={})
     return programs
 
 

@@ -19,7 +19,7 @@ import pytest
 from netq.security import certificates
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 60
+ROUNDS = 30
 CLIENTS = 4
 SECOND = 10  # rounds of the aggregator that is started again
 BACK = 20.0  # seconds until a round with all has ended: retry_max, 5 s, and the training of four on a busy machine
