@@ -52,7 +52,8 @@ class KilledSenders:
         self._wire = wire
         self._whole = np.frombuffer(os.urandom(SIZE), np.uint8)
         self._resident: list[int] = []
-        self._server = children.start("ledger", wire, Purpose.SERVER)
+        at_once = {"takeover_grace": 0.0}  # a successor need not wait until its predecessor is surely dead
+        self._server = children.start("ledger", wire, Purpose.SERVER, connection=at_once)
         self.netloc = NetworkLocation(*self._server.receive()["netloc"])
 
     def play(self, netloc: NetworkLocation, kill: Killer) -> None:
