@@ -1,6 +1,8 @@
 # One line a target. Everything runs in .venv, which `setup` makes and keeps up to date.
 PYTHON ?= python3
 RUN = .venv/bin/python
+# Many tests start processes: without compiled files, each of them would compile netq again.
+export PYTHONDONTWRITEBYTECODE =
 PIP = $(RUN) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: setup tools broker demo test unit other flower faults fuzz soak check docs pictures bench bench-federation wheel wheel-aarch64 bundle test-aarch64 clean

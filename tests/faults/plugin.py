@@ -7,7 +7,9 @@ while no other test does, in any process. This is a readers-writer lock without 
     every test:  lock `turnstile` ──► lock `room` ──► unlock `turnstile` ──► run ──► unlock `room`
 
 The lock of `room` is shared, but exclusive for a test that runs alone. That test keeps `turnstile` while it waits for
-`room`, so that no other test overtakes it. Both are file locks, which the system releases when a process dies.
+`room`, so that no other test overtakes it. It keeps `room` for the next test of its process if that runs alone too:
+else each would wait again for the tests of other processes, which stand still meanwhile. Both are file locks, which the
+system releases when a process dies.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import fcntl
 import re
 import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 _FOLDER = pytest.StashKey[str]()
+_STAY = pytest.StashKey[ExitStack | None]()  # of a process that keeps `room`
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _WORKER_INPUT = "netq_tests_folder"  # key of the locks' folder in the input of a worker process
 
@@ -44,25 +47,31 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # alone first: later, each would wait for a slow test
-        items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+        items.sort(key=lambda item: not _alone(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside of pytest-timeout: waiting does not count
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     folder = getattr(item.config, "workerinput", {}).get(_WORKER_INPUT)
     if folder is None:  # there is no other process
         return (yield)
-    with _admission(Path(folder), alone=item.get_closest_marker("alone") is not None):
-        return (yield)
+    with item.config.stash.get(_STAY, None) or _admission(Path(folder), alone=_alone(item)) as stay:
+        result = yield
+        kept = _alone(item) and nextitem is not None and _alone(nextitem)
+        item.config.stash[_STAY] = stay.pop_all() if kept else None
+        return result
 
 
-@contextmanager
-def _admission(folder: Path, *, alone: bool) -> Iterator[None]:
+def _alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
+
+
+def _admission(folder: Path, *, alone: bool) -> ExitStack:
     with ExitStack() as stay:
         with ExitStack() as passing:
             _lock(passing, folder / "turnstile", fcntl.LOCK_EX)
             _lock(stay, folder / "room", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        return stay.pop_all()
 
 
 def _lock(stack: ExitStack, path: Path, how: int) -> None:

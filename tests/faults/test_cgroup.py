@@ -81,7 +81,6 @@ def cgroup() -> Iterator[Cgroup]:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_server_in_256_mib_receives_ten_messages_of_64_mib(
     cgroup: Cgroup, communicators: Communicators, wire: Wire, figure: Figure
 ) -> None:

@@ -37,8 +37,8 @@ MIB = 1024**2
 # 8: a client is killed while it sends
 
 
-SIZE = 64 * MIB  # bytes of the large message
-SLACK = {"grpc": 36 * MIB}  # without a kill, a gRPC server grows by 89 MiB with messages of 64 MiB
+SIZE = 32 * MIB  # bytes of the large message
+SLACK = {"grpc": 32 * MIB}  # without a kill, a gRPC server grows by 25 MiB more than its message
 OFFSETS = (1, 23, 100_000, SIZE // 2 + 1, SIZE - 1)
 Killer = Callable[[Child], bool]
 
@@ -52,7 +52,8 @@ class KilledSenders:
         self._wire = wire
         self._whole = np.frombuffer(os.urandom(SIZE), np.uint8)
         self._resident: list[int] = []
-        self._server = children.start("ledger", wire, Purpose.SERVER)
+        at_once = {"takeover_grace": 0.0}  # a successor need not wait until its predecessor is surely dead
+        self._server = children.start("ledger", wire, Purpose.SERVER, connection=at_once)
         self.netloc = NetworkLocation(*self._server.receive()["netloc"])
 
     def play(self, netloc: NetworkLocation, kill: Killer) -> None:
@@ -80,7 +81,7 @@ class KilledSenders:
         limit = SIZE + SLACK.get(self._wire.kind, 20 * MIB)
         figure(
             "8 client killed",
-            f"{self._wire.kind}: no part delivered; with a message of 64 MiB after each kill the server has grown by "
+            f"{self._wire.kind}: no part delivered; with a message of 32 MiB after each kill the server has grown by "
             f"{growth / MIB:.0f} MiB, limit {limit / MIB:.0f} MiB",
         )
         assert growth < limit

@@ -55,6 +55,7 @@ PARAMETERS = [
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("kind", LOOPS)
 @pytest.mark.parametrize("check", PARAMETERS)
 def test_conformance(check: Callable[[Make], None], kind: str) -> None:

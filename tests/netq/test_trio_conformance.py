@@ -52,6 +52,7 @@ class ElsewhereInTrio(Elsewhere):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fewer")
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
 def test_conformance(check: Callable[[Make], None]) -> None:
     with closing(ElsewhereInTrio()) as elsewhere:

@@ -44,7 +44,6 @@ def lateness(client: Communicator, server: Communicator) -> float | None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_small_messages_pass_a_large_one_on_a_link_of_1_mbit(on_both: OnBoth, figure: Figure) -> None:
     """The large message would take 35 s, so the link is made fast again after the small ones."""
 

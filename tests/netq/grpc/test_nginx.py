@@ -163,15 +163,11 @@ def test_heartbeat_keeps_a_link_within_nginx_timeout(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "setting", ["grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout"]
-)
-def test_other_timeouts_of_nginx_have_no_effect(
-    communicators: Communicators, behind: Behind, log: LogRecorder, setting: str
-) -> None:
+def test_other_timeouts_of_nginx_have_no_effect(communicators: Communicators, behind: Behind, log: LogRecorder) -> None:
     """docs/how-to/transport.md names those that do; for those here the default is as good as any."""
+    settings = ("grpc_send_timeout", "send_timeout", "keepalive_timeout", "grpc_connect_timeout", "lingering_timeout")
     server = communicators.server()
-    client = to(behind(server.netloc, **{setting: "1s"}), communicators)
+    client = to(behind(server.netloc, **dict.fromkeys(settings, "1s")), communicators)
     introduce(server, client)
     with pytest.raises(TimeoutError):
         server.get(timeout=2.5)
