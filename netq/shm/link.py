@@ -85,18 +85,19 @@ class Link:
 
     def receive(self) -> bool:
         """Receive small messages and ACKs in a user's thread; return False if the loop's thread has to continue."""
-        # As in netq/tcp/link.py: `working_on` is set while the link is in the middle of a step, and what waits for the
-        # loop's thread comes first. The ring is awake while this thread looks into it, so the peer sends no WAKE.
-        baton, peer = self._baton, self.peer
-        if (
-            peer is None
-            or self._closing
-            or self._ended
-            or self._scheduled
-            or self.connection.buffer_for_small() is None
-        ):
+        if self.peer is None:
             return False
-        baton.working_on = peer
+        # As in netq/tcp/link.py: `working_on` is set while the link is in the middle of a step.
+        self._baton.working_on = self.peer
+        done = self._receive_small(self.peer)
+        self._baton.working_on = None
+        return done
+
+    def _receive_small(self, peer: Worker) -> bool:
+        # What waits for the loop's thread comes first. The ring is awake while this thread looks into it, so the peer
+        # sends no WAKE.
+        if self._closing or self._ended or self._scheduled or self.connection.buffer_for_small() is None:
+            return False
         self.awake = True
         self._reader.wake()
         try:
@@ -108,26 +109,24 @@ class Link:
             fail(self._loop, self._lose, error)
         session = self.connection.session
         if session is not None and (session.owed or session.ready):
-            baton.flush_later(peer)
-        baton.working_on = None
+            self._baton.flush_later(peer)
         return not self._scheduled
 
     def woken(self) -> bool:
         """Take a WAKE from the socket, and receive; for a user's thread that polls."""
-        # `working_on` is set before the WAKE is taken, because there will be no other: after an exception of a signal
-        # handler the loop's thread replaces the link.
-        baton = self._baton
         if self.peer is None:
             return False
-        baton.working_on = self.peer
-        done = self._control.take_wake() and self._receive_after_wake()
-        baton.working_on = None
+        # `working_on` is set before the WAKE is taken, because there will be no other: after an exception of a signal
+        # handler the loop's thread replaces the link.
+        self._baton.working_on = self.peer
+        done = self._control.take_wake() and self._receive_woken(self.peer)
+        self._baton.working_on = None
         return done
 
-    def _receive_after_wake(self) -> bool:
+    def _receive_woken(self, peer: Worker) -> bool:
         # The peer sends WAKE for two reasons: it has written, or it has made room in a ring that was full. What waits
         # for room is sent by the loop's thread.
-        done = not self._sender.blocked and self._receive_small()
+        done = not self._sender.blocked and self._receive_small(peer)
         if not done:
             self.go_on()
         return done

@@ -282,6 +282,20 @@ def test_busy_connection_sends_no_ping() -> None:
     assert connection.deadline() == 119.0
 
 
+def test_quiet_link_needs_little_memory() -> None:
+    """It keeps the memory of its busy time up to the next heartbeat, and what has come of a frame."""
+    connection = talking()
+    idle = connection.buffer().nbytes
+    for rest, kept in ((b"", False), (whole(2)[:10], True)):
+        connection.feed(memoryview(Frame(Kind.PING).header() * 1000 + rest), 0.0)
+        busy = connection.buffer().nbytes
+        assert busy > 4 * idle
+        assert connection.tick(connection.deadline()) == []
+        assert (connection.buffer().nbytes == busy) is kept
+    connection.feed(memoryview(whole(2)[10:]), 20.0)
+    assert arrived(connection) == [b"\2\2"]
+
+
 def test_link_is_lost_after_missed_heartbeats() -> None:
     connection = opened(now=100.0)
     for now in (110.0, 120.0, 129.9):

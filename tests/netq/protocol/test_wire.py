@@ -310,6 +310,8 @@ def test_advance_small_in_any_division(step: int) -> None:
         message(4097)[:HEADER_SIZE],
         message(4097)[:500],
         message(2**20)[:HEADER_SIZE],
+        FRAMES["INI"].whole()[: HEADER_SIZE + 1],
+        Frame(Kind.MSG, length=300, number=1, value=301).header() + bytes(100),
     ],
 )
 def test_advance_small_leaves_other_frames(frame: bytes, ahead: int) -> None:

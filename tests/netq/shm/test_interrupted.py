@@ -94,14 +94,18 @@ def test_wake_up_taken_by_an_interrupted_thread_counts(monkeypatch: pytest.Monke
         client.put("here").result(LIMIT)
         server.get(timeout=LIMIT)
         armed.set()
-        timers = [threading.Timer(seconds, client.put, [seconds]) for seconds in (0.2, 0.4, 0.6)]
-        for timer in timers:
-            timer.start()
+        over = threading.Event()
+
+        def put() -> None:
+            while not over.wait(0.02):  # a pause, so that the server's ring sleeps
+                client.put("more")
+
+        thread = threading.Thread(target=put)
+        thread.start()
         try:
             with pytest.raises(Alarm):
                 get_for_ever(server)
-            assert not armed.is_set()
-            assert isinstance(server.get(timeout=LIMIT / 4).data, float)
+            assert server.get(timeout=LIMIT / 4).data == "more"
         finally:
-            for timer in timers:
-                timer.join()
+            over.set()
+            thread.join()

@@ -746,6 +746,7 @@ def test_wake_up_for_room_is_left_to_the_loop() -> None:
         link, calls = lone_link(ControlSocket(ours))
         link._run_scheduled(link._loop)
         calls.clear()
+        link.peer = cast(Any, object())
         link._sender.blocked = True
         theirs.send(bytes([WAKE]))
         assert not link.woken()
