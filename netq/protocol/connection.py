@@ -4,7 +4,7 @@ Pure: bytes and the time are arguments, events are return values. The same code 
 made with its link and ends with it; its session outlives it. Owned by one loop.
 
 The table says what the peer may send in each of our states. It is checked at each *header*, before memory is allocated
-or the session is changed.
+or the session is changed. In a user's thread, a small MSG is checked when it is whole.
 
     state     entered when                                      the peer may send
     OPENING   the link is there                                 INI, and to a client FIN(refused)
