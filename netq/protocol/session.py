@@ -167,10 +167,7 @@ class Session:
             if sender.waiting or sender.number < sender.next:
                 return False
             queued += len(sender.sent)
-        return (
-            queued <= self._options.queue_size
-            and not (self.closing or self.ended or self._options.drop_oldest)
-        )
+        return queued <= self._options.queue_size and not (self.closing or self.ended or self._options.drop_oldest)
 
     @property
     def queued(self) -> int:
