@@ -238,7 +238,7 @@ class Connection:
         return math.inf if self.closed else self._created + self._timeout
 
     def tick(self, now: float) -> list[Event]:
-        """Send a PING or give the link up, if it is time for that. A quiet link needs little memory."""
+        """Send a PING or give the link up, if it is time for that. With a PING, free memory for received bytes."""
         events: list[Event] = []
         if self.open:
             if now >= self._silence_ends:

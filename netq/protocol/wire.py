@@ -259,7 +259,8 @@ class Reader:
     def advance_small(self, n: int, most: int) -> bool:
         """Pass n more bytes to `take`; return False if `advance(0)` must process what it has left.
 
-        That is so unless it has left the begin of a MSG with all of a message, which has at most `most` bytes.
+        Bytes that stay for the next call are the begin of a frame that `take` processes when it is whole: a MSG that
+        contains all of a message, of at most `most` bytes.
         """
         high = self._high + n
         low = self.take(self._scratch, self._low, high)

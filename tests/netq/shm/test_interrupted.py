@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -32,6 +33,19 @@ def alarm() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
+@contextmanager
+def connected() -> Iterator[tuple[netq.Communicator, netq.Communicator]]:
+    """A server, and a client that it has heard of."""
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
+    with (
+        netq.new(Protocol.SHM, Purpose.SERVER, options) as server,
+        netq.new(Protocol.SHM, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc)) as client,
+    ):
+        client.put("here").result(LIMIT)
+        server.get(timeout=LIMIT)
+        yield server, client
+
+
 def get_for_ever(communicator: netq.Communicator) -> None:
     while True:
         communicator.get(timeout=LIMIT)
@@ -48,13 +62,7 @@ def test_exception_with_a_view_of_the_ring_is_harmless(monkeypatch: pytest.Monke
         return read_small(self, *args)
 
     monkeypatch.setattr(Connection, "read_small", read_and_be_interrupted)
-    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
-    with (
-        netq.new(Protocol.SHM, Purpose.SERVER, options) as server,
-        netq.new(Protocol.SHM, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc)) as client,
-    ):
-        client.put("here").result(LIMIT)
-        server.get(timeout=LIMIT)
+    with connected() as (server, client):
         over = threading.Event()
 
         def put() -> None:
@@ -86,13 +94,7 @@ def test_wake_up_taken_by_an_interrupted_thread_counts(monkeypatch: pytest.Monke
         return woken
 
     monkeypatch.setattr(ControlSocket, "take_wake", take_and_be_interrupted)
-    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))
-    with (
-        netq.new(Protocol.SHM, Purpose.SERVER, options) as server,
-        netq.new(Protocol.SHM, Purpose.CLIENT, CommunicatorOptions(netloc=server.netloc)) as client,
-    ):
-        client.put("here").result(LIMIT)
-        server.get(timeout=LIMIT)
+    with connected() as (server, client):
         armed.set()
         over = threading.Event()
 
