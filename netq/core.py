@@ -10,7 +10,6 @@ import atexit
 import dataclasses
 import functools
 import ipaddress
-import logging
 import math
 import threading
 import time
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from netq.errors import BufferMismatch, Closed, InvalidOption, Unreadable
 from netq.io.signal_handlers import raised_by_handler
+from netq.log import log
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.protocol.receiver import Item
 from netq.protocol.wire import ANY_LANE, LANES
@@ -32,8 +32,6 @@ from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
 from netq.utils.into import loader
 from netq.utils.stream import PickleSerializer, Stream, stream_of
-
-log = logging.getLogger("netq")
 
 
 class _Pair(NamedTuple):

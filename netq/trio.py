@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import logging
 import math
 import threading
 import uuid
@@ -25,6 +24,7 @@ from typing import Any, Self, TypeVar
 import netq
 from netq.core import Message
 from netq.errors import Closed
+from netq.log import log
 from netq.options import CommunicatorOptions, EventOptions, NetworkLocation, Protocol, Purpose
 from netq.runtime.inbox import Waiter
 from netq.runtime.statistics import Statistics
@@ -36,7 +36,6 @@ try:
 except ImportError as error:
     raise ImportError("netq.trio needs trio: pip install trio") from error
 
-log = logging.getLogger("netq")
 
 _T = TypeVar("_T")
 

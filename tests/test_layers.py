@@ -12,6 +12,8 @@ import pytest
 
 LAYERS = [  # the lowest first; a name with * is a folder, within which all may import each other
     ["netq.errors", "netq.text", "netq.version", "netq.buffers"],
+    ["netq.io", "netq.io.condition", "netq.io.signal_handlers"],
+    ["netq.log"],
     ["netq.validate"],
     ["netq.utils", "netq.utils.files", "netq.utils.secret"],
     ["netq.utils.data_values"],
@@ -30,7 +32,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.protocol.events"],
     ["netq.protocol.connection"],
     ["netq.security*"],
-    ["netq.io", "netq.io.condition", "netq.io.receive_size", "netq.io.selector", "netq.io.signal_handlers"],
+    ["netq.io.receive_size", "netq.io.selector"],
     ["netq.io.timers", "netq.io.poller"],
     ["netq.io.baton"],
     ["netq.io.loop"],

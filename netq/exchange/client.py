@@ -12,7 +12,6 @@ answered fails with Closed.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 import time
@@ -32,12 +31,11 @@ from netq.exchange.service import GONE, Service
 from netq.exchange.topics import why_wrong
 from netq.exchange.uplink import Uplink
 from netq.exchange.worker import Worker
+from netq.log import log
 from netq.options import CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import expect, whole
-
-log = logging.getLogger("netq")
 
 _PAUSE = 1.0  # seconds between two connections, at least
 _GOODBYE = 1.0  # seconds for the end of a session whose exchange closes, at most

@@ -12,7 +12,6 @@ One thread uses it. Threads of netq only append to `_settled`.
 from __future__ import annotations
 
 import functools
-import logging
 import uuid
 from collections import deque
 from collections.abc import Iterator
@@ -22,9 +21,8 @@ from typing import NamedTuple
 
 from netq.core import Communicator
 from netq.exchange.envelope import Envelope, Kind
+from netq.log import log
 from netq.runtime.delivery import Delivery
-
-log = logging.getLogger("netq")
 
 _LANE = 1  # what has an answer, and answers, pass publications
 

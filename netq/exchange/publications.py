@@ -5,7 +5,6 @@ One thread uses it, but for what threads of netq count: copies for which a subsc
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 import uuid
@@ -15,8 +14,7 @@ from netq.core import Communicator
 from netq.errors import Closed, MessageTooLarge
 from netq.exchange.envelope import UP_TO, Envelope, Kind
 from netq.exchange.outbox import Outbox
-
-log = logging.getLogger("netq")
+from netq.log import log
 
 _SOON = 0.01  # seconds after which publications are acknowledged, also when messages come without a pause
 

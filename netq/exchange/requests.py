@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,8 +11,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from netq.exchange.envelope import Envelope, Kind
-
-log = logging.getLogger("netq")
+from netq.log import log
 
 _MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
 

@@ -12,7 +12,6 @@ without a copy. Nothing survives its end: clients connect again by themselves, a
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import time
 import uuid
@@ -30,6 +29,7 @@ from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
+from netq.log import log
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -42,8 +42,6 @@ from netq.runtime.delivery import Delivery
 from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import seconds, whole
-
-log = logging.getLogger("netq")
 
 _TICK = 0.25  # seconds between looks at the connections of all clients, at least
 _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms

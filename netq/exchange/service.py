@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import threading
 import time
@@ -13,8 +12,7 @@ from typing import Any
 
 from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.uplink import Uplink
-
-log = logging.getLogger("netq")
+from netq.log import log
 
 GONE = "the client that was to answer offers this service no more"
 

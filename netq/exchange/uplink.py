@@ -11,7 +11,6 @@ thread, and none but `close` waits.
 from __future__ import annotations
 
 import functools
-import logging
 import threading
 import uuid
 from collections.abc import Callable
@@ -23,11 +22,10 @@ from netq.core import Communicator
 from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
+from netq.log import log
 from netq.options import SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream, stream_of
-
-log = logging.getLogger("netq")
 
 _REQUESTS, _ANSWERS = 0, 1  # lanes: answers pass publications and jobs
 _AGAIN = 0.1  # seconds after which is sent again what the communicator's queue had no room for

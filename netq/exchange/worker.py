@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -13,8 +12,7 @@ from typing import Any, Self
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.uplink import Uplink
-
-log = logging.getLogger("netq")
+from netq.log import log
 
 
 class Worker:

@@ -5,7 +5,6 @@ Owned by a server's transport; runs in the thread of its loop and never waits.
 
 from __future__ import annotations
 
-import logging
 import socket
 import time
 from collections.abc import Callable
@@ -13,8 +12,7 @@ from typing import Any
 
 from netq.io.loop import Loop
 from netq.io.selector import READ
-
-log = logging.getLogger("netq")
+from netq.log import log
 
 # Connections accepted in one turn. Few: the handshakes that have begun go on before others begin.
 _ACCEPTS = 8

@@ -30,6 +30,7 @@ from netq.io.baton import TICK, Baton, Phase
 from netq.io.condition import LONGEST, Condition
 from netq.io.poller import Ready, Ring
 from netq.io.timers import Timer, Timers
+from netq.log import thread as log_thread
 
 # Calls that wait for the loop's thread. From so many on the caller yields, or it would keep the interpreter from the
 # loop's thread, for 5 ms each time.
@@ -163,6 +164,7 @@ class Loop:
             return
         baton = self.baton
         baton.thread = threading.get_ident()
+        log_thread.attach()
         try:
             with baton.lock:
                 baton.choose_phase()
@@ -182,6 +184,7 @@ class Loop:
                 self._poller.interrupt()
                 baton.park(TICK)
             self._poller.close()
+            log_thread.detach()
             self._ended = True
             self._end_condition.notify()
 

@@ -6,12 +6,12 @@ open ──► connected to the broker ──► subscribed ──► OPEN … O
 
 from __future__ import annotations
 
-import logging
 import time
 
 from netq import core
 from netq.io.loop import Loop
 from netq.io.timers import Timer
+from netq.log import log
 from netq.mqtt import packet
 from netq.mqtt.channel import Channel
 from netq.mqtt.multiplexer import Multiplexer
@@ -19,8 +19,6 @@ from netq.mqtt.packet import FROM_SERVER, Kind, Packet
 from netq.mqtt.topic import ANY, GONE, LinkTopic, new_id
 from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener, backoff
-
-log = logging.getLogger("netq")
 
 _WARN_AFTER = 1.0  # seconds without an answer before a warning in the log
 

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from netq.errors import ProtocolError
 from netq.io.loop import Loop
+from netq.log import log
 from netq.mqtt import packet
 from netq.mqtt.broker import Broker
 from netq.mqtt.channel import Channel
@@ -29,8 +30,6 @@ from netq.mqtt.window import share
 from netq.options import check_put_merge
 from netq.runtime.link import LinkListener
 from netq.text import printable
-
-log = logging.getLogger("netq")
 
 _BROKER_MINIMUM = 1024  # bytes: the smallest packet limit of a broker that netq accepts
 _MIN_SIZE = 4 * 1024  # bytes: packets are not made smaller than this on suspicion of a limit

@@ -19,6 +19,7 @@ import time
 from netq import core
 from netq.errors import ProtocolError
 from netq.io.loop import Loop
+from netq.log import log
 from netq.mqtt import packet
 from netq.mqtt.multiplexer import Multiplexer
 from netq.mqtt.packet import FROM_CLIENT, Kind, Packet
@@ -27,8 +28,6 @@ from netq.options import CommunicatorOptions, Purpose
 from netq.runtime.link import LinkListener, backoff
 from netq.runtime.log_dedup import LogDedup
 from netq.text import printable
-
-log = logging.getLogger("netq")
 
 _ANSWER_TIME = 0.5  # seconds in which another server would answer
 _HELLO_INTERVAL = 0.1  # seconds between two hellos that answer questions; all clients receive each of them

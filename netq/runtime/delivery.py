@@ -7,7 +7,6 @@ A message to one peer is one Delivery. For several peers there is a Delivery for
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import threading
 import time
@@ -16,9 +15,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Any, Protocol
 
 from netq.io.signal_handlers import raised_by_handler
+from netq.log import log
 from netq.protocol.codec import FINISHED, PENDING, Outgoing
-
-log = logging.getLogger("netq")
 
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 

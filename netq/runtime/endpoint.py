@@ -20,6 +20,8 @@ from netq.errors import Closed, strip_tracebacks
 from netq.io.condition import Condition
 from netq.io.loop import Loop
 from netq.io.timers import Timer
+from netq.log import log
+from netq.log import thread as log_thread
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose, check_put_merge
 from netq.protocol.connection import Connection
 from netq.protocol.events import Event, Hello, Lost
@@ -40,8 +42,7 @@ from netq.security.seal import NewConnection, sealed_connections
 from netq.text import printable
 from netq.utils.secret import is_same_secret, new_token
 
-log = logging.getLogger("netq")
-
+_LOG_TIME = 1.0  # seconds for which `close` waits for the log's handlers, which are the user's
 _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of its clients is admitted
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
@@ -121,6 +122,7 @@ class Endpoint:
         for loop in self.loops:
             loop.stop(within=1.0)
             loop.join()
+        log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
         return self.undelivered
 
     def _start(self, transport: TransportFactory) -> None:
@@ -535,7 +537,6 @@ class Endpoint:
         """End everything after a loop has ended by a bug, so that no thread waits for it."""
         # The loop that has failed may be `home`. What is called and deferred there runs all the same, when that loop
         # sets `over` (Loop._run). The other loops go on until the user closes.
-        log.critical("netq: internal error; the communicator is closed", exc_info=error)
         closed = Closed(self.options.id, f"internal error: {error!r}")
         closed.__cause__ = error
         self._close_inbox(closed)
@@ -543,6 +544,7 @@ class Endpoint:
         for peer in self.peers.values():
             peer.loop.call(peer.end, closed)
         self._finish_closing()
+        log.critical("netq: internal error; the communicator is closed", exc_info=error)
 
 
 def _revocation_lists(options: CommunicatorOptions) -> list[RevocationList]:

@@ -9,7 +9,6 @@ Any thread may use `id`, `open`, `inline` and `post`. A user's thread that holds
 from __future__ import annotations
 
 import functools
-import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Protocol
 from netq.errors import Closed, NetqError
 from netq.io.loop import Loop, give_way
 from netq.io.timers import Timer
+from netq.log import log
 from netq.options import ConnectionOptions
 from netq.protocol.codec import Outgoing
 from netq.protocol.events import Event, Failed, Finished, Lost, Opened
@@ -30,8 +30,6 @@ from netq.runtime.link import Link, certificates_of
 from netq.runtime.statistics import Statistics
 from netq.security.identity import Certificate, Protection
 from netq.utils.secret import is_same_secret
-
-log = logging.getLogger("netq")
 
 _SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back
 EXPLAIN = 1.0  # seconds after which a close that waits logs why

@@ -8,13 +8,12 @@ import time
 from collections.abc import Callable
 
 from netq.io.loop import Loop
+from netq.log import log
 from netq.options import ConnectionOptions
 from netq.runtime.link import backoff
 from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import Interrupted
 from netq.text import printable
-
-log = logging.getLogger("netq")
 
 # Seconds that a link has to last before the next pause is a short one again. Otherwise a client that the server refuses
 # after each handshake would reconnect twenty times a second.

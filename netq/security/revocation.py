@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from pathlib import Path
 
 from netq.errors import SecurityError
+from netq.log import log
 from netq.security.files import read
-
-log = logging.getLogger("netq")
 
 _HEX = re.compile("[0-9A-Fa-f]{1,40}")  # a serial number has at most 20 bytes (RFC 5280, 4.1.2.2)
 

@@ -6,11 +6,10 @@ import logging
 import socket
 import time
 
+from netq.log import log
 from netq.runtime.log_dedup import LogDedup
 from netq.shm import rendezvous
 from netq.text import printable
-
-log = logging.getLogger("netq")
 
 _REPEAT_AFTER = 60.0  # seconds after which the log has the same warning about a user again
 
