@@ -16,6 +16,7 @@ import netq
 
 log = logging.getLogger("netq.fl")
 
+_WAITING = 2**28  # bytes of answers that wait for the server, besides the first
 _PAUSE = 1.0  # seconds until the next session, when the last one has ended and the federation has not
 
 
@@ -72,7 +73,8 @@ def take_part(
     begin: called before each session; may wait.
     """
     membership = Membership(noun, options.events.ini)
-    options = replace(options, events=replace(options.events, ini=membership.connected))
+    connection = options.connection.with_queue_bytes(_WAITING)
+    options = replace(options, connection=connection, events=replace(options.events, ini=membership.connected))
     while True:
         begin()
         with netq.new(protocol, netq.Purpose.CLIENT, options) as queue:

@@ -79,7 +79,7 @@ class Communicator:
                 "without an allow-list; use PickleSerializer(allow=…).load, or another serialiser",
                 *self.netloc,
             )
-        atexit.register(self.close, self.options.connection.linger)
+        atexit.register(self._close_and_tell, self.options.connection.linger)
 
     @property
     def id(self) -> uuid.UUID:
@@ -276,7 +276,8 @@ class Communicator:
         """Deliver what has been put, say goodbye, and end. A server waits until its clients have disconnected.
 
         For a peer that is not connected and has undelivered messages it waits `linger` seconds. After `timeout` seconds
-        it waits no longer. What is undelivered then fails with Closed; returns the number of those messages. `get` can
+        it waits no longer. What is undelivered then fails with Closed. Returns how many messages were not delivered
+        since the communicator was made, for whatever reason; a message to several peers counts for each. `get` can
         still take what came before. Closing again is harmless. So is closing in a fork: the parent goes on.
         """
         check_timeout("close", timeout)
@@ -284,7 +285,7 @@ class Communicator:
             loop.baton.check("close")
         if self._baton.forked:
             return 0
-        atexit.unregister(self.close)  # now: after an interrupted close, the end of the process does not wait again
+        atexit.unregister(self._close_and_tell)  # now: after an interrupted close, the end of the process waits no more
         return self._endpoint.close(timeout)
 
     def request_close(self) -> None:
@@ -315,7 +316,13 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close(timeout=None if error is None else self.options.connection.linger)
+        self._close_and_tell(None if error is None else self.options.connection.linger)
+
+    def _close_and_tell(self, timeout: float | None) -> None:
+        """Close where no caller looks at the count, and log which messages were lost unseen."""
+        self.close(timeout)
+        if not self._baton.forked and (lost := self._endpoint.undelivered.text("{}:{}".format(*self.netloc))):
+            log.warning("%s; the futures of put, which say why, were not looked at", lost)
 
     def _check_not_forked(self, name: str) -> None:
         if self._baton.forked:

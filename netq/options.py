@@ -6,7 +6,7 @@ import enum
 import inspect
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,6 +15,7 @@ from netq.utils.stream import PickleSerializer, Stream
 from netq.validate import expect, flag, is_whole, seconds, whole
 
 MIB = 1024**2
+UNLIMITED = 2**62  # bytes: more than any memory
 PostQuantum = Literal["prefer", "require", "off"]
 
 
@@ -53,7 +54,8 @@ class ConnectionOptions:
     queue_size:        how many messages may wait for one peer. The future of one more fails with QueueFull.
     message_size:      the largest message that is received. The peer knows it, and sends no larger one.
     queue_bytes:       how many bytes may wait for one peer, besides the first message of each lane. The future of a
-                       message that exceeds it fails with QueueFull.
+                       message that exceeds it fails with QueueFull. The default is no limit: the log says once that
+                       more than 1 GiB waits for a peer.
     drop_oldest:       keep only the newest messages: if `queue_size` messages or `queue_bytes` of a lane wait, and no
                        byte of them has left, the future of the oldest fails with QueueFull, and the new message takes
                        its place.
@@ -78,7 +80,7 @@ class ConnectionOptions:
     transport_size: int = 16 * MIB
     queue_size: int = 2**30
     message_size: int = 2**40
-    queue_bytes: int = 256 * MIB
+    queue_bytes: int = UNLIMITED
     drop_oldest: bool = False
     window: int = 64 * MIB
     memory: int = 1024 * MIB
@@ -99,7 +101,7 @@ class ConnectionOptions:
         flag("ConnectionOptions.drop_oldest", self.drop_oldest)
         whole("ConnectionOptions.transport_size", self.transport_size, 1, 2**32 - 1)
         whole("ConnectionOptions.queue_size", self.queue_size, 1, 2**63)
-        whole("ConnectionOptions.queue_bytes", self.queue_bytes, 1, 2**62)
+        whole("ConnectionOptions.queue_bytes", self.queue_bytes, 1, UNLIMITED)
         whole("ConnectionOptions.message_size", self.message_size, 1, 2**62)
         whole("ConnectionOptions.window", self.window, 1, 2**62)
         whole("ConnectionOptions.memory", self.memory, 1, 2**62)
@@ -115,6 +117,10 @@ class ConnectionOptions:
         seconds("ConnectionOptions.retry_max", self.retry_max, 0.001, 1e6)
         longer = self.retry_max >= self.retry_min
         expect(longer, "ConnectionOptions.retry_max", self.retry_max, f"at least retry_min, {self.retry_min}")
+
+    def with_queue_bytes(self, size: int) -> ConnectionOptions:
+        """Return these options with this `queue_bytes`, unless they have one already."""
+        return self if self.queue_bytes != UNLIMITED else replace(self, queue_bytes=size)
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,8 @@ class Grid(flwr.serverapp.Grid):
         with ExitStack() as undo:
             undo.enter_context(identity(self._run.run_id))
             options = options or netq.CommunicatorOptions()
-            connection = replace(options.connection, queue_bytes=max(options.connection.queue_bytes, _PUSHED))
+            connection = options.connection.with_queue_bytes(_PUSHED)
+            connection = replace(connection, queue_bytes=max(connection.queue_bytes, _PUSHED))
             options = replace(options, serialization=MESSAGES, connection=connection)
             self._unpulled = _Unpulled(options.connection.memory)
             self._dispatcher: TaskDispatcher[str] = TaskDispatcher(

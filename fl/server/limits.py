@@ -27,12 +27,12 @@ class Limits(NamedTuple):
 
     def applied_to(self, options: netq.CommunicatorOptions) -> netq.CommunicatorOptions:
         """Return options with these bounds, where the user's are wider; a task to a client always has room."""
-        connection = options.connection
+        connection, least = options.connection, 2 * self.task
         connection = replace(
             connection,
             message_size=min(connection.message_size, self.update + _TEXTS),
             memory=min(connection.memory, self.room + _TEXTS),
-            queue_bytes=max(connection.queue_bytes, 2 * self.task),
+            queue_bytes=max(connection.with_queue_bytes(least).queue_bytes, least),
         )
         return replace(options, connection=connection)
 

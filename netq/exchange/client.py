@@ -32,7 +32,7 @@ from netq.exchange.topics import why_wrong
 from netq.exchange.uplink import Uplink
 from netq.exchange.worker import Worker
 from netq.log import log
-from netq.options import CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
+from netq.options import MIB, CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
 from netq.validate import expect, whole
@@ -84,7 +84,8 @@ class Client:
         self._protocol = protocol
         events = EventOptions(self._session_begins, self._session_ends)
         self._ini, self._fin = options.events.ini, options.events.fin
-        self._options = replace(options, serialization=_SERIALIZATION, events=events)
+        connection = options.connection.with_queue_bytes(256 * MIB)
+        self._options = replace(options, connection=connection, serialization=_SERIALIZATION, events=events)
         self._uplink = Uplink(options.serialization)
         self._inbox = Inbox(inbox, inbox_memory)
         self._ended: list[Service] = []  # services that are offered no more, and whose functions may still run

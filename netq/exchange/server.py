@@ -31,6 +31,7 @@ from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.log import log
 from netq.options import (
+    MIB,
     CommunicatorOptions,
     ConnectionOptions,
     NetworkLocation,
@@ -374,7 +375,7 @@ def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:
     options = options or CommunicatorOptions()
     if not isinstance(options, CommunicatorOptions):
         raise InvalidOption(f"options: a {type(options).__name__}; expected CommunicatorOptions")
-    connection = options.connection
+    connection = options.connection.with_queue_bytes(256 * MIB)
     if connection.queue_size == ConnectionOptions.queue_size:
         connection = replace(connection, queue_size=_COPIES)
     events = replace(options.events, end=_END)

@@ -110,6 +110,7 @@ class Baton:
         self.working_on: Worker | None = None  # whose state a user's thread is changing
         self.unflushed: dict[Worker, float] = {}  # what has output that waits, and since when
         self.over = False  # the loop has ended
+        self.ledger: Any = None  # the owner's: what the calls that use this baton account to
         self.forked = False  # this process is a fork of the one whose loop it is
         # The loop's thread: what it does, and whether it must be woken.
         self.phase = _WORKING

@@ -164,8 +164,8 @@ class Loop:
             return
         baton = self.baton
         baton.thread = threading.get_ident()
-        log_thread.attach()
         try:
+            log_thread.attach()
             with baton.lock:
                 baton.choose_phase()
             while not self._is_over():

@@ -10,13 +10,15 @@ import functools
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from netq.io.signal_handlers import raised_by_handler
 from netq.log import log
 from netq.protocol.codec import FINISHED, PENDING, Outgoing
+from netq.runtime.undelivered import Undelivered, Unseen
 
 _CANCELLED = "CANCELLED_AND_NOTIFIED"
 
@@ -24,6 +26,7 @@ _CANCELLED = "CANCELLED_AND_NOTIFIED"
 class Guard(Protocol):
     """What a Delivery needs of its peer's baton (netq/io/baton.py)."""
 
+    ledger: Undelivered
     lock: Any  # an RLock
     wanted: bool  # a user's thread wants the lock
 
@@ -70,6 +73,9 @@ class Delivery(Outgoing, Future[None]):
     _result = None
     _exception: BaseException | None = None
     _futures: tuple[Delivery, ...] = ()
+    _whole: Delivery | None = None  # that has this in `_futures`, if the user waits for it
+    _looked_at = False  # the user has asked how it ends, before it did
+    _unseen: Unseen | None = None  # it has failed, and the user has not looked at it
 
     @property
     def futures(self) -> tuple[Delivery, ...]:
@@ -122,6 +128,10 @@ class Delivery(Outgoing, Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call `fn(self)` when it is done, in a thread of netq, where it must not wait. If it is done, call it now."""
+        self._look()
+        self._listen(fn)
+
+    def _listen(self, fn: Callable[[Future[None]], object]) -> None:
         # The state is tested under the lock under which it changes: otherwise it could be done between the test and the
         # append, and `fn` would never be called. `fn` itself runs without the lock, as it may take locks of the user.
         self.guard.wanted = True
@@ -141,8 +151,12 @@ class Delivery(Outgoing, Future[None]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait until it is done; return what `result` would raise, or None. Raises CancelledError, TimeoutError."""
-        if self._state is PENDING and not self._wait(timeout):
-            raise TimeoutError
+        if self._state is PENDING:
+            self._look()
+            if not self._wait(timeout):
+                raise TimeoutError
+        if self._exception is not None:
+            self._look()
         if self._state is _CANCELLED:
             raise CancelledError
         return self._exception
@@ -176,13 +190,26 @@ class Delivery(Outgoing, Future[None]):
             self.data = b""
             self._recall = None
             self._exception = error
+            error.__traceback__ = None  # its frames refer to this: to drop it would not free it
+            self._unseen = self.guard.ledger.failed(self.peer, error, looked_at=self._looked_at)
             self._end(FINISHED)
         self.guard.run_late_deferred()
         return True
 
+    def _look(self) -> None:
+        """Note that the user asks how it ends, or has ended."""
+        self._looked_at = True
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            unseen.look()
+        for part in self._futures:
+            part._look()
+            if part._state is PENDING:
+                part._whole = self  # from now on it has to conclude this
+
     def _conclude(self) -> None:
         """Take the state of the parts, which are all done. Harmless afterwards."""
-        errors = [error for future in self._futures if not future.cancelled() and (error := future.exception())]
+        errors = [error for future in self._futures if (error := future._exception)]
         with self.guard.lock:
             if self._state is not PENDING:
                 return
@@ -255,6 +282,7 @@ class Delivery(Outgoing, Future[None]):
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         """The condition that concurrent.futures.wait and as_completed lock to read `_state` and `_waiters`."""
+        self._look()
         with self.guard.lock:
             if self._made is None:
                 self._waiters: list[Any] = []
@@ -279,6 +307,7 @@ class Copy(Outgoing):
             self.data = b""
             self._state = FINISHED
             failed, self._recall = self._recall, None
+            self.guard.ledger.failed(self.peer, error, looked_at=True)
             self.guard.defer(failed, self.peer, error)
         self.guard.run_late_deferred()
         return True
@@ -293,14 +322,17 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
     if not futures:
         whole.acked()
     numbers = iter(range(len(futures) - 1, -1, -1))  # next() is atomic: one thread gets the 0
+    # A reference that does not keep it: if the user has dropped it, a part that fails tells that itself, at once.
+    reference = weakref.ref(whole)
     for future in futures:
-        future.add_done_callback(functools.partial(_part_done, whole, numbers))
+        future._listen(functools.partial(_part_done, reference, numbers))
     return whole
 
 
-def _part_done(whole: Delivery, numbers: Iterator[int], part: Future[None]) -> None:
-    if next(numbers) == 0:
+def _part_done(reference: weakref.ref[Delivery], numbers: Iterator[int], part: Future[None]) -> None:
+    if next(numbers) == 0 and (whole := reference()) is not None:
         whole._conclude()
+    cast(Delivery, part)._whole = None
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:

@@ -36,6 +36,7 @@ from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
+from netq.runtime.undelivered import Undelivered
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
@@ -86,7 +87,9 @@ class Endpoint:
         self.all_ended = False  # the communicator closes, and has no peers left
         self._end_condition = Condition()  # of the same
         self.ended_by: Closed | None = None  # what ended a client's session for good
-        self.undelivered = 0  # messages that failed because of closing
+        self.undelivered = Undelivered(self.home)
+        for loop in self.loops:
+            loop.baton.ledger = self.undelivered
         # The peers, and links that have none yet.
         self.peers: dict[uuid.UUID | None, Peer] = {}  # by id; a client's server by None
         self.only: Peer | None = None  # a client's server
@@ -111,7 +114,7 @@ class Endpoint:
     # For the communicator, in any thread.
 
     def close(self, timeout: float | None) -> int:
-        """Let each peer finish within `timeout`, then end everything. Return the number of undelivered messages."""
+        """Let each peer finish within `timeout`, then end everything. Return how many messages were not delivered."""
         # The transport stays open until the peers have ended: one that has lost its link may come back for what it has
         # still to get. The loops end last; a second is what their links take at most to send their last bytes.
         self.home.ask(self.begin_to_close, timeout)
@@ -123,7 +126,7 @@ class Endpoint:
             loop.stop(within=1.0)
             loop.join()
         log_thread.flush(_LOG_TIME if timeout is None else min(timeout, _LOG_TIME))
-        return self.undelivered
+        return self.undelivered.count
 
     def _start(self, transport: TransportFactory) -> None:
         try:
@@ -147,7 +150,7 @@ class Endpoint:
 
     def begin_to_close(self, timeout: float | None) -> None:
         """Let each peer finish. In the first loop; `timeout` is how long the caller waits for that."""
-        self.closing = True
+        self.closing = self.undelivered.closing = True
         for peer in self.peers.values() if timeout != 0 else ():
             peer.loop.call(peer.finish)
         if not self.peers:
@@ -284,12 +287,12 @@ class Endpoint:
             if peer.unused:
                 self.home.call(self._bound_unused, peer)
 
-    def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
+    def ended(self, peer: Peer, error: Closed) -> None:
         """Forget the peer."""
         if self.home.is_current:
-            self._forget(peer, error, undelivered)
+            self._forget(peer, error)
         else:
-            self.home.call(self._forget, peer, error, undelivered)
+            self.home.call(self._forget, peer, error)
 
     # In the first loop.
 
@@ -302,6 +305,7 @@ class Endpoint:
         """Give back memory that was not used for a while."""
         self._memories[loop].age()
         if loop is self.home:
+            self.undelivered.fold()
             self._end_old_unused()
         loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
 
@@ -494,14 +498,13 @@ class Endpoint:
     def _address(self) -> str:
         return "{}:{}".format(*self.netloc)
 
-    def _forget(self, peer: Peer, error: Closed, undelivered: int) -> None:
+    def _forget(self, peer: Peer, error: Closed) -> None:
         key = peer.id if self.is_server else None
         self._unused.pop(peer, None)
         if self.is_server:
             self._sessions[peer.origin] -= 1
             if not self._sessions[peer.origin]:
                 del self._sessions[peer.origin]
-        self.undelivered += undelivered if self.closing else 0
         # A newer session may have this id already: `_admit` replaces the peer, and ends the earlier one afterwards.
         # That end must not remove the newer one, nor report `fin` for it.
         if self.peers.get(key) is not peer:

@@ -33,6 +33,7 @@ from netq.utils.secret import is_same_secret
 
 _SHORT_LOSS = 10.0  # seconds after which a peer without a link gives its unused memory back
 EXPLAIN = 1.0  # seconds after which a close that waits logs why
+_BACKLOG = 2**30  # bytes that wait for a peer: from so many on the log says so
 _YIELD_FROM = 256  # messages that wait for the loop's thread: from so many on, `put` yields to it
 # As in Nagle's algorithm: with so many messages unacknowledged, the next wait to be sent together, up to so many.
 _FEW, _MANY = 4, 64
@@ -79,7 +80,7 @@ class PeerListener(Protocol):
     def detached(self, peer: Peer, error: Exception) -> None:
         """The peer has lost its link."""
 
-    def ended(self, peer: Peer, error: Closed, undelivered: int) -> None:
+    def ended(self, peer: Peer, error: Closed) -> None:
         """The session is over."""
 
 
@@ -97,6 +98,7 @@ class Peer:
         # The present link, and what runs while there is one or none.
         self.link: Link | None = None
         self._flushing = False
+        self._backlogged = False  # the log says that much waits
         self._address = ""
         self.origin = ""  # of the client that began the session (netq/runtime/pending_links.py)
         self.certificates: tuple[Certificate, ...] = ()  # by which this client has begun its session, if it has any
@@ -114,7 +116,6 @@ class Peer:
         self._finishing = False  # our user has closed the communicator
         self._client_may_put = False  # we are a server that closes, and this client is connected
         self._server_closed = False  # at a client: the server has closed, and still takes what is put
-        self._undelivered = 0  # messages that have failed since our user closed
         session.wake = self._flush_soon
         session.request_release = functools.partial(loop.call, self.taken)
 
@@ -181,7 +182,7 @@ class Peer:
     def flush(self) -> None:
         """Send what waits."""
         self.baton.unflushed.pop(self, None)
-        self.session.drain()
+        self._drain()
         if self.session.closing or self.over:
             self._flush_soon()
         elif self.link is not None:
@@ -310,10 +311,7 @@ class Peer:
                 case Opened(_, resumed):
                     self._opened(link, resumed=resumed)
                 case Failed(message, error):
-                    failed = message.fail(
-                        error or Closed(self._reported_id, "it began anew while this message was on its way")
-                    )
-                    self._undelivered += failed and self._finishing
+                    message.fail(error or Closed(self._reported_id, "it began anew while this message was on its way"))
                 case Finished(_, over):
                     self._finished(link, over=over)
                 case Lost(error, code):
@@ -348,7 +346,7 @@ class Peer:
         self._link_lost_at = time.monotonic()
         if self.link is not None:
             self.link.keep()
-        self.session.drain()  # while it still accepts messages: those that were put are undelivered, and count as such
+        self.session.drain()  # while it still accepts messages: those that were put fail with this error, too
         self.session.ended = True
         lost = [message for message in self.session.abandon() if not message.withdrawn]
         self._stop_expiry()
@@ -356,7 +354,7 @@ class Peer:
         link, self.link = self.link, None
         if link is not None and not self.session.closing:
             self._listener.detached(self, error)
-        self._listener.ended(self, error, len(lost) + self._undelivered)
+        self._listener.ended(self, error)
         for message in lost:  # a callback may put again, and finds the session ended
             own = Closed(error.peer, error.why)  # one for each: raising an error adds a traceback to it
             own.__cause__ = error.__cause__
@@ -513,11 +511,25 @@ class Peer:
 
     def _flush(self) -> None:
         self._flushing = False
-        self.session.drain()
+        self._drain()
         if self.session.closing and not self.over:
             self._say_goodbye()
         if self.link is not None:
             self.link.flush()
+
+    def _drain(self) -> None:
+        """Queue what was put. Log once that much waits, until most of that has left."""
+        self.session.drain()
+        behind = self.session.bytes_behind
+        if behind < _BACKLOG // 2:
+            self._backlogged = False
+        elif behind > _BACKLOG and not self._backlogged:
+            self._backlogged = True
+            log.warning(
+                "%s: more than 1 GiB waits to be sent to it, and is kept in memory (queue_bytes bounds it); wait for "
+                "the futures of put",
+                self.id or "the server",
+            )
 
     def _say_goodbye(self) -> None:
         """Send FIN if all is delivered: the last message may have been withdrawn."""

@@ -68,7 +68,7 @@ def test_defaults() -> None:
         "put_merge": True,
         "transport_size": 16 * 1024**2,
         "queue_size": 2**30,
-        "queue_bytes": 2**28,
+        "queue_bytes": 2**62,
         "max_sessions": 16384,
         "max_sessions_per_address": 4096,
         "message_size": 2**40,

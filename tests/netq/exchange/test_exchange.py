@@ -157,7 +157,7 @@ def test_calls_messages_and_their_errors(site: Site, log: LogRecorder) -> None:
     failed = error(caller.call("invert", 0))
     assert isinstance(failed, Failed)
     assert str(failed) == "invert: ZeroDivisionError: division by zero"
-    assert log.having("the service 'invert' failed")
+    assert log.wait("the service 'invert' failed")
     absent = error(caller.call("double", 1))
     assert isinstance(absent, Absent)
     assert str(absent) == "call: 'double': no client offers this service"

@@ -148,7 +148,7 @@ def test_repeatedly_superseded_client_gives_up(communicators: Communicators) -> 
         client.get(timeout=LIMIT)
     with pytest.raises(Closed):
         client.put("too late").result(LIMIT)
-    assert client.close(LIMIT) == 0
+    assert client.close(LIMIT) == 1
 
 
 def test_unconfirmed_link_is_probed_before_it_is_replaced(

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -22,6 +22,7 @@ from netq.io.baton import Baton
 from netq.io.loop import Loop
 from netq.protocol.codec import Outgoing, settle
 from netq.runtime.delivery import Copy, Delivery, Guard, gather
+from netq.runtime.undelivered import Undelivered
 from netq.testing.log import LogRecorder
 from netq.utils.stream import Stream
 
@@ -36,6 +37,8 @@ class AtOnce:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.ledger = Undelivered(cast(Any, None))
+        self.ledger.closing = True  # it has no loop to log in
 
     def defer(self, function: Callable[..., object], *args: Any) -> None:
         function(*args)

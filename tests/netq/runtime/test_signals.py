@@ -231,7 +231,7 @@ def test_request_close_in_a_handler_ends_waiting_gets(handle: Handle) -> None:
             assert left.result(LIMIT) == 0
         assert isinstance(server.put("too late").exception(LIMIT), Closed)
         server.request_close()
-        assert server.close(LIMIT) == 0
+        assert server.close(LIMIT) == 1, "the late one"
         server.request_close()
 
 
@@ -288,7 +288,8 @@ def test_a_constructor_interrupted_at_start_leaves_nothing(
     start, starts = threading.Thread.start, itertools.count(1)
 
     def interrupted(thread: threading.Thread) -> None:
-        last = next(starts) == workers
+        is_loop = thread.name != "netq-log"  # that one is started by a loop's thread, where no signal handler runs
+        last = is_loop and next(starts) == workers
         if begun or not last:
             start(thread)
         if last:

@@ -1,0 +1,126 @@
+"""Messages that were not delivered: how many, to which peers, and the warning about those whose futures were dropped.
+
+A program that does not look at the futures of `put` would not learn that a message has failed. Each Delivery that fails
+(netq/runtime/delivery.py) is counted here. One whose future the user drops without a look is told in the log: the first
+to a peer at once, further ones together after ten seconds.
+
+Owned by the endpoint; the batons of its loops refer to it. Any code may call `failed`, `looked_at` and `dropped`, also
+a finalizer on top of any other code here: they only append. All else runs in the first loop, or after its end.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter, deque
+
+from netq.io.loop import Loop
+from netq.log import log
+
+_PERIOD = 10.0  # seconds of silence about a peer after a line
+_MOST_PEERS = 16  # peers of which the log has lines in one period; the others share one
+_SHOWN = 3  # peers that the text of all names
+_Peer = uuid.UUID | None
+
+
+class Unseen:
+    """Held by a failed Delivery. Reports the failure when that is dropped, unless the user has looked at it before."""
+
+    __slots__ = ("error", "owner", "peer")
+
+    def __init__(self, owner: Undelivered, peer: _Peer, error: Exception) -> None:
+        self.owner: Undelivered | None = owner
+        self.peer = peer
+        self.error = error
+
+    def look(self) -> None:
+        """Note that the user has looked."""
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.looked_at(self.peer)
+
+    def __del__(self) -> None:
+        if self.owner is not None:
+            self.owner.dropped(self.peer, self.error)
+
+
+class Undelivered:
+    """The messages of one communicator that were not delivered."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.closing = False  # from then on the sum is told, by `close`
+        self._loop = loop
+        self._notes: deque[tuple[_Peer, int, int]] = deque()  # peer, failed, and of these not looked at
+        self._count = 0
+        self._unseen: Counter[_Peer] = Counter()
+        self._dropped: deque[tuple[_Peer, Exception]] = deque()
+        self._reports = False  # `_report` is going to run
+        self._periods: dict[tuple[_Peer, str], int] = {}  # failures since the last line about a peer
+
+    def failed(self, peer: _Peer, error: Exception, *, looked_at: bool) -> Unseen | None:
+        """Count a message. Return what its Delivery has to hold, if the user has not looked at it."""
+        self._notes.append((peer, 1, int(not looked_at)))
+        return None if looked_at else Unseen(self, peer, error)
+
+    def looked_at(self, peer: _Peer) -> None:
+        """Note that the user has looked at a failure."""
+        self._notes.append((peer, 0, -1))
+
+    def dropped(self, peer: _Peer, error: Exception) -> None:
+        """Note that the user has dropped the future of a failure without a look."""
+        if self.closing:
+            return
+        self._dropped.append((peer, error))
+        if not self._reports:
+            self._reports = True
+            self._loop.call(self._report)
+
+    # In the first loop, or when the loops are over.
+
+    @property
+    def count(self) -> int:
+        """How many messages have failed so far."""
+        self.fold()
+        return self._count
+
+    def text(self, server: str) -> str:
+        """Return how many of them the user has not looked at, and to whom they were; "" without any."""
+        self.fold()
+        peers = [(server if peer is None else str(peer), count) for peer, count in self._unseen.most_common() if count]
+        total = sum(count for _, count in peers)
+        named = ", ".join([f"{count:,} to {peer}" for peer, count in peers[:_SHOWN]])
+        rest = sum(count for _, count in peers[_SHOWN:])
+        return (f"{total:,} message{'s were' if total > 1 else ' was'} not delivered: {named}" if total else "") + (
+            f", {rest:,} to others" if rest else ""
+        )
+
+    def fold(self) -> None:
+        """Add up the notes."""
+        while self._notes:
+            peer, failed, unseen = self._notes.popleft()
+            self._count += failed
+            self._unseen[peer] += unseen
+            if not self._unseen[peer]:
+                del self._unseen[peer]
+
+    def _report(self) -> None:
+        self._reports = False
+        while self._dropped:
+            peer, error = self._dropped.popleft()
+            key = peer, type(error).__name__
+            if key not in self._periods and len(self._periods) >= _MOST_PEERS:
+                key = None, key[1]
+            if key in self._periods:
+                self._periods[key] += 1
+            else:
+                self._periods[key] = 0
+                self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
+                log.warning("a message was not delivered, and the future of its put was not looked at: %s", error)
+
+    def _end_period(self, key: tuple[_Peer, str]) -> None:
+        count = self._periods.pop(key)
+        if count and not self.closing:
+            self._periods[key] = 0
+            self._loop.at(time.monotonic() + _PERIOD, self._end_period, key)
+            who = "several peers" if key[0] is None else key[0]
+            log.warning("%s: %d more messages were not delivered (%s); look at the futures of put", who, count, key[1])

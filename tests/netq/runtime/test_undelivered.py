@@ -1,0 +1,236 @@
+"""Messages that fail: what `close` counts, and what the log says of those whose futures are dropped."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from typing import Any, cast
+
+import pytest
+
+import netq
+from netq import Closed, CommunicatorOptions, ConnectionOptions, NetworkLocation, QueueFull
+from netq.core import Communicator
+from netq.io.timers import Timer, Timers
+from netq.runtime.undelivered import Undelivered
+from netq.testing.fixtures import LIMIT, Communicators, introduce
+from netq.testing.log import LogRecorder
+from tests.netq.makers import in_process
+
+A, B = uuid.UUID(int=1), uuid.UUID(int=2)
+NOT_LOOKED_AT = "the future of its put was not looked at"
+FULL = QueueFull(A, "1 messages (queue_size)")
+
+
+class Clock:
+    """A loop whose time is given: what it is asked for runs in `turn`."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[], object]] = []
+        self._timers = Timers()
+
+    def at(self, when: float, function: Callable[..., object], *args: object) -> Timer:
+        return self._timers.add(when, function, args)
+
+    def call(self, function: Callable[..., object]) -> None:
+        self._calls.append(function)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Run what was asked for, and the timers, `seconds` from now."""
+        calls, self._calls = self._calls, []
+        for function in calls:
+            function()
+        self._timers.run(time.monotonic() + seconds)
+
+
+@pytest.fixture
+def communicators() -> Iterator[Communicators]:
+    with Communicators(in_process) as communicators:
+        yield communicators
+
+
+@pytest.fixture
+def full(communicators: Communicators) -> Iterator[Communicator]:
+    """A server with a client to which one message waits, and no other may."""
+    server = communicators.server(queue_size=1)
+    client = communicators.client(server.netloc, window=1)
+    introduce(server, client)
+    server.put("in the client's window", client.id).result(LIMIT)
+    server.put("waits", client.id)
+    communicators.release(server)
+    communicators.release(client)
+    yield server
+    server.close(0)
+    client.close(0)
+
+
+# What is counted, and named.
+
+
+def test_all_failures_are_counted_and_unseen_ones_named() -> None:
+    undelivered = Undelivered(cast(Any, Clock()))
+    unseen = [undelivered.failed(peer, FULL, looked_at=False) for peer in (A, A, B, None)]
+    undelivered.failed(A, FULL, looked_at=True)
+    assert undelivered.count == 5
+    assert undelivered.text("host:1") == f"4 messages were not delivered: 2 to {A}, 1 to {B}, 1 to host:1"
+    for one in unseen[1:]:
+        assert one is not None
+        one.look()
+        one.look()
+    assert undelivered.text("host:1") == f"1 message was not delivered: 1 to {A}"
+    undelivered.closing = True  # no line for the one that is left
+
+
+def test_text_names_three_peers() -> None:
+    undelivered = Undelivered(cast(Any, Clock()))
+    kept = [undelivered.failed(uuid.UUID(int=n), FULL, looked_at=False) for n in range(5) for _ in range(5 - n)]
+    named = ", ".join(f"{5 - n} to {uuid.UUID(int=n)}" for n in range(3))
+    assert undelivered.text("") == f"15 messages were not delivered: {named}, 3 to others"
+    undelivered.closing = True
+    assert len(kept) == 15
+
+
+def test_the_first_is_told_at_once_and_others_later(log: LogRecorder) -> None:
+    clock = Clock()
+    undelivered = Undelivered(cast(Any, clock))
+    for _ in range(5):
+        undelivered.failed(A, FULL, looked_at=False)
+    undelivered.failed(A, Closed(A, "gone"), looked_at=False)
+    clock.turn()
+    assert len(log.having(NOT_LOOKED_AT)) == 2, "one for each reason"
+    clock.turn(11.0)
+    assert log.having("more") == [f"{A}: 4 more messages were not delivered (QueueFull); look at the futures of put"]
+    clock.turn(22.0)
+    undelivered.failed(A, FULL, looked_at=False)
+    clock.turn()
+    assert len(log.having(NOT_LOOKED_AT)) == 3, "a new episode"
+
+
+def test_many_peers_have_few_lines(log: LogRecorder) -> None:
+    clock = Clock()
+    undelivered = Undelivered(cast(Any, clock))
+    for number in range(1000):
+        undelivered.failed(uuid.UUID(int=number + 1), FULL, looked_at=False)
+    clock.turn()
+    clock.turn(11.0)
+    assert len(log.having(NOT_LOOKED_AT)) == 17
+    assert log.having("several peers: 983 more messages")
+
+
+# What counts as a look.
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda future: future.exception(LIMIT),
+        lambda future: future.add_done_callback(lambda _: None),
+        lambda future: futures.wait([future], LIMIT),
+        lambda future: futures.wait(future.futures, LIMIT),
+    ],
+)
+@pytest.mark.parametrize("peers", [1, 2])
+def test_a_future_that_is_looked_at_is_not_told(
+    full: Communicator, log: LogRecorder, look: Callable[[netq.Delivery], object], peers: int
+) -> None:
+    (client,) = full.statistics()
+    future = full.put("too many", *([client] * peers))
+    look(future)
+    del future
+    gc.collect()
+    full.put("told", client)
+    log.wait(NOT_LOOKED_AT)
+    full.close(0)
+    log.wait("closed", 0)
+    assert full._endpoint.undelivered._periods == {(client, "QueueFull"): 0}, "one, and no further one"
+
+
+@pytest.mark.parametrize("peers", [1, 2])
+def test_a_dropped_future_is_told(full: Communicator, log: LogRecorder, peers: int) -> None:
+    (client,) = full.statistics()
+    full.put("too many", *([client] * peers))
+    assert "1 messages (queue_size)" in log.wait(NOT_LOOKED_AT)
+    assert full.close(0) == 1 + peers, "the one that waits, and those that were refused"
+
+
+def test_a_part_is_told_while_others_wait(full: Communicator, communicators: Communicators, log: LogRecorder) -> None:
+    slow = communicators.client(full.netloc, window=1)
+    introduce(full, slow)
+    full.put("in its window", slow.id).result(LIMIT)
+    full.put("to both: one is refused, one waits")
+    log.wait(NOT_LOOKED_AT)
+    communicators.abort(slow)
+
+
+def test_a_callback_of_a_dropped_broadcast_is_called(full: Communicator, communicators: Communicators) -> None:
+    other = communicators.client(full.netloc)
+    introduce(full, other)
+    ended: list[object] = []
+    full.put("to both").add_done_callback(lambda future: ended.append(future.exception()))
+    gc.collect()
+    other.get(timeout=LIMIT)
+    full.put("a later one", other.id).result(LIMIT)
+    full.close(0)
+    assert [type(error) for error in ended] == [QueueFull]
+    communicators.abort(other)
+
+
+def test_dropped_oldest_messages_are_counted_and_not_told(communicators: Communicators, log: LogRecorder) -> None:
+    server = communicators.server(queue_size=1, drop_oldest=True)
+    client = communicators.client(server.netloc, window=1)
+    introduce(server, client)
+    server.put("in the window", client.id).result(LIMIT)
+    for number in range(10):
+        server.put(number, client.id)
+    assert communicators.abort(server) >= 9
+    assert not log.having(NOT_LOOKED_AT)
+    communicators.abort(client)
+
+
+# Closing.
+
+
+def test_a_with_block_says_what_was_not_delivered(log: LogRecorder) -> None:
+    with netq.new("tcp", "server", CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0))) as server:
+        netloc = server.netloc
+    with netq.new(options=CommunicatorOptions(netloc=netloc, connection=ConnectionOptions(linger=0.0))) as queue:
+        queue.put("nobody listens")
+        queue.put("nor to this")
+    host, port = netloc
+    assert len(log.having(f"2 messages were not delivered: 2 to {host}:{port}")) == 1
+    assert not log.having(NOT_LOOKED_AT)
+
+
+def test_a_with_block_whose_messages_arrive_says_nothing(communicators: Communicators, log: LogRecorder) -> None:
+    server = communicators.server()
+    with communicators.client(server.netloc) as client:
+        client.put("arrives")
+        communicators.release(client)
+    assert server.get(timeout=LIMIT).data == "arrives"
+    assert not log.having("not delivered")
+
+
+def test_the_end_of_a_process_says_what_was_not_delivered() -> None:
+    program = """
+import netq
+with netq.new("tcp", "server", netq.CommunicatorOptions(netloc=("127.0.0.1", 0))) as server:
+    netloc = server.netloc
+queue = netq.new(options=netq.CommunicatorOptions(netloc=netloc, connection=netq.ConnectionOptions(linger=0.0)))
+queue.put("nobody listens")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "1 message was not delivered: 1 to 127.0.0.1:" in done.stderr
+
+
+def test_failures_before_close_are_counted(communicators: Communicators) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc)
+    introduce(server, client)
+    assert isinstance(server.put("to a stranger", A).exception(LIMIT), Closed)
+    assert communicators.abort(server) == 1
+    communicators.abort(client)
