@@ -136,6 +136,7 @@ class Endpoint:
         except BaseException:
             for loop in self.loops:
                 loop.end()
+            log_thread.flush(_LOG_TIME)
             raise
 
     def _run(self) -> None:

@@ -112,6 +112,7 @@ def guard(request: pytest.FixtureRequest) -> Iterator[Guard]:
         return
     crashes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     loop = Loop("test", crashes.put, shared=request.param == "a loop that is shared")
+    loop.baton.ledger = Undelivered(loop)
     loop.start()
     yield loop.baton
     loop.stop()

@@ -309,12 +309,15 @@ class Talk(Total):
 
     def close(self, where: str = "") -> None:
         """Close all, the clients first."""
+        left = 0
         for communicator in self._all:
             start = time.monotonic()
-            if left := communicator.close(LIMIT):
-                self.note("lost", f"{left} by close {where}")
+            left += communicator.close(LIMIT)
             if time.monotonic() - start > LATE:
                 self.note("late", f"close {where}")
+        refused = [part for future in self.futures.values() for part in future.futures if part.exception(0)]
+        if left > len(refused):  # `judge` says whether those may have been refused
+            self.note("lost", f"{left - len(refused)} by close {where}")
         for thread in self._threads:
             thread.join(LIMIT)
 
