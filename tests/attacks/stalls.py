@@ -301,7 +301,8 @@ def _haunt(netloc: NetworkLocation) -> None:
 def dead_client() -> Row:
     """Broadcast 60 messages of 16 MB to two clients, one of which is stopped."""
     log = LogLines()
-    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), connection=ConnectionOptions(heartbeat=0.5))
+    connection = ConnectionOptions(heartbeat=0.5, queue_bytes=256 * 2**20)
+    options = CommunicatorOptions(netloc=NetworkLocation("127.0.0.1", 0), connection=connection)
     with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
         stopped = _spawn.Process(target=_read_all, args=(server.netloc,))
         stopped.start()

@@ -33,7 +33,7 @@ def test_the_users_smaller_bounds_stay() -> None:
 def test_wider_bounds_become_those_of_the_model() -> None:
     found = limits(200 * MB, 600 * MB).applied_to(netq.CommunicatorOptions()).connection
     assert (found.message_size, found.memory, found.queue_bytes) == (201 * MB, 201 * MB, 402 * MB)
-    assert replace(found, message_size=2**40, memory=2**30, queue_bytes=2**28) == netq.ConnectionOptions()
+    assert replace(found, message_size=2**40, memory=2**30, queue_bytes=2**62) == netq.ConnectionOptions()
 
 
 def test_a_client_that_sends_too_much_hears_why() -> None:
