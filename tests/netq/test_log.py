@@ -18,6 +18,7 @@ from netq.log import Log, thread
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from netq.testing.proxy import Proxy
+from tests.netq import handlers
 from tests.netq.makers import plain
 
 module_log = Log("netq.test")
@@ -235,3 +236,9 @@ def test_an_exchange_survives_a_handler_that_raises(install: Install, log: LogRe
         log.wait("trying again until it answers")
         with netq.exchange.Exchange(options(netloc)):
             client.publish("topic", 1).result(LIMIT)
+
+
+def test_handlers_that_raise_block_and_put_lose_and_stop_nothing() -> None:
+    outcome = handlers.run(seconds=2.0, seed=1)
+    assert (outcome.hangs, outcome.lost, outcome.twice_or_disordered) == (0, 0, 0)
+    assert min(outcome.by_handler, outcome.raised, outcome.cuts) > 0
