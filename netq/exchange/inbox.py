@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, Kind
+from netq.io.condition import Condition
 
 
 class Inbox:
@@ -23,7 +24,7 @@ class Inbox:
         self._size = 0  # bytes of their data
         self._closed: Closed | None = None
         self._lock = threading.RLock()  # guards all of this
-        self._changed = threading.Condition(self._lock)  # entered by its lock, which is faster
+        self._changed = Condition()
         self.dropped = 0  # publications
 
     def add_publications(self, publications: Iterable[Envelope]) -> None:
@@ -37,7 +38,7 @@ class Inbox:
                 else:
                     self._waiting.append(envelope)
                     self._size += size
-            self._changed.notify_all()
+        self._changed.notify()
 
     def add_message(self, envelope: Envelope) -> str:
         """Add a message. Return why it does not fit, or ""."""
@@ -47,26 +48,31 @@ class Inbox:
             if not full:
                 self._waiting.append(envelope)
                 self._size += size
-                self._changed.notify()
-            return full
+        self._changed.notify()
+        return full
 
     def get(self, timeout: float | None) -> Envelope:
         """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
-        with self._lock:
-            if not self._waiting and not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
-                raise TimeoutError(f"no message within {timeout:g} s")
-            if not self._waiting:
-                assert self._closed is not None
-                raise self._closed.with_traceback(None)
-            envelope = self._waiting.popleft()
-            self._size -= 0 if envelope.data is None else envelope.data.nbytes
-            return envelope
+        found: list[Envelope] = []
+        if not self._changed.wait(lambda: self._take(found) or self._closed is not None, timeout):
+            raise TimeoutError(f"no message within {timeout:g} s")
+        if not found and not self._take(found):
+            assert self._closed is not None
+            raise self._closed.with_traceback(None)
+        return found[0]
 
     def end(self, error: Closed) -> None:
         """Let `get` raise an error when nothing is left."""
+        self._closed = error
+        self._changed.notify()
+
+    def _take(self, found: list[Envelope]) -> bool:
+        """Take the next, and add it to a list; return whether there was one."""
         with self._lock:
-            self._closed = error
-            self._changed.notify_all()
+            if self._waiting:
+                found.append(envelope := self._waiting.popleft())
+                self._size -= 0 if envelope.data is None else envelope.data.nbytes
+        return bool(found)
 
     def _why_full(self, size: int) -> str:
         if len(self._waiting) >= self._most:

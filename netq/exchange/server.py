@@ -30,6 +30,7 @@ from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
+from netq.io.condition import bounded
 from netq.options import (
     CommunicatorOptions,
     ConnectionOptions,
@@ -151,7 +152,7 @@ class Exchange:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
-        self._thread.join(timeout)
+        self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 
     def close(self, timeout: float | None = None) -> None:

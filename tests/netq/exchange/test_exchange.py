@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -78,20 +77,10 @@ def done(*futures: Future[Any]) -> list[Any]:
     return [future.result(LIMIT) for future in futures]
 
 
-def pushed(client: Client, data: Any) -> Future[None]:
-    """Push a job, again if the client has not noticed yet that the last exchange has closed."""
-    deadline = time.monotonic() + LIMIT
-    while True:
-        future = client.push("q", data)
-        if not isinstance(future.exception(0) if future.done() else None, Closed) or time.monotonic() > deadline:
-            return future
-
-
 def until_last(client: Client, data: Any) -> None:
     """Wait until this publication is the last in a client's inbox: answers may pass it."""
-    inbox, load = client._inbox, PickleSerializer().load
-    with inbox._lock:
-        assert inbox._changed.wait_for(lambda: inbox._waiting and load(inbox._waiting[-1].data or b"") == data, LIMIT)
+    waiting, load = client._inbox._waiting, PickleSerializer().load
+    assert client._inbox._changed.wait(lambda: bool(waiting) and load(waiting[-1].data or b"") == data, LIMIT)
 
 
 def error(future: Future[Any]) -> Exception:
@@ -437,7 +426,7 @@ def test_clients_return_to_an_exchange_that_was_started_again(site: Site, log: L
     first.close(LIMIT)
     assert isinstance(error(lost), Closed)
     site.exchange(netloc)
-    future = pushed(other, 3)
+    future = other.push("q", 3)
     job = worker.get(LIMIT)
     assert job.data == 3
     job.done()
