@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import threading
 import time
@@ -72,7 +73,13 @@ class Service:
 
     def _answer(self, call: Envelope) -> None:
         try:
-            data = self._uplink.dumped(self._function(self._uplink.loaded(call)))
+            result = self._function(self._uplink.loaded(call))
+            if inspect.iscoroutine(result):
+                result.close()
+                raise TypeError(
+                    "the function returned a coroutine; expected a value: serve a function that is not async"
+                )
+            data = self._uplink.dumped(result)
         except BaseException as error:  # of the user's function: sys.exit, too, is its failure
             log.exception("the service %r failed", call.name)
             self._uplink.refuse(call, Refusal.FAILED, describe(error))
