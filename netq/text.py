@@ -13,13 +13,17 @@ def printable(text: str, longest: int = _LONGEST) -> str:
     return shown if len(text) <= longest else f"{shown}…"
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, which may be a class of the user: a sentence about it if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "it has no text, because its __str__ raises"
+
+
 def describe(error: BaseException) -> str:
     """Return the class and the text of an error, also of one whose `__str__` raises."""
-    try:
-        text = str(error)
-    except Exception:  # user code
-        text = "it has no text, because its __str__ raises"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:
