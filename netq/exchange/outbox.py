@@ -3,8 +3,9 @@
     send ──► queue.put_unbounded ──► (a thread of netq: delivered, or failed) ──► settle
 
 Netq refuses nothing of this for want of room, so no message overtakes another one. Instead this counts what waits for
-each client. Data beyond the bound of bytes is not sent (`why_full`); a client with too many messages is ended, since it
-does not read. Jobs do not count: the exchange holds their data anyway (netq/exchange/jobs.py).
+each client, and for all, who share it. Data beyond the bound of bytes is not sent (`why_full`); a client with too many
+messages is ended, since it does not read. Jobs do not count: the exchange holds their data anyway
+(netq/exchange/jobs.py).
 
 One thread uses it. Threads of netq only append to `_settled`.
 """
@@ -22,10 +23,12 @@ from typing import NamedTuple
 
 from netq.core import Communicator
 from netq.exchange.envelope import Envelope, Kind
+from netq.exchange.shares import Shares
 from netq.runtime.delivery import Delivery
 
 log = logging.getLogger("netq")
 
+_ALL = 4
 _LANE = 1  # what has an answer, and answers, pass publications
 
 
@@ -39,44 +42,43 @@ class Unsent(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """What waits for a client in its present session."""
+    """What waits for a client in its present session: a holder of shares."""
 
-    messages: int = 0
-    size: int = 0  # bytes of their data
     is_ended: bool = False
 
 
 class Outbox:
     """The messages that wait for the clients of an exchange.
 
-    messages: that may wait for one client; one with more is ended.
-    size:     bytes of data that may wait for one client; one message may have any size.
+    most:   messages that may wait for one client; one with more is ended. For all, _ALL times as many.
+    size:   bytes of data that may wait for one client; one message may have any size, within `memory`.
+    memory: bytes of data that may wait for all clients.
     """
 
-    def __init__(self, queue: Communicator, messages: int, size: int) -> None:
+    def __init__(self, queue: Communicator, most: int, size: int, memory: int) -> None:
         self._queue = queue
-        self._messages = messages
+        self._most = most
         self._size = size
+        self._messages = Shares(_ALL * most, "messages", f"{_ALL} × answers")
+        self._sizes = Shares(memory, "bytes of calls, messages and answers", "job_memory")
         self._waiting: dict[uuid.UUID, _Waiting] = {}
         self._settled: deque[tuple[_Waiting, uuid.UUID, Envelope, BaseException | None]] = deque()
 
     def why_full(self, client: uuid.UUID, size: int) -> str:
         """Return why `size` bytes of data are not to be sent to a client; "" if they may be."""
         waiting = self._waiting.get(client)
-        if waiting is None or not waiting.size or waiting.size + size <= self._size:
-            return ""
-        return f"{waiting.size} of {self._size} bytes wait for {client} already (queue_bytes)"
+        has = self._sizes.of(waiting)
+        if has and has + size > self._size:
+            return f"{has} of {self._size} bytes wait for {client} already (queue_bytes)"
+        return self._sizes.why_full(waiting, size) if size else ""
 
     def send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
         """Send a message to a client."""
         waiting = self._waiting.get(client) or self._waiting.setdefault(client, _Waiting())
         if envelope.kind is not Kind.JOB:
-            waiting.messages += 1
-            waiting.size += size_of(envelope)
-        if waiting.messages > self._messages and not waiting.is_ended:
-            waiting.is_ended = True
-            log.warning("%s: does not read: %d messages wait for it (answers); ended", client, self._messages)
-            self._queue.expel(client, f"it does not read, and {self._messages} messages wait for it")
+            self._messages.add(waiting, 1)
+            self._sizes.add(waiting, size_of(envelope))
+            self._end_if_unread(client, waiting)
         delivery = self._queue.put_unbounded(envelope, client, lane=_LANE)
         delivery.add_done_callback(functools.partial(self._done, waiting, client, envelope))
         return delivery
@@ -86,9 +88,9 @@ class Outbox:
         while self._settled:
             waiting, client, envelope, error = self._settled.popleft()
             if envelope.kind is not Kind.JOB:
-                waiting.messages -= 1
-                waiting.size -= size_of(envelope)
-            if not waiting.messages and self._waiting.get(client) is waiting:
+                self._messages.add(waiting, -1)
+                self._sizes.add(waiting, -size_of(envelope))
+            if not self._messages.of(waiting) and self._waiting.get(client) is waiting:
                 del self._waiting[client]
             if error is not None:
                 yield Unsent(client, envelope, error)
@@ -96,6 +98,16 @@ class Outbox:
     def forget(self, client: uuid.UUID) -> None:
         """Count anew for a client's next session."""
         self._waiting.pop(client, None)
+
+    def _end_if_unread(self, client: uuid.UUID, waiting: _Waiting) -> None:
+        """End a client that has too many messages. It has asked for them all, and does not read."""
+        count = self._messages.of(waiting)
+        full = count > self._most or bool(self._messages.why_full(waiting, 0))
+        if full and not waiting.is_ended:
+            waiting.is_ended = True
+            count = min(count, self._most)
+            log.warning("%s: does not read: %d messages wait for it (answers); ended", client, count)
+            self._queue.expel(client, f"it does not read, and {count} messages wait for it")
 
     def _done(self, waiting: _Waiting, client: uuid.UUID, envelope: Envelope, delivery: Future[None]) -> None:
         """Note what has become of a message. In a thread of netq."""

@@ -29,6 +29,7 @@ from netq.exchange.jobs import Counts, Job, Jobs
 from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
+from netq.exchange.shares import Shares
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.io.condition import bounded
 from netq.options import (
@@ -49,6 +50,9 @@ log = logging.getLogger("netq")
 _TICK = 0.25  # seconds between looks at the connections of all clients, at least
 _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
 _COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
+_REASON = 1024  # bytes of the reason of a refusal that are passed on
+_NAMED = 250_000  # filters of all clients, and likewise queues and services
+_NOUNS = {Kind.SUBSCRIBE: "filters", Kind.WORK: "queues", Kind.SERVE: "services"}
 _ABSENT = "this client is not here"
 _END = Stream()  # stands for the end of a session
 
@@ -75,13 +79,17 @@ class Exchange:
     """An exchange that runs until it is closed. Thread-safe; a context manager.
 
     permissions: what clients may do. None: anything.
-    jobs, job_memory: jobs that are not done, and bytes of their data, that it holds at most; more are refused.
+    jobs, job_memory: jobs that are not done, and bytes of their data, that it holds at most; more are refused. As many
+                 bytes of calls, messages and answers may wait for all clients.
     tries:       workers that may end with a job; then the job has failed.
-    calls:       messages that may be on their way to one client, and not be answered.
+    calls:       messages that may be on their way to one client, and not be answered. In all 100 times as many calls.
     names:       filters, queues and services of one client, of each kind at most.
     answers:     messages that may wait for one client, besides publications and jobs; a client with more does not read,
-                 and is ended.
+                 and is ended. For all clients 4 times as many.
+    keep:        seconds for which jobs of a client that has gone wait for a worker.
     grace:       seconds without a connection, after which a client's jobs go to others, and calls to it fail.
+
+    Clients share what is bounded in all: each may hold four times what is left.
 
     Up to ConnectionOptions.queue_size and queue_bytes of publications wait for a subscriber; queue_size is 100,000 here
     unless it is set. Raises InvalidOption, and what netq.new raises.
@@ -99,6 +107,7 @@ class Exchange:
         calls: int = 1000,
         names: int = 500,
         answers: int = 100_000,
+        keep: float = 3600.0,
         grace: float = 3.0,
     ) -> None:
         whole("Exchange.jobs", jobs, 1)
@@ -107,9 +116,12 @@ class Exchange:
         whole("Exchange.calls", calls, 1)
         whole("Exchange.names", names, 1)
         whole("Exchange.answers", answers, 1)
+        seconds("Exchange.keep", keep, 0.0)
         seconds("Exchange.grace", grace, 0.0, 86400.0)
         self._grace = grace
+        self._keep = keep
         self._names = names
+        self._named = {kind: Shares(_NAMED, what, "for all clients") for kind, what in _NOUNS.items()}
         self._permissions = Permissions(permissions)
         self._subscriptions = Subscriptions()
         self._jobs = Jobs(jobs, job_memory, tries)
@@ -119,7 +131,7 @@ class Exchange:
         self._done = 0
         self._next_look = 0.0  # of time.monotonic()
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
-        self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes)
+        self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes, job_memory)
         self._publications = Publications(self._queue, self._outbox)
         self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
@@ -200,6 +212,7 @@ class Exchange:
             with self._lock:
                 if envelope is None:
                     self._leave(client, returns=False)
+                    self._give_up(client, time.monotonic())
                 else:
                     self._handle(client, envelope)
         except Exception:
@@ -237,54 +250,70 @@ class Exchange:
         self._publications.send(client, envelope, self._subscriptions.of(envelope.name))
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
-        filters = self._subscriptions.filters_of(client)
-        is_new = envelope.name not in filters
-        if is_new and (full := self._subscriptions.why_full() or self._why_too_many(filters, "filters")):
+        full = ""
+        if envelope.name not in self._subscriptions.filters_of(client):
+            full = self._why_too_many(client, Kind.SUBSCRIBE) or self._subscriptions.why_full(client, envelope.name)
+        if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
             return
         self._subscriptions.add(client, envelope.name)
+        self._count_names(client, Kind.SUBSCRIBE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
-    def _why_too_many(self, names: Collection[str], what: str) -> str:
-        return f"{self._names} {what} are the most (names)" if len(names) >= self._names else ""
+    def _names_of(self, client: uuid.UUID, kind: Kind) -> Collection[str]:
+        if kind is Kind.SUBSCRIBE:
+            return self._subscriptions.filters_of(client)
+        return self._jobs.queues_of(client) if kind is Kind.WORK else self._calls.services_of(client)
+
+    def _why_too_many(self, client: uuid.UUID, kind: Kind) -> str:
+        """Return why a client may have no further name of a kind; "" if it may."""
+        if len(self._names_of(client, kind)) >= self._names:
+            return f"{self._names} {_NOUNS[kind]} are the most (names); give one up first"
+        return self._named[kind].why_full(client, 1)
+
+    def _count_names(self, client: uuid.UUID, kind: Kind) -> None:
+        self._named[kind].set(client, len(self._names_of(client, kind)))
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
+        self._count_names(client, Kind.SUBSCRIBE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
     def _push(self, client: uuid.UUID, envelope: Envelope) -> None:
         assert envelope.data is not None
-        if full := self._jobs.why_full(envelope.data.nbytes):
+        if full := self._jobs.why_full(envelope.name, client, envelope.data.nbytes):
             self._refuse(client, envelope.number, Refusal.FULL, f"push: '{printable(envelope.name)}': {full}")
             return
         self._give(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
 
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
-        queues = self._jobs.queues_of(client)
-        is_new = envelope.detail and envelope.name not in queues
-        if is_new and (full := self._why_too_many(queues, "queues")):
+        is_new = envelope.detail and envelope.name not in self._jobs.queues_of(client)
+        if is_new and (full := self._why_too_many(client, Kind.WORK)):
             self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
             return
         self._send(client, Envelope(Kind.DONE, envelope.number))
         self._give(self._jobs.work(envelope.name, client, envelope.detail))
+        self._count_names(client, Kind.WORK)
 
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
-        services = self._calls.services_of(client)
-        is_new = envelope.detail and envelope.name not in services
-        if is_new and (full := self._why_too_many(services, "services")):
+        is_new = envelope.detail and envelope.name not in self._calls.services_of(client)
+        if is_new and (full := self._why_too_many(client, Kind.SERVE)):
             self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
             return
         self._calls.serve(envelope.name, client, envelope.detail)
+        self._count_names(client, Kind.SERVE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
     def _call(self, client: uuid.UUID, envelope: Envelope) -> None:
+        what = f"call: '{printable(envelope.name)}'" if envelope.name else f"send: {envelope.peer}"
+        if full := self._calls.why_full(client):
+            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
+            return
         if envelope.name:
             found = self._calls.call(envelope.name, client, envelope.number)
-            what = f"call: '{printable(envelope.name)}'"
         else:
             is_away = envelope.peer in self._away
             found = _ABSENT if is_away else self._calls.send(envelope.peer, client, envelope.number)
-            what = f"send: {envelope.peer}"
         if found == "":
             self._refuse(client, envelope.number, Refusal.FULL, f"{what}: too many calls are open there")
         elif not isinstance(found, Call):
@@ -298,22 +327,32 @@ class Exchange:
     def _answer(self, client: uuid.UUID, envelope: Envelope) -> None:
         """Pass the answer of a worker or a service on. A job and a call never have the same kind of answer."""
         is_refused = envelope.kind is Kind.REFUSED
-        code, data = (envelope.code, envelope.data) if is_refused else (0, None)
         if envelope.kind is Kind.REPLY or (is_refused and envelope.detail):
             call = self._calls.finish(envelope.number, client)
-            if call is None:
-                return
-            if full := self._outbox.why_full(call.caller, size_of(envelope)):
-                self._refuse(call.caller, call.request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
-            else:
-                answer = Envelope(envelope.kind, call.request, peer=client, code=code, data=envelope.data)
-                self._send(call.caller, answer)
+            if call is not None and call.is_awaited:
+                self._pass_on(envelope, client, call.caller, call.request)
             return
         job, more = self._jobs.finish(envelope.number, client)
         if job is not None:
             self._done += not is_refused
-            self._send(job.producer, Envelope(envelope.kind, job.request, peer=client, code=code, data=data))
+            if job.is_awaited:
+                self._pass_on(envelope, client, job.producer, job.request)
         self._give(more)
+
+    def _pass_on(self, answer: Envelope, client: uuid.UUID, asker: uuid.UUID, request: int) -> None:
+        """Send the answer of a client to the one that has asked, if there is room for its data."""
+        code, data = 0, answer.data
+        if answer.kind is Kind.DONE:
+            data = None
+        elif answer.kind is Kind.REFUSED:
+            code = answer.code
+            if data is not None and data.nbytes > _REASON:
+                data = Stream([data.read(_REASON)])  # for a person: the rest of it is dropped
+        envelope = Envelope(answer.kind, request, peer=client, code=code, data=data)
+        if full := self._outbox.why_full(asker, size_of(envelope)):
+            self._refuse(asker, request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
+        else:
+            self._send(asker, envelope)
 
     def _return(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._give(self._jobs.give_back(envelope.number, client))
@@ -335,7 +374,7 @@ class Exchange:
         client, envelope, error = unsent
         if isinstance(error, Closed):
             if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
-                self._refuse(call.caller, call.request, Refusal.ABSENT, f"{client}: {_ABSENT}")
+                self._refuse_call(call, f"{client}: {_ABSENT}")
         elif envelope.kind is Kind.REPLY:
             self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
         elif envelope.kind in (Kind.JOB, Kind.REQUEST):
@@ -343,7 +382,13 @@ class Exchange:
             self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
 
     def _look_at_connections(self) -> None:
-        """Let clients leave that have had no connection for too long, and come back."""
+        """Let clients leave that have had no connection for too long, and come back. Drop what has waited too long."""
+        with self._lock:
+            lost, given = self._jobs.expire(time.monotonic() - self._keep)
+            self._calls.expire(time.monotonic() - self._keep)
+            self._give(given)
+        if lost:
+            log.warning("%d jobs of clients that have gone are dropped: no worker has come for them (keep)", lost)
         for client, each in self._queue.statistics().items():
             with self._lock:
                 if each.absent > self._grace and client not in self._away:
@@ -362,14 +407,30 @@ class Exchange:
             self._outbox.forget(client)
             self._publications.leave(client)
             self._subscriptions.remove_client(client)
+            self._named[Kind.SUBSCRIBE].set(client, 0)
         failed, given = self._jobs.leave(client, returns=returns)
         for job in failed:
             reason = f"push: '{printable(job.queue)}': {job.tries} workers ended with this job"
-            self._refuse(job.producer, job.request, Refusal.FAILED, reason)
+            if job.is_awaited:
+                self._refuse(job.producer, job.request, Refusal.FAILED, reason)
         self._give(given)
         for call in self._calls.leave(client, returns=returns):
             what = f"call: '{printable(call.service)}'" if call.service else "send"
-            self._refuse(call.caller, call.request, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
+            self._refuse_call(call, f"{what}: {client} has gone, and has not answered")
+        for kind in (Kind.WORK, Kind.SERVE):
+            self._count_names(client, kind)
+
+    def _refuse_call(self, call: Call, reason: str) -> None:
+        if call.is_awaited:
+            self._refuse(call.caller, call.request, Refusal.ABSENT, reason)
+
+    def _give_up(self, client: uuid.UUID, now: float) -> None:
+        """Tell a client that has gone nothing more of what it has asked. Its jobs are kept, within bounds."""
+        self._calls.caller_leaves(client, now)
+        lost, given = self._jobs.producer_leaves(client, now)
+        self._give(given)
+        if lost:
+            log.warning("%s: has gone, and %d of its jobs are dropped: there is no room for them (jobs)", client, lost)
 
 
 def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:

@@ -232,7 +232,7 @@ def test_call_of_a_service_that_leaves_fails(site: Site) -> None:
 
 
 def test_busy_service_and_full_queue_are_named(site: Site) -> None:
-    exchange = site.exchange(jobs=2, job_memory=10_000)
+    exchange = site.exchange(jobs=2, job_memory=12_000)
     server, caller = site.client(exchange), site.client(exchange)
     go_on = threading.Event()
     done(server.serve("slow", lambda data: go_on.wait(LIMIT), waiting=1))
@@ -243,11 +243,11 @@ def test_busy_service_and_full_queue_are_named(site: Site) -> None:
     go_on.set()
     assert done(*calls[:2]) == [True, True]
     large = [caller.push("resize", bytes(8_000)) for _ in range(2)]
-    assert "more than 10000 (job_memory)" in str(error(large[1]))
+    assert "of 12000 bytes of jobs are taken (job_memory), and this needs 8" in str(error(large[1]))
     small = [caller.push("resize", 1) for _ in range(2)]
     full = error(small[1])
     assert isinstance(full, Busy)
-    assert str(full) == "push: 'resize': 2 jobs wait already (jobs)"
+    assert str(full) == "push: 'resize': 2 of 2 jobs are taken (jobs), and this needs 1; ask again when there is room"
     worker = server.jobs("resize", ahead=2)
     for _ in range(2):
         worker.get(LIMIT).done()

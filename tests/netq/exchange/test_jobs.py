@@ -50,10 +50,10 @@ class Machine(RuleBasedStateMachine):
     @rule(target=held, queue=st.sampled_from(QUEUES), size=st.integers(0, 10))
     def push(self, queue: str, size: int):  # type: ignore[no-untyped-def]
         self.requests += 1
-        before = {job.number for job in self.jobs._jobs.values()}
+        before = set(self.jobs._jobs._entries)
         self.given(self.jobs.push(queue, PRODUCER, self.requests, Stream([bytes(size)])))
-        (number,) = self.jobs._jobs.keys() - before
-        self.open[number] = self.jobs._jobs[number]
+        (number,) = self.jobs._jobs._entries.keys() - before
+        self.open[number] = self.jobs._jobs._entries[number].item
         return self.open[number].number
 
     @rule(worker=st.sampled_from(WORKERS), queue=st.sampled_from(QUEUES), ahead=st.integers(0, 3))
@@ -104,8 +104,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_late(self) -> None:
-        assert self.jobs._jobs.keys() == self.open.keys()
-        assert self.jobs._size == sum(job.data.nbytes for job in self.open.values())
+        held = self.jobs._jobs
+        assert held._entries.keys() == self.open.keys()
+        assert held._sizes.used == sum(job.data.nbytes + 1 for job in self.open.values())
+        assert held._counts.used == len(self.open)
         counts = self.jobs.counts()
         for queue in QUEUES:
             waiting = sum(job.queue == queue and number not in self.at for number, job in self.open.items())
@@ -144,13 +146,45 @@ def test_jobs_are_given_in_order_and_workers_in_turn() -> None:
 
 
 def test_limits_are_named() -> None:
-    found = jobs(most=2, memory=10)
-    assert found.why_full(11) == ""  # one is taken, however large: else it could never be
+    found = jobs(most=2, memory=12)
+    assert found.why_full("a", PRODUCER, 11) == ""  # one is taken, however large: else it could never be
     found.push("a", PRODUCER, 1, Stream([bytes(6)]))
-    assert found.why_full(4) == ""
-    assert found.why_full(5) == "with its 5 bytes, jobs would have more than 10 (job_memory)"
+    assert found.why_full("a", PRODUCER, 4) == ""
+    again = "; ask again when there is room"
+    taken = "7 of 12 bytes of jobs are taken (job_memory), and this needs 6"
+    assert found.why_full("a", PRODUCER, 5) == taken + again
     found.push("a", PRODUCER, 2, Stream())
-    assert found.why_full(0) == "2 jobs wait already (jobs)"
+    assert found.why_full("a", PRODUCER, 0) == "2 of 2 jobs are taken (jobs), and this needs 1" + again
+
+
+def test_jobs_of_a_producer_that_has_gone_are_kept_for_a_time() -> None:
+    found = jobs(most=100)
+    for number in range(10):
+        found.push("a", PRODUCER, number, Stream([b"x"]))
+    (given,) = found.work("a", WORKERS[0], 1)
+    assert found.producer_leaves(PRODUCER, 5.0) == (0, [])
+    assert not given.is_awaited
+    assert found.expire(5.0) == (0, [])
+    job, _ = found.finish(given.number, WORKERS[0])
+    assert job is given
+    found.push("a", WORKERS[3], 1, Stream())
+    dropped, (given,) = found.expire(6.0)
+    assert (dropped, given.producer) == (9, WORKERS[3])
+    assert found.finish(given.number, WORKERS[0]) == (given, [])
+    assert found.counts() == {"a": Counts(0, 0, 1)}
+    assert (len(found._jobs), found._jobs._counts.used, found._jobs._sizes.used) == (0, 0, 0)
+
+
+def test_producers_that_take_all_they_can_leave_some() -> None:
+    found = jobs(most=1000)
+    for producer in (uuid.UUID(int=number) for number in range(100, 120)):
+        while not found.why_full("a", producer, 0):
+            found.push("a", producer, 1, Stream())
+        found.producer_leaves(producer, 0.0)
+    assert found.why_full("a", PRODUCER, 0) == ""
+    assert len(found._jobs) < 900
+    found.expire(1.0)
+    assert found.counts() == {}
 
 
 def test_job_that_has_not_reached_its_worker_is_no_try() -> None:

@@ -57,7 +57,7 @@ def test_subscribers_are_those_whose_filters_select(
     for client in (A, B, C):
         assert len(subscriptions.filters_of(client)) == sum(each == client for each, _ in expected)
         subscriptions.remove_client(client)
-    assert not subscriptions._root.below
+    assert (subscriptions._clients, subscriptions._shapes) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,35 @@ def test_dollar_topics_are_hidden_from_wildcards() -> None:
     assert covers("$SYS/#", "$SYS/+")
 
 
-def test_tree_of_all_filters_is_bounded() -> None:
-    subscriptions = Subscriptions(nodes=4)
-    subscriptions.add(A, "a/b/c")
-    subscriptions.add(A, "a/b")
-    assert subscriptions.why_full() == ""
-    subscriptions.add(B, "a/b/d")
-    assert subscriptions.why_full() == "the filters of all clients have 4 levels already"
-    subscriptions.remove_client(B)
-    assert subscriptions.why_full() == ""
+def test_places_of_wildcards_are_bounded() -> None:
+    subscriptions = Subscriptions(shapes=4)
+    for filter in ("+/b", "a/+", "+/+"):
+        assert subscriptions.why_full(A, filter) == ""
+        subscriptions.add(A, filter)
+    assert subscriptions.why_full(A, "x/+") == ""  # of a shape that is there
+    assert subscriptions.why_full(A, "+/#") == ""
+    subscriptions.add(A, "+/#")
+    assert subscriptions.why_full(A, "a/+/#").startswith("4 of 4 combinations of places of + are taken")
+    assert subscriptions.why_full(B, "a/b/c/d") == subscriptions.why_full(B, "a/#") == ""
+    subscriptions.remove(A, "+/#")
+    subscriptions.add(B, "+/b")
     subscriptions.remove_client(A)
-    assert subscriptions._nodes == 0
+    assert subscriptions._brought.used == 1
+    subscriptions.remove_client(B)
+    assert subscriptions._brought.used == 0
+    assert (subscriptions._clients, subscriptions._shapes) == ({}, {})
+
+
+def test_places_of_wildcards_of_a_client_are_bounded() -> None:
+    subscriptions = Subscriptions()
+    for number in range(64):
+        filter = "/".join(["a"] * number + ["+"])
+        assert subscriptions.why_full(A, filter) == ""
+        subscriptions.add(A, filter)
+    assert subscriptions.why_full(A, "+/+") == (
+        "this client has filters with 64 combinations of places of +, which are the most; use fewer"
+    )
+    assert subscriptions.why_full(B, "+/+") == ""
 
 
 def test_remembered_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
