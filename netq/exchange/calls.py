@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from netq.exchange.shares import Held, Shares
+from netq.exchange.held import Held
 
 _ALL = 100  # times `most`: calls that may be open in all, services included
 
@@ -30,7 +30,7 @@ class Calls:
     """All services of an exchange, and the open calls.
 
     most: calls that may be open at one client, besides those that a service of it takes. In all _ALL times as many may
-        be open; the callers share them.
+        be open.
     """
 
     def __init__(self, most: int) -> None:
@@ -38,7 +38,8 @@ class Calls:
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # and how many calls each client takes at once
         self._offers: dict[uuid.UUID, dict[str, str]] = {}  # by client: its services, and their names as one object
-        self._open = Held[Call](Shares(_ALL * most, "open calls", "100 × calls"), Shares(1, "bytes", ""))
+        self.offers = 0  # services of all clients, one that several offer as often
+        self._open = Held[Call](_ALL * most, 1, "open calls", (f"{_ALL} × calls", ""))
         self._at: dict[uuid.UUID, set[int]] = {}  # open calls by the client that is to answer
         self._load: dict[tuple[str, uuid.UUID], int] = {}  # open calls by service and client
         self._away: set[uuid.UUID] = set()
@@ -49,17 +50,18 @@ class Calls:
         offers = self._offers.setdefault(client, {})
         if most:
             clients[client] = most
+            self.offers += service not in offers
             offers.setdefault(service, service)
         else:
             clients.pop(client, None)
-            offers.pop(service, None)
+            self.offers -= offers.pop(service, None) is not None
         if not clients:
             del self._services[service]
         if not offers:
             del self._offers[client]
 
     def call(self, service: str, caller: uuid.UUID, request: int) -> Call | str:
-        """Open a call at the client whose turn it is. Return it, or why there is none; see `why_full`."""
+        """Open a call at the client whose turn it is. Return it, or why there is none; see `make_room`."""
         clients = self._services.get(service, OrderedDict())
         present = [client for client in clients if client not in self._away]
         if not present:
@@ -70,9 +72,10 @@ class Calls:
                 return self._begin(self._offers[client][service], caller, request, client)
         return ""
 
-    def why_full(self, caller: uuid.UUID) -> str:
-        """Return why a caller may open no call; "" if it may."""
-        return self._open.why_full(caller, 0)
+    def make_room(self, caller: uuid.UUID) -> tuple[str, list[Call]]:
+        """Find room for a call. Return why there is none, and calls that were closed for it."""
+        full, lost = self._open.make_room(caller, 0)
+        return full, [self._close(call) for call in lost]
 
     def send(self, client: uuid.UUID, caller: uuid.UUID, request: int) -> Call | str:
         """Open a call for a message to a client. Return it, or "" if too many are open."""
@@ -100,12 +103,9 @@ class Calls:
         return calls
 
     def caller_leaves(self, client: uuid.UUID, now: float) -> None:
-        """Keep the open calls of a client that has gone, if there is room: the services still work on them."""
-        calls, lost = self._open.leave(client, now)
-        for call in calls:
+        """Note that a caller has gone, and gets no answer. The services still work on its calls."""
+        for call in self._open.leave(client, now):
             call.is_awaited = False
-        for call in lost:
-            self._close(call)
 
     def expire(self, before: float) -> None:
         """Close the calls of clients that went before a time."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from netq.exchange.shares import Held, Shares
+from netq.exchange.held import Held
 from netq.utils.stream import Stream
 
 
@@ -68,7 +68,7 @@ class _Queue:
 class Jobs:
     """All work queues of an exchange. Methods that return jobs return those that are to be sent to their workers.
 
-    most, memory: jobs, and bytes of their data and their queue's name, that may wait or be worked on. Clients share it.
+    most, memory: jobs, and bytes of their data and their queue's name, that may wait or be worked on.
     tries:        workers that may end with a job; then it has failed.
     """
 
@@ -77,13 +77,15 @@ class Jobs:
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._queues: dict[str, _Queue] = {}
         self._works: dict[uuid.UUID, dict[str, None]] = {}  # by client: the queues that have it as a worker
+        self.workers = 0  # of all queues
         # All that are not done, and the producers that hold them.
-        self._jobs = Held[Job](Shares(most, "jobs", "jobs"), Shares(memory, "bytes of jobs", "job_memory"))
+        self._jobs = Held[Job](most, memory, "jobs", ("jobs", "job_memory"))
         self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
 
-    def why_full(self, queue: str, producer: uuid.UUID, size: int) -> str:
-        """Return why a job with `size` bytes is not taken; "" if it is."""
-        return self._jobs.why_full(producer, size + len(queue))
+    def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[str, list[Job], list[Job]]:
+        """Find room for a job with `size` bytes. Return why there is none, jobs that were dropped, and jobs to send."""
+        full, lost = self._jobs.make_room(producer, size + len(queue))
+        return full, lost, self._drop(lost)
 
     def push(self, queue: str, producer: uuid.UUID, request: int, data: Stream) -> list[Job]:
         """Add a job."""
@@ -96,7 +98,9 @@ class Jobs:
         """Give a client up to `ahead` jobs at once, from now on; with 0, no more."""
         queue = self._queues.setdefault(name, _Queue())
         worker = queue.workers.setdefault(client, _Worker(0))
-        self._works.setdefault(client, {})[name] = None
+        works = self._works.setdefault(client, {})
+        self.workers += name not in works
+        works[name] = None
         worker.ahead, worker.is_here = ahead, True
         self._note_room(name, client, worker)
         return self._give(name)
@@ -155,12 +159,10 @@ class Jobs:
             given += self._give(name)
         return failed, given
 
-    def producer_leaves(self, client: uuid.UUID, now: float) -> tuple[int, list[Job]]:
-        """Keep the jobs of a producer that has gone, if there is room. Return how many are not, and jobs to send."""
-        jobs, lost = self._jobs.leave(client, now)
-        for job in jobs:
+    def producer_leaves(self, client: uuid.UUID, now: float) -> None:
+        """Note that a producer has gone, and is told nothing more."""
+        for job in self._jobs.leave(client, now):
             job.is_awaited = False
-        return len(lost), self._drop(lost)
 
     def expire(self, before: float) -> tuple[int, list[Job]]:
         """Drop the jobs of producers that went before a time. Return how many these are, and jobs to send."""
@@ -228,7 +230,9 @@ class Jobs:
             queue.free.pop(client, None)
             if not worker.ahead and not worker.jobs:
                 queue.workers.pop(client, None)
-                self._works[client].pop(name, None)
+                if name in self._works[client]:
+                    del self._works[client][name]
+                    self.workers -= 1
                 if not self._works[client]:
                     del self._works[client]
 

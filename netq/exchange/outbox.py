@@ -3,7 +3,7 @@
     send ──► queue.put_unbounded ──► (a thread of netq: delivered, or failed) ──► settle
 
 Netq refuses nothing of this for want of room, so no message overtakes another one. Instead this counts what waits for
-each client, and for all, who share it. Data beyond the bound of bytes is not sent (`why_full`); a client with too many
+each client, and for all. Data beyond the bound of bytes is not sent (`why_full`); a client with too many
 messages is ended, since it does not read. Jobs do not count: the exchange holds their data anyway
 (netq/exchange/jobs.py).
 
@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from netq.core import Communicator
 from netq.exchange.envelope import Envelope, Kind
-from netq.exchange.shares import Shares
 from netq.runtime.delivery import Delivery
 
 log = logging.getLogger("netq")
 
-_ALL = 4
+_ALL = 4  # times what may wait for one client
+_ALWAYS = 65536  # bytes that may wait for a client, whatever waits for others
 _LANE = 1  # what has an answer, and answers, pass publications
 
 
@@ -42,43 +42,53 @@ class Unsent(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """What waits for a client in its present session: a holder of shares."""
+    """What waits for a client in its present session."""
 
+    messages: int = 0
+    size: int = 0  # bytes of their data
     is_ended: bool = False
 
 
 class Outbox:
     """The messages that wait for the clients of an exchange.
 
-    most:   messages that may wait for one client; one with more is ended. For all, _ALL times as many.
+    most:   messages that may wait for one client; one with more is ended. If _ALL times as many wait for all,
+            the one with most is ended.
     size:   bytes of data that may wait for one client; one message may have any size, within `memory`.
-    memory: bytes of data that may wait for all clients.
+    memory: bytes of data that may wait for all clients, besides _ALWAYS for each.
     """
 
     def __init__(self, queue: Communicator, most: int, size: int, memory: int) -> None:
         self._queue = queue
-        self._most = most
+        self._messages = most
         self._size = size
-        self._messages = Shares(_ALL * most, "messages", f"{_ALL} × answers")
-        self._sizes = Shares(memory, "bytes of calls, messages and answers", "job_memory")
+        self._memory = memory
+        self._all = _Waiting()  # what waits for all clients that were not ended
         self._waiting: dict[uuid.UUID, _Waiting] = {}
         self._settled: deque[tuple[_Waiting, uuid.UUID, Envelope, BaseException | None]] = deque()
 
     def why_full(self, client: uuid.UUID, size: int) -> str:
         """Return why `size` bytes of data are not to be sent to a client; "" if they may be."""
         waiting = self._waiting.get(client)
-        has = self._sizes.of(waiting)
+        has = 0 if waiting is None else waiting.size
         if has and has + size > self._size:
             return f"{has} of {self._size} bytes wait for {client} already (queue_bytes)"
-        return self._sizes.why_full(waiting, size) if size else ""
+        if self._all.size and self._all.size + size > self._memory and has + size > _ALWAYS:
+            return (
+                f"{self._all.size} of {self._memory} bytes of calls, messages and answers wait for all clients "
+                f"(job_memory), {has} of them for {client}; ask again when they have read"
+            )
+        return ""
 
     def send(self, client: uuid.UUID, envelope: Envelope) -> Delivery:
         """Send a message to a client."""
         waiting = self._waiting.get(client) or self._waiting.setdefault(client, _Waiting())
         if envelope.kind is not Kind.JOB:
-            self._messages.add(waiting, 1)
-            self._sizes.add(waiting, size_of(envelope))
-            self._end_if_unread(client, waiting)
+            self._count(waiting, envelope, 1)
+            if waiting.messages > self._messages:
+                self._end(client, waiting)
+            elif self._all.messages > _ALL * self._messages:
+                self._end(*max(self._waiting.items(), key=lambda item: item[1].messages * (not item[1].is_ended)))
         delivery = self._queue.put_unbounded(envelope, client, lane=_LANE)
         delivery.add_done_callback(functools.partial(self._done, waiting, client, envelope))
         return delivery
@@ -88,9 +98,8 @@ class Outbox:
         while self._settled:
             waiting, client, envelope, error = self._settled.popleft()
             if envelope.kind is not Kind.JOB:
-                self._messages.add(waiting, -1)
-                self._sizes.add(waiting, -size_of(envelope))
-            if not self._messages.of(waiting) and self._waiting.get(client) is waiting:
+                self._count(waiting, envelope, -1)
+            if not waiting.messages and self._waiting.get(client) is waiting:
                 del self._waiting[client]
             if error is not None:
                 yield Unsent(client, envelope, error)
@@ -99,13 +108,18 @@ class Outbox:
         """Count anew for a client's next session."""
         self._waiting.pop(client, None)
 
-    def _end_if_unread(self, client: uuid.UUID, waiting: _Waiting) -> None:
-        """End a client that has too many messages. It has asked for them all, and does not read."""
-        count = self._messages.of(waiting)
-        full = count > self._most or bool(self._messages.why_full(waiting, 0))
-        if full and not waiting.is_ended:
+    def _count(self, waiting: _Waiting, envelope: Envelope, times: int) -> None:
+        for each in (waiting,) if waiting.is_ended else (waiting, self._all):
+            each.messages += times
+            each.size += times * size_of(envelope)
+
+    def _end(self, client: uuid.UUID, waiting: _Waiting) -> None:
+        """End a client that has too many messages. It has asked for all of them, and does not read."""
+        if not waiting.is_ended:
             waiting.is_ended = True
-            count = min(count, self._most)
+            self._all.messages -= waiting.messages
+            self._all.size -= waiting.size
+            count = min(waiting.messages, self._messages)
             log.warning("%s: does not read: %d messages wait for it (answers); ended", client, count)
             self._queue.expel(client, f"it does not read, and {count} messages wait for it")
 

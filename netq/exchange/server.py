@@ -29,7 +29,6 @@ from netq.exchange.jobs import Counts, Job, Jobs
 from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
-from netq.exchange.shares import Shares
 from netq.exchange.topics import Subscriptions, why_wrong
 from netq.io.condition import bounded
 from netq.options import (
@@ -53,6 +52,9 @@ _COPIES = 100_000  # publications that may wait for one subscriber, unless the u
 _REASON = 1024  # bytes of the reason of a refusal that are passed on
 _NAMED = 250_000  # filters of all clients, and likewise queues and services
 _NOUNS = {Kind.SUBSCRIBE: "filters", Kind.WORK: "queues", Kind.SERVE: "services"}
+_ALWAYS = 16  # of each that a client may have, whatever others have
+_WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
+_TAKEN = "given up for a client that holds less; ask again when there is room"
 _ABSENT = "this client is not here"
 _END = Stream()  # stands for the end of a session
 
@@ -89,7 +91,8 @@ class Exchange:
     keep:        seconds for which jobs of a client that has gone wait for a worker.
     grace:       seconds without a connection, after which a client's jobs go to others, and calls to it fail.
 
-    Clients share what is bounded in all: each may hold four times what is left.
+    Where something is bounded in all, no client is refused while another one holds more: that one's newest job or call
+    is refused instead.
 
     Up to ConnectionOptions.queue_size and queue_bytes of publications wait for a subscriber; queue_size is 100,000 here
     unless it is set. Raises InvalidOption, and what netq.new raises.
@@ -121,7 +124,8 @@ class Exchange:
         self._grace = grace
         self._keep = keep
         self._names = names
-        self._named = {kind: Shares(_NAMED, what, "for all clients") for kind, what in _NOUNS.items()}
+        self._lost = 0  # jobs that were dropped, and for which no client waits
+        self._next_word = 0.0  # time.monotonic() when the log may be told of them
         self._permissions = Permissions(permissions)
         self._subscriptions = Subscriptions()
         self._jobs = Jobs(jobs, job_memory, tries)
@@ -212,7 +216,8 @@ class Exchange:
             with self._lock:
                 if envelope is None:
                     self._leave(client, returns=False)
-                    self._give_up(client, time.monotonic())
+                    self._calls.caller_leaves(client, time.monotonic())
+                    self._jobs.producer_leaves(client, time.monotonic())
                 else:
                     self._handle(client, envelope)
         except Exception:
@@ -250,65 +255,67 @@ class Exchange:
         self._publications.send(client, envelope, self._subscriptions.of(envelope.name))
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
+        filters = self._subscriptions.filters_of(client)
         full = ""
-        if envelope.name not in self._subscriptions.filters_of(client):
-            full = self._why_too_many(client, Kind.SUBSCRIBE) or self._subscriptions.why_full(client, envelope.name)
+        if envelope.name not in filters:
+            full = self._why_too_many(Kind.SUBSCRIBE, filters, self._subscriptions.total)
+            full = full or self._subscriptions.why_full(client, envelope.name)
         if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
             return
         self._subscriptions.add(client, envelope.name)
-        self._count_names(client, Kind.SUBSCRIBE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
-    def _names_of(self, client: uuid.UUID, kind: Kind) -> Collection[str]:
-        if kind is Kind.SUBSCRIBE:
-            return self._subscriptions.filters_of(client)
-        return self._jobs.queues_of(client) if kind is Kind.WORK else self._calls.services_of(client)
-
-    def _why_too_many(self, client: uuid.UUID, kind: Kind) -> str:
-        """Return why a client may have no further name of a kind; "" if it may."""
-        if len(self._names_of(client, kind)) >= self._names:
-            return f"{self._names} {_NOUNS[kind]} are the most (names); give one up first"
-        return self._named[kind].why_full(client, 1)
-
-    def _count_names(self, client: uuid.UUID, kind: Kind) -> None:
-        self._named[kind].set(client, len(self._names_of(client, kind)))
+    def _why_too_many(self, kind: Kind, names: Collection[str], total: int) -> str:
+        """Return why a client that has these names, of a total, may have no further one of a kind; "" if it may."""
+        has, noun = len(names), _NOUNS[kind]
+        if has >= self._names:
+            return f"{self._names} {noun} are the most (names); give one up first"
+        if has >= _ALWAYS and total >= _NAMED:
+            return f"all clients have {_NAMED} {noun}, and this one {has}; give one up first"
+        return ""
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
-        self._count_names(client, Kind.SUBSCRIBE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
     def _push(self, client: uuid.UUID, envelope: Envelope) -> None:
         assert envelope.data is not None
-        if full := self._jobs.why_full(envelope.name, client, envelope.data.nbytes):
+        full, lost, given = self._jobs.make_room(envelope.name, client, envelope.data.nbytes)
+        if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"push: '{printable(envelope.name)}': {full}")
             return
+        for job in lost:
+            self._lose(job)
+        self._give(given)
         self._give(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
 
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
-        is_new = envelope.detail and envelope.name not in self._jobs.queues_of(client)
-        if is_new and (full := self._why_too_many(client, Kind.WORK)):
+        queues = self._jobs.queues_of(client)
+        is_new = envelope.detail and envelope.name not in queues
+        if is_new and (full := self._why_too_many(Kind.WORK, queues, self._jobs.workers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
             return
         self._send(client, Envelope(Kind.DONE, envelope.number))
         self._give(self._jobs.work(envelope.name, client, envelope.detail))
-        self._count_names(client, Kind.WORK)
 
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
-        is_new = envelope.detail and envelope.name not in self._calls.services_of(client)
-        if is_new and (full := self._why_too_many(client, Kind.SERVE)):
+        services = self._calls.services_of(client)
+        is_new = envelope.detail and envelope.name not in services
+        if is_new and (full := self._why_too_many(Kind.SERVE, services, self._calls.offers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
             return
         self._calls.serve(envelope.name, client, envelope.detail)
-        self._count_names(client, Kind.SERVE)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
     def _call(self, client: uuid.UUID, envelope: Envelope) -> None:
         what = f"call: '{printable(envelope.name)}'" if envelope.name else f"send: {envelope.peer}"
-        if full := self._calls.why_full(client):
+        full, lost = self._calls.make_room(client)
+        if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
             return
+        for call in lost:
+            self._refuse_call(call, Refusal.FULL, f"call: '{printable(call.service)}': {_TAKEN} (calls)")
         if envelope.name:
             found = self._calls.call(envelope.name, client, envelope.number)
         else:
@@ -374,7 +381,7 @@ class Exchange:
         client, envelope, error = unsent
         if isinstance(error, Closed):
             if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
-                self._refuse_call(call, f"{client}: {_ABSENT}")
+                self._refuse_call(call, Refusal.ABSENT, f"{client}: {_ABSENT}")
         elif envelope.kind is Kind.REPLY:
             self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
         elif envelope.kind in (Kind.JOB, Kind.REQUEST):
@@ -383,12 +390,17 @@ class Exchange:
 
     def _look_at_connections(self) -> None:
         """Let clients leave that have had no connection for too long, and come back. Drop what has waited too long."""
+        now = time.monotonic()
         with self._lock:
-            lost, given = self._jobs.expire(time.monotonic() - self._keep)
-            self._calls.expire(time.monotonic() - self._keep)
+            lost, given = self._jobs.expire(now - self._keep)
+            self._calls.expire(now - self._keep)
             self._give(given)
-        if lost:
-            log.warning("%d jobs of clients that have gone are dropped: no worker has come for them (keep)", lost)
+            self._lost += lost
+            if self._lost and now >= self._next_word:
+                log.warning(
+                    "%d jobs of clients that have gone are dropped: no worker has come (keep, jobs)", self._lost
+                )
+                self._lost, self._next_word = 0, now + _WORD
         for client, each in self._queue.statistics().items():
             with self._lock:
                 if each.absent > self._grace and client not in self._away:
@@ -407,7 +419,6 @@ class Exchange:
             self._outbox.forget(client)
             self._publications.leave(client)
             self._subscriptions.remove_client(client)
-            self._named[Kind.SUBSCRIBE].set(client, 0)
         failed, given = self._jobs.leave(client, returns=returns)
         for job in failed:
             reason = f"push: '{printable(job.queue)}': {job.tries} workers ended with this job"
@@ -416,21 +427,19 @@ class Exchange:
         self._give(given)
         for call in self._calls.leave(client, returns=returns):
             what = f"call: '{printable(call.service)}'" if call.service else "send"
-            self._refuse_call(call, f"{what}: {client} has gone, and has not answered")
-        for kind in (Kind.WORK, Kind.SERVE):
-            self._count_names(client, kind)
+            self._refuse_call(call, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
 
-    def _refuse_call(self, call: Call, reason: str) -> None:
+    def _refuse_call(self, call: Call, why: Refusal, reason: str) -> None:
         if call.is_awaited:
-            self._refuse(call.caller, call.request, Refusal.ABSENT, reason)
+            self._refuse(call.caller, call.request, why, reason)
 
-    def _give_up(self, client: uuid.UUID, now: float) -> None:
-        """Tell a client that has gone nothing more of what it has asked. Its jobs are kept, within bounds."""
-        self._calls.caller_leaves(client, now)
-        lost, given = self._jobs.producer_leaves(client, now)
-        self._give(given)
-        if lost:
-            log.warning("%s: has gone, and %d of its jobs are dropped: there is no room for them (jobs)", client, lost)
+    def _lose(self, job: Job) -> None:
+        """Tell the producer of a job that it was dropped; or count it, for the log."""
+        if job.is_awaited:
+            reason = f"push: '{printable(job.queue)}': {_TAKEN} (jobs, job_memory)"
+            self._refuse(job.producer, job.request, Refusal.FULL, reason)
+        else:
+            self._lost += 1
 
 
 def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from netq.exchange.shares import Shares
-
 LONGEST = 1024  # bytes of a topic or a filter
 _DEEPEST = 64  # levels
 _SHAPES = 1000  # combinations of places of + in all filters: with 64 levels each, a topic takes some 2 ms
-_OWN = 64  # that one client brings in
+_SHARE = 16  # a client may bring in one of so many that are left
 _CACHED = 100_000  # topics, and subscribers of them, that are remembered
 _ONE, _REST = "+", "#"
 
@@ -93,15 +92,17 @@ class Subscriptions:
     """Which clients have subscribed to which filters.
 
     There is one filter of a given shape that selects a given topic. So a topic is looked up once for each shape that is
-    in use, and these are few: filters without + have 129 at most, and all others `shapes` together, which the clients
-    share, and of which one client brings in _OWN at most. A filter of a shape that is in use is always taken.
+    in use, and these are few: filters without + have 129 at most, and all others `shapes` together, of which a client
+    may bring in one in _SHARE of those that are left. A filter of a shape that is in use is always taken.
     """
 
     def __init__(self, shapes: int = _SHAPES) -> None:
         self._clients: dict[str, set[uuid.UUID]] = {}  # by filter
         self._by_client: dict[uuid.UUID, set[str]] = {}
+        self.total = 0  # filters of all clients
         self._shapes: dict[_Shape, _Use] = {}  # all that are in use
-        self._brought = Shares(shapes, "combinations of places of +", "for all filters")
+        self._most = shapes  # with +
+        self._brought: Counter[uuid.UUID] = Counter()  # shapes with +, by the client that had the first filter of each
         self._cache: dict[str, tuple[uuid.UUID, ...]] = {}
         self._cached = 0  # topics, and subscribers of them
 
@@ -110,9 +111,13 @@ class Subscriptions:
         shape = _Shape.of(filter)
         if not shape.places or shape in self._shapes:
             return ""
-        if (own := self._brought.of(client)) >= _OWN:
-            return f"this client has filters with {own} combinations of places of +, which are the most; use fewer"
-        return self._brought.why_full(client, 1)
+        own, taken = self._brought[client], self._brought.total()
+        if taken < self._most and own * _SHARE < self._most - taken:
+            return ""
+        return (
+            f"all filters have {taken} of {self._most} combinations of places of +, {own} of them by this client, "
+            f"which may bring in one in {_SHARE} of those that are left; put + at the same places as others do"
+        )
 
     def add(self, client: uuid.UUID, filter: str) -> None:
         """Add a subscription; harmless if it is there."""
@@ -120,12 +125,13 @@ class Subscriptions:
         if filter in filters:
             return
         filters.add(filter)
+        self.total += 1
         if filter not in self._clients:
             self._clients[filter] = set()
             shape = _Shape.of(filter)
             if shape not in self._shapes:
                 self._shapes[shape] = _Use(client)
-                self._brought.add(client, bool(shape.places))
+                self._brought[client] += bool(shape.places)
             self._shapes[shape].filters += 1
         self._clients[filter].add(client)
         self._forget_cache()
@@ -136,6 +142,7 @@ class Subscriptions:
         if filter not in filters:
             return
         filters.remove(filter)
+        self.total -= 1
         if not filters:
             del self._by_client[client]
         self._clients[filter].remove(client)
@@ -144,7 +151,10 @@ class Subscriptions:
             shape = _Shape.of(filter)
             self._shapes[shape].filters -= 1
             if not self._shapes[shape].filters:
-                self._brought.add(self._shapes.pop(shape).owner, -bool(shape.places))
+                owner = self._shapes.pop(shape).owner
+                self._brought[owner] -= bool(shape.places)
+                if not self._brought[owner]:
+                    del self._brought[owner]
         self._forget_cache()
 
     def remove_client(self, client: uuid.UUID) -> None:

@@ -50,16 +50,17 @@ def test_client_that_leaves_answers_nothing() -> None:
     assert (len(calls._open), calls._at, calls._load) == (0, {}, {})
 
 
-def test_open_calls_are_shared_and_given_back_after_a_time() -> None:
+def test_open_calls_are_bounded_and_given_back_after_a_time() -> None:
     calls = Calls(10)
     calls.serve("hang", A, 2**32 - 1)
-    callers = [uuid.UUID(int=number) for number in range(100, 120)]
-    for caller in callers:
-        while not calls.why_full(caller):
+    for caller in (uuid.UUID(int=number) for number in range(100, 105)):
+        while not calls.make_room(caller)[0]:
             calls.call("hang", caller, 1)
         calls.caller_leaves(caller, 5.0)
-    assert calls.why_full(CALLER) == ""
-    assert len(calls._open) < 900
+    assert len(calls._open) == 1000
+    full, lost = calls.make_room(CALLER)
+    assert not full
+    assert not any(call.is_awaited for call in lost)
     last = calls.call("hang", CALLER, 1)
     assert isinstance(last, Call)
     assert last.is_awaited

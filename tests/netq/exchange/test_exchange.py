@@ -243,11 +243,14 @@ def test_busy_service_and_full_queue_are_named(site: Site) -> None:
     go_on.set()
     assert done(*calls[:2]) == [True, True]
     large = [caller.push("resize", bytes(8_000)) for _ in range(2)]
-    assert "of 12000 bytes of jobs are taken (job_memory), and this needs 8" in str(error(large[1]))
+    assert "of 12000 bytes of jobs (job_memory) are taken, and this client has 80" in str(error(large[1]))
     small = [caller.push("resize", 1) for _ in range(2)]
     full = error(small[1])
     assert isinstance(full, Busy)
-    assert str(full) == "push: 'resize': 2 of 2 jobs are taken (jobs), and this needs 1; ask again when there is room"
+    assert (
+        str(full)
+        == "push: 'resize': 2 of 2 jobs (jobs) are taken, and this client has 2 of them; ask again when there is room"
+    )
     worker = server.jobs("resize", ahead=2)
     for _ in range(2):
         worker.get(LIMIT).done()

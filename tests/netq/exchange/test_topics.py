@@ -101,34 +101,27 @@ def test_dollar_topics_are_hidden_from_wildcards() -> None:
 
 
 def test_places_of_wildcards_are_bounded() -> None:
-    subscriptions = Subscriptions(shapes=4)
-    for filter in ("+/b", "a/+", "+/+"):
-        assert subscriptions.why_full(A, filter) == ""
-        subscriptions.add(A, filter)
-    assert subscriptions.why_full(A, "x/+") == ""  # of a shape that is there
-    assert subscriptions.why_full(A, "+/#") == ""
-    subscriptions.add(A, "+/#")
-    assert subscriptions.why_full(A, "a/+/#").startswith("4 of 4 combinations of places of + are taken")
-    assert subscriptions.why_full(B, "a/b/c/d") == subscriptions.why_full(B, "a/#") == ""
-    subscriptions.remove(A, "+/#")
-    subscriptions.add(B, "+/b")
-    subscriptions.remove_client(A)
-    assert subscriptions._brought.used == 1
-    subscriptions.remove_client(B)
-    assert subscriptions._brought.used == 0
-    assert (subscriptions._clients, subscriptions._shapes) == ({}, {})
-
-
-def test_places_of_wildcards_of_a_client_are_bounded() -> None:
-    subscriptions = Subscriptions()
-    for number in range(64):
-        filter = "/".join(["a"] * number + ["+"])
-        assert subscriptions.why_full(A, filter) == ""
-        subscriptions.add(A, filter)
-    assert subscriptions.why_full(A, "+/+") == (
-        "this client has filters with 64 combinations of places of +, which are the most; use fewer"
+    subscriptions = Subscriptions(shapes=100)
+    filters = ["/".join(["a"] * number + ["+"]) for number in range(64)]
+    taken = 0
+    for client in (A, B, C):
+        while not (why := subscriptions.why_full(client, filters[taken])):
+            subscriptions.add(client, filters[taken])
+            taken += 1
+    assert taken == 18
+    assert why == (
+        "all filters have 18 of 100 combinations of places of +, 6 of them by this client, which may bring in one in "
+        "16 of those that are left; put + at the same places as others do"
     )
-    assert subscriptions.why_full(B, "+/+") == ""
+    for filter in ("x/+", "a/b/c/d/e/f/g", "#", "a/#"):  # of a shape that is in use, and without +
+        assert subscriptions.why_full(C, filter) == ""
+    subscriptions.add(B, filters[0])
+    subscriptions.remove_client(A)
+    assert subscriptions._brought == {A: 1, B: 6, C: 6}
+    for client in (B, C):
+        subscriptions.remove_client(client)
+    assert (subscriptions._brought, subscriptions._clients, subscriptions._shapes) == ({}, {}, {})
+    assert subscriptions.total == 0
 
 
 def test_remembered_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
