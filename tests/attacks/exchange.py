@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import random
 import re
 import statistics
 import subprocess
@@ -195,12 +194,11 @@ def calls(port: int, count: int = 150_000) -> Iterator[Attacker]:
 
 
 def filters(port: int, clients: int = 16, each: int = 500, topics: int = 30) -> Iterator[Attacker]:
-    chance = random.Random(1)
-    for _ in range(clients):
+    for client in range(clients):
         attacker = Attacker(port)
-        for _ in range(each):
-            levels = [chance.choice("a+") for _ in range(64)]
-            attacker.ask(Kind.SUBSCRIBE, "/".join(levels))
+        for number in range(client * each, (client + 1) * each):
+            chosen = f"{number:013b}".replace("0", "a").replace("1", "+")
+            attacker.ask(Kind.SUBSCRIBE, "/".join("a" * 33 + chosen + "a" * 18))
         attacker.finish()
         yield attacker
     publisher = Attacker(port)
