@@ -22,6 +22,7 @@ from fl.callbacks.base import Callback, Callbacks, ClientState
 from fl.report import FailureKind, RoundReport
 from fl.tensors.spec import Model
 from netq.text import describe
+from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
@@ -79,6 +80,7 @@ class Measured(Callback):
     """
 
     def __init__(self, measure: Measure, callbacks: Iterable[Callback]) -> None:
+        expect(is_function(measure), "Measured.measure", measure, "a function of a model, not an async one")
         self._measure = measure
         self._callbacks = Callbacks(callbacks)
 
