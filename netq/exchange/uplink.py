@@ -153,7 +153,7 @@ class Uplink:
         try:
             envelope = request.envelope._replace(number=number)
             request.delivery = delivery = self.queue.put(envelope, lane=_REQUESTS)
-            delivery.add_done_callback(functools.partial(self._was_put, request))
+            self._listen(delivery, functools.partial(self._was_put, request))
         except BaseException as error:  # of a signal handler; the caller may not be the one who has asked
             self._defer(
                 self._requests.settle, request, None, Closed(self.queue.id, f"it was interrupted: {describe(error)}")
@@ -204,6 +204,16 @@ class Uplink:
             # The thread of the turn may hold a baton, or locks of a user who has not asked this.
             self._defer(self._requests.settle, request, None, error)
         self._room_came(error)
+
+    def _listen(self, delivery: Delivery, listener: Callable[[Future[None]], object]) -> None:
+        """Call `listener(delivery)` when that is done. Does not wait for the baton, as `add_done_callback` does."""
+        if delivery.done():
+            listener(delivery)
+            return
+        baton, listen = self.queue._baton, functools.partial(delivery.add_done_callback, listener)
+        if not baton.try_hold(listen):
+            baton.defer(listen)
+        baton.run_late_deferred()
 
     def _fail_unsent(self) -> None:
         while self._unsent:
@@ -297,7 +307,7 @@ class Uplink:
         self.answer(request, Envelope(Kind.REFUSED, code=why, data=Stream([printable(reason).encode()])))
 
     def _send(self, envelope: Envelope, lane: int) -> None:
-        self.queue.put(envelope, lane=lane).add_done_callback(functools.partial(self._was_sent, envelope, lane))
+        self._listen(self.queue.put(envelope, lane=lane), functools.partial(self._was_sent, envelope, lane))
 
     def _was_sent(self, envelope: Envelope, lane: int, delivery: Future[None]) -> None:
         """Send an answer again that had no room, and a refusal for one that is too large."""
