@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, Kind
-from netq.io.condition import Condition
+from netq.io.condition import Condition, deadline_of
 
 
 class Inbox:
@@ -53,26 +54,23 @@ class Inbox:
 
     def get(self, timeout: float | None) -> Envelope:
         """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
-        found: list[Envelope] = []
-        if not self._changed.wait(lambda: self._take(found) or self._closed is not None, timeout):
-            raise TimeoutError(f"no message within {timeout:g} s")
-        if not found and not self._take(found):
-            assert self._closed is not None
-            raise self._closed.with_traceback(None)
-        return found[0]
+        deadline = 0.0
+        while True:
+            with self._lock:
+                if self._waiting:
+                    envelope = self._waiting.popleft()
+                    self._size -= 0 if envelope.data is None else envelope.data.nbytes
+                    return envelope
+            if self._closed is not None and not self._waiting:
+                raise self._closed.with_traceback(None)
+            deadline = deadline or deadline_of(timeout)
+            if not self._changed.wait(lambda: bool(self._waiting or self._closed), deadline - time.monotonic()):
+                raise TimeoutError(f"no message within {timeout:g} s")
 
     def end(self, error: Closed) -> None:
         """Let `get` raise an error when nothing is left."""
         self._closed = error
         self._changed.notify()
-
-    def _take(self, found: list[Envelope]) -> bool:
-        """Take the next, and add it to a list; return whether there was one."""
-        with self._lock:
-            if self._waiting:
-                found.append(envelope := self._waiting.popleft())
-                self._size -= 0 if envelope.data is None else envelope.data.nbytes
-        return bool(found)
 
     def _why_full(self, size: int) -> str:
         if len(self._waiting) >= self._most:
