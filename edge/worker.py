@@ -28,6 +28,7 @@ from edge.record import Record, write
 from fl.outline import Finished
 from netq.cli.terminal import Formatter
 from netq.errors import InvalidOption, Unreadable
+from netq.text import describe
 from netq.utils.stream import Stream
 
 log = logging.getLogger("edge")
@@ -110,7 +111,7 @@ def main() -> None:
         except (ImportError, MemoryError) as error:  # of a library, which may have no memory
             log.debug("where it happened", exc_info=error)
             reason = error.__cause__ or error
-            send(channel, Failed(f"{type(reason).__name__}: {reason}"[: LONGEST // 4]))
+            send(channel, Failed(describe(reason)[: LONGEST // 4]))
             return
         send(channel, Ready())
         process = os.getpid()
@@ -146,7 +147,7 @@ def _obey(channel: socket.socket, tasks: Tasks, order: Order, fds: list[int], pr
         answer, fallback = "MemoryError: the training has no memory left", []
     except Exception as error:  # of the user's objects, while they are serialised
         log.exception("the task cannot be finished")
-        answer, fallback = f"{type(error).__name__}: {error}", []
+        answer, fallback = describe(error), []
     finally:
         for fd in fds:
             os.close(fd)

@@ -47,6 +47,7 @@ from netq.cli.terminal import Formatter, sentence
 from netq.cli.toml_file import function, in_file_terms, named_object
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.options import CommunicatorOptions, Protocol
+from netq.text import describe
 
 log = logging.getLogger("fl")
 
@@ -341,7 +342,7 @@ def _with_traceback(server_app: Callable[..., Any]) -> Callable[[Any, Any], None
             raise
         except Exception as error:
             log.error("the ServerApp failed", exc_info=error)
-            raise RuntimeError(f"the ServerApp raised {type(error).__name__}: {error}") from None
+            raise RuntimeError(f"the ServerApp raised {describe(error)}") from None
 
     return run
 

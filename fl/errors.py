@@ -5,15 +5,6 @@ from __future__ import annotations
 from netq.errors import NetqError
 
 
-def describe(error: BaseException) -> str:
-    """Return the class and the text of an error, also of one whose `__str__` raises."""
-    try:
-        text = str(error)
-    except Exception:  # user code
-        text = "it has no text, because its __str__ raises"
-    return f"{type(error).__name__}: {text}"
-
-
 class InvalidUpdate(NetqError, ValueError):
     """An update does not fit the model. It was not folded, and has changed nothing."""
 

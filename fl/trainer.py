@@ -12,14 +12,15 @@ from typing import Any
 
 from fl.compression.auto import AUTO, choose
 from fl.compression.compressor import Compression, Compressor, as_compression
-from fl.errors import InvalidUpdate, describe
+from fl.errors import InvalidUpdate
 from fl.messages import MESSAGES, Job, Reply, Report, Task, Update
 from fl.outline import Finished
 from fl.outline import Task as Outline
 from fl.tensors.model import check_specs, copied, difference
 from fl.tensors.spec import Model, Spec, nbytes, specs_of
 from netq.errors import Unreadable
-from netq.validate import expect
+from netq.text import describe
+from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
@@ -41,8 +42,8 @@ class Trainer:
         seed: int | None = None,
     ) -> None:
         for name, function in (("train", train), ("evaluate", evaluate)):
-            right = callable(function) or (name == "evaluate" and function is None)
-            expect(right, f"Client.{name}", function, "a function of a model and a config")
+            right = is_function(function) or (name == "evaluate" and function is None)
+            expect(right, f"Client.{name}", function, "a function of a model and a config, not an async one")
         self._functions: dict[str, Callable[[Any, Mapping[str, Any]], Update | Report] | None] = {
             "train": train,
             "evaluate": evaluate,

@@ -30,6 +30,7 @@ from netq.runtime.inbox import Inbox, Waiter
 from netq.runtime.peer import Peer
 from netq.runtime.statistics import Statistics
 from netq.security.seal import sealed_id
+from netq.text import describe
 from netq.utils.into import loader
 from netq.utils.stream import PickleSerializer, Stream, stream_of
 
@@ -265,7 +266,7 @@ class Communicator:
                 error.message = self.unpack(item)
                 error.add_note(f"a message from {item[0]}, which the `message` of this error is")
                 raise
-            unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {error!r}")
+            unreadable = Unreadable(f"a message from {item[0]} cannot be loaded: {describe(error)}")
             unreadable.peer = item[0]
             raise unreadable from error
         if lane := item[2].lane:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import inspect
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from netq.errors import InvalidOption
 from netq.utils.stream import PickleSerializer, Stream
-from netq.validate import expect, flag, is_whole, seconds, whole
+from netq.validate import expect, flag, is_function, is_whole, seconds, whole
 
 MIB = 1024**2
 UNLIMITED = 2**62  # bytes: more than any memory
@@ -135,8 +134,8 @@ class SerializationOptions:
     dump: Callable[[Any], Any] = field(default_factory=lambda: PickleSerializer().dump)
 
     def __post_init__(self) -> None:
-        expect(callable(self.load), "SerializationOptions.load", self.load, "a callable")
-        expect(callable(self.dump), "SerializationOptions.dump", self.dump, "a callable")
+        expect(is_function(self.load), "SerializationOptions.load", self.load, "a callable that is not async")
+        expect(is_function(self.dump), "SerializationOptions.dump", self.dump, "a callable that is not async")
 
 
 @dataclass(frozen=True)
@@ -242,7 +241,7 @@ class EventOptions:
     def __post_init__(self) -> None:
         for name in ("ini", "fin"):
             value = getattr(self, name)
-            right = value is None or (callable(value) and not inspect.iscoroutinefunction(value))
+            right = value is None or is_function(value)
             expect(right, f"EventOptions.{name}", value, "a callable that is no coroutine function, or None")
         expect(isinstance(self.end, Stream | None), "EventOptions.end", self.end, "a Stream, or None")
 

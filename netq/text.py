@@ -1,4 +1,4 @@
-"""Text for people: escapes text that a peer supplied, and suggests the nearest of some known names. Pure."""
+"""Text for people: escapes text that a peer supplied, describes errors, suggests the nearest of some names. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ def printable(text: str, longest: int = _LONGEST) -> str:
     """Escape and shorten untrusted text, so that it fits in one line of a log and cannot forge another."""
     shown = "".join([character if character.isprintable() else repr(character)[1:-1] for character in text[:longest]])
     return shown if len(text) <= longest else f"{shown}…"
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, which may be a class of the user: a sentence about it if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "it has no text, because its __str__ raises"
+
+
+def describe(error: BaseException) -> str:
+    """Return the class and the text of an error, also of one whose `__str__` raises."""
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def did_you_mean(name: str, names: Collection[str], form: str = "{}") -> str:

@@ -6,6 +6,8 @@ with the text "name: value; expected …". Pure; contains no names of options.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from typing import TypeGuard
 
@@ -20,6 +22,15 @@ def is_whole(value: object, least: float = -math.inf, most: float = math.inf) ->
 def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> TypeGuard[float]:
     """Return whether this is a number from `least` to `most`."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_function(value: object) -> bool:
+    """Return whether a call of this gives a result: whether it is no async function or generator, nor wraps one."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    calls = (value, getattr(type(value), "__call__", None))  # noqa: B004
+    is_async = any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in calls)
+    return callable(value) and not is_async
 
 
 def expect(right: bool, name: str, value: object, expected: str) -> None:

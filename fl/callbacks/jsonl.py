@@ -21,6 +21,8 @@ from typing import Any, TypeAlias
 from fl.callbacks.base import Callback, Callbacks, ClientState
 from fl.report import FailureKind, RoundReport
 from fl.tensors.spec import Model
+from netq.text import describe
+from netq.validate import expect, is_function
 
 log = logging.getLogger("netq.fl")
 
@@ -78,6 +80,7 @@ class Measured(Callback):
     """
 
     def __init__(self, measure: Measure, callbacks: Iterable[Callback]) -> None:
+        expect(is_function(measure), "Measured.measure", measure, "a function of a model, not an async one")
         self._measure = measure
         self._callbacks = Callbacks(callbacks)
 
@@ -110,7 +113,7 @@ class Measured(Callback):
         try:
             results = self._measure(model)
         except Exception as error:  # an error of the user's code must not end the round
-            return self._log_error(f"raised {type(error).__name__}: {error}", error)
+            return self._log_error(f"raised {describe(error)}", error)
         try:
             return {name: float(value) for name, value in results.items()}
         except (AttributeError, TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError

@@ -53,6 +53,7 @@ from netq.options import (
     SealOptions,
     SecurityOptions,
 )
+from netq.text import describe
 from netq.validate import is_number
 
 _ADDRESS = ("host", "port", "protocol")
@@ -192,7 +193,7 @@ class Config:
         try:
             model = self.initial()
         except Exception as error:  # the user's code may raise anything
-            what = f"{name_of(self.initial)} raised {type(error).__name__}: {error}"
+            what = f"{name_of(self.initial)} raised {describe(error)}"
             raise InvalidOption(f"{self.path}: model.initial: {what}; --verbose shows the traceback") from error
         if not isinstance(model, Mapping):
             kind = type(model).__name__

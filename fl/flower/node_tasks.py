@@ -20,6 +20,7 @@ from fl.flower.record_codec import decode, encode
 from fl.flower.signed_app import ReceivedApps, SignedApp
 from fl.outline import Finished
 from netq.errors import SecurityError, Unreadable
+from netq.text import describe, text_of
 
 log = logging.getLogger("netq.fl")
 
@@ -82,8 +83,8 @@ class NodeTasks:
             message = MESSAGES.dump(write_reply(Reply(ask.batch, content, self._usage())))
             encode(context.state)
         except Exception as error:  # serialising the user's values may raise anything
-            log.error("the reply cannot be sent, or the state not be kept: %s", error)
-            return f"{type(error)}:<'its reply cannot be sent, or its state not be kept: {error}'>"
+            log.error("the reply cannot be sent, or the state not be kept: %s", describe(error))
+            return f"{type(error)}:<'its reply cannot be sent, or its state not be kept: {text_of(error)}'>"
         self._context = context
         return Finished(task.job, message, message.nbytes)
 
@@ -119,7 +120,7 @@ class NodeTasks:
                 raise TypeError(f"{app!r} returned a {type(reply).__name__}; expected a flwr.app.Message")
         except Exception as error:  # of the user's app: the grid gets it as the reply
             log.exception("node %d: the ClientApp failed", context.node_id)
-            return f"{type(error)}:<'{error}'>"  # Flower's form
+            return f"{type(error)}:<'{text_of(error)}'>"  # Flower's form
         return reply.error if reply.has_error() else reply.content
 
 

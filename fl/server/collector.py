@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fl.callbacks.base import Callbacks, ClientState
 from fl.compression.packed import Unpacked
-from fl.errors import InvalidUpdate, describe
+from fl.errors import InvalidUpdate
 from fl.messages import Report, Task, Update
 from fl.outline import PURPOSES, Purpose
 from fl.report import ClientFailure, FailureKind, RoundState
@@ -23,6 +23,7 @@ from fl.server.client_tasks import ClientTasks, Key
 from fl.server.standing import Standing
 from fl.strategies.base import Strategy
 from fl.tensors.spec import Model, nbytes
+from netq.text import describe
 
 log = logging.getLogger("netq.fl")
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Self
 
 import netq
 from fl.callbacks.base import Callback, Callbacks
-from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates, describe
+from fl.errors import CheckpointError, FederationStalled, InvalidUpdate, TooFewUpdates
 from fl.messages import Description, Job, Task
 from fl.outline import Purpose
 from fl.report import RoundReport, RoundState
@@ -41,7 +41,7 @@ from fl.strategies.base import Strategy
 from fl.strategies.fedavg import FedAvg
 from fl.tensors.model import check
 from fl.tensors.spec import Model, nbytes, plain, specs_of
-from netq.text import printable
+from netq.text import describe, printable
 from netq.validate import is_whole
 
 log = logging.getLogger("netq.fl")

@@ -2,7 +2,7 @@
 
 [server]      host, port       address to listen at; with "mqtt", the broker's. Default: 127.0.0.1, 51966
               protocol         transport; default "tcp"
-[exchange]    jobs, job_memory, tries, calls, names, answers, grace: see netq.exchange.Exchange
+[exchange]    jobs, job_memory, tries, calls, names, answers, keep, grace: see netq.exchange.Exchange
 [allow.NAME]  any field of netq.exchange.Permission; a table for each permission. Without any, clients may do anything
 [security], [seal], [mqtt], [connection]: as in the file of an edge device (docs/reference/edge.md)
 """
@@ -32,7 +32,7 @@ _CLOSE = 10.0  # seconds for what is on its way
 _SECURITY = ("key", "certificate", "authority", "revoked")
 _KEYS: dict[str, tuple[str, ...] | None] = {
     "server": ("host", "port", "protocol"),
-    "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "grace"),
+    "exchange": ("jobs", "job_memory", "tries", "calls", "names", "answers", "keep", "grace"),
     "allow": None,
     "security": (*_SECURITY, "post_quantum"),
     "seal": _SECURITY,

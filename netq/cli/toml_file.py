@@ -23,9 +23,9 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from netq.errors import InvalidOption
 from netq.options import MqttOptions, Protocol, SealOptions, SecurityOptions
-from netq.text import did_you_mean, printable
+from netq.text import describe, did_you_mean, printable
 from netq.utils.files import read_regular
-from netq.validate import is_whole
+from netq.validate import is_function, is_whole
 
 T = TypeVar("T")
 Choice = TypeVar("Choice", bound=enum.Enum)
@@ -307,8 +307,8 @@ def _table_and_key(found: re.Match[str]) -> str:
 def function(where: str, name: object, example: str) -> Callable[..., Any]:
     """Return the callable that "module:function" names. Raises InvalidOption with `where` and `example` in it."""
     found = named_object(where, name, example)
-    if not callable(found):
-        kind = type(found).__name__
+    if not is_function(found):
+        kind = "async function" if callable(found) else type(found).__name__
         attribute = str(name).partition(":")[2]
         raise InvalidOption(f"{where}: {name!r}; expected a function, and {attribute} is a {kind}")
     callable_: Callable[..., Any] = found
@@ -332,7 +332,7 @@ def named_object(where: str, name: object, example: str, kind: str = "function")
 
 def _import_failed(module: str, error: BaseException) -> str:
     """Say whether there is no such module, or it raises an error, and where."""
-    reason = f"{type(error).__name__}: {error}"
+    reason = describe(error)
     is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
     place = None if is_absent else _raised_at(error)
     if place is None:

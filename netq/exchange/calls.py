@@ -7,31 +7,39 @@ import secrets
 import uuid
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from netq.exchange.held import Held
+
+_ALL = 100  # times `most`: calls that may be open in all, services included
 
 
-class Call(NamedTuple):
-    """An open call. `service`: "" for a message to a client."""
+@dataclass(eq=False, slots=True)
+class Call:
+    """An open call. service: "" for a message to a client. is_awaited: whether its caller has not gone."""
 
     number: int
     service: str
     caller: uuid.UUID
     request: int  # the caller's number
     server: uuid.UUID
+    is_awaited: bool = True
 
 
 class Calls:
     """All services of an exchange, and the open calls.
 
-    most: calls that may be open at one client, besides those that a service of it takes.
+    most: calls that may be open at one client, besides those that a service of it takes. In all _ALL times as many may
+        be open.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._services: dict[str, OrderedDict[uuid.UUID, int]] = {}  # and how many calls each client takes at once
-        self._offers: dict[uuid.UUID, dict[str, None]] = {}  # by client: its services
-        self._open: dict[int, Call] = {}
+        self._offers: dict[uuid.UUID, dict[str, str]] = {}  # by client: its services, and their names as one object
+        self.offers = 0  # services of all clients, one that several offer as often
+        self._open = Held[Call](_ALL * most, 1, "open calls", (f"{_ALL} × calls", ""))
         self._at: dict[uuid.UUID, set[int]] = {}  # open calls by the client that is to answer
         self._load: dict[tuple[str, uuid.UUID], int] = {}  # open calls by service and client
         self._away: set[uuid.UUID] = set()
@@ -42,17 +50,18 @@ class Calls:
         offers = self._offers.setdefault(client, {})
         if most:
             clients[client] = most
-            offers[service] = None
+            self.offers += service not in offers
+            offers.setdefault(service, service)
         else:
             clients.pop(client, None)
-            offers.pop(service, None)
+            self.offers -= offers.pop(service, None) is not None
         if not clients:
             del self._services[service]
         if not offers:
             del self._offers[client]
 
     def call(self, service: str, caller: uuid.UUID, request: int) -> Call | str:
-        """Open a call at the client whose turn it is. Return it, or why there is none."""
+        """Open a call at the client whose turn it is. Return it, or why there is none; see `make_room`."""
         clients = self._services.get(service, OrderedDict())
         present = [client for client in clients if client not in self._away]
         if not present:
@@ -60,8 +69,13 @@ class Calls:
         for client in present:
             if self._load.get((service, client), 0) < clients[client]:
                 clients.move_to_end(client)
-                return self._begin(service, caller, request, client)
+                return self._begin(self._offers[client][service], caller, request, client)
         return ""
+
+    def make_room(self, caller: uuid.UUID) -> tuple[str, list[Call]]:
+        """Find room for a call. Return why there is none, and calls that were closed for it."""
+        full, lost = self._open.make_room(caller, 0)
+        return full, [self._close(call) for call in lost]
 
     def send(self, client: uuid.UUID, caller: uuid.UUID, request: int) -> Call | str:
         """Open a call for a message to a client. Return it, or "" if too many are open."""
@@ -79,7 +93,7 @@ class Calls:
 
         returns: whether it may come back; then its services stay, and get no calls until it has.
         """
-        calls = [self._close(self._open[number]) for number in sorted(self._at.get(client, ()))]
+        calls = [self._close(call) for number in sorted(self._at.get(client, ())) if (call := self._open.get(number))]
         if returns:
             self._away.add(client)
         else:
@@ -87,6 +101,16 @@ class Calls:
             for service in list(self.services_of(client)):
                 self.serve(service, client, 0)
         return calls
+
+    def caller_leaves(self, client: uuid.UUID, now: float) -> None:
+        """Note that a caller has gone, and gets no answer. The services still work on its calls."""
+        for call in self._open.leave(client, now):
+            call.is_awaited = False
+
+    def expire(self, before: float) -> None:
+        """Close the calls of clients that went before a time."""
+        for call in self._open.expired(before):
+            self._close(call)
 
     def come_back(self, client: uuid.UUID) -> None:
         """Give calls again to a client that may come back, and has."""
@@ -102,13 +126,13 @@ class Calls:
 
     def _begin(self, service: str, caller: uuid.UUID, request: int, server: uuid.UUID) -> Call:
         call = Call(next(self._numbers), service, caller, request, server)
-        self._open[call.number] = call
+        self._open.add(call.number, caller, 0, call)
         self._at.setdefault(server, set()).add(call.number)
         self._load[service, server] = self._load.get((service, server), 0) + 1
         return call
 
     def _close(self, call: Call) -> Call:
-        del self._open[call.number]
+        self._open.remove(call.number)
         numbers, key = self._at[call.server], (call.service, call.server)
         numbers.remove(call.number)
         if not numbers:

@@ -31,13 +31,15 @@ from netq.exchange.service import GONE, Service
 from netq.exchange.topics import why_wrong
 from netq.exchange.uplink import Uplink
 from netq.exchange.worker import Worker
+from netq.io.condition import bounded, deadline_of
 from netq.log import log
 from netq.options import MIB, CommunicatorOptions, EventOptions, Protocol, Purpose, SerializationOptions
 from netq.text import printable
 from netq.utils.stream import Stream
-from netq.validate import expect, whole
+from netq.validate import expect, is_function, whole
 
 _PAUSE = 1.0  # seconds between two connections, at least
+_LOOK = 1.0  # seconds between two looks at what had no room
 _GOODBYE = 1.0  # seconds for the end of a session whose exchange closes, at most
 _SILENT = 10.0  # seconds after which a server that answers nothing is no exchange
 _MORE = 256  # messages that are handled together, at most: so long the first waits for the last
@@ -112,14 +114,14 @@ class Client:
     def subscribe(self, filter: str) -> Future[None]:
         """Receive what is published under the topics that a filter selects: "plant/+/temperature", "plant/#"."""
         _check("filter", filter, is_filter=True)
-        return self._uplink.want(Envelope(Kind.SUBSCRIBE, name=filter))
+        future = self._uplink.want(Envelope(Kind.SUBSCRIBE, name=filter))
+        assert future is not None  # it has no taker
+        return future
 
     def unsubscribe(self, filter: str) -> Future[None]:
         """Receive it no more."""
         _check("filter", filter, is_filter=True)
-        with self._uplink.sending:
-            self._uplink.forget(Kind.SUBSCRIBE, filter)
-            return self._uplink.ask(Envelope(Kind.UNSUBSCRIBE, name=filter))
+        return self._uplink.withdraw(Kind.SUBSCRIBE, Envelope(Kind.UNSUBSCRIBE, name=filter))
 
     def get(self, timeout: float | None = None) -> Received:
         """Wait for the next publication or message, and return it.
@@ -148,10 +150,10 @@ class Client:
         _check("queue", queue)
         whole("ahead", ahead, 1, 2**32 - 1)
         worker = Worker(self._uplink, queue)
-        with self._uplink.sending:
-            if self._uplink.taker(Kind.WORK, queue) is not None:
-                raise InvalidOption(f"queue: {queue!r}; this client works for it already: iterate over that Worker")
-            worker.begun = self._uplink.want(Envelope(Kind.WORK, name=queue, detail=ahead), worker)
+        begun = self._uplink.want(Envelope(Kind.WORK, name=queue, detail=ahead), worker)
+        if begun is None:
+            raise InvalidOption(f"queue: {queue!r}; this client works for it already: iterate over that Worker")
+        worker.begun = begun
         return worker
 
     def serve(
@@ -164,25 +166,24 @@ class Client:
         The future is done when the exchange knows the service.
         """
         _check("service", service)
-        expect(callable(function), "function", function, "a function of one argument")
+        expect(is_function(function), "function", function, "a function of one argument, not an async one")
         whole("threads", threads, 1, 1000)
         whole("waiting", waiting, 0, 10**6)
-        with self._uplink.sending:
-            if self._uplink.taker(Kind.SERVE, service) is not None:
-                raise InvalidOption(f"service: {service!r}; this client offers it already")
-            entry = Service(self._uplink, service, function, threads)
-            return self._uplink.want(Envelope(Kind.SERVE, name=service, detail=threads + waiting), entry)
+        entry = Service(self._uplink, service, function, threads)
+        future = self._uplink.want(Envelope(Kind.SERVE, name=service, detail=threads + waiting), entry)
+        if future is None:
+            raise InvalidOption(f"service: {service!r}; this client offers it already")
+        entry.start()
+        return future
 
     def unserve(self, service: str) -> Future[None]:
         """Answer no more calls of a service. Those that wait are refused with Absent; those that run are answered."""
         _check("service", service)
-        with self._uplink.sending:
-            entry = self._uplink.taker(Kind.SERVE, service)
-            self._uplink.forget(Kind.SERVE, service)
-            future = self._uplink.ask(Envelope(Kind.SERVE, name=service))
-            if isinstance(entry, Service):
-                entry.end()
-                self._ended = [*(each for each in self._ended if each.runs), entry]
+        entry = self._uplink.taker(Kind.SERVE, service)
+        future = self._uplink.withdraw(Kind.SERVE, Envelope(Kind.SERVE, name=service))
+        if isinstance(entry, Service):
+            entry.end()
+            self._ended = [*(each for each in self._ended if each.runs), entry]
         return future
 
     def call(self, service: str, data: Any) -> Future[Any]:
@@ -216,15 +217,15 @@ class Client:
         self.close(None if error is None else self._options.connection.linger)
 
     def _close(self, timeout: float | None) -> None:
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with self._uplink.sending:  # so that `_connect` replaces the communicator before, or not at all
-            self._closing.set()
-            for service in self._uplink.wanted(Kind.SERVE):
-                self.unserve(service)
-            ended = self._ended
-        for each in ended:
+        deadline = deadline_of(timeout)
+        self._closing.set()
+        for service in self._uplink.wanted(Kind.SERVE):
+            self.unserve(service)
+        for each in self._ended:
             each.wait(deadline)
-        self._uplink.queue.close(_left(deadline))
+        with self._uplink.turns.held():  # so that the communicator has been replaced, or is not any more
+            queue = self._uplink.queue
+        queue.close(_left(deadline))
         self._thread.join(_left(deadline))
 
     # Events: in the communicator's loop.
@@ -244,18 +245,20 @@ class Client:
     # In the client's thread.
 
     def _run(self) -> None:
-        begin = time.monotonic()
-        self._read()
-        while self._connect_again(begin + _PAUSE):
-            begin = time.monotonic()
+        is_over = False
+        while not is_over:
+            at = time.monotonic() + _PAUSE
             self._read()
-        self._uplink.end()
+            with self._uplink.turns.held():  # what is asked now waits for the next communicator
+                self._uplink.close(_GOODBYE)  # at once: an exchange that closes waits for this
+                is_over = not self._connect_again(at)
+                if is_over:
+                    self._uplink.end()
         self._inbox.end(Closed(self.id, "this client is closed"))
 
     def _connect(self) -> None:
-        with self._uplink.sending:  # the session may begin before `new` returns
-            if not self._closing.is_set():
-                self._uplink.queue = netq.new(self._protocol, Purpose.CLIENT, self._options)
+        with self._uplink.turns.held():  # the session may begin before `new` returns
+            self._uplink.connected(netq.new(self._protocol, Purpose.CLIENT, self._options))
 
     def _connect_again(self, at: float) -> bool:
         """Connect at a time, or as soon as that is possible; return False when this client closes."""
@@ -266,29 +269,27 @@ class Client:
                 return True
             except Exception as error:  # of files, most likely: a certificate that is being replaced
                 at = time.monotonic() + _PAUSE
-                if told != str(error):
-                    log.warning("a client of an exchange cannot connect again, and goes on trying: %s", error)
-                told = str(error)
+                if told != (told := str(error)):
+                    log.warning("a client of an exchange cannot connect again, and goes on trying: %s", told)
         return False
 
     def _read(self) -> None:
         """Handle messages until the session is over."""
         queue = self._uplink.queue
-        silent: float | None = _SILENT
+        suspect_at = time.monotonic() + _SILENT
         while True:
             try:
-                first = queue.get(timeout=silent).data
+                first = queue.get(timeout=min(_LOOK, _SILENT)).data
             except TimeoutError:
-                if self._uplink.is_unanswered():
+                self._uplink.send_again()
+                if time.monotonic() >= suspect_at and self._uplink.is_unanswered():
                     log.warning("%s:%s: no answer for %g s; is it an exchange?", *queue.netloc, _SILENT)
-                    silent = None
+                    suspect_at = math.inf
                 continue
             except Closed:
-                break
-            silent = None
+                return
+            suspect_at = math.inf
             self._handle_all([first, *[item[1] for item in queue.inbox.take_more(_MORE)]])
-        # Now, not when the client has connected again: an exchange that closes waits for this.
-        self._uplink.close(_GOODBYE)
 
     def _handle_all(self, messages: list[Stream | bytes]) -> None:
         """Handle messages in order, publications that follow one another together."""
@@ -325,14 +326,14 @@ class Client:
 
     def _job_came(self, envelope: Envelope) -> None:
         """Give a job to its worker. If that has closed, the exchange has perhaps not been told: tell it again."""
-        with self._uplink.sending:  # no other worker of this queue begins meanwhile
-            if not self._uplink.give(Kind.WORK, envelope):
-                self._uplink.ask(Envelope(Kind.WORK, name=envelope.name))
-                self._uplink.answer(envelope, Envelope(Kind.RETURN))
+        if not self._uplink.give(Kind.WORK, envelope):
+            if self._uplink.taker(Kind.WORK, envelope.name) is None:
+                self._uplink.withdraw(Kind.WORK, Envelope(Kind.WORK, name=envelope.name))
+            self._uplink.answer(envelope, Envelope(Kind.RETURN))
 
 
 def _left(deadline: float) -> float | None:
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
+    return bounded(max(0.0, deadline - time.monotonic()))
 
 
 def _check(what: str, name: str, *, is_filter: bool = False) -> None:

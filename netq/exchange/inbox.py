@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, Kind
+from netq.io.condition import Condition, deadline_of
 
 
 class Inbox:
@@ -23,7 +25,7 @@ class Inbox:
         self._size = 0  # bytes of their data
         self._closed: Closed | None = None
         self._lock = threading.RLock()  # guards all of this
-        self._changed = threading.Condition(self._lock)  # entered by its lock, which is faster
+        self._changed = Condition()
         self.dropped = 0  # publications
 
     def add_publications(self, publications: Iterable[Envelope]) -> None:
@@ -37,7 +39,7 @@ class Inbox:
                 else:
                     self._waiting.append(envelope)
                     self._size += size
-            self._changed.notify_all()
+        self._changed.notify()
 
     def add_message(self, envelope: Envelope) -> str:
         """Add a message. Return why it does not fit, or ""."""
@@ -47,26 +49,28 @@ class Inbox:
             if not full:
                 self._waiting.append(envelope)
                 self._size += size
-                self._changed.notify()
-            return full
+        self._changed.notify()
+        return full
 
     def get(self, timeout: float | None) -> Envelope:
         """Wait for the next, and return it. Raises TimeoutError; Closed when it has ended and is empty."""
-        with self._lock:
-            if not self._waiting and not self._changed.wait_for(lambda: self._waiting or self._closed, timeout):
-                raise TimeoutError(f"no message within {timeout:g} s")
-            if not self._waiting:
-                assert self._closed is not None
+        deadline = 0.0
+        while True:
+            with self._lock:
+                if self._waiting:
+                    envelope = self._waiting.popleft()
+                    self._size -= 0 if envelope.data is None else envelope.data.nbytes
+                    return envelope
+            if self._closed is not None and not self._waiting:
                 raise self._closed.with_traceback(None)
-            envelope = self._waiting.popleft()
-            self._size -= 0 if envelope.data is None else envelope.data.nbytes
-            return envelope
+            deadline = deadline or deadline_of(timeout)
+            if not self._changed.wait(lambda: bool(self._waiting or self._closed), deadline - time.monotonic()):
+                raise TimeoutError(f"no message within {timeout:g} s")
 
     def end(self, error: Closed) -> None:
         """Let `get` raise an error when nothing is left."""
-        with self._lock:
-            self._closed = error
-            self._changed.notify_all()
+        self._closed = error
+        self._changed.notify()
 
     def _why_full(self, size: int) -> str:
         if len(self._waiting) >= self._most:

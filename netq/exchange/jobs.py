@@ -3,6 +3,8 @@
 push ─► waiting ─► given to a worker ─► done or failed: the producer is told
            ▲              │
            └──────────────┘ the worker has ended
+
+A producer that has gone is told nothing, and its jobs wait for a worker for some time only.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ from __future__ import annotations
 import itertools
 import secrets
 import uuid
-from collections import OrderedDict, deque
-from collections.abc import Callable, Collection
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from netq.exchange.held import Held
 from netq.utils.stream import Stream
 
 
@@ -23,6 +26,7 @@ class Job:
     """A job.
 
     tries:  how many workers have got it, and have ended before it was done.
+    is_awaited: whether its producer has not gone.
     recall: takes it back from its worker; returns whether that has not got it, and will not.
     """
 
@@ -33,6 +37,7 @@ class Job:
     data: Stream
     tries: int = 0
     worker: uuid.UUID | None = None
+    is_awaited: bool = True
     recall: Callable[[], bool] = lambda: False
 
 
@@ -55,7 +60,7 @@ class _Worker:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    waiting: deque[Job] = field(default_factory=deque)
+    waiting: OrderedDict[int, Job] = field(default_factory=OrderedDict)  # by number, the next one first
     workers: dict[uuid.UUID, _Worker] = field(default_factory=dict)
     free: OrderedDict[uuid.UUID, _Worker] = field(default_factory=OrderedDict)  # those with room; the first is next
 
@@ -63,42 +68,39 @@ class _Queue:
 class Jobs:
     """All work queues of an exchange. Methods that return jobs return those that are to be sent to their workers.
 
-    most, memory: jobs, and bytes of their data, that may wait or be worked on.
+    most, memory: jobs, and bytes of their data and their queue's name, that may wait or be worked on.
     tries:        workers that may end with a job; then it has failed.
     """
 
     def __init__(self, most: int, memory: int, tries: int) -> None:
-        self._most = most
-        self._memory = memory
         self._tries = tries
         self._numbers = itertools.count(secrets.randbits(62))  # answers to an earlier exchange must not fit
         self._queues: dict[str, _Queue] = {}
         self._works: dict[uuid.UUID, dict[str, None]] = {}  # by client: the queues that have it as a worker
-        self._jobs: dict[int, Job] = {}  # all that are not done
-        self._size = 0  # bytes of their data
+        self.workers = 0  # of all queues
+        # All that are not done, and the producers that hold them.
+        self._jobs = Held[Job](most, memory, "jobs", ("jobs", "job_memory"))
         self.repeated = 0  # times that a job was taken from a worker that had got it, and has ended
 
-    def why_full(self, size: int) -> str:
-        """Return why a job with `size` bytes is not taken; "" if it is."""
-        if len(self._jobs) >= self._most:
-            return f"{self._most} jobs wait already (jobs)"
-        if self._jobs and self._size + size > self._memory:
-            return f"with its {size} bytes, jobs would have more than {self._memory} (job_memory)"
-        return ""
+    def make_room(self, queue: str, producer: uuid.UUID, size: int) -> tuple[str, list[Job], list[Job]]:
+        """Find room for a job with `size` bytes. Return why there is none, jobs that were dropped, and jobs to send."""
+        full, lost = self._jobs.make_room(producer, size + len(queue))
+        return full, lost, self._drop(lost)
 
     def push(self, queue: str, producer: uuid.UUID, request: int, data: Stream) -> list[Job]:
         """Add a job."""
         job = Job(next(self._numbers), queue, producer, request, data)
-        self._jobs[job.number] = job
-        self._size += data.nbytes
-        self._queues.setdefault(queue, _Queue()).waiting.append(job)
+        self._jobs.add(job.number, producer, data.nbytes + len(queue), job)
+        self._queues.setdefault(queue, _Queue()).waiting[job.number] = job
         return self._give(queue)
 
     def work(self, name: str, client: uuid.UUID, ahead: int) -> list[Job]:
         """Give a client up to `ahead` jobs at once, from now on; with 0, no more."""
         queue = self._queues.setdefault(name, _Queue())
         worker = queue.workers.setdefault(client, _Worker(0))
-        self._works.setdefault(client, {})[name] = None
+        works = self._works.setdefault(client, {})
+        self.workers += name not in works
+        works[name] = None
         worker.ahead, worker.is_here = ahead, True
         self._note_room(name, client, worker)
         return self._give(name)
@@ -114,7 +116,7 @@ class Jobs:
         queue = self._queues[job.queue]
         worker = queue.workers[client]
         del worker.jobs[number]
-        self._forget(job)
+        self._jobs.remove(number)
         self._note_room(job.queue, client, worker)
         return job, self._give(job.queue)
 
@@ -127,7 +129,7 @@ class Jobs:
         worker = queue.workers[client]
         del worker.jobs[number]
         job.worker = None
-        queue.waiting.appendleft(job)
+        _put_first(queue, job)
         self._note_room(job.queue, client, worker)
         return self._give(job.queue)
 
@@ -145,10 +147,10 @@ class Jobs:
                 job.worker, job.tries = None, job.tries + has_got_it
                 if job.tries < self._tries:
                     self.repeated += has_got_it
-                    queue.waiting.appendleft(job)
+                    _put_first(queue, job)
                 else:
                     failed.append(job)
-                    self._forget(job)
+                    self._jobs.remove(job.number)
             worker.jobs.clear()
             worker.is_here = False
             if not returns:
@@ -156,6 +158,16 @@ class Jobs:
             self._note_room(name, client, worker)
             given += self._give(name)
         return failed, given
+
+    def producer_leaves(self, client: uuid.UUID, now: float) -> None:
+        """Note that a producer has gone, and is told nothing more."""
+        for job in self._jobs.leave(client, now):
+            job.is_awaited = False
+
+    def expire(self, before: float) -> tuple[int, list[Job]]:
+        """Drop the jobs of producers that went before a time. Return how many these are, and jobs to send."""
+        lost = self._jobs.expired(before)
+        return len(lost), self._drop(lost)
 
     def come_back(self, client: uuid.UUID) -> list[Job]:
         """Give jobs again to a worker that may come back, and has."""
@@ -185,7 +197,7 @@ class Jobs:
         given = []
         while queue.waiting and queue.free:
             client, worker = next(iter(queue.free.items()))
-            job = queue.waiting.popleft()
+            _, job = queue.waiting.popitem(last=False)
             job.worker = client
             worker.jobs[job.number] = job
             queue.free.move_to_end(client)
@@ -194,6 +206,20 @@ class Jobs:
         if not queue.waiting and not queue.workers:
             del self._queues[name]
         return given
+
+    def _drop(self, jobs: Iterable[Job]) -> list[Job]:
+        """Remove jobs, also from their workers. Return those to be sent."""
+        names = dict[str, None]()
+        for job in jobs:
+            self._jobs.remove(job.number)
+            names[job.queue] = None
+            queue = self._queues[job.queue]
+            queue.waiting.pop(job.number, None)
+            if job.worker is not None:
+                worker = queue.workers[job.worker]
+                del worker.jobs[job.number]
+                self._note_room(job.queue, job.worker, worker)
+        return [job for name in names for job in self._give(name)]
 
     def _note_room(self, name: str, client: uuid.UUID, worker: _Worker) -> None:
         """Note whether a worker has room. Forget one that wants no jobs and has none."""
@@ -204,10 +230,13 @@ class Jobs:
             queue.free.pop(client, None)
             if not worker.ahead and not worker.jobs:
                 queue.workers.pop(client, None)
-                self._works[client].pop(name, None)
+                if name in self._works[client]:
+                    del self._works[client][name]
+                    self.workers -= 1
                 if not self._works[client]:
                     del self._works[client]
 
-    def _forget(self, job: Job) -> None:
-        del self._jobs[job.number]
-        self._size -= job.data.nbytes
+
+def _put_first(queue: _Queue, job: Job) -> None:
+    queue.waiting[job.number] = job
+    queue.waiting.move_to_end(job.number, last=False)

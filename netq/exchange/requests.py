@@ -1,17 +1,21 @@
-"""What a client has asked its exchange, and has no answer to yet: a future for each request. Sends nothing."""
+"""What a client has asked its exchange, and has no answer to yet: a future for each request. Sends nothing.
+
+Has no lock: each step is one operation of a dict. So it may be used by code that the garbage collector or a signal
+handler runs on top of any other code.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+from netq.core import Communicator
 from netq.exchange.envelope import Envelope, Kind
 from netq.log import log
+from netq.runtime.delivery import Delivery
 
 _MAY_WAIT = (Kind.PUSH, Kind.CALL)  # requests that an exchange need not answer soon
 
@@ -32,15 +36,24 @@ class UserCode(threading.local):
 
 
 class Request:
-    """A request that is not answered. `failed` is called with its error, before its future has that."""
+    """A request that is not answered.
 
-    __slots__ = ("delivery", "envelope", "failed", "future")
+    failed: called with its error, before its future has that.
+    is_due: whether it is still to be put, when its turn comes; otherwise it is done.
+    """
 
-    def __init__(self, envelope: Envelope, failed: Callable[[Exception], object] | None) -> None:
-        self.envelope = envelope._replace(data=None)
+    __slots__ = ("delivery", "envelope", "failed", "future", "is_due", "number", "queue")
+
+    def __init__(
+        self, envelope: Envelope, failed: Callable[[Exception], object] | None, is_due: Callable[[], bool] | None = None
+    ) -> None:
+        self.envelope = envelope  # with its data, until an exchange has got it
         self.failed = failed
+        self.is_due = is_due
         self.future: Future[Any] = Future()
-        self.delivery: Future[None] | None = None  # None: it is being put
+        self.number = 0
+        self.queue: Communicator | None = None  # by which it was put
+        self.delivery: Delivery | None = None  # None: it is being put
 
     @property
     def was_delivered(self) -> bool:
@@ -60,64 +73,49 @@ class Request:
 
 
 class Requests:
-    """The requests of a client, by number. Thread-safe; runs the callbacks of their futures, without its lock."""
+    """The requests of a client, by number. Runs the callbacks of their futures. Thread-safe, but for `add`."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
-        self._lock = threading.Lock()
-        self._numbers = itertools.count(1)
+        self._last = 0  # the number of the last request
         self._open: dict[int, Request] = {}
-        self._published: deque[int] = deque()  # the numbers of publications among them, and of few that have failed
+        self._acknowledged = 0  # publications up to this number are settled. Used by the client's thread
 
     def add(self, request: Request) -> int:
-        """Add a request, and return its number."""
-        with self._lock:
-            number = next(self._numbers)
-            self._open[number] = request
-            if request.envelope.kind is Kind.PUBLISH:
-                self._published.append(number)
+        """Add a request, and return its number. For one thread at a time."""
+        self._last = request.number = number = self._last + 1
+        self._open[number] = request
         return number
 
     def get(self, number: int) -> Request | None:
         """Return the request of a number, unless it is answered."""
-        with self._lock:
-            return self._open.get(number)
+        return self._open.get(number)
 
-    def delivered(self) -> list[int]:
-        """Return the numbers of those that an exchange has got."""
-        with self._lock:
-            return [number for number, request in self._open.items() if request.was_delivered]
+    def delivered(self) -> list[Request]:
+        """Return those that an exchange has got."""
+        # Numbers first: no object is made for one, so nothing adds a request while the dict is read.
+        found = [self._open.get(number) for number in list(self._open)]
+        return [request for request in found if request is not None and request.was_delivered]
 
     def is_late(self) -> bool:
         """Return whether an exchange has got one that it answers at once."""
-        with self._lock:
-            return any(each.was_delivered and each.envelope.kind not in _MAY_WAIT for each in self._open.values())
+        return any(each.envelope.kind not in _MAY_WAIT for each in self.delivered())
 
-    def settle(self, number: int, result: Any = None, error: Exception | None = None) -> None:
+    def forget(self, request: Request) -> bool:
+        """Remove a request; return whether it was open."""
+        return self._open.pop(request.number, None) is request
+
+    def settle(self, request: Request, result: Any = None, error: Exception | None = None) -> None:
         """Settle a request, unless it is."""
-        with self._lock:
-            request = self._open.pop(number, None)
-            while self._published and self._published[0] not in self._open:
-                self._published.popleft()
-        if request is not None:
+        if self.forget(request):
             with self._user_code.here():
                 request.settle(result, error)
 
     def settle_publications(self, last: int) -> None:
-        """Settle all publications up to a number."""
-        with self._lock:
-            done = []
-            while self._published and self._published[0] <= last:
-                done.append(self._open.pop(self._published.popleft(), None))
-        with self._user_code.here():
-            for request in filter(None, done):
-                request.settle()
-
-    def fail(self, error: Callable[[], Exception]) -> None:
-        """Fail all, each with an error of its own."""
-        with self._lock:
-            failed, self._open = self._open, {}
-            self._published.clear()
-        with self._user_code.here():
-            for request in failed.values():
-                request.settle(error=error())
+        """Settle all publications up to a number. In the client's thread."""
+        last = min(last, self._last)
+        for number in range(self._acknowledged + 1, last + 1):
+            request = self._open.get(number)
+            if request is not None and request.envelope.kind is Kind.PUBLISH:
+                self.settle(request)
+        self._acknowledged = max(self._acknowledged, last)

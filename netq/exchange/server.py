@@ -29,6 +29,7 @@ from netq.exchange.outbox import Outbox, Unsent, size_of
 from netq.exchange.permissions import Permission, Permissions
 from netq.exchange.publications import Publications
 from netq.exchange.topics import Subscriptions, why_wrong
+from netq.io.condition import bounded
 from netq.log import log
 from netq.options import (
     MIB,
@@ -47,6 +48,12 @@ from netq.validate import seconds, whole
 _TICK = 0.25  # seconds between looks at the connections of all clients, at least
 _LOOKING = 0.02  # of its time, which the exchange spends on these looks at most: with 16,000 clients one takes 50 ms
 _COPIES = 100_000  # publications that may wait for one subscriber, unless the user has set queue_size
+_REASON = 1024  # bytes of the reason of a refusal that are passed on
+_NAMED = 250_000  # filters of all clients, and likewise queues and services
+_NOUNS = {Kind.SUBSCRIBE: "filters", Kind.WORK: "queues", Kind.SERVE: "services"}
+_ALWAYS = 16  # of each that a client may have, whatever others have
+_WORD = 60.0  # seconds between two lines in the log about jobs that were dropped, at least
+_TAKEN = "given up for a client that holds less; ask again when there is room"
 _ABSENT = "this client is not here"
 _END = Stream()  # stands for the end of a session
 
@@ -73,13 +80,18 @@ class Exchange:
     """An exchange that runs until it is closed. Thread-safe; a context manager.
 
     permissions: what clients may do. None: anything.
-    jobs, job_memory: jobs that are not done, and bytes of their data, that it holds at most; more are refused.
+    jobs, job_memory: jobs that are not done, and bytes of their data, that it holds at most; more are refused. As many
+                 bytes of calls, messages and answers may wait for all clients.
     tries:       workers that may end with a job; then the job has failed.
-    calls:       messages that may be on their way to one client, and not be answered.
+    calls:       messages that may be on their way to one client, and not be answered. In all 100 times as many calls.
     names:       filters, queues and services of one client, of each kind at most.
     answers:     messages that may wait for one client, besides publications and jobs; a client with more does not read,
-                 and is ended.
+                 and is ended. For all clients 4 times as many.
+    keep:        seconds for which jobs of a client that has gone wait for a worker.
     grace:       seconds without a connection, after which a client's jobs go to others, and calls to it fail.
+
+    Where something is bounded in all, no client is refused while another one holds more: that one's newest job or call
+    is refused instead.
 
     Up to ConnectionOptions.queue_size and queue_bytes of publications wait for a subscriber; queue_size is 100,000 here
     unless it is set. Raises InvalidOption, and what netq.new raises.
@@ -97,6 +109,7 @@ class Exchange:
         calls: int = 1000,
         names: int = 500,
         answers: int = 100_000,
+        keep: float = 3600.0,
         grace: float = 3.0,
     ) -> None:
         whole("Exchange.jobs", jobs, 1)
@@ -105,9 +118,13 @@ class Exchange:
         whole("Exchange.calls", calls, 1)
         whole("Exchange.names", names, 1)
         whole("Exchange.answers", answers, 1)
+        seconds("Exchange.keep", keep, 0.0)
         seconds("Exchange.grace", grace, 0.0, 86400.0)
         self._grace = grace
+        self._keep = keep
         self._names = names
+        self._lost = 0  # jobs that were dropped, and for which no client waits
+        self._next_word = 0.0  # time.monotonic() when the log may be told of them
         self._permissions = Permissions(permissions)
         self._subscriptions = Subscriptions()
         self._jobs = Jobs(jobs, job_memory, tries)
@@ -117,7 +134,7 @@ class Exchange:
         self._done = 0
         self._next_look = 0.0  # of time.monotonic()
         self._queue = netq.new(protocol, Purpose.SERVER, _own_options(options))
-        self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes)
+        self._outbox = Outbox(self._queue, answers, self._queue.options.connection.queue_bytes, job_memory)
         self._publications = Publications(self._queue, self._outbox)
         self._lock = threading.Lock()  # guards all of it: `statistics` reads in other threads
         self._thread = threading.Thread(target=self._run, name="netq-exchange", daemon=True)
@@ -150,7 +167,7 @@ class Exchange:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is closed; return whether it is."""
-        self._thread.join(timeout)
+        self._thread.join(bounded(timeout))
         return not self._thread.is_alive()
 
     def close(self, timeout: float | None = None) -> None:
@@ -198,6 +215,8 @@ class Exchange:
             with self._lock:
                 if envelope is None:
                     self._leave(client, returns=False)
+                    self._calls.caller_leaves(client, time.monotonic())
+                    self._jobs.producer_leaves(client, time.monotonic())
                 else:
                     self._handle(client, envelope)
         except Exception:
@@ -236,15 +255,24 @@ class Exchange:
 
     def _subscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         filters = self._subscriptions.filters_of(client)
-        is_new = envelope.name not in filters
-        if is_new and (full := self._subscriptions.why_full() or self._why_too_many(filters, "filters")):
+        full = ""
+        if envelope.name not in filters:
+            full = self._why_too_many(Kind.SUBSCRIBE, filters, self._subscriptions.total)
+            full = full or self._subscriptions.why_full(client, envelope.name)
+        if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"subscribe: '{printable(envelope.name)}': {full}")
             return
         self._subscriptions.add(client, envelope.name)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
-    def _why_too_many(self, names: Collection[str], what: str) -> str:
-        return f"{self._names} {what} are the most (names)" if len(names) >= self._names else ""
+    def _why_too_many(self, kind: Kind, names: Collection[str], total: int) -> str:
+        """Return why a client that has these names, of a total, may have no further one of a kind; "" if it may."""
+        has, noun = len(names), _NOUNS[kind]
+        if has >= self._names:
+            return f"{self._names} {noun} are the most (names); give one up first"
+        if has >= _ALWAYS and total >= _NAMED:
+            return f"all clients have {_NAMED} {noun}, and this one {has}; give one up first"
+        return ""
 
     def _unsubscribe(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._subscriptions.remove(client, envelope.name)
@@ -252,15 +280,19 @@ class Exchange:
 
     def _push(self, client: uuid.UUID, envelope: Envelope) -> None:
         assert envelope.data is not None
-        if full := self._jobs.why_full(envelope.data.nbytes):
+        full, lost, given = self._jobs.make_room(envelope.name, client, envelope.data.nbytes)
+        if full:
             self._refuse(client, envelope.number, Refusal.FULL, f"push: '{printable(envelope.name)}': {full}")
             return
+        for job in lost:
+            self._lose(job)
+        self._give(given)
         self._give(self._jobs.push(envelope.name, client, envelope.number, envelope.data))
 
     def _work(self, client: uuid.UUID, envelope: Envelope) -> None:
         queues = self._jobs.queues_of(client)
         is_new = envelope.detail and envelope.name not in queues
-        if is_new and (full := self._why_too_many(queues, "queues")):
+        if is_new and (full := self._why_too_many(Kind.WORK, queues, self._jobs.workers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"work: '{printable(envelope.name)}': {full}")
             return
         self._send(client, Envelope(Kind.DONE, envelope.number))
@@ -269,20 +301,25 @@ class Exchange:
     def _serve(self, client: uuid.UUID, envelope: Envelope) -> None:
         services = self._calls.services_of(client)
         is_new = envelope.detail and envelope.name not in services
-        if is_new and (full := self._why_too_many(services, "services")):
+        if is_new and (full := self._why_too_many(Kind.SERVE, services, self._calls.offers)):
             self._refuse(client, envelope.number, Refusal.FULL, f"serve: '{printable(envelope.name)}': {full}")
             return
         self._calls.serve(envelope.name, client, envelope.detail)
         self._send(client, Envelope(Kind.DONE, envelope.number))
 
     def _call(self, client: uuid.UUID, envelope: Envelope) -> None:
+        what = f"call: '{printable(envelope.name)}'" if envelope.name else f"send: {envelope.peer}"
+        full, lost = self._calls.make_room(client)
+        if full:
+            self._refuse(client, envelope.number, Refusal.FULL, f"{what}: {full}")
+            return
+        for call in lost:
+            self._refuse_call(call, Refusal.FULL, f"call: '{printable(call.service)}': {_TAKEN} (calls)")
         if envelope.name:
             found = self._calls.call(envelope.name, client, envelope.number)
-            what = f"call: '{printable(envelope.name)}'"
         else:
             is_away = envelope.peer in self._away
             found = _ABSENT if is_away else self._calls.send(envelope.peer, client, envelope.number)
-            what = f"send: {envelope.peer}"
         if found == "":
             self._refuse(client, envelope.number, Refusal.FULL, f"{what}: too many calls are open there")
         elif not isinstance(found, Call):
@@ -296,22 +333,32 @@ class Exchange:
     def _answer(self, client: uuid.UUID, envelope: Envelope) -> None:
         """Pass the answer of a worker or a service on. A job and a call never have the same kind of answer."""
         is_refused = envelope.kind is Kind.REFUSED
-        code, data = (envelope.code, envelope.data) if is_refused else (0, None)
         if envelope.kind is Kind.REPLY or (is_refused and envelope.detail):
             call = self._calls.finish(envelope.number, client)
-            if call is None:
-                return
-            if full := self._outbox.why_full(call.caller, size_of(envelope)):
-                self._refuse(call.caller, call.request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
-            else:
-                answer = Envelope(envelope.kind, call.request, peer=client, code=code, data=envelope.data)
-                self._send(call.caller, answer)
+            if call is not None and call.is_awaited:
+                self._pass_on(envelope, client, call.caller, call.request)
             return
         job, more = self._jobs.finish(envelope.number, client)
         if job is not None:
             self._done += not is_refused
-            self._send(job.producer, Envelope(envelope.kind, job.request, peer=client, code=code, data=data))
+            if job.is_awaited:
+                self._pass_on(envelope, client, job.producer, job.request)
         self._give(more)
+
+    def _pass_on(self, answer: Envelope, client: uuid.UUID, asker: uuid.UUID, request: int) -> None:
+        """Send the answer of a client to the one that has asked, if there is room for its data."""
+        code, data = 0, answer.data
+        if answer.kind is Kind.DONE:
+            data = None
+        elif answer.kind is Kind.REFUSED:
+            code = answer.code
+            if data is not None and data.nbytes > _REASON:
+                data = Stream([data.read(_REASON)])  # for a person: the rest of it is dropped
+        envelope = Envelope(answer.kind, request, peer=client, code=code, data=data)
+        if full := self._outbox.why_full(asker, size_of(envelope)):
+            self._refuse(asker, request, Refusal.FULL, f"the answer of {client} is dropped: {full}")
+        else:
+            self._send(asker, envelope)
 
     def _return(self, client: uuid.UUID, envelope: Envelope) -> None:
         self._give(self._jobs.give_back(envelope.number, client))
@@ -333,7 +380,7 @@ class Exchange:
         client, envelope, error = unsent
         if isinstance(error, Closed):
             if envelope.kind is Kind.REQUEST and (call := self._calls.finish(envelope.number, client)) is not None:
-                self._refuse(call.caller, call.request, Refusal.ABSENT, f"{client}: {_ABSENT}")
+                self._refuse_call(call, Refusal.ABSENT, f"{client}: {_ABSENT}")
         elif envelope.kind is Kind.REPLY:
             self._refuse(client, envelope.number, Refusal.FAILED, f"the reply is too large: {error}")
         elif envelope.kind in (Kind.JOB, Kind.REQUEST):
@@ -341,7 +388,18 @@ class Exchange:
             self._answer(client, refusal._replace(data=Stream([str(error).encode()])))
 
     def _look_at_connections(self) -> None:
-        """Let clients leave that have had no connection for too long, and come back."""
+        """Let clients leave that have had no connection for too long, and come back. Drop what has waited too long."""
+        now = time.monotonic()
+        with self._lock:
+            lost, given = self._jobs.expire(now - self._keep)
+            self._calls.expire(now - self._keep)
+            self._give(given)
+            self._lost += lost
+            if self._lost and now >= self._next_word:
+                log.warning(
+                    "%d jobs of clients that have gone are dropped: no worker has come (keep, jobs)", self._lost
+                )
+                self._lost, self._next_word = 0, now + _WORD
         for client, each in self._queue.statistics().items():
             with self._lock:
                 if each.absent > self._grace and client not in self._away:
@@ -363,11 +421,24 @@ class Exchange:
         failed, given = self._jobs.leave(client, returns=returns)
         for job in failed:
             reason = f"push: '{printable(job.queue)}': {job.tries} workers ended with this job"
-            self._refuse(job.producer, job.request, Refusal.FAILED, reason)
+            if job.is_awaited:
+                self._refuse(job.producer, job.request, Refusal.FAILED, reason)
         self._give(given)
         for call in self._calls.leave(client, returns=returns):
             what = f"call: '{printable(call.service)}'" if call.service else "send"
-            self._refuse(call.caller, call.request, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
+            self._refuse_call(call, Refusal.ABSENT, f"{what}: {client} has gone, and has not answered")
+
+    def _refuse_call(self, call: Call, why: Refusal, reason: str) -> None:
+        if call.is_awaited:
+            self._refuse(call.caller, call.request, why, reason)
+
+    def _lose(self, job: Job) -> None:
+        """Tell the producer of a job that it was dropped; or count it, for the log."""
+        if job.is_awaited:
+            reason = f"push: '{printable(job.queue)}': {_TAKEN} (jobs, job_memory)"
+            self._refuse(job.producer, job.request, Refusal.FULL, reason)
+        else:
+            self._lost += 1
 
 
 def _own_options(options: CommunicatorOptions | None) -> CommunicatorOptions:

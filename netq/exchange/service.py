@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +12,9 @@ from typing import Any
 
 from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.uplink import Uplink
+from netq.io.condition import bounded
 from netq.log import log
+from netq.text import describe
 
 GONE = "the client that was to answer offers this service no more"
 
@@ -23,20 +25,27 @@ class Service:
     def __init__(self, uplink: Uplink, name: str, function: Callable[[Any], Any], threads: int) -> None:
         self._uplink = uplink
         self._function = function
+        self._has_ended = False
         self._calls: SimpleQueue[Envelope | None] = SimpleQueue()  # None: there are no more
         # Daemons: a function that hangs does not keep the process from ending.
         self._threads = [
             threading.Thread(target=self._run, name=f"netq-exchange-{name}", daemon=True) for _ in range(threads)
         ]
+
+    def start(self) -> None:
+        """Begin to answer."""
         for thread in self._threads:
             thread.start()
 
     def take(self, envelope: Envelope) -> None:
-        """Let one of the threads answer a call. Called by the client."""
+        """Let one of the threads answer a call; refuse it after `end`. Called by the client."""
         self._calls.put(envelope)
+        if self._has_ended:
+            self.end()
 
     def end(self, error: Exception | None = None) -> None:
         """Refuse the calls that no thread has begun, and let the threads end. Called by the client."""
+        self._has_ended = True
         with contextlib.suppress(Empty):
             while True:
                 if (call := self._calls.get_nowait()) is not None:
@@ -46,7 +55,8 @@ class Service:
     def wait(self, deadline: float) -> None:
         """Wait until the threads have ended, or until a time of time.monotonic()."""
         for thread in self._threads:
-            thread.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:
+                thread.join(bounded(max(0.0, deadline - time.monotonic())))
 
     @property
     def runs(self) -> bool:
@@ -61,9 +71,15 @@ class Service:
 
     def _answer(self, call: Envelope) -> None:
         try:
-            data = self._uplink.dumped(self._function(self._uplink.loaded(call)))
+            result = self._function(self._uplink.loaded(call))
+            if inspect.iscoroutine(result):
+                result.close()
+                raise TypeError(
+                    "the function returned a coroutine; expected a value: serve a function that is not async"
+                )
+            data = self._uplink.dumped(result)
         except BaseException as error:  # of the user's function: sys.exit, too, is its failure
             log.exception("the service %r failed", call.name)
-            self._uplink.refuse(call, Refusal.FAILED, f"{type(error).__name__}: {error}")
+            self._uplink.refuse(call, Refusal.FAILED, describe(error))
         else:
             self._uplink.answer(call, Envelope(Kind.REPLY, data=data))

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import itertools
 import uuid
+from collections import Counter
 from collections.abc import Collection, Iterator
-from typing import Final
+from dataclasses import dataclass
+from typing import NamedTuple
 
 LONGEST = 1024  # bytes of a topic or a filter
 _DEEPEST = 64  # levels
-_NODES = 250_000  # levels of all filters together: some 120 MB
+_SHAPES = 1000  # combinations of places of + in all filters: with 64 levels each, a topic takes some 2 ms
+_SHARE = 16  # a client may bring in one of so many that are left
 _CACHED = 100_000  # topics, and subscribers of them, that are remembered
 _ONE, _REST = "+", "#"
 
@@ -54,34 +57,83 @@ def covers(wide: str, narrow: str) -> bool:
     return True
 
 
+class _Shape(NamedTuple):
+    """Where a filter has wildcards."""
+
+    length: int  # levels, without the last one if that is #
+    has_rest: bool
+    places: tuple[int, ...]  # of +, from 0 on
+
+    @classmethod
+    def of(cls, filter: str) -> _Shape:
+        """Return the shape of a filter."""
+        levels = filter.split("/")
+        has_rest = levels[-1] == _REST
+        places = tuple([at for at, level in enumerate(levels) if level == _ONE])
+        return cls(len(levels) - has_rest, has_rest, places)
+
+    def filter_for(self, levels: list[str]) -> str:
+        """Return the filter of this shape that selects a topic of so many levels or more; the topic's levels."""
+        found = levels[: self.length]
+        for at in self.places:
+            found[at] = _ONE
+        return "/".join([*found, _REST] if self.has_rest else found)
+
+
+@dataclass(eq=False, slots=True)
+class _Use:
+    """The filters of one shape."""
+
+    owner: uuid.UUID  # the client that had the first of them
+    filters: int = 0
+
+
 class Subscriptions:
     """Which clients have subscribed to which filters.
 
-    nodes: of the tree of all filters, at most.
+    There is one filter of a given shape that selects a given topic. So a topic is looked up once for each shape that is
+    in use, and these are few: filters without + have 129 at most, and all others `shapes` together, of which a client
+    may bring in one in _SHARE of those that are left. A filter of a shape that is in use is always taken.
     """
 
-    def __init__(self, nodes: int = _NODES) -> None:
-        self._most = nodes
-        self._nodes = 0
-        self._root = _Node()
+    def __init__(self, shapes: int = _SHAPES) -> None:
+        self._clients: dict[str, set[uuid.UUID]] = {}  # by filter
         self._by_client: dict[uuid.UUID, set[str]] = {}
+        self.total = 0  # filters of all clients
+        self._shapes: dict[_Shape, _Use] = {}  # all that are in use
+        self._most = shapes  # with +
+        self._brought: Counter[uuid.UUID] = Counter()  # shapes with +, by the client that had the first filter of each
         self._cache: dict[str, tuple[uuid.UUID, ...]] = {}
         self._cached = 0  # topics, and subscribers of them
 
-    def why_full(self) -> str:
-        """Return why no filter can be added; "" if one can."""
-        return f"the filters of all clients have {self._nodes} levels already" if self._nodes >= self._most else ""
+    def why_full(self, client: uuid.UUID, filter: str) -> str:
+        """Return why this filter of a client cannot be added; "" if it can."""
+        shape = _Shape.of(filter)
+        if not shape.places or shape in self._shapes:
+            return ""
+        own, taken = self._brought[client], self._brought.total()
+        if taken < self._most and own * _SHARE < self._most - taken:
+            return ""
+        return (
+            f"all filters have {taken} of {self._most} combinations of places of +, {own} of them by this client, "
+            f"which may bring in one in {_SHARE} of those that are left; put + at the same places as others do"
+        )
 
     def add(self, client: uuid.UUID, filter: str) -> None:
         """Add a subscription; harmless if it is there."""
-        self._by_client.setdefault(client, set()).add(filter)
-        node = self._root
-        for level in filter.split("/"):
-            if level not in node.below:
-                node.below[level] = _Node()
-                self._nodes += 1
-            node = node.below[level]
-        node.clients.add(client)
+        filters = self._by_client.setdefault(client, set())
+        if filter in filters:
+            return
+        filters.add(filter)
+        self.total += 1
+        if filter not in self._clients:
+            self._clients[filter] = set()
+            shape = _Shape.of(filter)
+            if shape not in self._shapes:
+                self._shapes[shape] = _Use(client)
+                self._brought[client] += bool(shape.places)
+            self._shapes[shape].filters += 1
+        self._clients[filter].add(client)
         self._forget_cache()
 
     def remove(self, client: uuid.UUID, filter: str) -> None:
@@ -90,9 +142,19 @@ class Subscriptions:
         if filter not in filters:
             return
         filters.remove(filter)
+        self.total -= 1
         if not filters:
             del self._by_client[client]
-        self._nodes -= self._root.remove(client, filter.split("/"))
+        self._clients[filter].remove(client)
+        if not self._clients[filter]:
+            del self._clients[filter]
+            shape = _Shape.of(filter)
+            self._shapes[shape].filters -= 1
+            if not self._shapes[shape].filters:
+                owner = self._shapes.pop(shape).owner
+                self._brought[owner] -= bool(shape.places)
+                if not self._brought[owner]:
+                    del self._brought[owner]
         self._forget_cache()
 
     def remove_client(self, client: uuid.UUID) -> None:
@@ -108,48 +170,22 @@ class Subscriptions:
         """Return the clients with a filter that selects a topic, each once."""
         found = self._cache.get(topic)
         if found is None:
-            ends = self._root.matching(topic.split("/"), 0)
-            found = tuple(dict.fromkeys(client for node in ends for client in node.clients))
+            found = tuple(dict.fromkeys(self._selecting(topic)))
             if self._cached + 1 + len(found) > _CACHED:
                 self._forget_cache()
             self._cache[topic] = found
             self._cached += 1 + len(found)
         return found
 
+    def _selecting(self, topic: str) -> Iterator[uuid.UUID]:
+        """Yield the clients of each filter that selects a topic."""
+        levels = topic.split("/")
+        is_hidden = topic.startswith("$")  # from wildcards at the beginning
+        for shape in self._shapes:
+            fits = shape.length <= len(levels) if shape.has_rest else shape.length == len(levels)
+            if fits and not (is_hidden and (not shape.length or shape.places[:1] == (0,))):
+                yield from self._clients.get(shape.filter_for(levels), ())
+
     def _forget_cache(self) -> None:
         self._cache.clear()
         self._cached = 0
-
-
-class _Node:
-    """A level of the tree of filters."""
-
-    __slots__: Final = ("below", "clients")
-
-    def __init__(self) -> None:
-        self.below: dict[str, _Node] = {}
-        self.clients: set[uuid.UUID] = set()
-
-    def matching(self, levels: list[str], at: int) -> Iterator[_Node]:
-        """Yield the ends of all filters that select these levels, from `at` on."""
-        is_hidden = at == 0 and levels[0].startswith("$")  # from wildcards
-        if not is_hidden and (rest := self.below.get(_REST)):
-            yield rest
-        if at == len(levels):
-            yield self
-            return
-        for level in (levels[at],) if is_hidden else (levels[at], _ONE):
-            if node := self.below.get(level):
-                yield from node.matching(levels, at + 1)
-
-    def remove(self, client: uuid.UUID, levels: list[str]) -> int:
-        """Remove a client from the end of a filter, and nodes that are empty then; return how many."""
-        if not levels:
-            self.clients.discard(client)
-            return 0
-        node = self.below[levels[0]]
-        removed = node.remove(client, levels[1:])
-        if node.clients or node.below:
-            return removed
-        del self.below[levels[0]]
-        return removed + 1

@@ -1,34 +1,38 @@
 """What a client sends to its exchange: requests, and answers to jobs and calls.
 
-    ask, want ──► lane 0 ──► exchange ──► answered ──► the future is done
-    answer, refuse ──► lane 1 ──► exchange
+    ask, want ──► Turns ──► lane 0 ──► exchange ──► answered ──► the future is done
+    answer, refuse ──────► lane 1 ──► exchange
 
 Owns the communicator of the moment, and what the client wants (filters, workers, services), which is told again in each
-session. Reads nothing: netq/exchange/client.py does, and calls `answered`, `give` and the rest. All methods are for any
-thread, and none but `close` waits.
+session. What no exchange has got when the communicator ends waits for the next one. Reads nothing:
+netq/exchange/client.py does, and calls `answered`, `give` and the rest. All methods are for any thread, and none but
+`close` waits. Those that ask and answer take no lock but the baton of the communicator, so finalizers and signal
+handlers may call them on top of any other code.
 """
 
 from __future__ import annotations
 
 import functools
-import threading
 import uuid
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol, cast
 
 from netq import errors
 from netq.core import Communicator
 from netq.errors import Closed, Unreadable
 from netq.exchange.envelope import UP_TO, Envelope, Kind, Refusal
 from netq.exchange.requests import Request, Requests, UserCode
+from netq.exchange.turns import Turns
 from netq.log import log
 from netq.options import SerializationOptions
-from netq.text import printable
+from netq.runtime.delivery import Delivery
+from netq.text import describe, printable
 from netq.utils.stream import Stream, stream_of
 
 _REQUESTS, _ANSWERS = 0, 1  # lanes: answers pass publications and jobs
-_AGAIN = 0.1  # seconds after which is sent again what the communicator's queue had no room for
 _ERRORS: dict[int, type[errors.Refused]] = {
     Refusal.NOT_PERMITTED: errors.NotPermitted,
     Refusal.FULL: errors.Busy,
@@ -41,7 +45,7 @@ class Taker(Protocol):
     """Takes what the exchange sends because the client wants it: the jobs of a queue, or the calls of a service."""
 
     def take(self, envelope: Envelope) -> None:
-        """Take a job or a call. Must not wait."""
+        """Take a job or a call; refuse it or give it back after `end`. Must not wait."""
 
     def end(self, error: Exception) -> None:
         """Take no more. The error says why. Harmless if it has ended."""
@@ -55,57 +59,64 @@ class _Wanted(NamedTuple):
 
 
 class Uplink:
-    """The requests and answers of a client. `queue`: its communicator, which the client replaces."""
+    """The requests and answers of a client. `queue`: its communicator, replaced by a thread that holds `turns`."""
 
     queue: Communicator
 
     def __init__(self, serialization: SerializationOptions) -> None:
         self._dump, self._load = serialization.dump, serialization.load
-        # Held while requests are put, so that they leave in the order of their numbers, and while what is wanted
-        # changes and is told. Reentrant: `put` may run callbacks when its loop is over. Guards `queue` and `_wanted`.
-        self.sending = threading.RLock()
-        self._wanted: dict[tuple[Kind, str], _Wanted] = {}
-        self._is_over = False
+        self.turns = Turns()  # requests are put in turn, so that they leave in the order of their numbers
         self.user_code = UserCode()
         self._requests = Requests(self.user_code)
-        self._lock = threading.Lock()  # guards `_later`
-        self._later: list[Callable[[], object]] = []  # what sends again that for which there was no room
+        self._wanted: dict[tuple[Kind, str], _Wanted] = {}
+        self._unsent: deque[Request] = deque()  # which no exchange has got, and whose communicator has ended
+        self._later: deque[Callable[[], object]] = deque()  # what sends again that for which there was no room
+        self._is_over = False
 
     # Requests.
 
-    def ask(self, envelope: Envelope, failed: Callable[[Exception], object] | None = None) -> Future[Any]:
-        """Send a request. Return the future of its answer; `failed` is called before that has an error."""
-        request = Request(envelope, failed)
-        with self.sending:
-            number = self._requests.add(request)
-            request.delivery = delivery = self.queue.put(envelope._replace(number=number), lane=_REQUESTS)
-        delivery.add_done_callback(functools.partial(self._was_put, number))
+    def ask(
+        self,
+        envelope: Envelope,
+        failed: Callable[[Exception], object] | None = None,
+        is_due: Callable[[], bool] | None = None,
+    ) -> Future[Any]:
+        """Send a request. Return the future of its answer; `failed` is called before that has an error.
+
+        If `is_due` returns False when its turn comes, it is not sent, and done.
+        """
+        self.queue._check_not_forked("put")
+        request = Request(envelope, failed, is_due)
+        self.turns.add(functools.partial(self._put, request))
         return request.future
 
-    def want(self, envelope: Envelope, taker: Taker | None = None) -> Future[Any]:
-        """Ask for something, now and in each session. `taker` ends if the exchange refuses it, or with the client."""
-        wanted = _Wanted(envelope, taker)
-        with self.sending:
-            if not self._is_over:
-                self._wanted[envelope.kind, envelope.name] = wanted
-            elif taker is not None:
-                taker.end(self._closed())
-            return self.ask(envelope, functools.partial(self._not_wanted, wanted))
+    def want(self, envelope: Envelope, taker: Taker | None = None) -> Future[Any] | None:
+        """Ask for something, now and in each session. `taker` ends if the exchange refuses it, or with the client.
 
-    def wanted(self, kind: Kind) -> dict[str, Taker | None]:
-        """Return what is wanted of a kind, by name: SUBSCRIBE, WORK or SERVE."""
-        with self.sending:
-            return {name: wanted.taker for (of, name), wanted in self._wanted.items() if of is kind}
+        Return None if there is a taker for it already.
+        """
+        key, wanted = (envelope.kind, envelope.name), _Wanted(envelope, taker)
+        found = self._wanted.setdefault(key, wanted)
+        if found is not wanted and taker is not None:
+            return None
+        if self._is_over:
+            self._end_takers()
+        return self.ask(envelope, functools.partial(self._not_wanted, found))
+
+    def withdraw(self, kind: Kind, envelope: Envelope) -> Future[Any]:
+        """Want something no more, and ask the exchange for that, unless it is wanted again by then."""
+        key = kind, envelope.name
+        self._wanted.pop(key, None)
+        return self.ask(envelope, is_due=lambda: key not in self._wanted)
+
+    def wanted(self, kind: Kind) -> list[str]:
+        """Return the names of what is wanted of a kind: SUBSCRIBE, WORK or SERVE."""
+        return [name for of, name in list(self._wanted) if of is kind]
 
     def taker(self, kind: Kind, name: str) -> Taker | None:
         """Return what takes the jobs of this queue (WORK), or the calls of this service (SERVE)."""
-        with self.sending:
-            found = self._wanted.get((kind, name))
-            return None if found is None else found.taker
-
-    def forget(self, kind: Kind, name: str) -> None:
-        """Want something no more. The caller asks the exchange for that, and holds `sending`."""
-        self._wanted.pop((kind, name), None)
+        found = self._wanted.get((kind, name))
+        return None if found is None else found.taker
 
     def is_unanswered(self) -> bool:
         """Return whether the exchange has got a request that it answers at once, and has not answered it."""
@@ -116,31 +127,104 @@ class Uplink:
         if isinstance(error, Closed):
             return
         key = wanted.envelope.kind, wanted.envelope.name
-        with self.sending:
-            if self._wanted.get(key) is wanted:
-                self.forget(*key)
+        if self._wanted.get(key) is wanted:
+            self._wanted.pop(key, None)
         if wanted.taker is not None:
             wanted.taker.end(error)
 
-    def _tell(self, wanted: _Wanted) -> None:
-        """Tell the exchange what is wanted, if it still is."""
-        with self.sending:
-            if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
-                self.ask(wanted.envelope, functools.partial(self._not_told, wanted))
-
     def _not_told(self, wanted: _Wanted, error: Exception) -> None:
         if isinstance(error, errors.QueueFull):
-            self._try_later(functools.partial(self._tell, wanted))
+            self._later.append(functools.partial(self.turns.add, functools.partial(self._tell, wanted)))
         elif not isinstance(error, Closed):
             self._not_wanted(wanted, error)
             log.warning("the exchange refuses: %s", error)
 
-    def _was_put(self, number: int, delivery: Future[None]) -> None:
-        """Fail what could not be asked. In a thread of netq."""
+    # In turn: one at a time.
+
+    def _put(self, request: Request) -> None:
+        """Put a request, if it is still due."""
+        if request.is_due is not None and not request.is_due():
+            self._defer(request.settle)
+            return
+        request.queue, request.delivery = self.queue, None
+        number = self._requests.add(request)
+        try:
+            envelope = request.envelope._replace(number=number)
+            request.delivery = delivery = self.queue.put(envelope, lane=_REQUESTS)
+            self._listen(delivery, functools.partial(self._was_put, request))
+        except BaseException as error:  # of a signal handler; the caller may not be the one who has asked
+            self._defer(
+                self._requests.settle, request, None, Closed(self.queue.id, f"it was interrupted: {describe(error)}")
+            )
+            raise
+
+    def _tell(self, wanted: _Wanted) -> None:
+        """Tell the exchange what is wanted, if it still is."""
+        if self._wanted.get((wanted.envelope.kind, wanted.envelope.name)) is wanted:
+            self._put(Request(wanted.envelope, functools.partial(self._not_told, wanted)))
+
+    def _session_begun(self) -> None:
+        for key in list(self._wanted):
+            if (wanted := self._wanted.get(key)) is not None:
+                self._tell(wanted)
+        self._put_unsent(None)
+
+    def _put_unsent(self, over: Communicator | None) -> None:
+        """Put again what no exchange has got. What was put by the communicator `over` waits for the next one."""
+        unsent = [self._unsent.popleft() for _ in range(len(self._unsent))]
+        for request in sorted(unsent, key=attrgetter("number")):
+            if request.queue is over:
+                self._unsent.append(request)
+            else:
+                self._put(request)
+
+    def _session_over(self, exchange: uuid.UUID) -> None:
+        for request in self._requests.delivered():
+            error = Closed(exchange, "the exchange has ended before it had answered")
+            self._defer(self._requests.settle, request, None, error)
+
+    # How puts have ended: in a thread of netq, or in that of the turn.
+
+    def _was_put(self, request: Request, put: Future[None]) -> None:
+        """Release the data of a request that an exchange has got. Ask the next one if it has not; or fail."""
+        delivery = cast(Delivery, put)
         error = Closed(self.queue.id, "it was cancelled") if delivery.cancelled() else delivery.exception()
-        if error is not None:
-            assert isinstance(error, Exception)
-            self._requests.settle(number, error=error)
+        if error is None:
+            if request.envelope.kind is not Kind.PUBLISH:  # which is answered at once
+                request.envelope = request.envelope._replace(data=None)
+        elif isinstance(error, Closed) and not delivery.left and self._requests.forget(request):
+            self._unsent.append(request)
+            if self._is_over:
+                self._fail_unsent()
+            else:
+                self.turns.add(lambda: self._put_unsent(self.queue))
+        else:
+            # The thread of the turn may hold a baton, or locks of a user who has not asked this.
+            self._defer(self._requests.settle, request, None, error)
+        self._room_came(error)
+
+    def _listen(self, delivery: Delivery, listener: Callable[[Future[None]], object]) -> None:
+        """Call `listener(delivery)` when that is done. Does not wait for the baton, as `add_done_callback` does."""
+        if delivery.done():
+            listener(delivery)
+            return
+        baton, listen = self.queue._baton, functools.partial(delivery.add_done_callback, listener)
+        if not baton.try_hold(listen):
+            baton.defer(listen)
+        baton.run_late_deferred()
+
+    def _fail_unsent(self) -> None:
+        while self._unsent:
+            request = self._unsent.popleft()
+            self._defer(request.settle, None, self._closed())
+
+    def _defer(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function, which may run the user's callbacks, in a thread of netq; here if there is none any more."""
+        self.queue._baton.defer(self._call, function, arguments)
+
+    def _call(self, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        with self.user_code.here():
+            function(*arguments)
 
     # What comes from the exchange.
 
@@ -152,49 +236,56 @@ class Uplink:
         elif (request := self._requests.get(number)) is None:
             return
         elif envelope.kind is Kind.REFUSED:
-            self._requests.settle(number, error=_error(request.envelope, envelope))
+            self._requests.settle(request, error=_error(request.envelope, envelope))
         elif envelope.kind is Kind.REPLY and request.envelope.name:
             try:
-                self._requests.settle(number, self.loaded(envelope._replace(name=request.envelope.name)))
+                self._requests.settle(request, self.loaded(envelope._replace(name=request.envelope.name)))
             except Unreadable as error:
-                self._requests.settle(number, error=error)
+                self._requests.settle(request, error=error)
         else:
-            self._requests.settle(number)
+            self._requests.settle(request)
 
     def give(self, kind: Kind, envelope: Envelope) -> bool:
         """Give a job or a call to what takes it; return whether there is such a thing."""
-        with self.sending:  # so that it does not end in between
-            taker = self.taker(kind, envelope.name)
-            if taker is not None:
-                taker.take(envelope)
+        taker = self.taker(kind, envelope.name)
+        if taker is not None:
+            taker.take(envelope)
         return taker is not None
 
     def session_begins(self) -> None:
         """Tell the exchange what is wanted. Before any message of the exchange."""
-        with self.sending:
-            for wanted in list(self._wanted.values()):
-                self._tell(wanted)
+        self.turns.add(self._session_begun)
 
     def session_ends(self, exchange: uuid.UUID) -> None:
         """Fail what the exchange has got and not answered."""
-        with self.sending:  # so that the delivery of each request is known
-            lost = self._requests.delivered()
-        for number in lost:
-            self._requests.settle(number, error=Closed(exchange, "the exchange has ended before it had answered"))
+        self.turns.add(
+            functools.partial(self._session_over, exchange)
+        )  # in turn: the delivery of each request is known
+
+    # For the client's thread, while it holds `turns`.
 
     def close(self, timeout: float) -> None:
-        """Close the communicator, and fail what is not answered."""
-        self.queue.close(timeout)  # what is put from here on fails by itself
-        self._requests.fail(lambda: Closed(self.queue.id, "the exchange has closed, or this client"))
+        """Close the communicator, and fail what the exchange has got and not answered."""
+        self.queue.close(timeout)
+        for request in self._requests.delivered():
+            self._requests.settle(request, error=Closed(self.queue.id, "the exchange has closed, or this client"))
+
+    def connected(self, queue: Communicator) -> None:
+        """Use a new communicator from now on."""
+        self.queue = queue
+        self._put_unsent(None)
 
     def end(self) -> None:
         """Let all takers end: there will be no exchange any more."""
-        with self.sending:
-            self._is_over = True
-            wanted, self._wanted = self._wanted, {}
-        for each in wanted.values():
-            if each.taker is not None:
-                each.taker.end(self._closed())
+        self._is_over = True
+        self._end_takers()
+        self._fail_unsent()
+
+    def _end_takers(self) -> None:
+        for key in list(self._wanted):
+            wanted = self._wanted.pop(key, None)
+            if wanted is not None and wanted.taker is not None:
+                wanted.taker.end(self._closed())
 
     def _closed(self) -> Closed:
         return Closed(self.queue.id, "this client is closed")
@@ -203,39 +294,40 @@ class Uplink:
 
     def answer(self, request: Envelope, answer: Envelope) -> None:
         """Answer a job or a call. `detail` of a refusal says which of them."""
-        self._send(answer._replace(number=request.number, detail=int(request.kind is Kind.REQUEST)))
+        envelope = answer._replace(number=request.number, detail=int(request.kind is Kind.REQUEST))
+        if envelope.kind is Kind.RETURN:  # follows the WORK that ends its worker, or the job comes to this client again
+            self.turns.add(functools.partial(self._send, envelope, _REQUESTS))
+        else:
+            self._send(envelope, _ANSWERS)
 
     def refuse(self, request: Envelope, why: Refusal, reason: str) -> None:
         """Refuse a job or a call."""
         self.answer(request, Envelope(Kind.REFUSED, code=why, data=Stream([printable(reason).encode()])))
 
-    def _send(self, envelope: Envelope) -> None:
-        # A RETURN follows the WORK that ends its worker, so that the exchange does not give this client the job again.
-        lane = _REQUESTS if envelope.kind is Kind.RETURN else _ANSWERS
-        self.queue.put(envelope, lane=lane).add_done_callback(functools.partial(self._was_sent, envelope))
+    def _send(self, envelope: Envelope, lane: int) -> None:
+        self._listen(self.queue.put(envelope, lane=lane), functools.partial(self._was_sent, envelope, lane))
 
-    def _was_sent(self, envelope: Envelope, delivery: Future[None]) -> None:
-        """Send an answer again that had no room, and a refusal for one that is too large. In a thread of netq."""
+    def _was_sent(self, envelope: Envelope, lane: int, delivery: Future[None]) -> None:
+        """Send an answer again that had no room, and a refusal for one that is too large."""
         error = None if delivery.cancelled() else delivery.exception()
         if isinstance(error, errors.MessageTooLarge):
             reason = Stream([f"the reply is too large: {error}".encode()])
-            self._send(envelope._replace(kind=Kind.REFUSED, code=Refusal.FAILED, data=reason))
+            self._send(envelope._replace(kind=Kind.REFUSED, code=Refusal.FAILED, data=reason), lane)
         elif isinstance(error, errors.QueueFull):
-            self._try_later(functools.partial(self._send, envelope))
+            self._later.append(functools.partial(self._send, envelope, lane))
+        self._room_came(error)
 
-    def _try_later(self, send: Callable[[], object]) -> None:
-        with self._lock:
-            self._later.append(send)
-            is_first = len(self._later) == 1
-        if is_first:
-            again = threading.Timer(_AGAIN, self._send_again)
-            again.daemon = True
-            again.start()
+    def _room_came(self, error: BaseException | None) -> None:
+        if error is None and self._later:
+            self.send_again()
 
-    def _send_again(self) -> None:
-        with self._lock:
-            later, self._later = self._later, []
-        for send in later:
+    def send_again(self) -> None:
+        """Send again what had no room. Called when something was delivered, and each second or so."""
+        for _ in range(len(self._later)):
+            try:
+                send = self._later.popleft()
+            except IndexError:  # another thread was faster
+                return
             send()
 
     # The user's data.
@@ -250,7 +342,7 @@ class Uplink:
             return self._load(Stream() if envelope.data is None else envelope.data)
         except Exception as error:  # the user's serialiser may raise anything
             kind = errors.NotAllowed if isinstance(error, errors.NotAllowed) else Unreadable
-            reason = error if isinstance(error, Unreadable) else repr(error)
+            reason = error if isinstance(error, Unreadable) else describe(error)
             what = f"'{printable(envelope.name)}'" if envelope.name else "a message"
             unreadable = kind(f"{what}: data of {envelope.peer} cannot be loaded: {reason}")
             unreadable.peer = envelope.peer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -12,7 +13,9 @@ from typing import Any, Self
 from netq.errors import Closed
 from netq.exchange.envelope import Envelope, Kind, Refusal
 from netq.exchange.uplink import Uplink
+from netq.io.condition import Condition, deadline_of
 from netq.log import log
+from netq.text import describe
 
 
 class Worker:
@@ -29,7 +32,7 @@ class Worker:
         self._waiting: deque[Envelope] = deque()
         self._open: dict[int, Envelope] = {}  # by number: all that are not answered, also those that wait
         self._error: Exception | None = None  # why there are no more jobs
-        self._changed = threading.Condition()  # guards all of this; not held while a thread does anything else
+        self._changed = Condition()
 
     def get(self, timeout: float | None = None) -> Job:
         """Wait for the next job, and return it.
@@ -37,40 +40,36 @@ class Worker:
         Raises TimeoutError; Closed when the client or this is closed; NotPermitted, and what else `begun` fails with.
         """
         self._uplink.queue.check_get((), timeout)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._waiting or self._error, timeout):
-                raise TimeoutError(f"no job within {timeout:g} s")
+        deadline = deadline_of(timeout)
+        while self._changed.wait(lambda: bool(self._waiting or self._error), deadline - time.monotonic()):
             if self._error is not None:
                 raise self._error.with_traceback(None)
-            return Job(self, self._waiting.popleft())
+            with contextlib.suppress(IndexError):  # another thread was faster
+                return Job(self, self._waiting.popleft())
+        raise TimeoutError(f"no job within {timeout:g} s")
 
     def close(self) -> None:
         """Work no more for the queue. Jobs that are not answered go to other workers, also those that `get` returned.
 
         So answer each job before, or it is done twice.
         """
-        with self._uplink.sending:
-            if self._uplink.taker(Kind.WORK, self.queue) is self:
-                self._uplink.forget(Kind.WORK, self.queue)
-                self._uplink.ask(Envelope(Kind.WORK, name=self.queue))
+        if self._uplink.taker(Kind.WORK, self.queue) is self:
+            self._uplink.withdraw(Kind.WORK, Envelope(Kind.WORK, name=self.queue))
         self.end(Closed(self._uplink.queue.id, "this client works no more for the queue"))
 
     def take(self, envelope: Envelope) -> None:
-        """Take a job. Called by the client."""
-        with self._changed:
-            self._waiting.append(envelope)
-            self._open[envelope.number] = envelope
-            self._changed.notify()
+        """Take a job; give it back after `end`. Called by the client."""
+        self._open[envelope.number] = envelope
+        self._waiting.append(envelope)
+        self._changed.notify()
+        if self._error is not None:
+            self._give_back()
 
     def end(self, error: Exception) -> None:
         """Let `get` raise this, and give back what is not answered. Called by the client."""
-        with self._changed:
-            self._error = self._error or error
-            left, self._open = list(self._open.values()), {}
-            self._waiting.clear()
-            self._changed.notify_all()
-        for envelope in reversed(left):  # each goes before those that wait
-            self._uplink.answer(envelope, Envelope(Kind.RETURN))
+        self._error = self._error or error
+        self._changed.notify()
+        self._give_back()
 
     def answer(self, envelope: Envelope, answer: Envelope) -> None:
         """Answer a job, once. Called by the job."""
@@ -88,8 +87,14 @@ class Worker:
 
     def _is_open(self, envelope: Envelope) -> bool:
         """Return whether a job was not answered, for the one who answers it now."""
-        with self._changed:
-            return self._open.pop(envelope.number, None) is not None
+        return self._open.pop(envelope.number, None) is not None
+
+    def _give_back(self) -> None:
+        """Give back what is not answered."""
+        self._waiting.clear()
+        for number in reversed(list(self._open)):  # each goes before those that wait
+            if (envelope := self._open.pop(number, None)) is not None:
+                self._uplink.answer(envelope, Envelope(Kind.RETURN))
 
     def __iter__(self) -> Iterator[Job]:
         while True:
@@ -147,7 +152,7 @@ class Job:
             self.done()
         elif isinstance(error, Exception):
             log.error("a job of %r failed", self.queue, exc_info=error)
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(describe(error))
             return True
         else:
             self.give_back()

@@ -13,9 +13,13 @@ the leader; the others wait until they are woken (the Leader/Followers pattern, 
               waits for long
 
 A signal handler may raise in a user's thread anywhere. Two rules make that safe. A user's thread takes the baton by
-`with` only, which no exception can leave locked. And it notes in `working_on` whose state it changes: the loop's thread
-finds that set after an exception, and calls `repair`. A handler that runs on top of the baton's holder sees that
-(`is_held`), and leaves the work to the loop's thread.
+`with`, which no exception can leave locked, or releases it in a `finally` if it owns it. And it notes in `working_on`
+whose state it changes: the loop's thread finds that set after an exception, and calls `repair`. A handler that runs on
+top of the baton's holder sees that (`is_held`), and leaves the work to the loop's thread.
+
+A thread that puts may hold locks of the user, as a logging handler does. The collector may run a finalizer on top of
+the baton's holder that wants the same lock, or the baton of another loop. So a thread that puts waits for the baton for
+a moment only, and then leaves its work to the loop's thread.
 
 Each user's thread holds a wait lock of its own while it waits. So others can see whether the leader still polls, and a
 signal handler on top of a waiting thread can see that it must not wait as well.
@@ -44,6 +48,7 @@ from netq.io.selector import READ
 from netq.io.signal_handlers import raised_by_handler, suppress
 
 TICK = 0.001  # seconds: how often a parked thread looks, and how long output may wait to be sent with more
+_WAIT = 0.002  # seconds for which a thread that puts waits for the baton; its holders have it for microseconds
 _SPIN = 50e-6 if (os.cpu_count() or 1) > 1 else 0.0  # seconds in which a peer on another core may answer
 _Found = list[tuple[selectors.SelectorKey, int]]
 
@@ -192,21 +197,42 @@ class Baton:
         # reentrant, and would let the handler into that change.
         if self.phase is _WORKING or not self._shared or _is_owned(self.lock):
             return False
+        lock = self.lock
         try:
-            with self.lock:
-                if self.working_on is not None or self.over:
+            try:
+                if not lock.acquire(timeout=_WAIT) or self.working_on is not None or self.over:
                     return False
                 # Not cleared in a `finally`: after an exception it has to stay, because it is what makes the loop's
                 # thread repair this worker, and keeps all users' threads away until then.
                 self.working_on = worker
                 function()
                 self.working_on = None
+            finally:
+                if _is_owned(lock):
+                    lock.release()
         except BaseException as error:
             self._interrupted(error)
             raise
         if self._waiters:
             self._serve()  # after the release: it takes the inbox's lock, and no thread holds both
         return True
+
+    def try_hold(self, function: Callable[[], object]) -> bool:
+        """Run `function()` with the baton; return False if another thread holds that for long."""
+        lock = self.lock
+        if _is_owned(lock):
+            function()
+            return True
+        self.wanted = True
+        try:
+            if not lock.acquire(timeout=_WAIT):
+                return False
+            self.wanted = False
+            function()
+            return True
+        finally:
+            if _is_owned(lock):
+                lock.release()
 
     def flush_later(self, worker: Worker) -> None:
         """Have `worker.flush` called within a millisecond or so, by the first thread that comes."""

@@ -8,11 +8,23 @@ begins is handled only when the wait ends, so no single wait is long.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
+import threading
 import time
 from collections.abc import Callable
 
 LONGEST = 1.0  # seconds of one wait, after which signals are handled
+
+
+def bounded(timeout: float | None) -> float | None:
+    """Return a timeout that the standard library takes: None for one that is infinite, or of more than 292 years."""
+    return None if timeout is None or timeout > threading.TIMEOUT_MAX else timeout
+
+
+def deadline_of(timeout: float | None) -> float:
+    """Return the time.monotonic() at which a timeout is over; infinity if it never is."""
+    return math.inf if (seconds := bounded(timeout)) is None else time.monotonic() + seconds
 
 
 class Condition:
@@ -33,7 +45,7 @@ class Condition:
         """Wait until `predicate()`, for `timeout` seconds at most; return whether it came true."""
         if predicate():
             return True
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_of(timeout)
         # The predicate is tested again after the append. What came true between the first test and the append found no
         # waiter to notify; what comes true later puts an item into the queue, which `get` finds at once. SimpleQueue is
         # the one queue of the standard library whose `put` a signal handler may call on top of any of its methods.
@@ -45,9 +57,9 @@ class Condition:
             self._waiters.remove(waiter)
 
 
-def _wait_until(predicate: Callable[[], bool], waiter: queue.SimpleQueue[None], deadline: float | None) -> bool:
+def _wait_until(predicate: Callable[[], bool], waiter: queue.SimpleQueue[None], deadline: float) -> bool:
     while not predicate():
-        left = LONGEST if deadline is None else min(deadline - time.monotonic(), LONGEST)
+        left = min(deadline - time.monotonic(), LONGEST)
         if left <= 0:
             return False
         with contextlib.suppress(queue.Empty):

@@ -242,3 +242,11 @@ def test_options_are_used_except_the_serialisation() -> None:
     with serving(fl.Client(echo), options=mine) as server:
         assert type(server()) is Update
         assert server.peer == mine.id
+
+
+def test_async_functions_are_refused() -> None:
+    async def train(model: Any, config: Any) -> Any: ...
+
+    for functions in ({"train": train}, {"train": len, "evaluate": train}):
+        with pytest.raises(netq.InvalidOption, match="expected a function of a model and a config, not an async one"):
+            fl.Client(**functions)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
 from netq.errors import InvalidOption
-from netq.validate import expect, flag, is_number, is_whole, seconds, whole
+from netq.validate import expect, flag, is_function, is_number, is_whole, seconds, whole
 
 NAN, INF = math.nan, math.inf
 
@@ -68,3 +69,51 @@ def test_valid_values_pass() -> None:
     assert whole("Door.locks", 8, 1, 8) == 8
     assert whole("Door.locks", -(2**63), -(2**63)) == -(2**63)
     seconds("Door.shut", INF, 0)
+
+
+class Service:
+    """Callables of each kind."""
+
+    def __call__(self) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    async def iterate(self) -> AsyncIterator[None]:
+        yield
+
+    @staticmethod
+    async def alone() -> None: ...
+
+    @classmethod
+    async def of_class(cls) -> None: ...
+
+
+class AsyncService:
+    """Is called asynchronously."""
+
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "value", [print, len, dict, Service, Service(), Service().__call__, functools.partial(print, 1)]
+)
+def test_functions(value: Any) -> None:
+    assert is_function(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        7,
+        None,
+        Service().wait,
+        Service().iterate,
+        Service.alone,
+        Service.of_class,
+        AsyncService(),
+        functools.partial(functools.partial(Service().wait)),
+        functools.partial(AsyncService()),
+    ],
+)
+def test_no_functions(value: Any) -> None:
+    assert not is_function(value)

@@ -26,7 +26,7 @@ from fl.callbacks.jsonl import JsonLines, Measured, name_of, read, record, scala
 from fl.callbacks.mlflow import MLflow
 from fl.callbacks.prometheus import Prometheus
 from fl.callbacks.tensorboard import TensorBoard
-from netq.errors import AddressError
+from netq.errors import AddressError, InvalidOption
 from netq.testing.log import LogRecorder
 from tests.fl.federation import A, B, C, Federation, filled, gives, zeros
 
@@ -213,6 +213,27 @@ def test_measure_without_numbers_is_logged_in_one_line(returned: Any, kinds: str
 def test_raising_measure_is_logged_in_one_line(log: LogRecorder) -> None:
     Measured(gone, []).round_ends(report(), zeros())
     assert log.having("", logging.INFO) == [f"{__name__}:gone raised ValueError: the test set is gone"]
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("reason")
+
+
+def test_measure_whose_error_has_no_text_is_logged(log: LogRecorder) -> None:
+    def measure(model: Any) -> Any:
+        raise Speechless
+
+    Measured(measure, []).round_ends(report(), zeros())
+    assert log.having("raised Speechless: it has no text, because its __str__ raises")
+
+
+def test_async_measure_is_refused() -> None:
+    async def measure(model: Any) -> Any:
+        return {}
+
+    with pytest.raises(InvalidOption, match=r"Measured.measure: .*; expected a function of a model, not an async one"):
+        Measured(measure, [])  # type: ignore[arg-type]
 
 
 def test_functions_are_named_as_in_config_files() -> None:

@@ -47,7 +47,27 @@ def test_client_that_leaves_answers_nothing() -> None:
     found = [calls.call("add", CALLER, 1), calls.call("double", CALLER, 2), calls.send(A, CALLER, 3)]
     assert calls.leave(A, returns=False) == found
     assert calls.services() == {}
-    assert (calls._open, calls._at, calls._load) == ({}, {}, {})
+    assert (len(calls._open), calls._at, calls._load) == (0, {}, {})
+
+
+def test_open_calls_are_bounded_and_given_back_after_a_time() -> None:
+    calls = Calls(10)
+    calls.serve("hang", A, 2**32 - 1)
+    for caller in (uuid.UUID(int=number) for number in range(100, 105)):
+        while not calls.make_room(caller)[0]:
+            calls.call("hang", caller, 1)
+        calls.caller_leaves(caller, 5.0)
+    assert len(calls._open) == 1000
+    full, lost = calls.make_room(CALLER)
+    assert not full
+    assert not any(call.is_awaited for call in lost)
+    last = calls.call("hang", CALLER, 1)
+    assert isinstance(last, Call)
+    assert last.is_awaited
+    calls.expire(6.0)
+    assert len(calls._open) == 1
+    assert calls.finish(last.number, A) is last
+    assert (len(calls._open), calls._at, calls._load) == (0, {}, {})
 
 
 def test_client_that_is_away_gets_calls_when_it_is_back() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import os
 import signal
 import sys
@@ -11,6 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -116,6 +119,139 @@ def test_client_goes_on_when_it_cannot_connect_again(
     assert len(log.having("cannot connect again, and goes on trying: a.pem: not readable")) == 1
     done(client.send(client.id, 1))
     assert client.get(LIMIT).data == 1
+
+
+@pytest.mark.slow
+def test_what_is_asked_after_the_exchange_has_closed_waits_for_the_next(site: Site) -> None:
+    exchange = site.exchange()
+    client, other = site.client(exchange), site.client(exchange)
+    done(client.subscribe("t"), client.serve("double", lambda data: 2 * data), other.publish("else", 0))
+    exchange.close(LIMIT)
+    futures: list[Any] = []
+    end = time.monotonic() + 1.5  # longer than the pause between two connections
+    while time.monotonic() < end:
+        futures += [other.publish("t", len(futures)), other.send(client.id, len(futures))]
+        threading.Event().wait(0.02)
+    assert not any(future.done() for future in futures)
+    site.exchange(exchange.netloc)
+    done(*futures[::2])
+    assert {type(future.exception(LIMIT)) for future in futures[1::2]} <= {type(None), Absent}
+
+
+def test_requests_keep_their_order_over_the_end_of_an_exchange(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    exchange = site.exchange()
+    client = site.client(exchange)
+    done(client.publish("t", 1))
+    exchange.close(LIMIT)
+    futures = [client.push("q", number) for number in range(100)]
+    site.exchange(exchange.netloc)
+    worker = client.jobs("q", ahead=100)
+    found = [worker.get(LIMIT) for _ in futures]
+    assert [job.data for job in found] == list(range(100))
+    for job in found:
+        job.done()
+    done(*futures)
+
+
+def test_what_waits_for_an_exchange_fails_when_the_client_closes(site: Site) -> None:
+    exchange = site.exchange()
+    client = site.client(exchange)
+    done(client.publish("t", 1))
+    exchange.close(LIMIT)
+    future = client.publish("t", 2)
+    client.close(LIMIT)
+    assert isinstance(error(future), Closed)
+    assert isinstance(error(client.publish("t", 3)), Closed)
+
+
+def test_endless_and_huge_timeouts_wait(site: Site) -> None:
+    exchange = site.exchange()
+    client, other = site.client(exchange), site.client(exchange)
+    worker = client.jobs("q")
+    done(worker.begun)
+    for timeout in (math.inf, 1e300, 10**300):
+        other.push("q", 1)
+        worker.get(timeout).done()
+        done(other.send(client.id, 2))
+        assert client._inbox.get(timeout).peer == other.id
+    done(other.send(client.id, 2))
+    assert client.get(math.inf).data == 2
+    client.close(1e10)
+    other.close(math.inf)
+    exchange.close(math.inf)
+    assert exchange.wait(math.inf)
+    assert exchange.wait(10**400)
+
+
+class Speechless(Exception):
+    """An exception whose text and representation raise."""
+
+    def __str__(self) -> str:
+        raise AttributeError("reason")
+
+    __repr__ = __str__
+
+
+def speechless(_: Any) -> None:
+    raise Speechless
+
+
+def test_error_without_a_text_ends_no_service_and_no_worker(site: Site) -> None:
+    exchange = site.exchange()
+    client, caller = site.client(exchange), site.client(exchange)
+    done(client.serve("s", speechless))
+    for _ in range(2):
+        assert str(error(caller.call("s", 1))) == "s: Speechless: it has no text, because its __str__ raises"
+    worker = client.jobs("q")
+    for _ in range(2):
+        future = caller.push("q", 1)
+        with worker.get(LIMIT) as job:
+            speechless(job)
+        assert str(error(future)) == "q: Speechless: it has no text, because its __str__ raises"
+
+
+def test_error_without_a_text_makes_data_unreadable(site: Site) -> None:
+    exchange = site.exchange()
+    options = replace(site.options(exchange), serialization=SerializationOptions(load=speechless))
+    with Client(options) as client:
+        done(client.subscribe("t"), client.publish("t", 1))
+        with pytest.raises(Unreadable, match="Speechless: it has no text"):
+            client.get(LIMIT)
+
+
+async def coroutine(data: Any) -> Any:
+    return data
+
+
+async def generator(data: Any) -> Any:
+    yield data
+
+
+class Awaited:
+    async def __call__(self, data: Any) -> Any:
+        return data
+
+    async def method(self, data: Any) -> Any:
+        return data
+
+
+@pytest.mark.parametrize(
+    "function",
+    [coroutine, generator, functools.partial(coroutine), Awaited(), Awaited().method, functools.partial(Awaited())],
+)
+def test_async_functions_are_no_services(site: Site, function: Any) -> None:
+    client = site.client(site.exchange())
+    with pytest.raises(InvalidOption, match="expected a function of one argument, not an async one"):
+        client.serve("s", function)
+
+
+def test_service_that_returns_a_coroutine_says_so(site: Site) -> None:
+    client = site.client(site.exchange())
+    done(client.serve("s", lambda data: coroutine(data)))
+    assert "the function returned a coroutine; expected a value: serve a function that is not async" in str(
+        error(client.call("s", 1))
+    )
 
 
 def exits(_: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -78,20 +77,10 @@ def done(*futures: Future[Any]) -> list[Any]:
     return [future.result(LIMIT) for future in futures]
 
 
-def pushed(client: Client, data: Any) -> Future[None]:
-    """Push a job, again if the client has not noticed yet that the last exchange has closed."""
-    deadline = time.monotonic() + LIMIT
-    while True:
-        future = client.push("q", data)
-        if not isinstance(future.exception(0) if future.done() else None, Closed) or time.monotonic() > deadline:
-            return future
-
-
 def until_last(client: Client, data: Any) -> None:
     """Wait until this publication is the last in a client's inbox: answers may pass it."""
-    inbox, load = client._inbox, PickleSerializer().load
-    with inbox._lock:
-        assert inbox._changed.wait_for(lambda: inbox._waiting and load(inbox._waiting[-1].data or b"") == data, LIMIT)
+    waiting, load = client._inbox._waiting, PickleSerializer().load
+    assert client._inbox._changed.wait(lambda: bool(waiting) and load(waiting[-1].data or b"") == data, LIMIT)
 
 
 def error(future: Future[Any]) -> Exception:
@@ -183,7 +172,7 @@ def test_failed_job_is_told_and_its_worker_goes_on(site: Site, log: LogRecorder)
                 break
     assert str(error(futures[1])) == "resize: OSError: no such picture"
     assert done(futures[0], futures[2]) == [None, None]
-    assert log.having("a job of 'resize' failed")
+    assert log.wait("a job of 'resize' failed")
 
 
 def test_worker_that_leaves_gives_its_jobs_back(site: Site) -> None:
@@ -243,7 +232,7 @@ def test_call_of_a_service_that_leaves_fails(site: Site) -> None:
 
 
 def test_busy_service_and_full_queue_are_named(site: Site) -> None:
-    exchange = site.exchange(jobs=2, job_memory=10_000)
+    exchange = site.exchange(jobs=2, job_memory=12_000)
     server, caller = site.client(exchange), site.client(exchange)
     go_on = threading.Event()
     done(server.serve("slow", lambda data: go_on.wait(LIMIT), waiting=1))
@@ -254,11 +243,14 @@ def test_busy_service_and_full_queue_are_named(site: Site) -> None:
     go_on.set()
     assert done(*calls[:2]) == [True, True]
     large = [caller.push("resize", bytes(8_000)) for _ in range(2)]
-    assert "more than 10000 (job_memory)" in str(error(large[1]))
+    assert "of 12000 bytes of jobs (job_memory) are taken, and this client has 80" in str(error(large[1]))
     small = [caller.push("resize", 1) for _ in range(2)]
     full = error(small[1])
     assert isinstance(full, Busy)
-    assert str(full) == "push: 'resize': 2 jobs wait already (jobs)"
+    assert (
+        str(full)
+        == "push: 'resize': 2 of 2 jobs (jobs) are taken, and this client has 2 of them; ask again when there is room"
+    )
     worker = server.jobs("resize", ahead=2)
     for _ in range(2):
         worker.get(LIMIT).done()
@@ -437,7 +429,7 @@ def test_clients_return_to_an_exchange_that_was_started_again(site: Site, log: L
     first.close(LIMIT)
     assert isinstance(error(lost), Closed)
     site.exchange(netloc)
-    future = pushed(other, 3)
+    future = other.push("q", 3)
     job = worker.get(LIMIT)
     assert job.data == 3
     job.done()

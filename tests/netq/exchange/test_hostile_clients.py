@@ -209,7 +209,7 @@ def test_names_of_a_client_are_bounded_and_can_be_withdrawn(site: Site) -> None:
     done(client.serve("a", print), client.serve("b", print), client.subscribe("a"), client.subscribe("b"))
     refused = [client.jobs("c").begun, client.serve("c", print), client.subscribe("c")]
     assert [type(error(each)) for each in refused] == [Busy] * 3
-    assert str(error(refused[0])) == "work: 'c': 2 queues are the most (names)"
+    assert str(error(refused[0])) == "work: 'c': 2 queues are the most (names); give one up first"
     done(client.subscribe("a"))
     workers[0].close()
     done(client.unsubscribe("a"))
@@ -236,7 +236,7 @@ def test_defect_of_the_exchange_costs_one_message(
         failed = error(client.unsubscribe("t"))
     assert isinstance(failed, Failed)
     assert str(failed) == "a defect of the exchange: see its log"
-    assert log.having(f"{client.id}: UNSUBSCRIBE cannot be handled: a defect of the exchange")
+    assert log.wait(f"{client.id}: UNSUBSCRIBE cannot be handled: a defect of the exchange")
     done(client.unsubscribe("t"))
 
 

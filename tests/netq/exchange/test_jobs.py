@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
@@ -50,10 +51,12 @@ class Machine(RuleBasedStateMachine):
     @rule(target=held, queue=st.sampled_from(QUEUES), size=st.integers(0, 10))
     def push(self, queue: str, size: int):  # type: ignore[no-untyped-def]
         self.requests += 1
-        before = {job.number for job in self.jobs._jobs.values()}
+        before = set(self.jobs._jobs._at)
         self.given(self.jobs.push(queue, PRODUCER, self.requests, Stream([bytes(size)])))
-        (number,) = self.jobs._jobs.keys() - before
-        self.open[number] = self.jobs._jobs[number]
+        (number,) = self.jobs._jobs._at.keys() - before
+        job = self.jobs._jobs.get(number)
+        assert job is not None
+        self.open[number] = job
         return self.open[number].number
 
     @rule(worker=st.sampled_from(WORKERS), queue=st.sampled_from(QUEUES), ahead=st.integers(0, 3))
@@ -104,8 +107,9 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_lost_or_late(self) -> None:
-        assert self.jobs._jobs.keys() == self.open.keys()
-        assert self.jobs._size == sum(job.data.nbytes for job in self.open.values())
+        held = self.jobs._jobs
+        assert held._at.keys() == self.open.keys()
+        assert held._size == sum(job.data.nbytes + 1 for job in self.open.values())
         counts = self.jobs.counts()
         for queue in QUEUES:
             waiting = sum(job.queue == queue and number not in self.at for number, job in self.open.items())
@@ -144,13 +148,73 @@ def test_jobs_are_given_in_order_and_workers_in_turn() -> None:
 
 
 def test_limits_are_named() -> None:
-    found = jobs(most=2, memory=10)
-    assert found.why_full(11) == ""  # one is taken, however large: else it could never be
+    found = jobs(most=2, memory=12)
+    assert found.make_room("a", PRODUCER, 11) == ("", [], [])  # one is taken, however large: else it could never be
     found.push("a", PRODUCER, 1, Stream([bytes(6)]))
-    assert found.why_full(4) == ""
-    assert found.why_full(5) == "with its 5 bytes, jobs would have more than 10 (job_memory)"
+    assert found.make_room("a", PRODUCER, 4) == ("", [], [])
+    again = "of them; ask again when there is room"
+    full = f"7 of 12 bytes of jobs (job_memory) are taken, and this client has 7 {again}"
+    assert found.make_room("a", PRODUCER, 5) == (full, [], [])
     found.push("a", PRODUCER, 2, Stream())
-    assert found.why_full(0) == "2 jobs wait already (jobs)"
+    full = f"2 of 2 jobs (jobs) are taken, and this client has 2 {again}"
+    assert found.make_room("a", PRODUCER, 0) == (full, [], [])
+
+
+def test_jobs_of_a_producer_that_has_gone_are_kept_for_a_time() -> None:
+    found = jobs(most=100)
+    for number in range(10):
+        found.push("a", PRODUCER, number, Stream([b"x"]))
+    (given,) = found.work("a", WORKERS[0], 1)
+    found.producer_leaves(PRODUCER, 5.0)
+    assert not given.is_awaited
+    assert found.expire(5.0) == (0, [])
+    job, _ = found.finish(given.number, WORKERS[0])
+    assert job is given
+    found.push("a", WORKERS[3], 1, Stream())
+    dropped, (given,) = found.expire(6.0)
+    assert (dropped, given.producer) == (9, WORKERS[3])
+    assert found.finish(given.number, WORKERS[0]) == (given, [])
+    assert found.counts() == {"a": Counts(0, 0, 1)}
+    assert (len(found._jobs), found._jobs._size) == (0, 0)
+
+
+def fill(found: Jobs, producer: uuid.UUID, size: int) -> int:
+    """Push all that is taken; return how many."""
+    count = 0
+    while not found.make_room("a", producer, size)[0]:
+        found.push("a", producer, 1, Stream([bytes(size)]))
+        count += 1
+        assert count < 10_000
+    return count
+
+
+@pytest.mark.parametrize("size", [0, 1999])
+@pytest.mark.parametrize("goes", [False, True])
+def test_no_crowd_of_producers_keeps_another_from_its_part(size: int, goes: bool) -> None:
+    found = jobs(most=1000, memory=2_000_000)
+    for producer in (uuid.UUID(int=number) for number in range(100, 120)):
+        fill(found, producer, size)
+        if goes:
+            found.producer_leaves(producer, 0.0)
+    assert len(found._jobs) <= 1000
+    for _ in range(20):
+        full, lost, _ = found.make_room("a", PRODUCER, size)
+        assert not full
+        assert {job.is_awaited for job in lost} <= {not goes}
+        found.push("a", PRODUCER, 1, Stream([bytes(size)]))
+    assert sum(job.producer == PRODUCER for job in found._queues["a"].waiting.values()) == 20
+    found.expire(1.0)
+    assert found.counts()["a"].waiting == (20 if goes else len(found._jobs))
+
+
+def test_many_producers_that_have_gone_are_kept_together() -> None:
+    found = jobs(most=10_000)
+    for number in range(3000):
+        found.push("a", uuid.UUID(int=number), 1, Stream())
+        found.producer_leaves(uuid.UUID(int=number), 0.0)
+    assert len(found._jobs._gone) == 1000
+    assert found.expire(1.0) == (3000, [])
+    assert (found.counts(), len(found._jobs), found._jobs._size) == ({}, 0, 0)
 
 
 def test_job_that_has_not_reached_its_worker_is_no_try() -> None:

@@ -57,7 +57,7 @@ def test_subscribers_are_those_whose_filters_select(
     for client in (A, B, C):
         assert len(subscriptions.filters_of(client)) == sum(each == client for each, _ in expected)
         subscriptions.remove_client(client)
-    assert not subscriptions._root.below
+    assert (subscriptions._clients, subscriptions._shapes) == ({}, {})
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,28 @@ def test_dollar_topics_are_hidden_from_wildcards() -> None:
     assert covers("$SYS/#", "$SYS/+")
 
 
-def test_tree_of_all_filters_is_bounded() -> None:
-    subscriptions = Subscriptions(nodes=4)
-    subscriptions.add(A, "a/b/c")
-    subscriptions.add(A, "a/b")
-    assert subscriptions.why_full() == ""
-    subscriptions.add(B, "a/b/d")
-    assert subscriptions.why_full() == "the filters of all clients have 4 levels already"
-    subscriptions.remove_client(B)
-    assert subscriptions.why_full() == ""
+def test_places_of_wildcards_are_bounded() -> None:
+    subscriptions = Subscriptions(shapes=100)
+    filters = ["/".join(["a"] * number + ["+"]) for number in range(64)]
+    taken = 0
+    for client in (A, B, C):
+        while not (why := subscriptions.why_full(client, filters[taken])):
+            subscriptions.add(client, filters[taken])
+            taken += 1
+    assert taken == 18
+    assert why == (
+        "all filters have 18 of 100 combinations of places of +, 6 of them by this client, which may bring in one in "
+        "16 of those that are left; put + at the same places as others do"
+    )
+    for filter in ("x/+", "a/b/c/d/e/f/g", "#", "a/#"):  # of a shape that is in use, and without +
+        assert subscriptions.why_full(C, filter) == ""
+    subscriptions.add(B, filters[0])
     subscriptions.remove_client(A)
-    assert subscriptions._nodes == 0
+    assert subscriptions._brought == {A: 1, B: 6, C: 6}
+    for client in (B, C):
+        subscriptions.remove_client(client)
+    assert (subscriptions._brought, subscriptions._clients, subscriptions._shapes) == ({}, {}, {})
+    assert subscriptions.total == 0
 
 
 def test_remembered_subscribers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

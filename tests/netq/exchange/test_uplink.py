@@ -20,6 +20,12 @@ from netq.testing.fixtures import LIMIT
 EXCHANGE = uuid.uuid4()
 
 
+class Sent(Future[None]):
+    """A delivery. `left`: whether the message has left."""
+
+    left = False
+
+
 class Queue:
     """A communicator that delivers at once; the first messages fail with `errors`, and `before` runs in each put."""
 
@@ -29,9 +35,18 @@ class Queue:
         self.before: Callable[[], object] = lambda: None
         self.errors = list(errors)
 
-    def put(self, envelope: Envelope, lane: int = 0) -> Future[None]:
+    def _check_not_forked(self, name: str) -> None: ...
+
+    @property
+    def _baton(self) -> Queue:
+        return self
+
+    def defer(self, function: Callable[..., object], *arguments: Any) -> None:
+        function(*arguments)
+
+    def put(self, envelope: Envelope, lane: int = 0) -> Sent:
         self.before()
-        delivery: Future[None] = Future()
+        delivery = Sent()
         if self.errors:
             delivery.set_exception(self.errors.pop(0))
         else:
@@ -51,6 +66,7 @@ def test_answer_is_sent_again_when_the_queue_was_full() -> None:
     made = uplink(queue)
     made.answer(Envelope(Kind.JOB, 7, "q"), Envelope(Kind.DONE))
     made.answer(Envelope(Kind.JOB, 8, "q"), Envelope(Kind.RETURN))
+    made.send_again()
     found = [queue.put_to.get(timeout=LIMIT) for _ in range(4)]
     assert [(envelope.kind, envelope.number, lane) for envelope, lane in found] == [
         (Kind.DONE, 7, 1),
@@ -66,6 +82,7 @@ def test_wish_is_told_again_when_the_queue_was_full() -> None:
     made.want(Envelope(Kind.SUBSCRIBE, name="a"))
     queue.errors = [QueueFull(None, "3 messages (queue_size)")]
     made.session_begins()
+    made.send_again()
     assert [queue.put_to.get(timeout=LIMIT)[0].name for _ in range(3)] == ["a", "a", "a"]
     made.session_begins()
     assert queue.put_to.get(timeout=LIMIT)[0].name == "a"
@@ -79,39 +96,46 @@ def test_request_fails_when_the_session_ends_while_it_is_put() -> None:
     def end() -> None:
         queue.before = lambda: None
         ends.start()
-        ends.join(0.05)  # it waits for the end of this put
+        ends.join()  # it leaves that to the thread that puts
 
     queue.before = end
     future = made.ask(Envelope(Kind.PUSH, name="q"))
     assert isinstance(future.exception(LIMIT), Closed)
-    ends.join()
 
 
-def test_nothing_is_withdrawn_while_a_session_is_told_what_is_wanted() -> None:
+def test_what_is_withdrawn_while_a_session_is_told_of_it_is_withdrawn_last() -> None:
     queue = Queue()
     made = uplink(queue)
     made.want(Envelope(Kind.SUBSCRIBE, name="a"))
-    made.want(Envelope(Kind.WORK, name="q", detail=1))
-    free: list[bool] = []
+    made.want(Envelope(Kind.SUBSCRIBE, name="b"))
 
-    def look() -> None:
-        other = threading.Thread(target=lambda: free.append(made.sending.acquire(blocking=False)))
-        other.start()
-        other.join()
+    def withdraw() -> None:
+        queue.before = lambda: None
+        for name in ("a", "b"):
+            other = threading.Thread(target=made.withdraw, args=(Kind.SUBSCRIBE, Envelope(Kind.UNSUBSCRIBE, name=name)))
+            other.start()
+            other.join()
 
-    queue.before = look
+    queue.before = withdraw
     made.session_begins()
-    assert free == [False, False]
+    found = [queue.put_to.get(timeout=LIMIT)[0] for _ in range(5)]
+    assert [(each.kind, each.name) for each in found[2:]] == [
+        (Kind.SUBSCRIBE, "a"),
+        (Kind.UNSUBSCRIBE, "a"),
+        (Kind.UNSUBSCRIBE, "b"),
+    ]
 
 
 def test_refused_publications_leave_nothing() -> None:
     requests = Requests(UserCode())
-    kept = requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None))
-    for _ in range(10):
-        requests.settle(requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None)), error=Busy("no"))
-    requests.settle_publications(kept)
-    requests.settle(requests.add(Request(Envelope(Kind.PUBLISH, name="a"), None)), error=Busy("no"))
-    assert not requests._published
+    some = [Request(Envelope(Kind.PUBLISH, name="a"), None) for _ in range(10)]
+    for request in some:
+        requests.add(request)
+    for request in some[1:]:
+        requests.settle(request, error=Busy("no"))
+    requests.settle_publications(2**64 - 1)
+    assert not requests._open
+    assert some[0].future.done()
 
 
 def test_failure_is_handled_before_the_future_tells_it() -> None:

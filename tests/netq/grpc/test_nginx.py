@@ -114,7 +114,7 @@ def test_session_resumes_after_nginx_drops_the_link(
                 log.wait("lost (")
     assert [server.get(timeout=LIMIT).data for _ in range(1000)] == list(range(1000))
     assert [client.get(timeout=LIMIT).data for _ in range(1000)] == [-number for number in range(1000)]
-    assert log.having("lost (")
+    assert log.wait("lost (")
     assert not log.having("began anew")
 
 

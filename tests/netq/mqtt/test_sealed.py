@@ -114,7 +114,7 @@ def test_forged_block_of_a_group_is_refused_and_the_message_arrives(
         proxy.release()
         assert_all_got([*clients, last], data)
         future.result(LIMIT)
-        assert log.having("expected BLOCK of at most")
+        assert log.wait("expected BLOCK of at most")
         assert_all_got_again(server, [*clients, last])
 
 

@@ -151,7 +151,7 @@ def test_gap_ends_the_link_but_not_the_session(
         server.put(number, client.id)
     assert [server.get(timeout=LIMIT).data for _ in range(100)] == list(range(100))
     assert [client.get(timeout=LIMIT).data for _ in range(100)] == list(range(100))
-    assert log.having("with number 1000 came, expected")
+    assert log.wait("with number 1000 came, expected")
 
 
 def test_duplicate_ends_the_link_and_is_delivered_once(communicators: Communicators, stranger: Stranger) -> None:

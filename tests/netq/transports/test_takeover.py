@@ -69,7 +69,7 @@ def test_client_is_told_that_another_process_has_its_id(
     assert client.close(LIMIT) == 0
     server.put("for the other", client.id).result(LIMIT)
     assert other.get(timeout=0).data == "for the other"
-    assert log.having(f"{client.id}: another process (")
+    assert log.wait(f"{client.id}: another process (")
 
 
 def test_restarted_client_gets_its_id_at_once_after_close(communicators: Communicators) -> None:

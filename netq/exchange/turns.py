@@ -1,0 +1,59 @@
+"""Runs functions one at a time, in order, without ever letting a caller wait.
+
+A thread that adds a function runs all that wait, unless another thread is at it: then that one runs the new function,
+too. So code that the garbage collector or a signal handler runs on top of any other code may add functions: a lock that
+it waited for could be held by a thread that waits for a lock of the interrupted code, such as a loop's baton
+(netq/io/baton.py). Knows nothing of netq.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+
+class Turns:
+    """Functions that run one at a time, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], object]] = deque()
+        self._lock = threading.RLock()  # of the thread that runs them. Waited for in `held` only
+
+    def add(self, function: Callable[[], object]) -> None:
+        """Run a function, or let the thread run it that runs others now."""
+        self._waiting.append(function)
+        self._run()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Wait for the function that runs, run those that wait, and let all others wait meanwhile.
+
+        For a thread that holds no other lock.
+        """
+        with self._lock:
+            self._run_all()
+            yield
+        self._run()
+
+    def _run(self) -> None:
+        # Whether any wait is tested again after the release: a thread that has added one meanwhile has left it to this.
+        # The lock is released if it is owned, as a signal handler may raise between any two steps.
+        lock = self._lock
+        while self._waiting and not _is_owned(lock):
+            try:
+                if not lock.acquire(blocking=False):
+                    return
+                self._run_all()
+            finally:
+                if _is_owned(lock):
+                    lock.release()
+
+    def _run_all(self) -> None:
+        while self._waiting:
+            self._waiting.popleft()()
+
+
+def _is_owned(lock: threading.RLock) -> bool:
+    return lock._is_owned()  # type: ignore[attr-defined, no-any-return]

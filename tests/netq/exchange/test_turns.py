@@ -1,0 +1,55 @@
+"""Turns: one function at a time, in order, and no caller waits."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from netq.exchange.turns import Turns
+from netq.testing.fixtures import LIMIT
+
+
+def test_function_that_is_added_in_a_turn_runs_after_it() -> None:
+    turns, seen = Turns(), list[str]()
+
+    def first() -> None:
+        turns.add(lambda: seen.append("second"))
+        seen.append("first")
+
+    turns.add(first)
+    assert seen == ["first", "second"]
+
+
+def test_function_of_another_thread_runs_in_the_turn_of_this() -> None:
+    turns, seen = Turns(), list[str]()
+
+    def first() -> None:
+        other = threading.Thread(target=turns.add, args=(lambda: seen.append(threading.current_thread().name),))
+        other.start()
+        other.join(LIMIT)  # it does not wait for this turn
+        seen.append("first")
+
+    turns.add(first)
+    assert seen == ["first", threading.current_thread().name]
+
+
+def test_functions_wait_while_the_turn_is_held() -> None:
+    turns, seen = Turns(), list[str]()
+    with turns.held():
+        turns.add(lambda: seen.append("mine"))
+        other = threading.Thread(target=turns.add, args=(lambda: seen.append("other"),))
+        other.start()
+        other.join(LIMIT)
+        assert seen == []
+    assert seen == ["mine", "other"]
+
+
+def test_exception_leaves_the_turn_to_the_next() -> None:
+    turns, seen = Turns(), list[str]()
+    with pytest.raises(ZeroDivisionError):
+        turns.add(lambda: 1 / 0)
+    other = threading.Thread(target=turns.add, args=(lambda: seen.append("other"),))
+    other.start()
+    other.join(LIMIT)
+    assert seen == ["other"]
