@@ -9,7 +9,9 @@ here beyond that comes from the budget. One half of the budget serves each of tw
   are under way or untaken, a claim of any size is granted, so the largest message arrives too.
 
 Unread bytes therefore stay below the budget, or below half of it plus one message; plus the parts of messages whose
-links were lost. Those parts are kept until another peer needs the room.
+links were lost. Those parts are kept until another peer needs the room. And a claim of a peer that a user waits for is
+granted out of turn, also beyond the budget, or messages that the user does not want yet could keep it away for ever:
+one message for each such peer (Session.advance).
 """
 
 from __future__ import annotations
@@ -59,6 +61,11 @@ class Budget:
         """Admission: whether ended sessions hold so many untaken bytes that no new session should begin."""
         return self.orphaned > self._claimable
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a claim waits. In any thread."""
+        return bool(self._claims)
+
     def lend(self, wanted: int) -> int:
         """Lend up to `wanted` bytes at once; return how many."""
         amount = max(0, min(wanted, self._lendable - self.lent))
@@ -73,6 +80,12 @@ class Budget:
         """Grant the claim as soon as there is room."""
         self._claims.append(claim)
         self._grant()
+
+    def grant_beyond(self, claim: Claim) -> None:
+        """Grant a waiting claim at once, though there is no room."""
+        self._claims.remove(claim)
+        self.claimed += claim.amount
+        claim.granted()
 
     def withdraw(self, claim: Claim) -> None:
         """Remove a waiting claim. Harmless if it was granted: then its owner must `free` the bytes."""

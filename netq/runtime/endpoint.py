@@ -65,6 +65,7 @@ class Endpoint:
             self._new_connection = sealed_connections(options.seal, is_client=not self.is_server)
         # The loops, each with memory for messages; links are spread over them.
         self._inbox = inbox
+        inbox.advance = self._advance
         self.loops = [
             Loop(
                 f"netq-{options.id.hex[:8]}-{n}",
@@ -177,6 +178,14 @@ class Endpoint:
                 "s" * (connected > 1),
                 "; close(timeout=...) waits no longer than that" if timeout is None else "",
             )
+
+    def _advance(self, keys: tuple[int, ...]) -> None:
+        """Let these peers, for which a `get` waits, send a message that waits for memory. For the inbox."""
+        if any(memory.budget.is_short for memory in self._memories.values()):
+            for id in map(_id_of, keys):
+                peer = self.peers.get(id) if self.is_server else self.only
+                if peer is not None and peer.session.waits:
+                    peer.loop.call(peer.session.advance)
 
     def _finish_closing(self) -> None:
         self._close_inbox(self._closed())
@@ -294,6 +303,7 @@ class Endpoint:
     def _new_peer(self, token: bytes) -> Peer:
         loop = next(self._turn) if self.is_server else self.home
         session = Session(token, self.options.connection, self._memories[loop], self._inbox.arrived)
+        session.is_awaited = self._inbox.awaits
         return Peer(self, loop, self.options.connection, session)
 
     def _trim_memory(self, loop: Loop) -> None:
@@ -443,7 +453,8 @@ class Endpoint:
                 f"the id {greeting.id} is that of a client that has lost its link; it has {left:.1f} s "
                 "(takeover_grace) to come back before another process gets the id; give each client its own options"
             )
-        if not same and any(memory.budget.exceeded for memory in self._memories.values()):
+        crowded = any(memory.budget.exceeded for memory in self._memories.values())
+        if not same and crowded and not self._inbox.awaits(greeting.id):
             return "no room: too much of sessions that are over has not been taken; come again"
         return ""
 
@@ -548,6 +559,10 @@ class Endpoint:
 def _revocation_lists(options: CommunicatorOptions) -> list[RevocationList]:
     named = {"SecurityOptions.revoked": options.security, "SealOptions.revoked": options.seal}
     return [RevocationList(name, given.revoked) for name, given in named.items() if given and given.revoked]
+
+
+def _id_of(key: int) -> uuid.UUID:
+    return uuid.UUID(int=key)
 
 
 def _revoked(certificate: Certificate) -> str:
