@@ -44,7 +44,9 @@ class Budget:
 
     def __init__(self, size: int) -> None:
         self.lent = self.claimed = 0  # bytes
+        self.grants = 0  # how many claims were granted so far
         self.orphaned = 0  # bytes of `claimed`: untaken messages of sessions that are over
+        self.size = size
         self._lendable = size // 2  # bytes
         self._claimable = size - size // 2  # bytes
         self._claims: deque[Claim] = deque()  # waiting
@@ -84,8 +86,7 @@ class Budget:
     def grant_beyond(self, claim: Claim) -> None:
         """Grant a waiting claim at once, though there is no room."""
         self._claims.remove(claim)
-        self.claimed += claim.amount
-        claim.granted()
+        self._give(claim)
 
     def withdraw(self, claim: Claim) -> None:
         """Remove a waiting claim. Harmless if it was granted: then its owner must `free` the bytes."""
@@ -120,14 +121,17 @@ class Budget:
     def _grant_next(self) -> bool:
         """Grant the first claim, or evict something for it; return False if neither is possible."""
         if self._has_room(self._claims[0]):
-            claim = self._claims.popleft()
-            self.claimed += claim.amount
-            claim.granted()
+            self._give(self._claims.popleft())
         elif self._evictable:
             self._evictable.pop(next(iter(self._evictable)))()
         else:
             return False
         return True
+
+    def _give(self, claim: Claim) -> None:
+        self.grants += 1
+        self.claimed += claim.amount
+        claim.granted()
 
     def _has_room(self, claim: Claim) -> bool:
         if self.claimed + claim.amount <= self._claimable:

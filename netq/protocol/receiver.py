@@ -105,6 +105,11 @@ class Receiver:
         return self._claim is not None
 
     @property
+    def untaken(self) -> int:
+        """Bytes of whole messages that the user has not taken, with what each counts besides its own."""
+        return self.start - self._freed_room
+
+    @property
     def grant_due(self) -> bool:
         """Whether to announce the limit: it has moved by a quarter of the window, or a message that has begun waits."""
         freed_room = self._taken_room + self.cancelled

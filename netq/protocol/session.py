@@ -64,7 +64,7 @@ class Session:
         self.receivers: dict[int, Receiver] = {}
         self.owed: dict[int, Receiver] = {}  # lanes for which an ACK is due
         self._turn = 0  # the lane that sent last: the next one goes first
-        self._advanced = 0  # the lane that `advance` chose last: the next one goes first
+        self._advanced = -1  # the lane that `advance` chose last: the next one goes first
         self.unordered = UNORDERED[0]  # the lane of the last message without order
         self._unordered_room = 0  # bytes of the next ones that get it, too
         # Figures for `statistics()`. `restart` sets the counts to 0 again.
@@ -288,6 +288,11 @@ class Session:
     def arriving(self) -> int:
         """Bytes received of messages that are not whole yet."""
         return sum(receiver.partial for receiver in self.receivers.values())
+
+    @property
+    def untaken(self) -> int:
+        """Bytes of whole messages that the user has not taken, with what each counts besides its own."""
+        return sum(receiver.untaken for receiver in self.receivers.values())
 
     def take_small(self, data: memoryview, low: int, high: int) -> int:
         """Receive frames from `data[low:high]` on the short path; return where the rest begins.

@@ -34,6 +34,7 @@ from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
+from netq.runtime.stalls import PERIOD, AbsentPeers, FullMemory
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
 from netq.security.seal import NewConnection, sealed_connections
@@ -80,6 +81,8 @@ class Endpoint:
         self.home = self.loops[0]
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
+        self._full = {loop: FullMemory(loop, memory.budget) for loop, memory in self._memories.items()}
+        self._absent = AbsentPeers(inbox)
         self._turn = itertools.cycle(self.loops)
         # The end of the communicator.
         self.closing = False  # the user has closed
@@ -139,6 +142,7 @@ class Endpoint:
             self._watch_revocations()
             for loop in self.loops:
                 self._trim_memory(loop)
+                self._watch_stalls(loop)
                 loop.start()
         except BaseException:  # most likely a signal handler's
             self.home.call(self._transport.close)
@@ -312,6 +316,13 @@ class Endpoint:
         if loop is self.home:
             self._end_old_unused()
         loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
+
+    def _watch_stalls(self, loop: Loop) -> None:
+        """Say in the log why messages do not come."""
+        self._full[loop].look(self.peers.values())
+        if loop is self.home:
+            loop.baton.defer(self._absent.look, self.peers)
+        loop.at(time.monotonic() + PERIOD, self._watch_stalls, loop)
 
     def _watch_revocations(self) -> None:
         """End the sessions of clients whose certificates were revoked meanwhile."""

@@ -124,6 +124,12 @@ class Inbox:
         """Return whether a `get` that names this peer waits. Without the lock, so a loop may hold its baton."""
         return peer.int in self.waiters or any(peer.int in peers for peers in list(self._polling.values()))
 
+    def awaited(self) -> set[tuple[int, ...]]:
+        """Return the peers of each `get` that waits and names some."""
+        with self.lock:
+            waiters = [waiter.keys for line in self.waiters.values() for waiter in line.values() if waiter.keys]
+        return {*waiters, *list(self._polling.values())}
+
     def finish(self, peer: uuid.UUID, error: Closed) -> None:
         """Expect no more messages of a peer: waiters for it alone get `error` after its last message."""
         # What has arrived is reserved first: Closed comes after the last message.
