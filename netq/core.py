@@ -188,11 +188,15 @@ class Communicator:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         wait_lock = baton.wait_lock("get")
         try:
+            if peers:
+                inbox.begin_polling(wait_lock, peers)
             with wait_lock:  # the loop is in a function of its own: see docs/explanation/design.md, "A jump back"
                 item = self._poll(wait_lock, peers, deadline)
         finally:
             if baton.parked_long or inbox.waiters:
                 baton.stop_polling()
+            if peers:
+                inbox.end_polling(wait_lock)
         if item is None and (item := self._wait_as_waiter(peers, deadline)) is None:
             raise TimeoutError(f"no message within {timeout:g} s")
         return item

@@ -41,7 +41,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["netq.runtime.delivery", "netq.runtime.inbox", "netq.runtime.link", "netq.runtime.log_dedup"],
     ["netq.runtime.statistics", "netq.runtime.pending_links"],
     ["netq.runtime.peer"],
-    ["netq.runtime.reconnect"],
+    ["netq.runtime.reconnect", "netq.runtime.stalls"],
     ["netq.runtime.endpoint"],
     ["netq.core"],
     ["netq.polling"],

@@ -9,7 +9,9 @@ here beyond that comes from the budget. One half of the budget serves each of tw
   are under way or untaken, a claim of any size is granted, so the largest message arrives too.
 
 Unread bytes therefore stay below the budget, or below half of it plus one message; plus the parts of messages whose
-links were lost. Those parts are kept until another peer needs the room.
+links were lost. Those parts are kept until another peer needs the room. And a claim of a peer that a user waits for is
+granted out of turn, also beyond the budget, or messages that the user does not want yet could keep it away for ever:
+one message for each such peer (Session.advance).
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Budget:
 
     def __init__(self, size: int) -> None:
         self.lent = self.claimed = 0  # bytes
+        self.grants = 0  # how many claims were granted so far
         self.orphaned = 0  # bytes of `claimed`: untaken messages of sessions that are over
+        self.size = size
         self._lendable = size // 2  # bytes
         self._claimable = size - size // 2  # bytes
         self._claims: deque[Claim] = deque()  # waiting
@@ -59,6 +63,11 @@ class Budget:
         """Admission: whether ended sessions hold so many untaken bytes that no new session should begin."""
         return self.orphaned > self._claimable
 
+    @property
+    def is_short(self) -> bool:
+        """Whether a claim waits. In any thread."""
+        return bool(self._claims)
+
     def lend(self, wanted: int) -> int:
         """Lend up to `wanted` bytes at once; return how many."""
         amount = max(0, min(wanted, self._lendable - self.lent))
@@ -73,6 +82,11 @@ class Budget:
         """Grant the claim as soon as there is room."""
         self._claims.append(claim)
         self._grant()
+
+    def grant_beyond(self, claim: Claim) -> None:
+        """Grant a waiting claim at once, though there is no room."""
+        self._claims.remove(claim)
+        self._give(claim)
 
     def withdraw(self, claim: Claim) -> None:
         """Remove a waiting claim. Harmless if it was granted: then its owner must `free` the bytes."""
@@ -107,14 +121,17 @@ class Budget:
     def _grant_next(self) -> bool:
         """Grant the first claim, or evict something for it; return False if neither is possible."""
         if self._has_room(self._claims[0]):
-            claim = self._claims.popleft()
-            self.claimed += claim.amount
-            claim.granted()
+            self._give(self._claims.popleft())
         elif self._evictable:
             self._evictable.pop(next(iter(self._evictable)))()
         else:
             return False
         return True
+
+    def _give(self, claim: Claim) -> None:
+        self.grants += 1
+        self.claimed += claim.amount
+        claim.granted()
 
     def _has_room(self, claim: Claim) -> bool:
         if self.claimed + claim.amount <= self._claimable:

@@ -37,7 +37,8 @@ class Receiver:
         ─────┴───────────────────┴────────────────────────┴──────────────────┴─────
              │  whole, not taken │  part that is here     │  peer may send   │
 
-    `on_grant` is called when the budget has granted a claim. `request_release` is called by `request_release()`.
+    `on_wait` is called when a message that has begun has to wait for the budget, and `on_grant` when the budget has
+    granted its claim. `request_release` is called by `request_release()`.
 
     A user's thread may call `count_taken`, `release_due` and `request_release`, one thread at a time. All else belongs
     to the owner of the session.
@@ -50,6 +51,7 @@ class Receiver:
         memory: Memory,
         *,
         merge: bool,
+        on_wait: Callable[[], object] = lambda: None,
         on_grant: Callable[[Receiver], object] = lambda receiver: None,
         request_release: Callable[[Receiver], object] = lambda receiver: None,
     ) -> None:
@@ -57,6 +59,7 @@ class Receiver:
         self.lane = lane
         self._memory = memory
         self._merge = merge
+        self._on_wait = on_wait
         self._on_grant = on_grant
         self._request_release = request_release
         # What has been received: the message that comes next is number held + 1.
@@ -95,6 +98,16 @@ class Receiver:
             self.limit = end
         self.announced = self.limit
         return self.limit
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message that has begun waits for the budget. In any thread."""
+        return self._claim is not None
+
+    @property
+    def untaken(self) -> int:
+        """Bytes of whole messages that the user has not taken, with what each counts besides its own."""
+        return self.start - self._freed_room
 
     @property
     def grant_due(self) -> bool:
@@ -200,6 +213,11 @@ class Receiver:
         self._widen()
         self._recharge()
 
+    def go_beyond(self) -> None:
+        """Let the message that waits be completed, though the budget has no room."""
+        assert self._claim is not None
+        self._memory.budget.grant_beyond(self._claim)
+
     def lift_limit(self) -> None:
         """Let the peer send all that it still has: the user has closed, and may never take another message."""
         self._give_back()
@@ -272,6 +290,8 @@ class Receiver:
         if rest > 0 and self._claim is None:
             self._claim = Claim(rest, self._granted, lambda: self.claimed)
             self._memory.budget.claim(self._claim)
+            if self.waits:
+                self._on_wait()
 
     def _granted(self) -> None:
         """The budget has granted the claim: move the limit to the end of the message."""

@@ -35,11 +35,12 @@ class Session:
     def __init__(
         self, token: bytes, options: ConnectionOptions, memory: Memory, arrived: deque[Item] | None = None
     ) -> None:
-        # Wiring. The owner replaces the two callbacks.
+        # Wiring. The owner replaces the three callbacks.
         self._options = options
         self._memory = memory
         self.wake: Callable[[], object] = lambda: None  # asks for a flush: an ACK is due, though nothing was received
         self.request_release: Callable[[Receiver], object] = lambda receiver: None  # calls `release_room`, in the loop
+        self.is_awaited: Callable[[uuid.UUID], bool] = lambda peer: False  # whether a `get` waits for this peer
         # Identity: which peer, and which beginning of the session. From INI.
         self.token = token
         self.peer: uuid.UUID | None = None  # a client learns it from the first INI
@@ -63,6 +64,7 @@ class Session:
         self.receivers: dict[int, Receiver] = {}
         self.owed: dict[int, Receiver] = {}  # lanes for which an ACK is due
         self._turn = 0  # the lane that sent last: the next one goes first
+        self._advanced = -1  # the lane that `advance` chose last: the next one goes first
         self.unordered = UNORDERED[0]  # the lane of the last message without order
         self._unordered_room = 0  # bytes of the next ones that get it, too
         # Figures for `statistics()`. `restart` sets the counts to 0 again.
@@ -287,6 +289,11 @@ class Session:
         """Bytes received of messages that are not whole yet."""
         return sum(receiver.partial for receiver in self.receivers.values())
 
+    @property
+    def untaken(self) -> int:
+        """Bytes of whole messages that the user has not taken, with what each counts besides its own."""
+        return sum(receiver.untaken for receiver in self.receivers.values())
+
     def take_small(self, data: memoryview, low: int, high: int) -> int:
         """Receive frames from `data[low:high]` on the short path; return where the rest begins.
 
@@ -337,14 +344,37 @@ class Session:
         receiver = self._receiver(frame.lane)
         receiver.dropped(frame)
         self.owed[frame.lane] = receiver
+        self._advance_awaited()
 
     def release_room(self, receiver: Receiver) -> bool:
         """Reuse the room of messages that the user has taken; return whether an ACK is now due."""
         receiver.release_room()
+        self._advance_awaited()
         if self.receivers.get(receiver.lane) is not receiver or not receiver.grant_due:
             return False
         self.owed[receiver.lane] = receiver
         return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message that has begun waits for the budget. In any thread."""
+        return any(receiver.waits for receiver in list(self.receivers.values()))
+
+    def advance(self) -> None:
+        """Let the peer complete a message beyond the budget, because a `get` waits for it: one at a time."""
+        # A lane that has a share of the budget, and waits for no more, has a large message on its way or untaken: the
+        # `get` gets that one. A lane that has a part of its message goes first, so that there is one part at most.
+        lanes = self.receivers.values()
+        waiting = [receiver for receiver in lanes if receiver.waits]
+        if waiting and all(receiver.waits for receiver in lanes if receiver.claimed):
+            last = self._advanced
+            first = min(waiting, key=lambda receiver: (-receiver.claimed, (receiver.lane - last - 1) % LANES))
+            self._advanced = first.lane
+            first.go_beyond()
+
+    def _advance_awaited(self) -> None:
+        if self._memory.budget.is_short and self.peer is not None and self.is_awaited(self.peer):
+            self.advance()
 
     @property
     def ready(self) -> bool:
@@ -484,6 +514,7 @@ class Session:
                 options.window,
                 self._memory,
                 merge=options.get_merge,
+                on_wait=self._advance_awaited,
                 on_grant=self._on_grant,
                 request_release=self.request_release,
             )

@@ -36,6 +36,7 @@ from netq.runtime.log_dedup import LogDedup
 from netq.runtime.peer import EXPLAIN, Peer
 from netq.runtime.pending_links import PendingLinks, origin_of
 from netq.runtime.reconnect import Reconnector
+from netq.runtime.stalls import PERIOD, AbsentPeers, FullMemory
 from netq.runtime.undelivered import Undelivered
 from netq.security.identity import Certificate
 from netq.security.revocation import RevocationList
@@ -67,6 +68,7 @@ class Endpoint:
             self._new_connection = sealed_connections(options.seal, is_client=not self.is_server)
         # The loops, each with memory for messages; links are spread over them.
         self._inbox = inbox
+        inbox.advance = self._advance
         self.loops = [
             Loop(
                 f"netq-{options.id.hex[:8]}-{n}",
@@ -81,6 +83,8 @@ class Endpoint:
         self.home = self.loops[0]
         share = options.connection.memory // options.workers
         self._memories = {loop: Memory(min(KEEP, share // 4), Budget(share)) for loop in self.loops}
+        self._full = {loop: FullMemory(loop, memory.budget) for loop, memory in self._memories.items()}
+        self._absent = AbsentPeers(inbox)
         self._turn = itertools.cycle(self.loops)
         # The end of the communicator.
         self.closing = False  # the user has closed
@@ -144,6 +148,7 @@ class Endpoint:
             self._watch_revocations()
             for loop in self.loops:
                 self._trim_memory(loop)
+                self._watch_stalls(loop)
                 loop.start()
         except BaseException:  # most likely a signal handler's
             self.home.call(self._transport.close)
@@ -183,6 +188,14 @@ class Endpoint:
                 "s" * (connected > 1),
                 "; close(timeout=...) waits no longer than that" if timeout is None else "",
             )
+
+    def _advance(self, keys: tuple[int, ...]) -> None:
+        """Let these peers, for which a `get` waits, send a message that waits for memory. For the inbox."""
+        if any(memory.budget.is_short for memory in self._memories.values()):
+            for id in map(_id_of, keys):
+                peer = self.peers.get(id) if self.is_server else self.only
+                if peer is not None and peer.session.waits:
+                    peer.loop.call(peer.session.advance)
 
     def _finish_closing(self) -> None:
         self._close_inbox(self._closed())
@@ -300,6 +313,7 @@ class Endpoint:
     def _new_peer(self, token: bytes) -> Peer:
         loop = next(self._turn) if self.is_server else self.home
         session = Session(token, self.options.connection, self._memories[loop], self._inbox.arrived)
+        session.is_awaited = self._inbox.awaits
         return Peer(self, loop, self.options.connection, session)
 
     def _trim_memory(self, loop: Loop) -> None:
@@ -309,6 +323,13 @@ class Endpoint:
             self.undelivered.fold()
             self._end_old_unused()
         loop.at(time.monotonic() + _TRIM_PERIOD, self._trim_memory, loop)
+
+    def _watch_stalls(self, loop: Loop) -> None:
+        """Say in the log why messages do not come."""
+        self._full[loop].look(self.peers.values())
+        if loop is self.home:
+            loop.baton.defer(self._absent.look, self.peers)
+        loop.at(time.monotonic() + PERIOD, self._watch_stalls, loop)
 
     def _watch_revocations(self) -> None:
         """End the sessions of clients whose certificates were revoked meanwhile."""
@@ -450,7 +471,8 @@ class Endpoint:
                 f"the id {greeting.id} is that of a client that has lost its link; it has {left:.1f} s "
                 "(takeover_grace) to come back before another process gets the id; give each client its own options"
             )
-        if not same and any(memory.budget.exceeded for memory in self._memories.values()):
+        crowded = any(memory.budget.exceeded for memory in self._memories.values())
+        if not same and crowded and not self._inbox.awaits(greeting.id):
             return "no room: too much of sessions that are over has not been taken; come again"
         return ""
 
@@ -554,6 +576,10 @@ class Endpoint:
 def _revocation_lists(options: CommunicatorOptions) -> list[RevocationList]:
     named = {"SecurityOptions.revoked": options.security, "SealOptions.revoked": options.seal}
     return [RevocationList(name, given.revoked) for name, given in named.items() if given and given.revoked]
+
+
+def _id_of(key: int) -> uuid.UUID:
+    return uuid.UUID(int=key)
 
 
 def _revoked(certificate: Certificate) -> str:

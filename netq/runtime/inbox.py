@@ -74,6 +74,8 @@ class Inbox:
         self._numbers = itertools.count(1)
         self._reserved: defaultdict[int, set[Waiter]] = defaultdict(set)  # by peer
         self.leaving: deque[Waiter] = deque()  # waiters that gave up; any thread may append
+        self._polling: dict[object, tuple[int, ...]] = {}  # the peers that threads wait for which poll, by thread
+        self.advance: Callable[[tuple[int, ...]], object] = lambda peers: None  # the Endpoint's: gives them memory
         # The peers that messages may come from, and the ones that are closed.
         self._peers: set[int] = set()  # from which messages may come
         self._one_peer = False  # there is one such peer: its messages need no queue
@@ -117,6 +119,16 @@ class Inbox:
             self._closed_peers.pop(peer.int, None)
             self._peers.add(peer.int)
             self._one_peer = len(self._peers) == 1
+
+    def awaits(self, peer: uuid.UUID) -> bool:
+        """Return whether a `get` that names this peer waits. Without the lock, so a loop may hold its baton."""
+        return peer.int in self.waiters or any(peer.int in peers for peers in list(self._polling.values()))
+
+    def awaited(self) -> set[tuple[int, ...]]:
+        """Return the peers of each `get` that waits and names some."""
+        with self.lock:
+            waiters = [waiter.keys for line in self.waiters.values() for waiter in line.values() if waiter.keys]
+        return {*waiters, *list(self._polling.values())}
 
     def finish(self, peer: uuid.UUID, error: Closed) -> None:
         """Expect no more messages of a peer: waiters for it alone get `error` after its last message."""
@@ -212,6 +224,17 @@ class Inbox:
             waiter.number = next(self._numbers)
             for place in waiter.keys or (_ANY,):
                 self.waiters[place][waiter.number] = waiter
+        if waiter.keys:
+            self.advance(waiter.keys)
+
+    def begin_polling(self, thread: object, peers: tuple[uuid.UUID, ...]) -> None:
+        """Note for which peers a thread waits that polls, and is no waiter."""
+        self._polling[thread] = keys = tuple([peer.int for peer in peers])
+        self.advance(keys)
+
+    def end_polling(self, thread: object) -> None:
+        """Forget what `begin_polling` has noted; harmless if that is nothing."""
+        self._polling.pop(thread, None)
 
     def is_ready(self, waiter: Waiter) -> bool:
         """Return whether the waiter may `accept`. Looks again, because an interrupted thread may not have woken it."""
