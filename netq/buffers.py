@@ -12,6 +12,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
 LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own, and is reused
+_HUGE = 4 * 1024 * 1024  # bytes: two huge pages; smaller blocks gain little
+_PAGE = mmap.PAGESIZE
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def aligned(size: int) -> memoryview:
@@ -28,11 +32,29 @@ def bytes_of(view: memoryview) -> memoryview:
     return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
 
 
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes to a view of the same size; many without the interpreter's lock, so that other threads run."""
+    if source.nbytes < LARGE or source.readonly:
+        target[:] = source
+    else:
+        into, of = ctypes.c_char.from_buffer(target), ctypes.c_char.from_buffer(source)
+        ctypes.memmove(ctypes.addressof(into), ctypes.addressof(of), source.nbytes)
+
+
+def use_huge_pages(view: memoryview) -> None:
+    """Ask the system for huge pages where a large block of new memory lies. It may refuse."""
+    if view.nbytes >= _HUGE:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        first = -(-start // _PAGE) * _PAGE
+        _madvise(first, (start + view.nbytes) // _PAGE * _PAGE - first, mmap.MADV_HUGEPAGE)
+
+
 def map_block(size: int) -> mmap.mmap:
     """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
     try:
-        return mmap.mmap(
-            -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )  # private: a forked child must not write into it
+        # private: a forked child must not write into it
+        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error
+    use_huge_pages(memoryview(block))
+    return block

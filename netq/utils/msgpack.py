@@ -65,6 +65,9 @@ class MsgpackSerializer:
             raise InvalidOption(f"MsgpackSerializer.type: {type!r}; expected a type of msgspec ({error})") from error
         check_keys("MsgpackSerializer.type", type)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self._type, self._limit)  # to another process
+
     def dump(self, data: Any) -> Stream | bytes:
         """Return the bytes of `data`. Arrays must not change until the future is done. Raises SerializationError."""
         writer = _Writer()
@@ -79,7 +82,7 @@ class MsgpackSerializer:
             )
         if len(writer.buffers) > MAX_BUFFERS:
             raise SerializationError(f"put: {len(writer.buffers)} arrays and buffers; expected {MAX_BUFFERS} at most")
-        packed = layout(head, writer.buffers)
+        packed = layout([head], writer.buffers)
         return Stream(packed) if writer.buffers else b"".join(packed)
 
     def load(self, stream: Stream) -> Any:
@@ -143,6 +146,7 @@ class _Reader:
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._buffers = buffers
+        self._are_bools = bytearray(len(buffers))  # 1: a buffer that was found to hold 0 and 1 only
 
     def value(self, code: int, data: memoryview) -> Any:
         """Return the array or the buffer of an extension value."""
@@ -151,7 +155,12 @@ class _Reader:
         if code != ARRAY:
             raise Unreadable(f"an extension type {code}; expected {ARRAY} or {BUFFER}")
         number, name, shape = _ARRAYS.decode(data)
-        return _array(self._buffer(number), name, shape)
+        made = _array(self._buffer(number), name, shape)
+        if made.dtype.kind == "b" and not self._are_bools[number]:  # once, however often a peer refers to it
+            if made.view("u1").max(initial=0) > 1:
+                raise Unreadable("an array of bools; expected bytes of 0 and 1")
+            self._are_bools[number] = 1
+        return made
 
     def _buffer(self, number: int) -> memoryview:
         if number >= len(self._buffers):
@@ -169,8 +178,6 @@ def _array(buffer: memoryview, name: str, shape: tuple[int, ...]) -> Any:
     dtype = numpy.dtype(name)
     if buffer.nbytes != math.prod(shape) * dtype.itemsize:
         raise Unreadable(f"an array {name!r} of shape {shape} has {buffer.nbytes} bytes")
-    if dtype.kind == "b" and max(buffer, default=0) > 1:
-        raise Unreadable("an array of bools; expected bytes of 0 and 1")
     return numpy.ndarray(shape, dtype, buffer)
 
 
