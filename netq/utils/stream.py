@@ -235,6 +235,7 @@ class PickleSerializer:
         self.is_restricted = allow is not None
         self._arguments = allow, dump, load
         self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
+        self._is_plain = allow is None and load is None
         self._hook = dump
         self._classes = None if allow is None else Classes(allow)
         self._loads = _loads(load) if self._classes is None else _loads_data(self._classes, load)
@@ -298,6 +299,8 @@ class PickleSerializer:
             else:
                 whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
                 pickled, *buffers = parts(whole.contiguous())
+            if size <= _COPIED and self._is_plain:  # faster than an Unpickler
+                return pickle.loads(pickled, buffers=buffers)
             return self._loads(pickled, buffers)
         except Unreadable:
             raise
@@ -385,8 +388,6 @@ def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
             return (persistent_load or _refuse_identifier)(pid)
 
     def loads(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-        if len(pickled) <= _COPIED and persistent_load is None:
-            return pickle.loads(pickled, buffers=buffers)
         return Unpickler(_Source([pickled]), buffers=buffers).load()
 
     return loads
