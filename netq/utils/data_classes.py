@@ -131,9 +131,12 @@ class Sent:
             self._classes(named.__module__, named.__qualname__)
         except Unreadable as error:
             sent = self._kind if self._kind is not None and not isinstance(named, type) else named
+            is_form = named.__module__ == forms.__name__ and named not in (forms.array, forms.scalar)
+            why = "`allow` cannot allow it" if is_form else error
             raise SerializationError(
                 f"put: a {sent.__module__}.{sent.__qualname__}, which `load` of this PickleSerializer would refuse: "
-                f"{error}. Add the class to `allow`, or send plain values"
+                f"{why}. Allow its class, send plain values or arrays of numbers, or give PickleSerializer `dump` and "
+                "`load` for it"
             ) from error
 
 

@@ -19,7 +19,7 @@ from types import BuiltinFunctionType
 from typing import Any
 
 _STEP = 16 * 1024 * 1024  # bytes that one call copies with the interpreter's lock held: some milliseconds
-_NUMPY_FUNCTIONS = ("numpy._core.multiarray", "numpy.core.multiarray")
+_MOVED = ("numpy._core.multiarray", "numpy.core.multiarray", "numpy.rec")  # modules that not every numpy has
 _BUILTIN_DTYPES = 24  # numbers of numpy's own dtypes are lower
 
 Axes = tuple[int, ...] | None  # of the value, in the order of the axes in memory; None: as they lie
@@ -47,12 +47,19 @@ def scalar(dtype: Any, value: bytes) -> Any:
     return array(value, dtype, (), None)[()]
 
 
-def numpy_function(name: str) -> Any:
-    """Return one of the functions that numpy pickles objects and subclasses with. Their module has had two names."""
+def structure(kind: Any, fields: Any, align: bool) -> Any:
+    """Return a dtype with fields."""
     import numpy
 
-    module = sys.modules[numpy.empty(0).__reduce__()[0].__module__]
-    return getattr(module, name)
+    return numpy.dtype((kind, numpy.dtype(fields, align=align)))
+
+
+def moved(name: str) -> Any:
+    """Return a class, or a function of the pickles of numpy, whose module has another name in other versions."""
+    import numpy
+
+    home = sys.modules[numpy.empty(0).__reduce__()[0].__module__]
+    return getattr(numpy, name, None) or getattr(home, name)
 
 
 def tensor(memory: Any, dtype: str, shape: tuple[int, ...], axes: Axes, kind: str, requires_grad: bool) -> Any:
@@ -60,7 +67,7 @@ def tensor(memory: Any, dtype: str, shape: tuple[int, ...], axes: Axes, kind: st
     import torch
 
     name = getattr(torch, dtype)
-    flat = torch.frombuffer(memory, dtype=name) if len(memory) else torch.empty(0, dtype=name)
+    flat = torch.frombuffer(memory, dtype=torch.uint8).view(name) if len(memory) else torch.empty(0, dtype=name)
     made = flat.view(shape) if axes is None else flat.view(shape).permute(axes)
     return torch.nn.Parameter(made, requires_grad) if kind == "Parameter" else made.requires_grad_(requires_grad)
 
@@ -77,7 +84,7 @@ def typed(code: str, memory: memoryview) -> Any:
 
 def view(memory: memoryview, code: str, shape: tuple[int, ...]) -> memoryview:
     """Return a memoryview of this memory."""
-    return memory.cast(code, shape)  # type: ignore[call-overload,no-any-return]
+    return memory.cast(code) if len(shape) == 1 else memory.cast(code, shape)  # type: ignore[call-overload,no-any-return]
 
 
 def path(name: str, *parts: str) -> pathlib.PurePath:
@@ -93,11 +100,27 @@ def _numpy(value: Any) -> Any:
     numpy = sys.modules["numpy"]
     if type(value) is numpy.ndarray:
         return NotImplemented if value.dtype.hasobject else _array(value)
-    if isinstance(value, numpy.dtype) and is_plain(value):
-        return numpy.dtype, (value.str,)
+    if isinstance(value, numpy.dtype):
+        return _numpy_dtype(numpy, value)
     if isinstance(value, numpy.generic) and type(value) is value.dtype.type and not value.dtype.hasobject:
         return scalar, (_dtype(value.dtype), value.tobytes())
     return NotImplemented
+
+
+def _numpy_dtype(numpy: Any, dtype: Any) -> Any:
+    if is_plain(dtype):
+        return numpy.dtype, (dtype.str,)
+    if dtype.names is None or dtype.metadata is not None:
+        return NotImplemented
+    fields = [dtype.fields[name] for name in dtype.names]
+    parts = {
+        "names": list(dtype.names),
+        "formats": [field[0].subdtype or field[0] for field in fields],
+        "offsets": [field[1] for field in fields],
+        "titles": [field[2] if len(field) > 2 else None for field in fields],
+        "itemsize": dtype.itemsize,
+    }
+    return structure, (dtype.type, parts, dtype.isalignedstruct)
 
 
 def dtype_of(value: Any) -> Any:
@@ -108,7 +131,8 @@ def dtype_of(value: Any) -> Any:
 
 def is_plain(dtype: Any) -> bool:
     """Whether the `str` of this dtype says all of it: numbers, texts and dates of numpy itself, no structures."""
-    return dtype.num < _BUILTIN_DTYPES and dtype.kind not in "OV" and dtype.metadata is None
+    is_single = dtype.names is None and dtype.subdtype is None
+    return is_single and dtype.num < _BUILTIN_DTYPES and dtype.metadata is None
 
 
 def _dtype(dtype: Any) -> Any:
@@ -142,7 +166,8 @@ def _torch(value: Any) -> Any:
     kind = type(value)
     if kind not in (torch.Tensor, torch.nn.Parameter) or value.layout is not torch.strided or value.__dict__:
         return NotImplemented
-    if value.device.type != "cpu" or value.is_quantized or value.is_nested or value._backward_hooks:
+    is_dense = value.device.type == "cpu" and not (value.is_nested or value.is_quantized)
+    if not is_dense or value._backward_hooks or "numpy" not in sys.modules:
         return NotImplemented
     source, axes = value.detach().resolve_conj().resolve_neg(), None
     if not source.is_contiguous():
@@ -158,10 +183,10 @@ def _torch(value: Any) -> Any:
 
 
 def _builtin(value: Any) -> Any:
-    if type(value) is memoryview and value.c_contiguous:
+    if type(value) is memoryview and value.c_contiguous and (value.ndim == 1 or value.nbytes):
         return view, (PickleBuffer(value), value.format, value.shape)
-    if type(value) is BuiltinFunctionType and value.__module__ in _NUMPY_FUNCTIONS:
-        return numpy_function, (value.__name__,)
+    if type(value) in (type, BuiltinFunctionType) and value.__module__ in _MOVED:
+        return moved, (value.__name__,)
     return NotImplemented
 
 

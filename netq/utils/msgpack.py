@@ -60,13 +60,20 @@ class MsgpackSerializer:
         self._limit = whole("MsgpackSerializer.limit", limit, 1, 2**32)
         self._type = type
         try:
-            self._decoder = msgspec.msgpack.Decoder(type, ext_hook=_Reader(()).value)
+            self._prepare()
         except (TypeError, NameError) as error:  # NameError: an annotation that names nothing
             raise InvalidOption(f"MsgpackSerializer.type: {type!r}; expected a type of msgspec ({error})") from error
         check_keys("MsgpackSerializer.type", type)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.__class__, (self._type, self._limit)  # to another process
+    def _prepare(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(self._type, ext_hook=_Reader(()).value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_decoder"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     def dump(self, data: Any) -> Stream | bytes:
         """Return the bytes of `data`. Arrays must not change until the future is done. Raises SerializationError."""

@@ -233,15 +233,23 @@ class PickleSerializer:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
             expect(function is None or callable(function), f"PickleSerializer.{name}", function, "a function, or None")
         self.is_restricted = allow is not None
-        self._arguments = allow, dump, load
-        self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
         self._is_plain = allow is None and load is None
-        self._hook = dump
+        self._functions = allow, dump, load
+        self._prepare()
+
+    def _prepare(self) -> None:
+        allow, self._hook, load = self._functions
+        self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
         self._classes = None if allow is None else Classes(allow)
         self._loads = _loads(load) if self._classes is None else _loads_data(self._classes, load)
 
-    def __reduce__(self) -> tuple[type[PickleSerializer], tuple[Any, ...]]:
-        return type(self), self._arguments  # to another process
+    def __getstate__(self) -> dict[str, Any]:
+        prepared = ("_hook", "_picklers", "_classes", "_loads")
+        return {name: value for name, value in vars(self).items() if name not in prepared}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     def _new_pickler(self) -> _Pickler:
         reduce = forms.reduce if self._classes is None else Sent(self._classes).reduce
