@@ -33,6 +33,7 @@ from netq.utils import forms
 from netq.utils.data_values import ALIASES, VALUES, Builder, is_dtype
 
 _NAME = 100  # characters: a longer name is shortened in errors, because a peer supplied it
+_COMBINED = 4096  # combinations of flags: their class keeps each for ever, in a dict of numbers that peers choose
 _HINT = (
     "make it a dataclass; or define __setstate__ or __reduce__, and allow the class by its own name; or give "
     "PickleSerializer `dump` and `load` for it"
@@ -194,6 +195,8 @@ def _by_kind(full: str, found: type) -> Builder | None:
 def _member(found: type[enum.Enum], value: Any) -> enum.Enum:
     if issubclass(found, enum.Flag) and (type(value) is not int or value & ~_mask(found)):
         raise ValueError(f"{value!r} has bits that {found.__name__} does not name")  # the class would keep it for ever
+    if issubclass(found, enum.Flag) and value not in (known := found._value2member_map_) and len(known) > _COMBINED:
+        raise ValueError(f"{value!r} is one of more than {_COMBINED} combinations of {found.__name__}; send an int")
     return found(value)
 
 
