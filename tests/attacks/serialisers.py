@@ -41,7 +41,7 @@ class Arrays(msgspec.Struct):
     a: list[np.ndarray]
 
 
-Rights = enum.IntFlag("Rights", {f"BIT{bit}": 1 << bit for bit in range(60)})
+Rights = enum.IntFlag("Rights", {f"BIT{bit}": 1 << bit for bit in range(60)})  # type: ignore[misc]
 
 
 class Attack(NamedTuple):
