@@ -44,7 +44,9 @@ def array(memory: Any, dtype: Any, shape: tuple[int, ...], axes: Axes) -> Any:
 
 def scalar(dtype: Any, value: bytes) -> Any:
     """Return a scalar of numpy."""
-    return array(value, dtype, (), None)[()]
+    import numpy
+
+    return numpy.ndarray((), dtype, value)[()]
 
 
 def structure(kind: Any, fields: Any, align: bool) -> Any:

@@ -280,13 +280,15 @@ class PickleSerializer:
             pickler = self._new_pickler()
         pieces, out = pickler.pieces, pickler.out
         pickler.dump(data)
-        if len(pieces) > 1 or out:
+        if len(pieces) > 1:
             return Stream(layout(pieces, [buffer.raw() for buffer in out]))
         pickled = pieces.pop()
-        if len(pickled) <= _SMALL:
+        packed = Stream(layout([pickled], [buffer.raw() for buffer in out])) if out else None
+        if len(pickled) <= _SMALL and self._classes is None:  # Sent remembers what it has seen in a message
             pickler.clear_memo()
+            out.clear()
             self._picklers.append(pickler)
-        return _pack_head(len(pickled), 0) + pickled
+        return _pack_head(len(pickled), 0) + pickled if packed is None else packed
 
     def load(self, stream: Stream | bytes) -> Any:
         """Return the object of a stream, or of bytes. Arrays are writable, aligned views.
