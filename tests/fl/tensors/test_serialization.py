@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import tracemalloc
+import uuid
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -615,3 +616,19 @@ def test_truncated_message_is_unreadable() -> None:
     for size in range(len(whole)):
         with pytest.raises(Unreadable):
             options.load(Stream([bytearray(whole[:size])]))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.eye(2).to_sparse(), r"a torch\.Tensor"),
+        (np.zeros(2, [("a", "i4")]), r"a numpy\.ndarray of dtype \[\('a', '<i4'\)\]"),
+        (np.zeros(2, "M8[s]"), r"a numpy\.ndarray, which"),
+        (np.longdouble(1), r"a numpy\.longdouble of dtype"),
+        (uuid.UUID(int=0), r"a uuid\.UUID, which"),
+    ],
+    ids=["sparse", "structure", "dates", "long double", "a class"],
+)
+def test_put_refuses_what_load_would(value: object, text: str) -> None:
+    with pytest.raises(SerializationError, match=text):
+        serialization().dump({"w": np.zeros(2), "other": [value]})

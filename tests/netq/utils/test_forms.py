@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from netq.errors import SerializationError
+from netq.errors import SerializationError, Unreadable
 from netq.utils import forms
 from netq.utils.stream import PickleSerializer, Stream
 from tests.netq.utils.golden_pickles import ALLOW, equal, faults, layouts, messages
@@ -162,3 +162,61 @@ def test_put_refuses_what_the_same_serialiser_would_not_load(value: Any, text: s
         data.dump({"a": [1, value]})
     trusting.dump({"a": [1, value]})
     data.dump({"a": [1, np.zeros(3)]})
+
+
+class Forged:
+    """Pickled as a call of a function, with any arguments."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def forged_array(dtype: Any = "<f4", shape: Any = (2, 3), axes: Any = None, memory: Any = None) -> Forged:
+    return Forged(forms.array, pickle.PickleBuffer(bytearray(24)) if memory is None else memory, dtype, shape, axes)
+
+
+FORGED = {
+    "objects": (forged_array("|O"), r"the dtype '\|O'"),
+    "long double": (forged_array("<f16", (1,)), "the dtype '<f16'"),
+    "no dtype": (forged_array(None), "the dtype of the type NoneType"),
+    "a structure's text": (forged_array("i4,i4", (3,)), "the dtype 'i4,i4'"),
+    "a unit without end": (forged_array("<M8[" + "9" * 500 + "s]", (3,)), "the dtype"),
+    "a unit that is none": (forged_array("<M8[xy]", (3,)), "cannot be loaded"),
+    "too few bytes": (forged_array(shape=(7,)), "no valid arguments"),
+    "too many bytes": (forged_array(shape=(5,)), "no valid arguments"),
+    "a negative size": (forged_array(shape=(-2, -3)), "no valid arguments"),
+    "a huge size": (forged_array(shape=(2**63, 0)), "no valid arguments"),
+    "a list as shape": (forged_array(shape=[2, 3]), "no valid arguments"),
+    "many dimensions": (forged_array(shape=(1,) * 65), "no valid arguments"),
+    "an axis twice": (forged_array(axes=(0, 0)), "no valid arguments"),
+    "a negative axis": (forged_array(axes=(-1, 0)), "no valid arguments"),
+    "an axis too few": (forged_array(axes=(0,)), "no valid arguments"),
+    "an axis that is a text": (forged_array(axes=(0, "1")), "no valid arguments"),
+    "an axis that is a bool": (forged_array(axes=(False, True)), "no valid arguments"),
+    "memory in band": (forged_array(memory=bytes(24)), "no valid arguments"),
+    "memory that is a list": (forged_array(memory=[0] * 24), "no valid arguments"),
+    "bools": (forged_array("|b1", (24,), memory=pickle.PickleBuffer(bytearray(b"\2" * 24))), "neither 0 nor 1"),
+    "a bool": (Forged(forms.scalar, "|b1", b"\2"), "neither 0 nor 1"),
+    "a scalar of objects": (Forged(forms.scalar, "|O", bytes(8)), r"the dtype '\|O'"),
+    "a large scalar": (Forged(forms.scalar, "|S5000", bytes(5000)), "no valid arguments"),
+    "another function": (Forged(forms.moved, "frombuffer"), "would be|refuses|is a function"),
+    "a dtype of objects": (Forged(np.dtype, "|O"), r"the dtype '\|O'"),
+    "a dtype of more": (Forged(np.dtype, "<f4", True), "no valid arguments"),
+}
+
+
+@pytest.mark.parametrize(("value", "text"), FORGED.values(), ids=FORGED)
+def test_forged_arguments_are_refused(value: Forged, text: str) -> None:
+    for allow in (ALLOW, lambda name: True):
+        with pytest.raises(Unreadable, match=text):
+            PickleSerializer(allow).load(received(trusting.dump([value])))
+
+
+def test_message_for_a_receiver_without_numpy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = received(trusting.dump(np.zeros(3)))
+    monkeypatch.delitem(sys.modules, "numpy")
+    with pytest.raises(Unreadable, match="an array of numpy, which is not imported here"):
+        data.load(message)
