@@ -42,7 +42,10 @@ def copy(target: memoryview, source: memoryview) -> None:
 
 
 def use_huge_pages(view: memoryview) -> None:
-    """Ask the system for huge pages where a large block of new memory lies. It may refuse."""
+    """Ask the system for huge pages where a large block of new memory lies, which is filled at once. It may refuse.
+
+    Not for a message that a peer has only announced: its first byte would take a whole huge page.
+    """
     if view.nbytes >= _HUGE:
         start = ctypes.addressof(ctypes.c_char.from_buffer(view))
         first = -(-start // _PAGE) * _PAGE
@@ -52,9 +55,8 @@ def use_huge_pages(view: memoryview) -> None:
 def map_block(size: int) -> mmap.mmap:
     """Return an anonymous mapping of `size` bytes. Raises MemoryError."""
     try:
-        # private: a forked child must not write into it
-        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return mmap.mmap(
+            -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )  # private: a forked child must not write into it
     except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for a message of {size} bytes: {error}") from error
-    use_huge_pages(memoryview(block))
-    return block
