@@ -12,6 +12,10 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector register of today's processors
 
 LARGE = 256 * 1024  # bytes: a block of this size or more is a mapping of its own, and is reused
+_HUGE = 4 * 1024 * 1024  # bytes: two huge pages; smaller blocks gain little
+_PAGE = mmap.PAGESIZE
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def aligned(size: int) -> memoryview:
@@ -26,6 +30,26 @@ def aligned(size: int) -> memoryview:
 def bytes_of(view: memoryview) -> memoryview:
     """Return a view of the same memory as single bytes. Raises BufferError if it is not contiguous."""
     return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else pickle.PickleBuffer(view).raw()
+
+
+def copy(target: memoryview, source: memoryview) -> None:
+    """Copy bytes to a view of the same size; many without the interpreter's lock, so that other threads run."""
+    if source.nbytes < LARGE or source.readonly:
+        target[:] = source
+    else:
+        into, of = ctypes.c_char.from_buffer(target), ctypes.c_char.from_buffer(source)
+        ctypes.memmove(ctypes.addressof(into), ctypes.addressof(of), source.nbytes)
+
+
+def use_huge_pages(view: memoryview) -> None:
+    """Ask the system for huge pages where a large block of new memory lies, which is filled at once. It may refuse.
+
+    Not for a message that a peer has only announced: its first byte would take a whole huge page.
+    """
+    if view.nbytes >= _HUGE:
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        first = -(-start // _PAGE) * _PAGE
+        _madvise(first, (start + view.nbytes) // _PAGE * _PAGE - first, mmap.MADV_HUGEPAGE)
 
 
 def map_block(size: int) -> mmap.mmap:

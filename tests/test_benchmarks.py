@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
+from benchmarks import bytes as types
 from benchmarks import curve, handshakes, page, plot, ring, serialisers
 from benchmarks.load import RATES, best, is_reached, percentile, point, search
 from benchmarks.measure import ROOT, Failed, Sample, Stage, measure, stage
@@ -337,6 +338,13 @@ def test_serialisers_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     for title in ("pickle", "pickle with `allow`", "msgpack", "msgpack with a type", "protobuf"):
         assert titles.count(title) == 3
     assert all(float(cell.replace(",", "")) > 0 for cells in rows if "msgpack" in cells[1] for cell in cells[2:-1])
+
+
+def test_types_of_bytes_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    types.main(1, 1)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == list(types.values(10))
+    assert all(float(cell) > 0 for row in rows for cell in row[1:3])
 
 
 def test_the_cost_of_handshakes_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 from fl.tensors.storage import Storage
 from netq.errors import SerializationError, Unreadable
 from netq.text import printable
+from netq.utils import large
 from netq.utils.stream import Stream, layout, parts
 
 MAX_TEXT = 2**22  # bytes of the JSON text in a message
@@ -63,7 +64,7 @@ class JsonSerializer:
             raise SerializationError(
                 f"a message has {len(text)} bytes of JSON; expected {MAX_TEXT} at most: put long lists into an array"
             )
-        return Stream(layout(text, writer.buffers))
+        return Stream(layout([text], writer.buffers))
 
     def load(self, stream: Stream) -> Any:
         """Return the values of a message, whose arrays are writable views of it. Raises Unreadable."""
@@ -131,8 +132,8 @@ class _Reader:
     def __init__(self, load_tensor: Callable[[_Identifier], Any], buffers: list[memoryview]) -> None:
         self._load_tensor = load_tensor
         self._buffers = buffers
-        self._storages: dict[int, Storage] = {}
-        self._bytes: dict[int, bytes] = {}  # one copy, however often a peer refers to a buffer
+        self._storages: list[Storage | None] = [None] * len(buffers)
+        self._bytes: list[bytes | None] = [None] * len(buffers)  # one copy, however often a peer refers to a buffer
 
     def object(self, pairs: list[tuple[str, Any]]) -> Any:
         """Return a dict, or the value that an object with a reserved key stands for."""
@@ -154,9 +155,10 @@ class _Reader:
             return self._tensor(_TENSORS[key], value)
         if key == "$bytes":
             number = self._number(value)
-            if number not in self._bytes:
-                self._bytes[number] = bytes(self._buffers[number])
-            return self._bytes[number]
+            value = self._bytes[number]
+            if value is None:
+                value = self._bytes[number] = large.bytes_of(self._buffers[number])
+            return value
         if key == "$float" and type(value) is str and value in _FLOATS:
             return _FLOATS[value]
         raise Unreadable(f"{key!r}: unknown, or its value is not valid")
@@ -166,7 +168,7 @@ class _Reader:
         if type(fields) is not list or len(fields) not in sizes:
             raise Unreadable(f"a {kind} tensor: expected {' or '.join(map(str, sizes))} fields")
         number, dtype, shape, strides, grad = fields + [None, False][len(fields) - 3 :]
-        storage = self._storages.get(self._number(number))
+        storage = self._storages[self._number(number)]
         if storage is None:
             storage = self._storages[number] = Storage(self._buffers[number])
         return self._load_tensor((kind, storage, dtype, _tuple(shape), _tuple(strides), grad))

@@ -67,7 +67,7 @@ def serialization(*allow: str) -> SerializationOptions:
 
 def messages() -> JsonSerializer:
     """Return the serialiser of fl's own messages: plain values, arrays and tensors. A numpy scalar becomes a number."""
-    return JsonSerializer(lambda obj: _number(obj) if isinstance(obj, np.generic) else dump(obj), load)
+    return JsonSerializer(_dump_plain, load)
 
 
 def dump(obj: Any) -> Any | None:
@@ -105,7 +105,7 @@ def load(pid: Any) -> Any:
     expect(_is_sizes(shape), "the shape of a tensor", f"at most {MAX_DIMS} whole numbers, 0 or more")
     expect(strides is None or _is_sizes(strides), "the strides of a tensor", "None, or whole numbers, 0 or more")
     expect(type(requires_grad) is bool, "requires_grad of a tensor", "True or False")
-    key = (kind, name, shape, strides, requires_grad)
+    key = repr((kind, name, shape, strides, requires_grad))  # a text: a peer can choose tuples of equal hash
     if key not in storage.loaded:
         storage.loaded[key] = _load_tensor(*pid)
     return storage.loaded[key]
@@ -153,6 +153,10 @@ def _dump_scalar(scalar: np.generic) -> Any | None:
     if name not in _NUMPY or type(scalar) is not scalar.dtype.type:
         return None
     return "scalar", name, scalar.tobytes()
+
+
+def _dump_plain(obj: Any) -> Any | None:
+    return _number(obj) if isinstance(obj, np.generic) else dump(obj)
 
 
 def _number(scalar: np.generic) -> Any | None:

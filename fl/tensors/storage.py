@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Hashable
 from typing import Any
 
 
@@ -20,7 +19,7 @@ class Storage:
         # collector.
         self.memory: Any = memory if hasattr(memory, "__array_interface__") else memoryview(memory)
         self.are_bools = False  # whether the memory was found to hold 0 and 1 only
-        self.loaded: dict[Hashable, Any] = {}  # tensors built on this memory; the same fields give the same object
+        self.loaded: dict[str, Any] = {}  # tensors built on this memory; the same fields give the same object
         self.torch_storage: Any = None  # of `memory`; torch recognises tied weights by a common storage
 
     def __reduce__(self) -> tuple[type[Storage], tuple[pickle.PickleBuffer]]:

@@ -27,11 +27,13 @@ from collections.abc import Callable, Collection, Mapping
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from netq.errors import NotAllowed, Unreadable
+from netq.errors import NotAllowed, SerializationError, Unreadable
 from netq.text import printable
-from netq.utils.data_values import VALUES, Builder
+from netq.utils import forms
+from netq.utils.data_values import ALIASES, VALUES, Builder, is_dtype
 
 _NAME = 100  # characters: a longer name is shortened in errors, because a peer supplied it
+_COMBINED = 4096  # combinations of flags: their class keeps each for ever, in a dict of numbers that peers choose
 _HINT = (
     "make it a dataclass; or define __setstate__ or __reduce__, and allow the class by its own name; or give "
     "PickleSerializer `dump` and `load` for it"
@@ -68,8 +70,8 @@ class Classes:
         Raises NotAllowed, or Unreadable if there is nothing with this name.
         """
         full = f"{module}.{name}"
-        if not self._allow(full):
-            raise _refused(full)
+        if not self._allow(allowed := ALIASES.get(full, full)):
+            raise _refused(allowed)
         found = _find(module, name)
         known = self._known.get(full)
         if known is None or known[0] is not found:
@@ -104,6 +106,41 @@ class Classes:
         return owner is found or bool(self._by_itself(f"{owner.__module__}.{owner.__qualname__}"))
 
 
+class Sent:
+    """Refuses in `put` what `load` of the same serialiser would: one for each message."""
+
+    def __init__(self, classes: Classes) -> None:
+        self._classes = classes
+        self._kind: type | None = None  # of the last object: the functions that come next are named for it
+
+    def reduce(self, value: Any) -> Any:
+        """Do as `forms.reduce`. Raises SerializationError, which names the class or the dtype."""
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+            self._check(value)
+        else:
+            self._kind = kind = type(value)
+            dtype = forms.dtype_of(value)
+            if dtype is not None and not is_dtype(dtype.str if forms.is_plain(dtype) else dtype):
+                raise SerializationError(
+                    f"put: a {kind.__module__}.{kind.__qualname__} of dtype {dtype}; a PickleSerializer with `allow` "
+                    "takes numbers, bools, dates, and texts of a fixed size: convert it, or send its columns one by one"
+                )
+        return forms.reduce(value)
+
+    def _check(self, named: Any) -> None:
+        try:
+            self._classes(named.__module__, named.__qualname__)
+        except Unreadable as error:
+            sent = self._kind if self._kind is not None and not isinstance(named, type) else named
+            is_form = named.__module__ == forms.__name__ and named not in (forms.array, forms.scalar)
+            why = "`allow` cannot allow it" if is_form else error
+            raise SerializationError(
+                f"put: a {sent.__module__}.{sent.__qualname__}, which `load` of this PickleSerializer would refuse: "
+                f"{why}. Allow its class, send plain values or arrays of numbers, or give PickleSerializer `dump` and "
+                "`load` for it"
+            ) from error
+
+
 def _find(module: str, name: str) -> Any:
     """Return what a module that is imported defines itself under this name.
 
@@ -129,7 +166,7 @@ def _find(module: str, name: str) -> Any:
 
 
 def _refused(full: str) -> NotAllowed:
-    return NotAllowed(f"a message names {_shown(full)}, which `allow` refuses; it was not loaded")
+    return NotAllowed(f"a message names {_shown(full)}, which `allow` refuses")
 
 
 def _shown(full: str) -> str:
@@ -158,6 +195,8 @@ def _by_kind(full: str, found: type) -> Builder | None:
 def _member(found: type[enum.Enum], value: Any) -> enum.Enum:
     if issubclass(found, enum.Flag) and (type(value) is not int or value & ~_mask(found)):
         raise ValueError(f"{value!r} has bits that {found.__name__} does not name")  # the class would keep it for ever
+    if issubclass(found, enum.Flag) and value not in (known := found._value2member_map_) and len(known) > _COMBINED:
+        raise ValueError(f"{value!r} is one of more than {_COMBINED} combinations of {found.__name__}; send an int")
     return found(value)
 
 

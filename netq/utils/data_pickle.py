@@ -19,10 +19,11 @@ from __future__ import annotations
 import pickle
 import struct
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from netq.errors import NotAllowed, Unreadable
+from netq.utils import large
 from netq.utils.data_classes import set_attributes
 from netq.utils.data_values import Builder
 
@@ -91,14 +92,14 @@ class _Load:
     """The state of loading one pickle."""
 
     __slots__ = (
-        *("buffers", "classes", "copied", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
-        *("same", "stack", "steps", "work"),
+        *("buffers", "classes", "data", "end", "frames", "made", "memo", "opened", "parts", "persistent"),
+        *("same", "stack", "steps", "unread", "work"),
     )
 
     def __init__(
         self,
         data: bytes | memoryview,
-        buffers: Iterable[Any],
+        buffers: Sequence[memoryview],
         classes: Callable[[str, str], Any],
         persistent: Callable[[Any], Any],
     ) -> None:
@@ -116,7 +117,7 @@ class _Load:
         self.work = 0  # values hashed, compared, or given to constructors
         self.same = 0  # keys with the hash of another in their dict or set
         self.steps = 0  # of finding places for keys that are not texts, if their hashes meet in the table
-        self.copied = 0  # bytes that constructors have copied
+        self.unread = sum([len(buffer) for buffer in buffers])  # bytes of buffers that constructors may read
 
     def run(self) -> Any:
         data, table = self.data, _TABLE
@@ -257,7 +258,7 @@ def _too_much(depth: int) -> Unreadable:
 
 def load(
     data: bytes | memoryview,
-    buffers: Iterable[Any],
+    buffers: Sequence[memoryview],
     classes: Callable[[str, str], Any],
     persistent: Callable[[Any], Any],
 ) -> Any:
@@ -396,14 +397,14 @@ def _bytes_of_8(load: _Load, at: int) -> int:
 
 def _bytes(load: _Load, at: int, size: int) -> int:
     stop = load.span(at, size)
-    load.stack.append(bytes(load.data[at:stop]))
+    load.stack.append(large.bytes_of(load.data[at:stop]))
     return stop
 
 
 @_opcode(pickle.BYTEARRAY8)
 def _bytearray(load: _Load, at: int) -> int:
     stop = load.span(at + 8, _unpack_long(load.data, at)[0])
-    load.stack.append(bytearray(load.data[at + 8 : stop]))
+    load.stack.append(large.bytearray_of(load.data[at + 8 : stop]))
     return stop
 
 
@@ -657,6 +658,10 @@ def _make(
     if make is not None:
         if builder.copies or builder.opens:
             load.count(at, size // _VALUES_A_PART if builder.copies else _SET_PARTS)
+        if builder.reads and args and type(args[0]) is memoryview:
+            load.unread -= len(args[0])
+            if load.unread < 0:
+                raise Unreadable("a message uses the bytes of an array for another one")
         return _push_made(load, at, builder, make(*args), depth + 1, size + 1)
     if builder.build is None:
         raise NotAllowed(f"a message makes a {builder.name} in a way that pickle itself would not for this class")
@@ -677,10 +682,6 @@ def _build(load: _Load, at: int) -> int:
     if opened is None or opened.builder.build is None:
         raise Unreadable("a pickle sets the state of something that it has not made")
     load.stack, load.parts, load.opened = load.frames.pop()
-    if opened.builder.copies and type(state) is tuple:
-        load.copied += sum([len(value) for value in state if type(value) is bytes])
-        if load.copied > load.end:
-            raise Unreadable("a message uses the bytes of an array for another one")
     value = opened.builder.build(opened.args, state)
     _push_made(load, at, opened.builder, value, max(depth, opened.depth) + 1, size + opened.size + 1)
     if opened.memo_at is not None:

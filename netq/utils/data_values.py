@@ -16,15 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from netq.errors import Unreadable
+from netq.text import printable
+from netq.utils import forms
 from netq.validate import is_whole
 
 _LONGEST = 100  # characters of a number
 _LARGEST = 2048  # bits of a part of a fraction, which are reduced
-_MAX_NUMBER = 16  # bytes of a number of numpy: complex128
+_MAX_SCALAR = 4096  # bytes of a scalar of numpy: of texts
 _MAX_DIMS = 64  # of an array: numpy's own limit
 _MAX_BYTES = 2**62  # of an array's dimension
-_DTYPE = re.compile(r"b1|[iu][1248]|f[248]|c8|c16|[SU][1-9][0-9]{0,5}")  # numbers and texts: no objects, no structures
-_ORDERS = ("<", ">", "|")
+# of numbers, texts and dates: no objects, no structures
+_DTYPE = re.compile(
+    r"\|(b1|[iu]1|S[1-9][0-9]{0,5})|[<>]([iu][248]|f[248]|c8|c16|U[1-9][0-9]{0,5}|[mM]8(\[[0-9]{0,4}[a-zA-Z]{1,2}\])?)"
+)
 _FRACTION = re.compile(r"-?[0-9]+(/[0-9]+)?")
 
 
@@ -37,7 +41,8 @@ class Builder:
     build: if the other is None: takes the tuple of arguments, and the state of BUILD.
     opens: the result may be filled (a list, a dict), or get its state (an exception).
     is_atom: the result is a single value, like a number: it holds nothing that the message could change or nest.
-    copies: `build` copies the bytes in the state, so that a message may use these only once; `call` copies a dict.
+    copies: `call` copies a dict.
+    reads: `call` looks at all bytes of its first argument, so that a message may use these only once.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Builder:
     opens: bool = False
     is_atom: bool = False
     copies: bool = False
+    reads: bool = False
 
 
 def _expect(right: bool, name: str) -> None:
@@ -192,59 +198,68 @@ def _counter(name: str, found: Any) -> Builder:
 
 
 def _numpy() -> Any:
-    return sys.modules["numpy"]
+    found = sys.modules.get("numpy")
+    if found is None:
+        raise Unreadable("a message has an array of numpy, which is not imported here; import it first")
+    return found
 
 
-def _dtype(name: str, found: Any) -> Builder:
-    def build(args: tuple[Any, ...], state: Any) -> Any:
-        _expect(len(args) == 3 and type(args[0]) is str and bool(_DTYPE.fullmatch(args[0])), name)
-        _expect(type(state) is tuple and len(state) > 1 and type(state[1]) is str and state[1] in _ORDERS, name)
-        made = found(args[0]).newbyteorder(state[1])
-        _expect(made.__reduce__()[2] == state, name)
-        return made
-
-    return Builder(name, build=build, is_atom=True)
+def is_dtype(text: Any) -> bool:
+    """Whether this is the `str` of a dtype that messages may have."""
+    return type(text) is str and _DTYPE.fullmatch(text) is not None
 
 
-def _array(name: str, memory: Any, dtype: Any, shape: Any, order: str) -> Any:
-    np = _numpy()
-    _expect(isinstance(dtype, np.dtype) and not dtype.hasobject, name)
-    _expect(type(shape) is tuple and len(shape) <= _MAX_DIMS and all(is_whole(n, 0, _MAX_BYTES) for n in shape), name)
-    _expect(type(memory) in (bytes, bytearray, memoryview), name)
-    view = memoryview(memory)
-    _expect(math.prod(shape) * dtype.itemsize == view.nbytes, name)
-    return np.ndarray(shape, dtype, view, order=order)
+def _named_dtype(text: Any) -> Any:
+    if not is_dtype(text):
+        raise Unreadable(f"a message has the dtype {_short(text)}; expected one of numbers, bools, texts or dates")
+    return _numpy().dtype(text)
 
 
-def _from_buffer(name: str, _found: Any) -> Builder:
+def _short(value: Any) -> str:
+    return printable(repr(value[:_LONGEST])) if type(value) is str else f"of the type {type(value).__name__}"
+
+
+def _dtype(name: str, _found: Any) -> Builder:
     def call(*args: Any) -> Any:
-        _expect(len(args) == 4 and type(args[3]) is str and args[3] in ("C", "F"), name)
-        return _array(name, *args)
+        _expect(len(args) == 1, name)
+        return _named_dtype(args[0])
 
     return Builder(name, call=call, is_atom=True)
 
 
-def _reconstruct(name: str, _found: Any) -> Builder:
-    def build(args: tuple[Any, ...], state: Any) -> Any:
-        _expect(len(args) == 3 and args[0] is _numpy().ndarray and args[1] == (0,), name)
-        _expect(type(state) is tuple and len(state) == 5 and state[0] == 1 and type(state[3]) is bool, name)
-        _expect(type(state[4]) is bytes, name)  # as numpy writes it; `copies` counts no other type
-        return _array(name, state[4], state[2], state[1], "F" if state[3] else "C").copy(order="K")
+def _made(name: str, memory: bytes | memoryview, text: Any, shape: Any, axes: Any) -> Any:
+    np, dtype = _numpy(), _named_dtype(text)
+    _expect(type(shape) is tuple and len(shape) <= _MAX_DIMS and all(is_whole(n, 0, _MAX_BYTES) for n in shape), name)
+    _expect(math.prod(shape) * dtype.itemsize == len(memory), name)
+    if axes is not None:
+        _expect(type(axes) is tuple and all(type(axis) is int for axis in axes), name)
+        _expect(sorted(axes) == list(range(len(shape))), name)
+    if dtype.kind == "b" and np.frombuffer(memory, "u1").max(initial=0) > 1:
+        raise Unreadable("a message has bools that are neither 0 nor 1; computing with them is undefined")
+    return forms.array(memory, dtype, shape, axes)
 
-    return Builder(name, build=build, copies=True, is_atom=True)
+
+def _array(name: str, _found: Any) -> Builder:
+    def call(*args: Any) -> Any:
+        _expect(len(args) == 4 and type(args[0]) is memoryview, name)
+        return _made(name, *args)
+
+    return Builder(name, call=call, is_atom=True, reads=True)
 
 
 def _scalar(name: str, _found: Any) -> Builder:
     def call(*args: Any) -> Any:
-        _expect(len(args) == 2 and type(args[1]) is bytes and len(args[1]) <= _MAX_NUMBER, name)
-        return _array(name, args[1], args[0], (), "C")[()]
+        _expect(len(args) == 2 and type(args[1]) is bytes and len(args[1]) <= _MAX_SCALAR, name)
+        return _made(name, args[1], args[0], (), None)[()]
 
     return Builder(name, call=call, is_atom=True)
 
 
 _FACTORIES = (int, float, str, bool, list, dict, set)
 _ADDRESSES = [f"ipaddress.IPv{version}{kind}" for version in (4, 6) for kind in ("Address", "Network", "Interface")]
-_NUMPY = {"numeric._frombuffer": _from_buffer, "multiarray._reconstruct": _reconstruct, "multiarray.scalar": _scalar}
+
+# `allow` is asked about the class of what a form of netq makes
+ALIASES = {f"{forms.__name__}.array": "numpy.ndarray", f"{forms.__name__}.scalar": "numpy.generic"}
 
 VALUES: dict[str, Callable[[str, Any], Any]] = {
     **{f"builtins.{kind.__name__}": _itself for kind in _FACTORIES},
@@ -264,7 +279,7 @@ VALUES: dict[str, Callable[[str, Any], Any]] = {
     "collections.defaultdict": _default_dict,
     "collections.Counter": _counter,
     **dict.fromkeys(_ADDRESSES, _address),
-    "numpy.ndarray": _itself,
     "numpy.dtype": _dtype,
-    **{f"numpy.{core}.{name}": value for core in ("_core", "core") for name, value in _NUMPY.items()},
+    f"{forms.__name__}.array": _array,
+    f"{forms.__name__}.scalar": _scalar,
 }

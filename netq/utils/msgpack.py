@@ -60,10 +60,20 @@ class MsgpackSerializer:
         self._limit = whole("MsgpackSerializer.limit", limit, 1, 2**32)
         self._type = type
         try:
-            self._decoder = msgspec.msgpack.Decoder(type, ext_hook=_Reader(()).value)
+            self._prepare()
         except (TypeError, NameError) as error:  # NameError: an annotation that names nothing
             raise InvalidOption(f"MsgpackSerializer.type: {type!r}; expected a type of msgspec ({error})") from error
         check_keys("MsgpackSerializer.type", type)
+
+    def _prepare(self) -> None:
+        self._decoder = msgspec.msgpack.Decoder(self._type, ext_hook=_Reader(()).value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_decoder"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
 
     def dump(self, data: Any) -> Stream | bytes:
         """Return the bytes of `data`. Arrays must not change until the future is done. Raises SerializationError."""
@@ -79,7 +89,7 @@ class MsgpackSerializer:
             )
         if len(writer.buffers) > MAX_BUFFERS:
             raise SerializationError(f"put: {len(writer.buffers)} arrays and buffers; expected {MAX_BUFFERS} at most")
-        packed = layout(head, writer.buffers)
+        packed = layout([head], writer.buffers)
         return Stream(packed) if writer.buffers else b"".join(packed)
 
     def load(self, stream: Stream) -> Any:
@@ -143,6 +153,7 @@ class _Reader:
 
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         self._buffers = buffers
+        self._are_bools = bytearray(len(buffers))  # 1: a buffer that was found to hold 0 and 1 only
 
     def value(self, code: int, data: memoryview) -> Any:
         """Return the array or the buffer of an extension value."""
@@ -151,7 +162,12 @@ class _Reader:
         if code != ARRAY:
             raise Unreadable(f"an extension type {code}; expected {ARRAY} or {BUFFER}")
         number, name, shape = _ARRAYS.decode(data)
-        return _array(self._buffer(number), name, shape)
+        made = _array(self._buffer(number), name, shape)
+        if made.dtype.kind == "b" and not self._are_bools[number]:  # once, however often a peer refers to it
+            if made.view("u1").max(initial=0) > 1:
+                raise Unreadable("an array of bools; expected bytes of 0 and 1")
+            self._are_bools[number] = 1
+        return made
 
     def _buffer(self, number: int) -> memoryview:
         if number >= len(self._buffers):
@@ -169,8 +185,6 @@ def _array(buffer: memoryview, name: str, shape: tuple[int, ...]) -> Any:
     dtype = numpy.dtype(name)
     if buffer.nbytes != math.prod(shape) * dtype.itemsize:
         raise Unreadable(f"an array {name!r} of shape {shape} has {buffer.nbytes} bytes")
-    if dtype.kind == "b" and max(buffer, default=0) > 1:
-        raise Unreadable("an array of bools; expected bytes of 0 and 1")
     return numpy.ndarray(shape, dtype, buffer)
 
 

@@ -18,11 +18,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeAlias
 
-from netq.buffers import ALIGNMENT, Buffer, aligned, bytes_of
+from netq.buffers import ALIGNMENT, Buffer, aligned, bytes_of, copy, use_huge_pages
 from netq.errors import BufferMismatch, SerializationError, Unreadable
 from netq.text import printable
-from netq.utils import data_pickle
-from netq.utils.data_classes import AllowedNames, Classes
+from netq.utils import data_pickle, forms, large
+from netq.utils.data_classes import AllowedNames, Classes, Sent
 from netq.validate import expect
 
 _HEAD = struct.Struct("<QQ")  # bytes of the pickle, number of out-of-band buffers
@@ -30,10 +30,11 @@ _HEAD_SIZE, _pack_head, _unpack_head = _HEAD.size, _HEAD.pack, _HEAD.unpack_from
 _SIZE = struct.Struct("<Q")
 _ZEROS = bytes(ALIGNMENT)
 _COPIED = 64 * 1024  # bytes: a pickle of this size or less is copied before it is interpreted
+_SMALL = 4096  # bytes: a Pickler that has written more has a large memo, and is not kept
 _SHOWN = 8  # sizes of buffers in an error's text: a peer decides how many there are
 _LINE = 4096  # bytes that `readline` reads at once
 
-_Loads: TypeAlias = Callable[[bytes | memoryview, Iterable[memoryview]], Any]
+_Loads: TypeAlias = Callable[[bytes | memoryview, Sequence[memoryview]], Any]
 
 
 class Stream:
@@ -61,6 +62,9 @@ class Stream:
     def __len__(self) -> int:
         return self.nbytes
 
+    def __reduce__(self) -> tuple[type[Stream], tuple[list[bytes]]]:
+        return Stream, ([bytes(self)],)  # of options that are passed to another process
+
     def __bytes__(self) -> bytes:
         return b"".join(self.buffers)
 
@@ -73,7 +77,7 @@ class Stream:
             return self.buffers[0]
         joined, start = aligned(self.nbytes), 0
         for buffer in self.buffers:
-            joined[start : start + buffer.nbytes] = buffer
+            copy(joined[start : start + buffer.nbytes], buffer)
             start += buffer.nbytes
         return joined
 
@@ -88,7 +92,7 @@ class Stream:
         start, self._position = self._position, self._stop(target.nbytes)
         filled = 0
         for view in self.slices(start, self._position):
-            target[filled : filled + view.nbytes] = view
+            copy(target[filled : filled + view.nbytes], view)
             filled += view.nbytes
         return filled
 
@@ -160,7 +164,7 @@ class BytesSerializer:
 
     def load(self, stream: Stream) -> bytes:
         """Return the bytes of a stream: a copy."""
-        return bytes(stream)
+        return large.bytes_of(stream.buffers[0]) if len(stream.buffers) == 1 else bytes(stream)
 
 
 class BufferSerializer(BytesSerializer):
@@ -229,8 +233,27 @@ class PickleSerializer:
         for name, function in (("allow", allow), ("dump", dump), ("load", load)):
             expect(function is None or callable(function), f"PickleSerializer.{name}", function, "a function, or None")
         self.is_restricted = allow is not None
-        self._dumps = None if dump is None else _dumps(dump)
-        self._loads = _loads_data(allow, load) if allow is not None else None if load is None else _loads(load)
+        self._is_plain = allow is None and load is None
+        self._functions = allow, dump, load
+        self._prepare()
+
+    def _prepare(self) -> None:
+        allow, self._hook, load = self._functions
+        self._picklers: list[_Pickler] = []  # idle ones: making one takes longer than a small message
+        self._classes = None if allow is None else Classes(allow)
+        self._loads = _loads(load) if self._classes is None else _loads_data(self._classes, load)
+
+    def __getstate__(self) -> dict[str, Any]:
+        prepared = ("_hook", "_picklers", "_classes", "_loads")
+        return {name: value for name, value in vars(self).items() if name not in prepared}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._prepare()
+
+    def _new_pickler(self) -> _Pickler:
+        reduce = forms.reduce if self._classes is None else Sent(self._classes).reduce
+        return _Pickler(reduce) if self._hook is None else _HookedPickler(reduce, self._hook)
 
     @staticmethod
     def allow_by_name(*names: str) -> Callable[[str], bool]:
@@ -251,14 +274,21 @@ class PickleSerializer:
 
     def pack(self, data: Any) -> Stream | bytes:
         """Do as `dump`, but return bytes if there is no out-of-band buffer."""
-        out: list[pickle.PickleBuffer] = []
-        if self._dumps is None:
-            pickled = pickle.dumps(data, 5, buffer_callback=out.append)
-        else:
-            pickled = self._dumps(data, out.append)
-        if not out:
-            return _pack_head(len(pickled), 0) + pickled
-        return Stream(layout(pickled, [buffer.raw() for buffer in out]))
+        try:
+            pickler = self._picklers.pop()
+        except IndexError:
+            pickler = self._new_pickler()
+        pieces, out = pickler.pieces, pickler.out
+        pickler.dump(data)
+        if len(pieces) > 1:
+            return Stream(layout(pieces, [buffer.raw() for buffer in out]))
+        pickled = pieces.pop()
+        packed = Stream(layout([pickled], [buffer.raw() for buffer in out])) if out else None
+        if len(pickled) <= _SMALL and self._classes is None:  # Sent remembers what it has seen in a message
+            pickler.clear_memo()
+            out.clear()
+            self._picklers.append(pickler)
+        return _pack_head(len(pickled), 0) + pickled if packed is None else packed
 
     def load(self, stream: Stream | bytes) -> Any:
         """Return the object of a stream, or of bytes. Arrays are writable, aligned views.
@@ -279,7 +309,9 @@ class PickleSerializer:
             else:
                 whole = stream if isinstance(stream, Stream) else Stream.of(memoryview(stream))
                 pickled, *buffers = parts(whole.contiguous())
-            return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
+            if size <= _COPIED and self._is_plain:  # faster than an Unpickler
+                return pickle.loads(pickled, buffers=buffers)
+            return self._loads(pickled, buffers)
         except Unreadable:
             raise
         except Exception as error:  # a damaged pickle may raise any exception, says its documentation
@@ -294,13 +326,14 @@ class PickleSerializer:
         try:
             size, count = _HEAD.unpack(stream.read(_HEAD_SIZE))
             sizes = [nbytes for (nbytes,) in _SIZE.iter_unpack(stream.read(count * _SIZE.size))]
-            pickled = stream.read(size)
+            start = stream.tell()
+            pickled = Stream(stream.slices(start, stream.seek(min(start + size, stream.nbytes)))).contiguous()
             _expect_fit(sizes, buffers)
             for buffer in buffers:
                 stream.seek(-stream.tell() % ALIGNMENT, io.SEEK_CUR)
                 if stream.readinto(buffer) < buffer.nbytes:
                     raise Unreadable(f"a message of {len(stream)} bytes ends within a buffer of {buffer.nbytes}")
-            return pickle.loads(pickled, buffers=buffers) if self._loads is None else self._loads(pickled, buffers)
+            return self._loads(pickled, buffers)
         except (Unreadable, BufferMismatch):
             raise
         except Exception as error:
@@ -312,7 +345,7 @@ def _expect_fit(sizes: Sequence[int], buffers: Sequence[memoryview]) -> None:
     if len(sizes) != len(buffers):
         raise BufferMismatch(
             f"into has {len(buffers)} buffers, and the message has {len(sizes)} out of band{_listed(sizes)}; expected "
-            "as many. Only contiguous arrays, and pickle.PickleBuffer, are sent out of band"
+            "as many. Arrays of numbers, texts or dates, tensors, and pickle.PickleBuffer are sent out of band"
         )
     for number, (size, buffer) in enumerate(zip(sizes, buffers, strict=True)):
         if size != buffer.nbytes:
@@ -331,31 +364,49 @@ def _unreadable(nbytes: int, error: Exception) -> Unreadable:
     return Unreadable(f"a message of {nbytes} bytes cannot be loaded: {_described(error)}")
 
 
-def _dumps(hook: Callable[[Any], Any]) -> Callable[[Any, Callable[[pickle.PickleBuffer], Any]], bytes]:
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Any:
-            return hook(obj)
+class _Pickler(pickle.Pickler):
+    """Writes one message into `pieces` and `out`, and then perhaps another one."""
 
-    def dumps(data: Any, callback: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-        file = io.BytesIO()
-        Pickler(file, 5, buffer_callback=callback).dump(data)
-        return file.getvalue()
-
-    return dumps
+    def __init__(self, reduce: Callable[[Any], Any]) -> None:
+        self.reducer_override = reduce  # type: ignore[method-assign]
+        self.pieces, self.out = large.Pieces(), list[pickle.PickleBuffer]()
+        super().__init__(self.pieces, 5, buffer_callback=self.out.append)
 
 
-def _loads(persistent_load: Callable[[Any], Any]) -> _Loads:
+class _HookedPickler(_Pickler):
+    def __init__(self, reduce: Callable[[Any], Any], hook: Callable[[Any], Any]) -> None:
+        self._hook = hook
+        super().__init__(reduce)
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._hook(obj)
+
+
+class _Source(Stream):
+    """A pickle, for an Unpickler to read. It fills the memory of large objects by `readinto`."""
+
+    __slots__ = ()
+
+    def readinto(self, buffer: Buffer) -> int:
+        use_huge_pages(memoryview(buffer))
+        return super().readinto(buffer)
+
+
+def _loads(persistent_load: Callable[[Any], Any] | None) -> _Loads:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
-            return persistent_load(pid)
+            return (persistent_load or _refuse_identifier)(pid)
 
-    return lambda pickled, buffers: Unpickler(io.BytesIO(pickled), buffers=buffers).load()
+    def loads(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
+        return Unpickler(_Source([pickled]), buffers=buffers).load()
+
+    return loads
 
 
-def _loads_data(allow: Callable[[str], bool], persistent_load: Callable[[Any], Any] | None) -> _Loads:
-    classes, persistent = Classes(allow), persistent_load or _refuse_identifier
+def _loads_data(classes: Classes, persistent_load: Callable[[Any], Any] | None) -> _Loads:
+    persistent = persistent_load or _refuse_identifier
 
-    def loads(pickled: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
+    def loads(pickled: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
         # indexing bytes is faster; for a large pickle the copy is not
         data = pickled if len(pickled) > _COPIED else bytes(pickled)
         return data_pickle.load(data, buffers, classes, persistent)
@@ -375,14 +426,16 @@ def _refuse_identifier(pid: Any) -> Any:
     raise Unreadable("a message holds a persistent identifier, and PickleSerializer has no `load` for it")
 
 
-def layout(head: bytes, buffers: Sequence[memoryview]) -> Iterator[Buffer]:
-    """Yield the buffers of a message: `head` behind the table of sizes, then each of `buffers` at a multiple of 64."""
+def layout(head: Sequence[Buffer], buffers: Sequence[memoryview]) -> Iterator[Buffer]:
+    """Yield the buffers of a message: those of `head` behind the table of sizes, then `buffers` at multiples of 64."""
+    nbytes = sum([len(piece) for piece in head])
     sizes = b"".join([_SIZE.pack(buffer.nbytes) for buffer in buffers])
-    first = _HEAD.pack(len(head), len(buffers)) + sizes + head
+    pieces = [b"".join([_pack_head(nbytes, len(buffers)), sizes, head[0]]), *head[1:]]
     if not buffers:
-        yield first
+        yield from pieces
         return
-    yield first + _ZEROS[: -len(first) % ALIGNMENT]
+    yield from pieces[:-1]
+    yield b"".join([pieces[-1], _ZEROS[: -(_HEAD_SIZE + len(sizes) + nbytes) % ALIGNMENT]])
     for buffer in buffers[:-1]:
         yield buffer
         if pad := -buffer.nbytes % ALIGNMENT:

@@ -94,10 +94,10 @@ def test_exception_arrives_with_attributes_and_notes(error: Exception) -> None:
     ids=lambda array: f"{array.dtype} {array.shape}",
 )
 def test_numpy_array_arrives(array: Any) -> None:
-    for there in (moved(array), data.load(pickles.pickled(pickle.dumps(array, 5)))):
-        assert (there.dtype, there.shape) == (array.dtype, array.shape)
-        assert np.array_equal(there, array)
-        there[...] = array
+    there = moved(array)
+    assert (there.dtype, there.shape) == (array.dtype, array.shape)
+    assert np.array_equal(there, array)
+    there[...] = array
 
 
 def test_restored_state_of_a_deep_copy_is_the_same() -> None:

@@ -17,7 +17,7 @@ from netq.protocol.memory import Memory
 from netq.utils.into import destinations, loader
 from netq.utils.stream import BufferSerializer, BytesSerializer, PickleSerializer, Stream, StreamSerializer
 
-ARRAYS = PickleSerializer.allow_by_name("numpy.ndarray", "numpy.dtype", "numpy._core.numeric._frombuffer")
+ARRAYS = PickleSerializer.allow_by_name("numpy.ndarray")
 SERIALIZERS = {"trusting": PickleSerializer(), "data": PickleSerializer(allow=ARRAYS)}
 
 
@@ -59,8 +59,8 @@ def test_array_of_no_dimension_is_out_of_band() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [np.arange(10)[::2], np.arange(10)[::-1], np.array([None]), np.array(["2020-01-01"], "M8[s]"), b"x" * 100, 5],
-    ids=["strided", "reversed", "objects", "dates", "bytes", "int"],
+    [np.array([None]), np.float64(2.5), b"x" * 100, b"x" * 100_000, bytearray(100_000), 5],
+    ids=["objects", "scalar", "bytes", "large bytes", "bytearray", "int"],
 )
 def test_in_band_data_needs_no_buffer(data: Any) -> None:
     assert np.array_equal(load(PickleSerializer(), received(data), []), data)

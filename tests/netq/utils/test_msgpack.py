@@ -54,7 +54,7 @@ def received(dumped: Stream | bytes) -> Stream:
 
 
 def message(head: bytes, *buffers: bytes) -> Stream:
-    return Stream([bytearray(b"".join(layout(head, [memoryview(buffer) for buffer in buffers])))])
+    return Stream([bytearray(b"".join(layout([head], [memoryview(buffer) for buffer in buffers])))])
 
 
 def array(*fields: Any) -> bytes:

@@ -103,4 +103,4 @@ def test_too_many_numbers_are_refused_before_any_is_read(head: bytes) -> None:
     """The text in place of the first number is not reached."""
     type = Annotated[dict[int, int], Few] | Annotated[set[int], Few]
     with pytest.raises(Unreadable, match=rf"length <= {MAX_NUMBERS}"):
-        MsgpackSerializer(type).load(Stream([bytearray(b"".join(layout(head + b"\xa1x" * 2002, [])))]))
+        MsgpackSerializer(type).load(Stream([bytearray(b"".join(layout([head + b"\xa1x" * 2002], [])))]))

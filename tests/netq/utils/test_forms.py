@@ -1,0 +1,222 @@
+"""Arrays, tensors and paths in netq's own form: each layout, each way to load it, and messages of other versions."""
+
+from __future__ import annotations
+
+import array
+import json
+import pathlib
+import pickle
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from netq.errors import SerializationError, Unreadable
+from netq.utils import forms
+from netq.utils.stream import PickleSerializer, Stream
+from tests.netq.utils.golden_pickles import ALLOW, equal, faults, layouts, messages
+
+GOLDEN = json.loads(pathlib.Path(__file__).with_name("golden_pickles.json").read_text())
+trusting, data = PickleSerializer(), PickleSerializer(ALLOW)
+
+
+def received(stream: Stream) -> Stream:
+    return Stream([bytearray(bytes(stream))])
+
+
+def moved(value: Any) -> Any:
+    return trusting.load(received(trusting.dump(value)))
+
+
+def test_every_layout_arrives_in_every_way() -> None:
+    assert faults(messages()) == []
+
+
+@pytest.mark.parametrize("made", GOLDEN, ids=lambda made: made["version"])
+def test_messages_of_other_versions_load(made: dict[str, Any]) -> None:
+    assert faults(made["messages"]) == []
+
+
+def test_messages_do_not_name_what_moves_in_numpy_and_pathlib() -> None:
+    for made in (*GOLDEN, {"messages": messages()}):
+        whole = b"".join([pickle.dumps(trusting.dump(layout.value)) for layout in layouts().values()])
+        assert made["messages"].keys() == layouts().keys()
+        for name in (b"numpy._core", b"numpy.core", b"numpy.rec", b"_frombuffer", b"pathlib._local"):
+            assert name not in whole
+
+
+@pytest.mark.parametrize("name", [name for name, layout in layouts().items() if layout.is_data])
+def test_dump_with_an_allow_list_takes_what_load_takes(name: str) -> None:
+    value = layouts()[name].value
+    assert equal(data.load(received(data.dump(value))), value)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_dense_arrays_are_sent_from_their_own_memory(order: Any) -> None:
+    value = np.ones((300, 200, 100), "f4", order=order).transpose(1, 0, 2)
+    sent = trusting.dump([value, (1, {"again": value})])
+    assert np.shares_memory(np.frombuffer(sent.buffers[-1], "f4"), value)
+    assert sent.nbytes < value.nbytes + 1000
+
+
+def test_sender_that_is_read_only_arrives_so() -> None:
+    value = np.arange(3)
+    assert moved(value).flags.writeable
+    value.flags.writeable = False
+    assert not moved(value).flags.writeable
+
+
+def test_sharing_and_cycles_arrive() -> None:
+    shared, cycle = np.arange(3), np.empty(2, object)
+    cycle[0] = cycle
+    one, two, round = moved([shared, shared, cycle])
+    assert one is two
+    assert round[0] is round
+
+
+TENSORS = {
+    "contiguous": torch.arange(6.0).reshape(2, 3),
+    "transposed": torch.arange(6).reshape(2, 3).T,
+    "strided": torch.arange(12, dtype=torch.int16).reshape(3, 4)[:, ::2],
+    "expanded": torch.ones(1, 3).expand(4, 3),
+    "no dimension": torch.tensor(2.5),
+    "empty": torch.zeros(3, 0),
+    "bool": torch.tensor([True, False]),
+    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+    "float8": torch.ones(3).to(torch.float8_e4m3fn),
+    "complex": torch.ones(3, dtype=torch.complex64).conj(),
+    "gradient": torch.ones(3, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.ones(2, 3)),
+    "frozen": torch.nn.Parameter(torch.ones(2, 3), requires_grad=False),
+    "sparse": torch.eye(3).to_sparse(),
+    "channels last": torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("tensor", TENSORS.values(), ids=TENSORS)
+def test_tensor_arrives(tensor: torch.Tensor) -> None:
+    there = moved([tensor])[0]
+    assert type(there) is type(tensor)
+    assert (there.dtype, there.shape, there.requires_grad) == (tensor.dtype, tensor.shape, tensor.requires_grad)
+    if tensor.layout is torch.strided and tensor.dtype is not torch.float8_e4m3fn:
+        assert torch.equal(there, tensor)
+    else:
+        assert repr(there) == repr(tensor)
+
+
+def test_tensors_are_sent_from_their_own_memory_and_into_that_of_the_receiver() -> None:
+    value, target = torch.ones(1000, 300).T, torch.zeros(300_000)
+    sent = trusting.dump({"w": value})
+    assert np.shares_memory(np.frombuffer(sent.buffers[-1], "f4"), value.numpy())
+    into: Any = target.numpy()
+    there = trusting.load_into(received(sent), [memoryview(into).cast("B")])["w"]
+    assert torch.equal(there, value)
+    assert there.data_ptr() == target.data_ptr()
+
+
+@pytest.mark.parametrize("value", [array.array("d", [1.5, 2.5]), array.array("u", "abc"), array.array("B")])
+def test_array_of_the_standard_library_arrives(value: Any) -> None:
+    there = moved([value])[0]
+    assert type(there) is type(value)
+    assert (there, there.typecode) == (value, value.typecode)
+    there.append(there.pop() if there else 1)
+
+
+GRID: Any = np.arange(6.0).reshape(2, 3)
+
+
+@pytest.mark.parametrize("value", [memoryview(b"abc"), memoryview(GRID), memoryview(bytearray())])
+def test_memoryview_arrives(value: Any) -> None:
+    there = moved([value])[0]
+    assert (there.format, there.shape, there.readonly) == (value.format, value.shape, value.readonly)
+    assert there == value
+
+
+def test_paths_of_python_313_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = pathlib.Path("/a") / "b"
+    assert moved(path) == path
+    assert forms.path("PosixPath", *path.parts) == path
+
+
+REFUSED = {
+    "objects": (np.zeros(2, "O"), r"a numpy\.ndarray of dtype object"),
+    "a structure": (np.zeros(2, [("a", "i4")]), r"a numpy\.ndarray of dtype \[\('a', '<i4'\)\]"),
+    "long double": (np.zeros(2, "g"), r"a numpy\.ndarray of dtype float128"),
+    "a scalar": (np.longdouble(2), r"a numpy\.longdouble of dtype float128"),
+    "masked": (np.ma.array([1, 2]), r"a numpy\.ma\.MaskedArray.*would refuse"),
+    "a matrix": (np.zeros((1, 2)).view(np.matrix), r"a numpy\.matrix.*would refuse"),
+    "a structure's dtype": (np.dtype([("a", "i4")]), r"would refuse"),
+    "a tensor": (torch.zeros(2), r"a torch\.Tensor, which .load. of this"),
+    "sparse": (torch.eye(2).to_sparse(), r"a torch\.Tensor, which .load. of this"),
+    "a path": (pathlib.PurePosixPath("a"), r"a pathlib\..*PurePosixPath.*would refuse"),
+    "an array": (array.array("d", [1.0]), r"a array\.array.*would refuse"),
+    "a function": (sys.exit, r"a sys\.exit, which `load`"),
+}
+
+
+@pytest.mark.parametrize(("value", "text"), REFUSED.values(), ids=REFUSED)
+def test_put_refuses_what_the_same_serialiser_would_not_load(value: Any, text: str) -> None:
+    with pytest.raises(SerializationError, match=text):
+        data.dump({"a": [1, value]})
+    trusting.dump({"a": [1, value]})
+    data.dump({"a": [1, np.zeros(3)]})
+
+
+class Forged:
+    """Pickled as a call of a function, with any arguments."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def forged_array(dtype: Any = "<f4", shape: Any = (2, 3), axes: Any = None, memory: Any = None) -> Forged:
+    return Forged(forms.array, pickle.PickleBuffer(bytearray(24)) if memory is None else memory, dtype, shape, axes)
+
+
+FORGED = {
+    "objects": (forged_array("|O"), r"the dtype '\|O'"),
+    "long double": (forged_array("<f16", (1,)), "the dtype '<f16'"),
+    "no dtype": (forged_array(None), "the dtype of the type NoneType"),
+    "a structure's text": (forged_array("i4,i4", (3,)), "the dtype 'i4,i4'"),
+    "a unit without end": (forged_array("<M8[" + "9" * 500 + "s]", (3,)), "the dtype"),
+    "a unit that is none": (forged_array("<M8[xy]", (3,)), "cannot be loaded"),
+    "too few bytes": (forged_array(shape=(7,)), "no valid arguments"),
+    "too many bytes": (forged_array(shape=(5,)), "no valid arguments"),
+    "a negative size": (forged_array(shape=(-2, -3)), "no valid arguments"),
+    "a huge size": (forged_array(shape=(2**63, 0)), "no valid arguments"),
+    "a list as shape": (forged_array(shape=[2, 3]), "no valid arguments"),
+    "many dimensions": (forged_array(shape=(1,) * 65), "no valid arguments"),
+    "an axis twice": (forged_array(axes=(0, 0)), "no valid arguments"),
+    "a negative axis": (forged_array(axes=(-1, 0)), "no valid arguments"),
+    "an axis too few": (forged_array(axes=(0,)), "no valid arguments"),
+    "an axis that is a text": (forged_array(axes=(0, "1")), "no valid arguments"),
+    "an axis that is a bool": (forged_array(axes=(False, True)), "no valid arguments"),
+    "memory in band": (forged_array(memory=bytes(24)), "no valid arguments"),
+    "memory that is a list": (forged_array(memory=[0] * 24), "no valid arguments"),
+    "bools": (forged_array("|b1", (24,), memory=pickle.PickleBuffer(bytearray(b"\2" * 24))), "neither 0 nor 1"),
+    "a bool": (Forged(forms.scalar, "|b1", b"\2"), "neither 0 nor 1"),
+    "a scalar of objects": (Forged(forms.scalar, "|O", bytes(8)), r"the dtype '\|O'"),
+    "a large scalar": (Forged(forms.scalar, "|S5000", bytes(5000)), "no valid arguments"),
+    "another function": (Forged(forms.moved, "frombuffer"), "would be|refuses|is a function"),
+    "a dtype of objects": (Forged(np.dtype, "|O"), r"the dtype '\|O'"),
+    "a dtype of more": (Forged(np.dtype, "<f4", True), "no valid arguments"),
+}
+
+
+@pytest.mark.parametrize(("value", "text"), FORGED.values(), ids=FORGED)
+def test_forged_arguments_are_refused(value: Forged, text: str) -> None:
+    for allow in (ALLOW, lambda name: True):
+        with pytest.raises(Unreadable, match=text):
+            PickleSerializer(allow).load(received(trusting.dump([value])))
+
+
+def test_message_for_a_receiver_without_numpy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = received(trusting.dump(np.zeros(3)))
+    monkeypatch.delitem(sys.modules, "numpy")
+    with pytest.raises(Unreadable, match="an array of numpy, which is not imported here"):
+        data.load(message)
