@@ -10,7 +10,7 @@ sends the first byte; they come from the server that TLS has authenticated.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from netq.errors import SecurityError
 from netq.options import SecurityOptions
 from netq.security.files import load_certificates, parse_certificate
 from netq.security.identity import Protection, Security, is_post_quantum
+from netq.security.renewal import Renewed
 from netq.security.tls import client_side, server_side
 
 HEADER = "netq-tls"  # version and group, separated by a space
@@ -53,6 +54,11 @@ def of_client(security: SecurityOptions, host: str) -> Files:
         return Files(None, None, trusted)
     _check_kind(security.certificate)
     return Files(security.key.read_bytes(), security.certificate.read_bytes(), trusted)
+
+
+def renewed(security: SecurityOptions, make: Callable[[], Files]) -> Renewed[Files]:
+    """Return the files, read again when they change. Raises SecurityError."""
+    return Renewed(make, (security.key, security.certificate, security.authority))
 
 
 def protection(context: Mapping[str, Sequence[bytes]]) -> Protection:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from pathlib import Path
 
 from netq.errors import SecurityError
-from netq.security.files import read
+from netq.security.files import read, state
 
 log = logging.getLogger("netq")
 
@@ -50,7 +49,7 @@ class RevocationList:
             log.warning("%s; the list as it was before stays in force", error)
 
     def _read(self) -> frozenset[int]:
-        seen = self._state()
+        seen = state(self._path)
         if seen == self._seen:
             return self._serials
         self._seen = seen  # also if what follows fails: one log line for each state of the file
@@ -62,10 +61,3 @@ class RevocationList:
             raise SecurityError(f"{self._option}: {self._path}: not readable: {error}") from error
         except ValueError as error:
             raise SecurityError(f"{self._option}: {self._path}: {error}") from None
-
-    def _state(self) -> tuple[int, ...] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
