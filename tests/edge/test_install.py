@@ -69,10 +69,12 @@ def test_home_is_hidden_unless_something_is_there(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here: install systemd")
+@pytest.mark.parametrize("name", ["device", """a %n $HOME ${X} "b" 'c'; d"""])
 @pytest.mark.parametrize("devices", [[], ["/dev/apex_0"]])
-def test_systemd_accepts_the_unit(tmp_path: Path, devices: list[str]) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path, devices: list[str], name: str) -> None:
+    (tmp_path / name).mkdir()
     path = tmp_path / "edge.service"
-    path.write_text(unit(write(tmp_path, '[security]\nkey = "own.pem"\n'), "256M", devices))
+    path.write_text(unit(write(tmp_path / name, '[security]\nkey = "own.pem"\n'), "256M", devices))
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
     assert (done.stdout + done.stderr).strip() == ""
     command = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(path)]  # tenths

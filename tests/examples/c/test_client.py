@@ -531,21 +531,23 @@ def test_common_name_is_no_host(clients: Programs, tmp_path: Path) -> None:
 
 def test_put_waits_for_a_server_that_acknowledges_nothing(clients: Programs, listener: Listener) -> None:
     """What the server sends to be sent back takes no more memory than the bound, and one message."""
-    size = MIB
-    process = clients.start("echo", listener.netloc, "--window", 4 * MIB)
+    size, cost, window = 60_000, 256, 4 * MIB
+    process = clients.start("echo", listener.netloc, "--window", window)
     with listener.accept() as link:
         link.frame()
-        link.send(greeting(1, credit=2**18))
+        link.send(greeting(1))
         link.socket.settimeout(1)
-        number = 0
+        number, limit = 0, window
         with suppress(TimeoutError):  # it takes no more
-            while number < 400:
+            while number * size < 200 * MIB:
+                while (number + 1) * (size + cost) > limit:
+                    if (got := link.frame())[0] == ACK:
+                        limit = struct.unpack_from("<Q", got, 16)[0]
                 number += 1
-                link.socket.sendall(frame(MSG, number, size, bytes(size)))
-        taken = number
+                link.send(frame(MSG, number, size, bytes(size)))
     process.kill()
     end(process)
-    assert taken < 100
+    assert number * size < 100 * MIB
 
 
 def test_lines_for_people_are_bounded(clients: Programs, listener: Listener, tmp_path: Path) -> None:
