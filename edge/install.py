@@ -5,6 +5,7 @@ Called by edge/__main__.py. The texts are pure functions of what the device's fi
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -31,10 +32,11 @@ def unit(file: Path, memory: str, devices: list[str]) -> str:
     devices: of accelerators, as in "/dev/apex_0". Without them, and without fit.idle, the process sees no hardware.
     """
     tables = File(file, FILE).tables
-    secrets = {table: file.parent / tables[table]["key"] for table in _SECRETS if "key" in tables.get(table, {})}
+    keys = {table: tables[table]["key"] for table in _SECRETS if "key" in tables.get(table, {})}
     credentials = "".join(
-        f"LoadCredential={table}-key:{path}\nEnvironment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
-        for table, path in secrets.items()
+        f"LoadCredential={table}-key:{_path(f'{table}.key', file.parent / key)}\n"
+        f"Environment=EDGE_{table.upper()}_KEY=%d/{table}-key\n"
+        for table, key in keys.items()
     )
     needs_terminals = "idle" in tables.get("fit", {})
     hardware = "".join(f"DeviceAllow={device} rw\n" for device in devices)
@@ -43,7 +45,7 @@ def unit(file: Path, memory: str, devices: list[str]) -> str:
     return f"""\
 # Written by `edge install`.
 [Unit]
-Description=Device of a federation (edge run {file})
+Description=Device of a federation (edge run {_path("FILE", file)})
 Documentation=man:systemd.exec(5)
 After=network-online.target time-sync.target
 Wants=network-online.target
@@ -52,8 +54,8 @@ StartLimitIntervalSec=0
 [Service]
 Type=notify
 NotifyAccess=main
-ExecStart={shlex.quote(sys.executable)} -m edge run {shlex.quote(str(file))}
-WorkingDirectory={file.parent}
+ExecStart={_word(_path("Python", sys.executable))} -m edge run {_word(_path("FILE", file)).replace("$", "$$")}
+WorkingDirectory={_path("FILE", file.parent)}
 WatchdogSec={_WATCHDOG}
 # The end of a federation (status 0) is not the end of the device: the next server may be another federation's. A wrong
 # file (status 2) needs a person.
@@ -122,7 +124,7 @@ WORKDIR /device
 ENV EDGE_CLIENT_STATE=/state
 VOLUME /state
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["edge", "run", "{file.name}"]
+ENTRYPOINT {json.dumps(["edge", "run", file.name])}
 """
 
 
@@ -151,7 +153,8 @@ def _check_options(name: str, memory: str, devices: list[str]) -> None:
     right = re.fullmatch(r"[1-9]\d*[KMGT]?|[1-9]\d?%|100%", memory) is not None
     expect(right, "--memory", memory, "bytes as 256M, or a part of the machine's memory as 80%")
     for device in devices:
-        expect(device.startswith("/dev/"), "--device", device, "a path below /dev, as /dev/apex_0")
+        right = re.fullmatch(r"/dev/[A-Za-z0-9_/.:,+@=-]+", device) is not None
+        expect(right, "--device", device, "a path below /dev, as /dev/apex_0")
 
 
 def _doubt(file: Path) -> str:
@@ -160,7 +163,7 @@ def _doubt(file: Path) -> str:
     if private is not None:
         return f"\nbut move {file} elsewhere first: the service has a {private} of its own"
     closed = [str(each) for each in (file, *file.parents) if not each.stat().st_mode & _FOR_ALL[each.is_dir()]]
-    return f"\nbut first let the service's user read it: chmod o+rX {' '.join(closed)}" if closed else ""
+    return f"\nbut first let the service's user read it: chmod o+rX {shlex.join(closed)}" if closed else ""
 
 
 def _check(file: Path) -> None:
@@ -171,6 +174,22 @@ def _check(file: Path) -> None:
         load(file, None)
     else:
         Config.load(file)
+
+
+def _path(option: str, path: Path | str) -> str:
+    """Return a path as a line of a unit has it: a % begins a specifier (systemd.unit(5)).
+
+    A line ends at a control character, goes on after a backslash at its end, and loses the spaces there.
+    """
+    text = str(path)
+    right = text.isprintable() and "\\" not in text and text == text.strip()
+    expect(right, option, text, "a path without control characters, backslashes, and spaces at its end")
+    return text.replace("%", "%%")
+
+
+def _word(text: str) -> str:
+    """Return an argument of a command line, quoted where it must be (systemd.service(5), Command lines)."""
+    return text if re.fullmatch(r"[\w%$/.:,+@=-]+", text) else '"' + text.replace('"', '\\"') + '"'
 
 
 def _protect_home(paths: list[Path]) -> str:

@@ -54,14 +54,24 @@
 #define SMALLER(a, b) ((a) < (b) ? (a) : (b))
 #define LARGER(a, b) ((a) > (b) ? (a) : (b))
 
-enum { REASON = 256 }; /* bytes of a reason with its final 0: one line for people */
+enum { REASON = 256, /* bytes of a reason with its final 0: one line for people */
+       LINES = 60 };   /* of these in a minute, at most: what a server does makes some of them */
 
 static void warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void warn(const char *format, ...)
 {
+    static time_t minute;
+    static unsigned lines;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (now.tv_sec / 60 != minute)
+        lines = 0;
+    minute = now.tv_sec / 60;
+    if (++lines > LINES)
+        return;
     va_list arguments;
     va_start(arguments, format);
-    fputs("netq: ", stderr);
+    fputs(lines < LINES ? "netq: " : "netq: (no more lines in this minute) ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
@@ -223,7 +233,8 @@ struct session {
     struct outgoing out[LANES];
     struct incoming in[LANES];
     struct list ready;  /* whole messages that the user has not taken */
-    uint64_t unsettled; /* messages that wait, or are on their way */
+    uint64_t unsettled; /* messages that wait, or are on their way ... */
+    uint64_t unsettled_bytes; /* ... and their bytes */
     uint64_t lost;      /* messages that had begun to travel when a server forgot the session */
     bool closing;       /* the user has closed */
     bool closed;        /* both have sent FIN(DONE): the session is over */
@@ -270,6 +281,7 @@ static bool before(struct place a, struct place b)
 static void settle(struct session *s, struct message *message, bool acknowledged)
 {
     s->unsettled--;
+    s->unsettled_bytes -= message->size;
     if (message->settled)
         message->settled(message->data, acknowledged);
     free(message);
@@ -897,6 +909,7 @@ static void session_put(struct session *s, unsigned lane, uint8_t *data, uint64_
     struct outgoing *o = &s->out[lane];
     append(&o->messages, m);
     s->unsettled++;
+    s->unsettled_bytes += size;
 }
 
 static struct message *session_get(struct session *s)
@@ -948,7 +961,6 @@ struct link {
     char error[REASON];
 #ifdef NETQ_TLS
     SSL *tls;
-    const char *host;
 #endif
 };
 
@@ -1011,26 +1023,28 @@ static SSL_CTX *tls_context(const struct credentials *files)
         warn("TLS cannot be used: expected PEM files of the authority, the certificate and its key");
         exit(2);
     }
-    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL);
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, NULL); /* it and set_mode cannot fail */
     SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
     return context;
 }
 
-static void tls_begin(struct link *l, SSL_CTX *context, const char *host)
+/* Put TLS on a link, before its first byte. The link of a client with an authority has TLS, or fails. */
+static int tls_begin(struct link *l, SSL_CTX *context, const char *host)
 {
     uint8_t address[16];
     bool is_name = inet_pton(AF_INET, host, address) != 1 && inet_pton(AF_INET6, host, address) != 1;
-    l->tls = context ? SSL_new(context) : NULL;
-    if (!l->tls)
-        return;
-    SSL_set_fd(l->tls, l->fd);
+    l->tls = SSL_new(context);
+    X509_VERIFY_PARAM *checks = l->tls ? SSL_get0_param(l->tls) : NULL;
+    bool works = checks && SSL_set_fd(l->tls, l->fd) == 1;
+    if (works && is_name)
+        works = SSL_set_tlsext_host_name(l->tls, host) == 1 && X509_VERIFY_PARAM_set1_host(checks, host, 0) == 1;
+    else if (works)
+        works = X509_VERIFY_PARAM_set1_ip_asc(checks, host) == 1;
+    if (!works)
+        return link_fault(l, "TLS", "it cannot be prepared: no memory, or no name that a certificate can be checked for");
+    X509_VERIFY_PARAM_set_hostflags(checks, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT); /* the common name is no host's */
     SSL_set_connect_state(l->tls);
-    if (is_name) {
-        SSL_set_tlsext_host_name(l->tls, host);
-        SSL_set1_host(l->tls, host);
-    } else {
-        X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(l->tls), host);
-    }
+    return 0;
 }
 #endif
 
@@ -1045,7 +1059,8 @@ static int link_establish(struct link *l)
 #ifdef NETQ_TLS
     if (l->tls) {
         int result = SSL_do_handshake(l->tls);
-        return result == 1 ? 1 : tls_result(l, result);
+        bool verified = SSL_get_verify_result(l->tls) == X509_V_OK;
+        return result == 1 && verified ? 1 : tls_result(l, SMALLER(result, 0));
     }
 #endif
     return 1;
@@ -1121,6 +1136,8 @@ enum {
     LAST_PAUSE = 5000,  /* ... up to this */
     TURN = 16,          /* reads or writes in a row, before the other direction has its turn */
     MINUTE = 60000,
+    AHEAD = 4096,           /* messages and ... */
+    AHEAD_BYTES = 64 << 20, /* ... bytes that wait for an ACK, until netq_put waits, too */
 };
 
 struct options {
@@ -1246,12 +1263,13 @@ static void open_link(struct client *c)
     if (!resolve(c))
         return;
     c->opened = milliseconds();
-    if (link_connect(&c->link, c->address) < 0)
-        lose_link(c, c->link.error);
+    int result = link_connect(&c->link, c->address);
 #ifdef NETQ_TLS
-    else
-        tls_begin(&c->link, c->tls, c->options.host);
+    if (!result && c->tls)
+        result = tls_begin(&c->link, c->tls, c->options.host);
 #endif
+    if (result < 0)
+        lose_link(c, c->link.error);
 }
 
 static void establish(struct client *c)
@@ -1377,9 +1395,14 @@ static void netq_step(struct client *c, int64_t timeout)
     flush(c);
 }
 
-/* Queue a message. `settled` is called once, and has the data then; until then the data must not change. */
+static volatile sig_atomic_t told_to_stop; /* by a signal */
+
+/* Queue a message. `settled` is called once, and has the data then; until then the data must not change. While AHEAD
+ * messages or AHEAD_BYTES wait for the server's ACK, it waits, so a server that acknowledges nothing takes no memory. */
 static void netq_put(struct client *c, unsigned lane, uint8_t *data, uint64_t size, settled_fn *settled)
 {
+    while (!c->over && !told_to_stop && (c->session.unsettled >= AHEAD || c->session.unsettled_bytes >= AHEAD_BYTES))
+        netq_step(c, -1);
     session_put(&c->session, lane, data, size, settled);
 }
 
@@ -2127,8 +2150,6 @@ static bool take_message(struct trainer *t, struct document *d)
     return t->ended || mistake(d, "a message of another type: expected Task, Permit or End");
 }
 
-static volatile sig_atomic_t told_to_stop;
-
 static void stop(int number)
 {
     told_to_stop = number;
@@ -2340,8 +2361,6 @@ static int run_train(const struct options *options, const char *path)
     return 0;
 }
 
-enum { AHEAD = 4096 }; /* messages of a benchmark on their way */
-
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -2364,8 +2383,6 @@ static int run_bench(const struct options *options, const char *way, uint64_t si
         int64_t start = nanoseconds();
         if (up || round || !i)
             netq_put(c, 0, data, size, count_failed);
-        while (c->session.unsettled > AHEAD && !c->over)
-            netq_step(c, -1);
         if ((!up || i == count - 1) && (m = netq_get(c, -1)))
             free_message(m);
         *end++ = (double)(nanoseconds() - start) / 1e9;

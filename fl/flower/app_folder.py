@@ -82,11 +82,14 @@ class AppFolder:
         app: ServerApp = self._import("serverapp", "farm.server_app:app", check_server_app)
         return app
 
-    def client_app(self) -> ClientApp:
-        """Import the ClientApp, and return it. Raises InvalidOption."""
+    def client_app(self, *, on_path: bool = True) -> ClientApp:
+        """Import the ClientApp, and return it. Raises InvalidOption.
+
+        on_path: whether Python may look for modules in the folder itself; otherwise the caller has a finder for them.
+        """
         from fl.flower.apps import check_client_app
 
-        app: ClientApp = self._import("clientapp", "farm.client_app:app", check_client_app)
+        app: ClientApp = self._import("clientapp", "farm.client_app:app", check_client_app, on_path)
         return app
 
     def run_config(self, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -97,10 +100,10 @@ class AppFolder:
                 raise InvalidOption(f"--run-config: {printable(key)!r}; {self._file.path} has no such key: {hint}")
         return {**self.config, **overrides}
 
-    def _import(self, component: str, example: str, check: Callable[[str, Any], None]) -> Any:
+    def _import(self, component: str, example: str, check: Callable[[str, Any], None], on_path: bool = True) -> Any:
         where, name = f"{_COMPONENTS}.{component}", self._components.get(component)
         self._file.check(where, name, name is not None, f'"module:app", as in "{example}"')
-        if str(self.path) not in sys.path:
+        if on_path and str(self.path) not in sys.path:
             sys.path.insert(0, str(self.path))
         try:
             app = named_object(where, name, example, "app")

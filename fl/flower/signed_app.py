@@ -17,13 +17,13 @@ import logging
 import os
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fl.flower.app_folder import PROJECT, AppFolder
+from fl.flower.checked_modules import CheckedModules
 from netq.errors import InvalidOption, SecurityError
 from netq.text import printable
 from netq.utils.files import create, read_regular
@@ -98,6 +98,7 @@ class ReceivedApps:
         self._folder = folder.absolute()
         self._folder.mkdir(mode=0o700, exist_ok=True)
         self._loaded: Path | None = None  # the folder of the app whose modules were imported last
+        self._modules: CheckedModules | None = None  # of that folder
         self._app: ClientApp | None = None  # of that folder; None if it cannot be imported
 
     def has(self, version: str) -> bool:
@@ -125,13 +126,15 @@ class ReceivedApps:
         if not is_stored(self._folder, version):
             return None
         try:
-            app = self._load_signed(folder)
+            app, files = self._load_signed(folder)
         except SecurityError:
             shutil.rmtree(folder)
             raise
         self._unload()
         self._loaded = folder
-        self._app = app.client_app()
+        self._modules = CheckedModules(folder, files)
+        self._modules.install()
+        self._app = app.client_app(on_path=False)
         os.utime(folder)
         return self._app
 
@@ -146,21 +149,22 @@ class ReceivedApps:
                 (new / path).parent.mkdir(parents=True, exist_ok=True)
                 _write(new / path, content)
             _write(new / NAME, _text(_digest(app.files), app.signature))
-            version = self._load_signed(new).version
+            version = self._load_signed(new)[0].version
             if version != app.version:
                 raise SecurityError(f"its files are those of {version}")
             shutil.rmtree(self._folder / app.version, ignore_errors=True)  # refused by `client_app`
             new.rename(self._folder / app.version)
         self._remove_old(app.version)
 
-    def _load_signed(self, path: Path) -> AppFolder:
-        """Read an app's folder, and check its signature. Raises SecurityError, OSError."""
+    def _load_signed(self, path: Path) -> tuple[AppFolder, Mapping[str, bytes]]:
+        """Read an app's folder and check its signature; return its files, too. Raises SecurityError, OSError."""
         try:
             folder = AppFolder.load(path)
-            self._check(SignedApp.load(folder))
+            app = SignedApp.load(folder)
+            self._check(app)
         except InvalidOption as error:
             raise SecurityError(str(error)) from None
-        return folder
+        return folder, app.files
 
     def _check(self, app: SignedApp) -> None:
         """Raise SecurityError unless one of the certificates has signed an app."""
@@ -174,15 +178,9 @@ class ReceivedApps:
 
     def _unload(self) -> None:
         """Forget the modules of the app that ran before: the next one may have others of the same names."""
-        path, self._loaded, self._app = self._loaded, None, None
-        if path is None:
-            return
-        sys.path[:] = [each for each in sys.path if each != str(path)]
-        for name, module in list(sys.modules.items()):
-            attributes = getattr(module, "__dict__", {})  # not `getattr` of the names: some modules compute them
-            places = [attributes.get("__file__") or "", *attributes.get("__path__", ())]  # a package may have no file
-            if any(Path(place).is_relative_to(path) for place in places):
-                del sys.modules[name]
+        modules, self._modules, self._loaded, self._app = self._modules, None, None, None
+        if modules is not None:
+            modules.remove()
 
     def _remove_old(self, new: str) -> None:
         apps = [path for path in self._folder.iterdir() if path.is_dir() and not path.name.startswith(".")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 
 from netq import core
 from netq.grpc import channel_options
@@ -14,7 +15,7 @@ from netq.grpc.handle import EventLoopHandle
 from netq.grpc.link import Link
 from netq.grpc.resolver import addresses
 from netq.grpc.stream import StreamFunctions
-from netq.grpc.tls import of_client, read_headers, refusal
+from netq.grpc.tls import of_client, read_headers, refusal, renewed
 from netq.io.connect import check
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, Purpose
@@ -32,7 +33,9 @@ class ClientTransport:
         self._listener = listener
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
-        self._files = None if security is None else of_client(security, self.netloc.host)
+        self._files = (
+            None if security is None else renewed(security, partial(of_client, security, self.netloc.host), loop)
+        )
         self._require = security is not None and security.post_quantum == "require"
         self._handle = EventLoopHandle(listener, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # of the event loop
@@ -144,7 +147,7 @@ class ClientTransport:
         options = channel_options.of_client(self.netloc)
         if self._files is None:
             return grpc.aio.insecure_channel(target, options)
-        key, certificate, trusted = self._files
+        key, certificate, trusted = self._files.current()
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(trusted, key, certificate), options)
 
 

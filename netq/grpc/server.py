@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from urllib.parse import unquote
 
 from netq import core
@@ -13,11 +14,12 @@ from netq.grpc._grpc import grpc
 from netq.grpc.channel_options import CONNECT, SERVICE
 from netq.grpc.handle import EventLoopHandle
 from netq.grpc.stream import StreamFunctions
-from netq.grpc.tls import headers, of_server, protection, refusal
+from netq.grpc.tls import Files, headers, of_server, protection, refusal, renewed
 from netq.io.connect import bind, cannot_listen
 from netq.io.loop import Loop
 from netq.options import CommunicatorOptions, NetworkLocation, Purpose
 from netq.runtime.link import LinkListener
+from netq.security.renewal import Renewed
 
 _GRACE = 0.9  # seconds for the last packets of all streams
 
@@ -30,7 +32,7 @@ class ServerTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        self._files = None if security is None else of_server(security)
+        self._files = None if security is None else renewed(security, partial(of_server, security), loop)
         self._require = security is not None and security.post_quantum == "require"
         self._handle: EventLoopHandle | None = None
         self._server: grpc.aio.Server | None = None  # used in the event loop
@@ -67,9 +69,7 @@ class ServerTransport:
             if self._files is None:
                 port = server.add_insecure_port(address)
             else:
-                key, certificate, trusted = self._files
-                credentials = grpc.ssl_server_credentials([(key, certificate)], trusted, trusted is not None)
-                port = server.add_secure_port(address, credentials)
+                port = server.add_secure_port(address, _credentials(self._files))
         except RuntimeError:
             return 0
         await server.start()
@@ -105,6 +105,22 @@ class ServerTransport:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         if link is not None:
             await link.stream.carry(StreamFunctions(context.read, context.write, _finish))
+
+
+def _credentials(files: Renewed[Files]) -> grpc.ServerCredentials:
+    """Return credentials that grpc asks for before each handshake. It keeps those before where it gets None."""
+
+    last = files.current()
+
+    def configuration(found: Files) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(found.key, found.certificate)], found.trusted)
+
+    def fetch() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal last
+        before, last = last, files.current()
+        return None if last is before else configuration(last)
+
+    return grpc.dynamic_ssl_server_credentials(configuration(last), fetch, last.trusted is not None)
 
 
 class Communicator(core.Communicator):

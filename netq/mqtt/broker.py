@@ -39,6 +39,13 @@ except ImportError as error:
 _READS_PER_TURN = 32  # packets read before other descriptors of the loop get their turn
 _FAILURE = 0x80  # reason codes from here on are errors (MQTT 5, 2.4)
 _BAD_LOGIN = (0x86, 0x87)
+_QUICK = 10.0  # seconds after CONNACK: a loss before is a quick one
+_SUSPICIOUS = 3  # quick losses in a row
+_TAKEN_OVER = (
+    "again soon after it had accepted: does it give one client id to all, as mosquitto's use_username_as_clientid does "
+    "with one user for all? Then each takes the connection of another: turn that off, or give each communicator a "
+    "MqttOptions.user of its own"
+)
 _MAX_USER_CHARS = 64  # characters of a user name in an error
 _PUBLICATION_OVERHEAD = 1024  # bytes that the topic, netq's header and MQTT's header may add to a packet
 
@@ -84,6 +91,8 @@ class Broker:
         self._connector = Connector(loop, options.netloc, self._timeout, self._on_connected, self.fail)
         # The present attempt or connection.
         self.connected = False  # since CONNACK
+        self._since = -math.inf  # when it was accepted last
+        self._quick_losses = 0  # in a row
         self._closing = False  # DISCONNECT waits for the socket
         self._id = ""
         self._will: tuple[str, bytes] | None = None
@@ -135,6 +144,10 @@ class Broker:
 
     def fail(self, error: Exception) -> None:
         """Close the connection at once and call `down`, unless `close` was called before."""
+        if self.connected:
+            self._quick_losses = self._quick_losses + 1 if time.monotonic() - self._since < _QUICK else 0
+            if self._quick_losses >= _SUSPICIOUS and isinstance(error, OSError):
+                error = ConnectionResetError(f"{error}, {_TAKEN_OVER}")
         self.drop()
         if not self._closing:
             self._listener.down(error)
@@ -231,6 +244,7 @@ class Broker:
 
     def _accepted(self, size: int) -> None:
         self.connected = True
+        self._since = time.monotonic()
         self._deadline = time.monotonic() + self._timeout  # for the first SUBACK
         self._listener.up(size)
 

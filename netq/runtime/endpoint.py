@@ -49,6 +49,7 @@ _QUIET = 60.0  # seconds for which the log stays quiet about a host after one of
 _REVOCATION_PERIOD = 2.0  # seconds after which the list of revoked certificates is looked at again
 _TRIM_PERIOD = 10.0  # seconds after which unused memory is given back
 _MOST_UNUSED = 1024  # absent sessions without a message: some 10 MiB
+_MOST_ALIKE = 8  # ids with one hash: clients can choose them so, and each table of peers would search all of them
 _UNUSED_TIME = 60.0  # seconds for which such a session waits for its client: the first message may have been cut
 TransportFactory = Callable[[LinkListener, Loop], Transport]
 
@@ -103,6 +104,7 @@ class Endpoint:
             Peer, float
         ] = {}  # absent, without any message: the first to go. Since when; the oldest first
         self._sessions: Counter[str] = Counter()  # a server's, by origin
+        self._hashes: Counter[int] = Counter()  # of the ids of a server's sessions
         self._log_dedup = LogDedup()
         self.reconnector = Reconnector(self.home, options.connection, lambda: self._address, self._open_link)
         if not self.is_server:
@@ -396,16 +398,14 @@ class Endpoint:
         # While we close, a client that has begun anew is refused. Its old session is ended here, or the close would
         # wait for a client that will never resume it.
         #
-        # With mutual TLS, or seals, the certificate names the client, and a token counts only with the certificate that
-        # it was first used with.
+        # With mutual TLS, or seals, the certificate names the client. A client that has renewed its certificate resumes
+        # with the new one.
         certificates = certificates_of(link)
         for certificate in certificates:
             if objection := self._identity_refusal(greeting, certificate):
                 return self._refuse(link, objection)
         peer = self.peers.get(greeting.id)
         proven = peer is not None and not peer.over and is_same_secret(peer.session.token, greeting.token)
-        if proven and peer is not None and peer.certificates != certificates:
-            return self._refuse(link, f"the session of {greeting.id} was begun with another certificate")
         same = proven and peer is not None and not peer.session.restarted_elsewhere(greeting)
         if peer is not None and proven and not same and self.closing:
             peer.loop.call(peer.end, Closed(greeting.id, "it began anew"))
@@ -415,17 +415,18 @@ class Endpoint:
         if objection := self._refusal(greeting, rival, same=same, certified=bool(certificates)):
             return self._refuse(link, objection)
         origin = origin_of(link.address)
-        if peer is None and (objection := self._crowd_refusal(origin)):
+        if peer is None and (objection := self._crowd_refusal(greeting.id, origin)):
             return self._refuse(link, objection)
         if peer is None or peer.over or (peer.session.closing and not same):
             earlier, peer = peer, self._new_peer(greeting.token)
             peer.session.peer = greeting.id
-            peer.certificates = certificates
             peer.origin = origin
             self._sessions[origin] += 1
+            self._hashes[hash(greeting.id)] += 1
             self.peers = {**self.peers, greeting.id: peer}
             if earlier is not None:
                 self._end_earlier(greeting.id, earlier)
+        peer.certificates = certificates
         self._pending_links.finished(link, time.monotonic())
         self._handshake_done(link)
         self._log_dedup.forget_at(link.address, time.monotonic() + _QUIET)
@@ -476,9 +477,11 @@ class Endpoint:
             return "no room: too much of sessions that are over has not been taken; come again"
         return ""
 
-    def _crowd_refusal(self, origin: str) -> str:
+    def _crowd_refusal(self, id: uuid.UUID, origin: str) -> str:
         """Return why there is no place for one more session, or "". A session that was never used gives way."""
         options = self.options.connection
+        if self._hashes[hash(id)] >= _MOST_ALIKE:
+            return f"{_MOST_ALIKE} sessions have ids of the hash of {id}; expected a random id, as uuid.uuid4()"
         if self._sessions[origin] >= options.max_sessions_per_address:
             of, limit = f" of {origin}", f"max_sessions_per_address: {options.max_sessions_per_address}"
             unused = next((peer for peer in self._unused if peer.origin == origin), None)
@@ -528,6 +531,9 @@ class Endpoint:
             self._sessions[peer.origin] -= 1
             if not self._sessions[peer.origin]:
                 del self._sessions[peer.origin]
+            self._hashes[hash(peer.id)] -= 1
+            if not self._hashes[hash(peer.id)]:
+                del self._hashes[hash(peer.id)]
         # A newer session may have this id already: `_admit` replaces the peer, and ends the earlier one afterwards.
         # That end must not remove the newer one, nor report `fin` for it.
         if self.peers.get(key) is not peer:

@@ -41,6 +41,15 @@ def read(option: str, path: Path) -> bytes:
         raise SecurityError(f"{option}: {str(path)!r}: no path of a file: {error}") from error
 
 
+def state(path: Path) -> tuple[int, ...] | None:
+    """Return what changes with a file; None if it is missing."""
+    try:
+        found = path.stat()
+    except (OSError, ValueError):  # NUL in the path
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def read_key(option: str, path: Path) -> bytes:
     """Return the bytes of the file of a private key. Raises SecurityError, also if all users may read it."""
     data = read(option, path)

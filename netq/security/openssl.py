@@ -15,6 +15,7 @@ from typing import Any
 
 import OpenSSL
 from cryptography import x509
+from cryptography.hazmat.bindings.openssl.binding import Binding
 from OpenSSL import SSL, crypto
 from service_identity import CertificateError, VerificationError
 from service_identity.hazmat import DNS_ID, DNSPattern, IPAddress_ID, IPAddressPattern, verify_service_identity
@@ -30,17 +31,6 @@ _OUTPUT = 16 * 1024  # bytes of ciphertext taken at once, beyond what `write` ha
 _PARTIAL_WRITE = 1  # SSL_MODE_ENABLE_PARTIAL_WRITE: one record for each call
 _CHACHA, _AES = b"TLS_CHACHA20_POLY1305_SHA256", b"TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256"
 _UNSPECIFIED, _HOST_MISMATCH, _ADDRESS_MISMATCH = 1, 62, 64  # verify codes of OpenSSL's x509_vfy.h
-_VERIFIED = {  # OpenSSL's words for its verify codes, which pyOpenSSL does not tell
-    9: "certificate is not yet valid",
-    10: "certificate has expired",
-    18: "self-signed certificate",
-    19: "self-signed certificate in certificate chain",
-    20: "unable to get local issuer certificate",
-    21: "unable to verify the first certificate",
-    24: "invalid CA certificate",
-    25: "path length constraint exceeded",
-    26: "unsuitable certificate purpose",
-}
 
 
 def server(key: Path, certificate: Path, authority: Path | None) -> Callable[[], OpenSslEngine]:
@@ -233,10 +223,16 @@ def _verify(connection: SSL.Connection, certificate: crypto.X509, code: int, dep
     """Accept a certificate that OpenSSL accepts, if the peer's own can be read, and the server's names the host."""
     checks: _Checks = connection.get_app_data()
     if not valid:
-        checks.refusal = _VERIFIED.get(code, f"error {code} of OpenSSL's verification"), code
+        checks.refusal = _words(code), code
     elif depth == 0:
         checks.refusal = _objection(certificate, checks.host) or checks.refusal
     return not checks.refusal[0]
+
+
+def _words(code: int) -> str:
+    """Return OpenSSL's own words for a verify code."""
+    text: bytes = Binding.ffi.string(Binding.lib.X509_verify_cert_error_string(code))
+    return text.decode()
 
 
 def _objection(certificate: crypto.X509, host: _Host | None) -> tuple[str, int] | None:

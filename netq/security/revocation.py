@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 from netq.errors import SecurityError
 from netq.log import log
-from netq.security.files import read
+from netq.security.files import read, state
 
 _HEX = re.compile("[0-9A-Fa-f]{1,40}")  # a serial number has at most 20 bytes (RFC 5280, 4.1.2.2)
 
@@ -48,7 +47,7 @@ class RevocationList:
             log.warning("%s; the list as it was before stays in force", error)
 
     def _read(self) -> frozenset[int]:
-        seen = self._state()
+        seen = state(self._path)
         if seen == self._seen:
             return self._serials
         self._seen = seen  # also if what follows fails: one log line for each state of the file
@@ -60,10 +59,3 @@ class RevocationList:
             raise SecurityError(f"{self._option}: {self._path}: not readable: {error}") from error
         except ValueError as error:
             raise SecurityError(f"{self._option}: {self._path}: {error}") from None
-
-    def _state(self) -> tuple[int, ...] | None:
-        try:
-            found = os.stat(self._path)
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from functools import partial
 
 from netq.errors import SecurityError
 from netq.options import ConnectionOptions, SealOptions
@@ -15,13 +14,14 @@ from netq.protocol.connection import Connection
 from netq.protocol.session import Session
 from netq.security.files import load_identity, own_id
 from netq.security.processor import has_aes
+from netq.security.renewal import Renewed
 from netq.version import DISTRIBUTION
 
 NewConnection = Callable[[uuid.UUID, ConnectionOptions, float, Session | None], Connection]
 
 
 def sealed_connections(options: SealOptions, *, is_client: bool) -> NewConnection:
-    """Return a factory of sealed connections. Reads the files now, once. Raises SecurityError."""
+    """Return a factory of sealed connections. The files are read now, and when they change. Raises SecurityError."""
     try:
         from cryptography.hazmat.primitives import hpke  # noqa: F401  # cryptography 49 or newer
 
@@ -33,16 +33,22 @@ def sealed_connections(options: SealOptions, *, is_client: bool) -> NewConnectio
         ) from error
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    identity = load_identity("SealOptions", options.key, options.certificate)
     # A processor without AES instructions computes ChaCha20 several times faster.
     ciphers = handshake.Cipher.AES_256_GCM, handshake.Cipher.CHACHA20_POLY1305
-    credentials = handshake.Credentials(
-        tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain),
-        keys.signer(f"SealOptions.key: {options.key}", identity.key),
-        keys.Authority("SealOptions.authority", options.authority, of_servers=is_client),
-        ciphers if has_aes() else ciphers[::-1],
-    )
-    return partial(sealed.SealedConnection, sealed.Sealing(credentials, shared.SharedBlocks(), is_client))
+    blocks = shared.SharedBlocks()
+
+    def load() -> sealed.Sealing:
+        identity = load_identity("SealOptions", options.key, options.certificate)
+        credentials = handshake.Credentials(
+            tuple(certificate.public_bytes(Encoding.DER) for certificate in identity.chain),
+            keys.signer(f"SealOptions.key: {options.key}", identity.key),
+            keys.Authority("SealOptions.authority", options.authority, of_servers=is_client),
+            ciphers if has_aes() else ciphers[::-1],
+        )
+        return sealed.Sealing(credentials, blocks, is_client)
+
+    sealing = Renewed(load, (options.key, options.certificate, options.authority))
+    return lambda *arguments: sealed.SealedConnection(sealing.current(), *arguments)
 
 
 def sealed_id(options: SealOptions) -> uuid.UUID:

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 
 from netq.buffers import Buffer
@@ -24,6 +25,7 @@ from netq.options import CommunicatorOptions, SecurityOptions
 from netq.security.engine import OVERHEAD, RECORD, Broken, Cut, Ended, Engine, WantInput
 from netq.security.files import own_id
 from netq.security.identity import Protection, is_post_quantum
+from netq.security.renewal import Renewed
 from netq.version import DISTRIBUTION
 
 _PYOPENSSL = 26  # major version, at least
@@ -250,10 +252,10 @@ def _pieces(buffers: Sequence[memoryview], room: int) -> Iterator[Buffer]:
 
 
 def server_side(options: SecurityOptions) -> Callable[[], Tls]:
-    """Return a factory of the server's `Tls` objects, one for each connection. Reads the files now, once.
+    """Return a factory of the server's `Tls` objects, one for each connection.
 
-    With `authority` each client must present a certificate of it. Raises SecurityError, which names the option and the
-    file.
+    The files are read now, and when they change. With `authority` each client must present a certificate of it. Raises
+    SecurityError, which names the option and the file.
     """
     if options.key is None:
         raise SecurityError("SecurityOptions.key: None; a server needs its private key, a PEM file")
@@ -263,9 +265,10 @@ def server_side(options: SecurityOptions) -> Callable[[], Tls]:
         raise SecurityError(
             f"SecurityOptions.revoked: {options.revoked}; without `authority` clients show no certificate; give both"
         )
-    accept = _backend(options).server(options.key, options.certificate, options.authority)
+    files = options.key, options.certificate, options.authority
+    accept = Renewed(partial(_backend(options).server, *files), files)
     most = MAX_HANDSHAKE_ANONYMOUS if options.authority is None else MAX_HANDSHAKE
-    return lambda: Tls(accept(), "a client", require=options.post_quantum == "require", most=most)
+    return lambda: Tls(accept.current()(), "a client", require=options.post_quantum == "require", most=most)
 
 
 def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
@@ -290,8 +293,9 @@ def client_side(options: SecurityOptions, host: str) -> Callable[[], Tls]:
         raise SecurityError(f"SecurityOptions.revoked: {options.revoked}; only a server has it; leave it out")
     name = host.partition("%")[0]  # the zone of a link-local address is in no certificate
     option = "certificate" if options.authority is None else "authority"
-    connect = _backend(options).client(name, trusted, option, key, certificate)
-    return lambda: Tls(connect(), f"the server {name}", require=options.post_quantum == "require")
+    make = partial(_backend(options).client, name, trusted, option, key, certificate)
+    connect = Renewed(make, (trusted, key, certificate))
+    return lambda: Tls(connect.current()(), f"the server {name}", require=options.post_quantum == "require")
 
 
 def with_own_id(options: CommunicatorOptions | None) -> CommunicatorOptions | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import stat
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import netq
 from edge import __main__ as command
 from edge.install import containerfile, install, unit
 from netq.security import certificates
@@ -67,10 +69,12 @@ def test_home_is_hidden_unless_something_is_there(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here: install systemd")
+@pytest.mark.parametrize("name", ["device", """a %n $HOME ${X} "b" 'c'; d"""])
 @pytest.mark.parametrize("devices", [[], ["/dev/apex_0"]])
-def test_systemd_accepts_the_unit(tmp_path: Path, devices: list[str]) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path, devices: list[str], name: str) -> None:
+    (tmp_path / name).mkdir()
     path = tmp_path / "edge.service"
-    path.write_text(unit(write(tmp_path, '[security]\nkey = "own.pem"\n'), "256M", devices))
+    path.write_text(unit(write(tmp_path / name, '[security]\nkey = "own.pem"\n'), "256M", devices))
     done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60)
     assert (done.stdout + done.stderr).strip() == ""
     command = ["systemd-analyze", "security", "--offline=yes", "--threshold=20", str(path)]  # tenths
@@ -176,3 +180,35 @@ def test_key_of_the_unit_is_found_by_the_agent(tmp_path: Path, monkeypatch: pyte
     config = Config.load(path, from_environment({"EDGE_SECURITY_KEY": str(credential)}))
     assert config.security is not None
     assert config.security.key == credential
+
+
+@pytest.mark.parametrize("name", ["k\nExecStartPre=+/bin/touch /run/pwned\n#", "k\r", "k\\", "k\u2028", "k\x7f"])
+def test_no_path_ends_a_line_of_the_unit(tmp_path: Path, name: str) -> None:
+    for more, folder in ((f"[security]\nkey = {json.dumps(name)}\n", tmp_path), ("", tmp_path / name)):
+        folder.mkdir(parents=True, exist_ok=True)
+        path = write(folder, more)
+        with pytest.raises(netq.InvalidOption, match="a path without control characters"):
+            unit(path, "80%", [])
+
+
+def test_paths_are_written_as_systemd_reads_them(tmp_path: Path) -> None:
+    folder = tmp_path / """a %n $HOME ${X} "b" 'c'; d"""
+    folder.mkdir()
+    text = unit(write(folder, '[security]\nkey = "k %i.pem"\n'), "80%", [])
+    shown = str(folder).replace("%", "%%")
+    assert options_of(text, "WorkingDirectory") == [shown]
+    assert options_of(text, "LoadCredential") == [f"security-key:{shown}/k %%i.pem"]
+    assert options_of(text, "Description") == [f"Device of a federation (edge run {shown}/client.toml)"]
+    argument = f"{shown}/client.toml".replace("$", "$$").replace('"', '\\"')
+    assert options_of(text, "ExecStart") == [f'{sys.executable} -m edge run "{argument}"']
+
+
+def test_no_option_ends_a_line_of_the_unit(tmp_path: Path) -> None:
+    device = "/dev/x rw\nExecStartPre=+/bin/touch /run/pwned\n#"
+    with pytest.raises(netq.InvalidOption, match="--device"):
+        install(write(tmp_path), name="edge", folder=tmp_path, memory="80%", devices=[device], container=False)
+
+
+def test_name_of_the_file_is_one_word_of_the_container(tmp_path: Path) -> None:
+    text = containerfile(tmp_path / """a"b\nRUN c""")
+    assert json.loads(re.findall("ENTRYPOINT (.*)", text)[0])[2] == """a"b\nRUN c"""

@@ -62,10 +62,11 @@ class Authority:
         urns: tuple[str, ...] = (),
         days: int = 5,
         age: int = 30,
+        common_name: str = "a peer",
     ) -> tuple[Path, Path]:
         """Return the paths of a new key and its certificate, valid from `age` days ago to `days` from now."""
         key: Any = self._new_key()
-        builder = _builder(self._name, _name("a peer"), key.public_key(), days, age)
+        builder = _builder(self._name, _name(common_name), key.public_key(), days, age)
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         names = [*map(_host, hosts), *map(x509.UniformResourceIdentifier, urns)]
         if names:

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import time
 import uuid
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,10 +41,12 @@ from tests.examples.c.programs import (
     greeting,
     peer_of,
 )
+from tests.netq import authority
 from tests.pages import Page, Scripts
 
 pytestmark = pytest.mark.slow
 
+HERE = netq.NetworkLocation("127.0.0.1", 0)
 LAST = 2**63 - 1
 CLIENT = uuid.UUID("00112233-4455-6677-8899-aabbccddeeff")
 PAGE = Page("docs/reference/protocol.md")
@@ -470,6 +473,97 @@ def test_page_runs_with_its_server(clients: Programs, tmp_path: Path) -> None:
         sender = clients.start("send", ("127.0.0.1", run.port), file(tmp_path, bytes(4096)))
         assert server.communicate(timeout=LIMIT) == ("4096 bytes\n", "")
         assert end(sender)[0] == 0
+
+
+def preload(folder: Path, name: str) -> dict[str, str]:
+    """Return an environment in which a function of the TLS library fails."""
+    source, shared = folder / f"{name}.c", folder / f"{name}.so"
+    source.write_text(f"void *{name}(void) {{ return 0; }}\n")
+    subprocess.run([programs.compiler(), "-w", "-shared", "-fPIC", "-o", shared, source], check=True)
+    return {**os.environ, "LD_PRELOAD": str(shared)}
+
+
+def sends_nothing(program: Path, server: netq.core.Communicator, words: list[object], env: dict[str, str]) -> None:
+    """Send a secret, which must not come to a server that is not the right one."""
+    command = [program, "send", *server.netloc, *words, "--patience", 100]
+    result = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert result.returncode != 0  # or a signal: the library itself fails then
+    assert not server.statistics(), f"it is a client of another server: {result.stderr}"
+
+
+def test_no_failure_of_the_tls_library_opens_the_link(tmp_path: Path) -> None:
+    """Each function that the client calls fails in turn, at a server without TLS, and at one with another name."""
+    if not programs.has_openssl():
+        pytest.skip("no OpenSSL to build with here")
+    program = build(tmp_path, [*programs.STRICT, *programs.TLS])
+    symbols = subprocess.run(["nm", "-D", "-u", program], capture_output=True, text=True, check=True).stdout
+    names = sorted(set(re.findall(r"\b((?:SSL|TLS|X509|ERR|PEM|GENERAL|ASN1)_\w+)", symbols)))
+    assert {"SSL_new", "X509_VERIFY_PARAM_set1_host", "X509_VERIFY_PARAM_set1_ip_asc"} < set(names)
+    files = certificates.init(tmp_path / "private", hosts=["elsewhere.example"])
+    words = [file(tmp_path, b"the secret weights"), "--authority", files.authority]
+    security = netq.SecurityOptions(files.key, files.certificate)
+    with (
+        open_server() as plain,
+        netq.new(purpose=netq.Purpose.SERVER, options=netq.CommunicatorOptions(netloc=HERE, security=security)) as tls,
+    ):
+        for name in names:
+            env = preload(tmp_path, name)
+            sends_nothing(program, plain, words, env)
+            sends_nothing(program, tls, words, env)
+
+
+def test_common_name_is_no_host(clients: Programs, tmp_path: Path) -> None:
+    if not programs.has_openssl():
+        pytest.skip("no OpenSSL to build with here")
+    made = tmp_path / "made"
+    made.mkdir()
+    issuer = authority.Authority(made)
+    key, certificate = issuer.issue([authority.SERVER], common_name="localhost")
+    security = netq.SecurityOptions(key, certificate)
+    options = netq.CommunicatorOptions(netloc=HERE, security=security)
+    with netq.new(purpose=netq.Purpose.SERVER, options=options) as server:
+        words = (file(tmp_path, b"secret"), "--authority", issuer.path, "--patience", 300)
+        process = clients.start("send", ("localhost", server.netloc.port), *words)
+        status, errors = end(process)
+        assert (status, server.statistics()) == (1, {})
+        assert "the server's certificate is not accepted: hostname mismatch" in errors
+
+
+def test_put_waits_for_a_server_that_acknowledges_nothing(clients: Programs, listener: Listener) -> None:
+    """What the server sends to be sent back takes no more memory than the bound, and one message."""
+    size, cost, window = 60_000, 256, 4 * MIB
+    process = clients.start("echo", listener.netloc, "--window", window)
+    with listener.accept() as link:
+        link.frame()
+        link.send(greeting(1))
+        link.socket.settimeout(1)
+        number, limit = 0, window
+        with suppress(TimeoutError):  # it takes no more
+            while number * size < 200 * MIB:
+                while (number + 1) * (size + cost) > limit:
+                    if (got := link.frame())[0] == ACK:
+                        limit = struct.unpack_from("<Q", got, 16)[0]
+                number += 1
+                link.send(frame(MSG, number, size, bytes(size)))
+    process.kill()
+    end(process)
+    assert number * size < 100 * MIB
+
+
+def test_lines_for_people_are_bounded(clients: Programs, listener: Listener, tmp_path: Path) -> None:
+    (tmp_path / "few.u8").write_bytes(bytes(65))
+    process = clients.start("train", listener.netloc, tmp_path / "few.u8")
+    junk = b"".join(frame(MSG, number, 1, b"x") for number in range(1, 2001))
+    with listener.accept() as link:
+        link.frame()
+        link.send(greeting(1) + junk + frame(PING))
+        while link.frame() != frame(PING, flags=ANSWER):
+            pass
+        process.terminate()
+        link.rest()
+    _, errors = end(process)
+    assert errors.count("\n") < 150
+    assert "(no more lines in this minute)" in errors
 
 
 @pytest.mark.parametrize("way", ["up", "down", "round"])

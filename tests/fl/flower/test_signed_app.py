@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import py_compile
 import sys
 from pathlib import Path
 from typing import Any
@@ -234,3 +236,30 @@ def test_wrong_key_and_certificate_are_named(author: Author) -> None:
     with pytest.raises(netq.SecurityError, match=r"app\.signer: .*no certificate in PEM"):
         ReceivedApps(author.folder / "apps", author.files.key)
     assert not (author.folder / "apps").exists()
+
+
+def test_only_the_checked_bytes_of_a_stored_app_run(author: Author) -> None:
+    """Not a compiled file with an unchecked hash, nor a module that nobody has signed."""
+    app, board = author.signed(1), author.board()
+    board.store(app)
+    folder = author.folder / "apps" / app.version / "farm"
+    evil = folder / "evil.py"
+    evil.write_text("import sys\nsys.pwned = True\nvalue = 0\n")
+    for name in ("app", "task", "__init__"):
+        cached = importlib.util.cache_from_source(str(folder / f"{name}.py"))
+        unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(evil), cfile=cached, invalidation_mode=unchecked)
+    evil.unlink()
+    (folder / "task").mkdir()
+    (folder / "task/__init__.so").write_bytes(b"no machine code")
+    try:
+        assert board.client_app(app.version) is not None
+        assert not hasattr(sys, "pwned")
+        assert sys.modules["farm.task"].value == 0
+        assert str(folder.parent) not in sys.path
+        with pytest.raises(ImportError):
+            importlib.import_module("farm.evil")
+    finally:
+        board._unload()
+        vars(sys).pop("pwned", None)
+    assert "farm.task" not in sys.modules

@@ -40,6 +40,24 @@ from tests.servers.mosquitto import Mosquitto
 
 Proxies = Callable[[NetworkLocation], Proxy]
 MANY = 1000
+
+
+class Heard:
+    """The listener of a broker, which keeps the errors."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self.down = errors.append
+
+    def up(self, size: int) -> None:
+        pass
+
+    def received(self, topic: str, payload: bytes | bytearray) -> None:
+        pass
+
+    def schedule_turns(self) -> None:
+        pass
+
+
 SIZE = 4096
 
 
@@ -349,3 +367,18 @@ def test_prefixes_separate_communicators_on_one_broker(broker: Mosquitto) -> Non
             server.put(number).result(LIMIT)
         assert [client.get(timeout=LIMIT).data for _, client in pairs] == [0, 1]
         assert all(len(server.statistics()) == 1 for server, _ in pairs)
+
+
+def test_quick_losses_have_a_hint(log: LogRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker with one client id for all lets each client take the connection of another, and says no reason."""
+    heard: list[Exception] = []
+    no_loop: Any = None
+    broker = Broker(no_loop, CommunicatorOptions(), Heard(heard))
+    for lasted in (0.0, 0.0, 60.0, 0.0, 0.0, 0.0):
+        broker._accepted(SIZE)
+        broker._since -= lasted
+        broker.fail(ConnectionResetError("it hung up"))
+        broker.fail(ConnectionRefusedError("an attempt"))
+    hints = ["use_username_as_clientid" in str(error) for error in heard]
+    assert hints == [*[False] * 10, True, False]
+    assert str(heard[10]).startswith("it hung up, again soon after it had accepted: ")

@@ -572,7 +572,7 @@ BAD: dict[str, Callable[[Path], Case]] = {
     "address": lambda d: by_trustme(d, r"not valid for '127.0.0.2'; connect by an address", host="127.0.0.2"),
     "authority": lambda d: by_trustme(d, r"give the certificate of its authority", trusted=trustme.CA()),
     "expired": lambda d: by_trustme(d, r"has expired; make a new one, or the clock", end=2021),
-    "not yet valid": lambda d: by_trustme(d, r"not yet valid; make a new one, or the clock", begin=2089),
+    "not yet valid": lambda d: by_trustme(d, r"not yet valid.*; make a new one, or the clock", begin=2089),
     "self-signed": lambda d: self_signed(d, r"self.signed certificate; if you trust it", [NAMES], trusted=False),
     "wrong use": lambda d: self_signed(d, r"purpose; make one with .*serverAuth", [NAMES, FOR_CLIENTS], trusted=True),
     "no name": lambda d: self_signed(d, r"not valid for 'aggregator.local'", [], trusted=True, name=HOST),

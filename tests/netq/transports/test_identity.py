@@ -195,26 +195,53 @@ def test_a_client_certificate_without_an_id_cannot_be_used(protocol: Protocol, a
             make_client(protocol, security)
 
 
-def test_a_stolen_token_needs_its_certificate(
+def renew(old: SecurityOptions, new: SecurityOptions, *names: str) -> None:
+    """Put new files in the place of old ones, the key first, as a person does by hand."""
+    for name in names or ("key", "certificate"):
+        getattr(new, name).replace(getattr(old, name))
+
+
+def test_files_renewed_on_the_disk_are_those_of_the_next_link(
     communicators: Communicators,
-    protocol: Protocol,
     authority: Authority,
+    proxies: Callable[[NetworkLocation], Proxy],
     log: LogRecorder,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another certificate of the same client cannot resume the session, nor take over what waits in it."""
-    server = communicators.server(security=authority.server())
-    client = communicators.client(server.netloc, security=authority.client(IDS[0]))
+    """Of the server and of the client, without a restart, and the session goes on."""
+    of_server, of_client = authority.server(), authority.client(IDS[0])
+    server = communicators.server(security=of_server)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, security=of_client)
     introduce(server, client)
-    token = client._endpoint.peers[None].session.token
-    communicators.abort(client)
-    waits = server.put("for the client", IDS[0])
-    monkeypatch.setattr("netq.runtime.endpoint.new_token", lambda: token)
-    with impostor(protocol, server, id=IDS[0], security=authority.client(IDS[0])):
-        log.wait("was begun with another certificate")
-    assert not waits.done()
-    assert server.close(0) == 1
-    communicators.release(server)
+    renewed = authority.client(IDS[0])
+    assert renewed.certificate is not None
+    serial = authority.serials[renewed.certificate]
+    renew(of_server, authority.server())
+    renew(of_client, renewed)
+    proxy.cut()
+    client.put("resumed").result(LIMIT)
+    assert server.get(timeout=LIMIT).data == "resumed"
+    (peer,) = server._endpoint.peers.values()
+    assert [certificate.serial for certificate in peer.certificates] == [serial]
+    assert server.statistics()[IDS[0]].messages_in == 2, "the same session"
+
+
+def test_half_of_a_renewal_leaves_the_old_files_in_force(
+    communicators: Communicators,
+    authority: Authority,
+    proxies: Callable[[NetworkLocation], Proxy],
+    log: LogRecorder,
+) -> None:
+    of_server, new = authority.server(), authority.server()
+    server = communicators.server(security=of_server)
+    proxy = proxies(server.netloc)
+    client = communicators.client(proxy.netloc, security=authority.client(IDS[0]))
+    introduce(server, client)
+    renew(of_server, new, "key")
+    for _ in range(2):
+        proxy.cut()
+        introduce(server, client)
+    assert len(log.having("the files as they were before stay in force")) == 1
 
 
 def test_a_renewed_certificate_resumes_its_own_session(

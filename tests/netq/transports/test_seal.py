@@ -187,24 +187,25 @@ def test_id_that_the_certificate_does_not_name_is_refused(
     end(communicators, server, impostor)
 
 
-def test_stolen_token_needs_its_certificate(
+def test_files_renewed_on_the_disk_are_those_of_the_next_link(
     communicators: Communicators,
     authority: Authority,
     server: Communicator,
-    log: LogRecorder,
-    monkeypatch: pytest.MonkeyPatch,
+    proxies: Callable[[NetworkLocation], Proxy],
 ) -> None:
-    client = communicators.client(server.netloc, seal=authority.seal(Purpose.CLIENT, IDS[0]))
+    proxy = proxies(server.netloc)
+    old, new = (authority.seal(Purpose.CLIENT, IDS[0]) for _ in range(2))
+    client = communicators.client(proxy.netloc, seal=old)
     introduce(server, client)
-    token = client._endpoint.peers[None].session.token
-    communicators.abort(client)
-    waits = server.put("for the client", IDS[0])
-    monkeypatch.setattr("netq.runtime.endpoint.new_token", lambda: token)
-    thief = refused(communicators, server, seal=authority.seal(Purpose.CLIENT, IDS[0]))
-    log.wait("was begun with another certificate")
-    assert not waits.done()
-    communicators.abort(thief)
-    communicators.abort(server)
+    serial = authority.serials[new.certificate]
+    new.key.replace(old.key)
+    new.certificate.replace(old.certificate)
+    proxy.cut()
+    client.put("resumed").result(LIMIT)
+    assert server.get(timeout=LIMIT).data == "resumed"
+    (peer,) = server._endpoint.peers.values()
+    assert [certificate.serial for certificate in peer.certificates] == [serial]
+    assert server.statistics()[IDS[0]].messages_in == 2, "the same session"
 
 
 def test_renewed_certificate_takes_over_and_resumes(

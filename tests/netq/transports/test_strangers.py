@@ -152,3 +152,16 @@ def test_close_does_not_wait_for_strangers(communicators: Communicators, connect
     assert server.close(LIMIT) == 0
     assert time.monotonic() - start < 5.0
     wait_for_end(sock)
+
+
+@on("tcp")
+def test_ids_of_one_hash_are_few(communicators: Communicators, log: LogRecorder, connect: Connect) -> None:
+    """A client can choose ids that are in one place of every dict: each look-up would search all of them."""
+    server = communicators.server()
+    ids = [uuid.UUID(int=1 + number * (2**61 - 1)) for number in range(20)]
+    assert {hash(id) for id in ids} == {1}
+    for id in ids:
+        connect(server.netloc, Greeting(id, bytes(16), 2**40, 2**20, 10_000).frame().whole())
+    log.wait("sessions have ids of the hash of")
+    introduce(server, communicators.client(server.netloc))
+    assert sum(id in ids for id in server.statistics()) <= 8

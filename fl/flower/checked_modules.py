@@ -1,0 +1,76 @@
+"""Imports the modules of an app from bytes whose signature was checked, whatever else is in its folder by then.
+
+Python would also run what nobody has signed there: `__pycache__`, extension modules, files that came after the check.
+Used by fl/flower/signed_app.py. Reads no file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+
+class CheckedModules(MetaPathFinder, InspectLoader):
+    """A finder for sys.meta_path. `files` are those of the app, by their paths in `folder`."""
+
+    def __init__(self, folder: Path, files: Mapping[str, bytes]) -> None:
+        self._folder = folder
+        self._files = files
+        self._loaded: set[str] = set()  # names of modules
+
+    def install(self) -> None:
+        """Become the first finder: before Python's own, which would look in the folders of sys.path."""
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        """Forget the modules: another app may have others of the same names."""
+        sys.meta_path.remove(self)
+        for name in self._loaded:
+            sys.modules.pop(name, None)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See MetaPathFinder."""
+        found = self._find(fullname)
+        if found is None:
+            return None
+        self._loaded.add(fullname)
+        name, _, is_package = found
+        # A package has no folder where Python's own finders could look for modules.
+        return importlib.util.spec_from_file_location(
+            fullname, self._folder / name, loader=self, submodule_search_locations=[] if is_package else None
+        )
+
+    def is_package(self, fullname: str) -> bool:
+        """See InspectLoader."""
+        return self._module(fullname)[2]
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See InspectLoader."""
+        name, source, _ = self._module(fullname)
+        return self.source_to_code(source, str(self._folder / name))
+
+    def get_source(self, fullname: str) -> str:
+        """See InspectLoader."""
+        return importlib.util.decode_source(self._module(fullname)[1])
+
+    def _module(self, fullname: str) -> tuple[str, bytes, bool]:
+        found = self._find(fullname)
+        if found is None:
+            raise ImportError(f"no module {fullname!r} in {self._folder}", name=fullname)
+        return found
+
+    def _find(self, fullname: str) -> tuple[str, bytes, bool] | None:
+        """Return the path, the source, and whether it is a package."""
+        base = fullname.replace(".", "/")
+        package = f"{base}/__init__.py"
+        if package in self._files or f"{base}.py" not in self._files:
+            is_folder = any(name.startswith(f"{base}/") for name in self._files)
+            return (package, self._files.get(package, b""), True) if is_folder else None
+        return f"{base}.py", self._files[f"{base}.py"], False
