@@ -74,8 +74,12 @@ class Loop:
         _loops.add(self)
 
     def start(self) -> None:
-        """Begin; earlier calls run first."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        """Begin; earlier calls run first. Raises RuntimeError if the system starts no more threads."""
+        try:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        except RuntimeError as error:
+            advice = "end some threads of this process, or raise its limit (ulimit -u, TasksMax, pids.max)"
+            raise RuntimeError(f"the thread of a communicator cannot be started: {error}; {advice}") from error
 
     def stop(self, within: float = 0.0) -> None:
         """End as soon as no socket is watched, and after `within` seconds at the latest."""
@@ -84,7 +88,10 @@ class Loop:
     def end(self) -> None:
         """End the loop and wait for that, whether it was started, or a signal handler interrupted the start."""
         self.stop()
-        self.start()  # perhaps for the second time: only one thread runs the loop
+        try:
+            self.start()  # perhaps for the second time: only one thread runs the loop
+        except RuntimeError:
+            self._run()  # what is left of it needs no thread of its own
         self.join()
 
     def join(self) -> None:
