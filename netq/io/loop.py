@@ -75,11 +75,7 @@ class Loop:
 
     def start(self) -> None:
         """Begin; earlier calls run first. Raises RuntimeError if the system starts no more threads."""
-        try:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
-        except RuntimeError as error:
-            advice = "end some threads of this process, or raise its limit (ulimit -u, TasksMax, pids.max)"
-            raise RuntimeError(f"the thread of a communicator cannot be started: {error}; {advice}") from error
+        start(threading.Thread(target=self._run, name=self._name, daemon=True))
 
     def stop(self, within: float = 0.0) -> None:
         """End as soon as no socket is watched, and after `within` seconds at the latest."""
@@ -303,6 +299,15 @@ class Loop:
                 function(*args)
             except Exception as error:  # the next must run all the same: a thread may wait for it
                 self._crashed(error)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of a communicator. Raises RuntimeError, with what to do."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        advice = "end some threads of this process, or raise its limit (ulimit -u, TasksMax, pids.max)"
+        raise RuntimeError(f"a thread of a communicator cannot be started: {error}; {advice}") from error
 
 
 def give_way() -> None:
