@@ -130,6 +130,7 @@ def test_communicator_class_of_transport_and_purpose(protocol: str) -> None:
             message = server.get()
             assert (message.peer, message.data) == (client.id, "data")
             assert future.result(LIMIT) is None
+            assert isinstance(future, nq.Delivery)
             assert list(future.futures) == [future]
             with pytest.raises(nq.InvalidOption, match="options: a dict; expected CommunicatorOptions"):
                 transport.client.Communicator({})
