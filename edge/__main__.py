@@ -28,7 +28,7 @@ from edge.agent import Agent
 from edge.config import Config, from_environment, from_flags, open_file
 from edge.supervisor import Supervisor
 from edge.work import Work, federation
-from netq.cli.terminal import Formatter, sentence
+from netq.cli.terminal import Formatter, outlive_readers, sentence
 from netq.cli.toml_file import Override, in_file_terms
 from netq.errors import InvalidOption, SecurityError
 from netq.version import version
@@ -38,6 +38,8 @@ log = logging.getLogger("edge")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return the exit status."""
+    if arguments is None:
+        outlive_readers()
     options = _parser().parse_args(arguments)
     if options.command == "simulate":
         from edge.boards.command import main_simulate  # asyncio, which an agent does not need

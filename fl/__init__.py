@@ -107,7 +107,7 @@ __all__ = [
 
 
 # Of the public names. They are imported when they are first used: what moves messages needs no numpy.
-_MODULES = {
+MODULES = {
     "fl": ("data", "schedules"),
     "fl.aggregation.mean": ("WeightedMean",),
     "fl.callbacks.base": ("Callback", "ClientState"),
@@ -139,7 +139,7 @@ _MODULES = {
     "fl.strategies.robust": ("Bulyan", "FedMedian", "FedTrimmedAvg", "GeometricMedian", "Krum", "MultiKrum"),
     "fl.tensors.serialization": ("serialization",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

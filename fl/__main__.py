@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TextIO
@@ -43,7 +43,7 @@ from fl.callbacks.tensorboard import TensorBoard
 from fl.config.server import Config, load_connection
 from fl.tensors import npz
 from fl.tensors.spec import Model
-from netq.cli.terminal import Formatter, sentence
+from netq.cli.terminal import Formatter, outlive_readers, sentence
 from netq.cli.toml_file import function, in_file_terms, named_object
 from netq.errors import AddressError, InvalidOption, NetqError, SecurityError
 from netq.options import CommunicatorOptions, Protocol
@@ -376,8 +376,7 @@ def _statuses() -> Iterator[None]:
 
 def _fail(error: Exception, status: int) -> None:
     log.debug("where it happened", exc_info=error)
-    with suppress(BrokenPipeError):  # stderr is closed; the exit status remains
-        print(f"fl: {sentence(error)}", file=sys.stderr)
+    print(f"fl: {sentence(error)}", file=sys.stderr)
     raise typer.Exit(status)
 
 
@@ -425,6 +424,7 @@ def _end(signum: int, frame: FrameType | None) -> None:
 
 def main() -> int:
     """Run the command; typer exits with its status."""
+    outlive_readers()
     app(prog_name="fl")
     return 0
 

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from netq.cli.terminal import outlive_readers
 from netq.version import version
 
 _COMMANDS = {  # the module of each, which has a function `main`; imported when it is needed
@@ -27,6 +28,8 @@ _USAGE = "\n".join(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit status."""
+    if arguments is None:
+        outlive_readers()
     match list(sys.argv[1:] if arguments is None else arguments):
         case [name, *rest] if name in _COMMANDS:
             command = importlib.import_module(_COMMANDS[name][0])

@@ -45,6 +45,13 @@ class Message(_Pair):
 
     lane: int = 0
 
+    def _replace(self, **changes: Any) -> Self:
+        replaced = super()._replace(**changes)
+        vars(replaced).update(vars(self))  # the lane
+        return replaced
+
+    __replace__ = _replace  # for copy.replace
+
 
 _AT_ONCE = 1000  # peers whose figures the loop collects without serving others: some 3 ms
 _message = functools.partial(tuple.__new__, Message)  # faster than Message(...)

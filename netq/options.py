@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from netq.errors import InvalidOption
+from netq.utils.secret import Hidden
 from netq.utils.stream import PickleSerializer, Stream
 from netq.validate import expect, flag, is_function, is_whole, seconds, whole
 
@@ -202,13 +203,14 @@ class MqttOptions:
 
     prefix:         the first part of all topics. Give a server and its clients the same prefix, and two servers on one
                     broker different prefixes: a new server takes its prefix over from an older one.
-    user, password: the account at the broker.
+    user, password: the account at the broker. The text of the options, and of their asdict(), hides the password; a
+                    pickle of them has it.
     packet_size:    the largest publication, in bytes without its header. A broker refuses publications above its limit.
     """
 
     prefix: str = "netq"
     user: str | None = None
-    password: str | None = field(default=None, repr=False)
+    password: str | None = None
     packet_size: int = 256 * 1024
 
     def __post_init__(self) -> None:
@@ -219,6 +221,8 @@ class MqttOptions:
         expect(user is None or _is_mqtt_text(user), "MqttOptions.user", user, expected)
         if not (password is None or _is_mqtt_text(password)):  # its value is not to be seen
             raise InvalidOption(f"MqttOptions.password: a {type(password).__name__}; expected {expected}")
+        if password is not None:
+            object.__setattr__(self, "password", Hidden(password))
         expect(user is not None or password is None, "MqttOptions.user", user, "a user, as there is a password")
         whole("MqttOptions.packet_size", self.packet_size, 1024, 128 * MIB)
 

@@ -77,6 +77,7 @@ LAYERS = [  # the lowest first; a name with * is a folder, within which all may 
     ["fl.flower*"],
     ["fl.__main__"],
     ["edge*"],
+    ["netq._pyinstaller*"],
 ]
 PLACES = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE = [

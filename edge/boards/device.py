@@ -86,9 +86,9 @@ def _resolve(file: File, host: str) -> str:
         pass  # a name
     try:
         found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty label, or one of more than 63 bytes
         raise file.wrong(
-            f"server.host: {host!r} has no IPv4 address here ({error.strerror}); correct the name, or add it to "
-            "/etc/hosts"
+            f"server.host: {host!r} has no IPv4 address here ({getattr(error, 'strerror', error)}); correct the name, "
+            "or add it to /etc/hosts"
         ) from None
     return str(found[0][4][0])

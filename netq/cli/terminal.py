@@ -1,15 +1,18 @@
-"""What the commands write to a terminal: log lines and errors, with control characters escaped.
+"""What the commands write to a terminal or a pipe: log lines and errors, with control characters escaped.
 
-Used by netq/bench, fl/__main__.py and edge/__main__.py. Text of peers is escaped where it arrives; here it is the text
-of files, libraries and users' functions, which may have an escape sequence in it, too.
+Used by netq/__main__.py, netq/bench, fl/__main__.py and edge/__main__.py. Text of peers is escaped where it arrives;
+here it is the text of files, libraries and users' functions, which may have an escape sequence in it, too.
 """
 
 from __future__ import annotations
 
+import io
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
+from netq.buffers import Buffer
 from netq.text import printable
 
 _LONGEST = 20_000  # characters of a line
@@ -34,3 +37,25 @@ class Formatter(logging.Formatter):
 def sentence(error: BaseException) -> str:
     """Return the text of an error in one line; the name of its class if it has none."""
     return printable(" ".join(str(error).split()), _LONGEST) or type(error).__name__
+
+
+class _Pipe(io.FileIO):
+    """A file that drops what is written when it is a pipe whose reader has gone."""
+
+    def write(self, data: Buffer) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Let the process do its work to the end, with the status of that, when a reader goes early: `… | head -1`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            raw: Any = _Pipe(stream.fileno(), "wb", closefd=False)
+            buffer = raw if stream.write_through else io.BufferedWriter(raw)
+            text = io.TextIOWrapper(buffer, stream.encoding, stream.errors)
+            text.reconfigure(line_buffering=stream.line_buffering, write_through=stream.write_through)
+            setattr(sys, name, text)

@@ -82,7 +82,7 @@ class File:
 
     def _parse(self, what: str) -> dict[str, Any]:
         try:
-            tables = tomllib.loads(read_regular(self.path).decode())
+            tables = tomllib.loads(read_regular(self.path).decode().removeprefix("\ufeff"))  # a byte order mark
         except FileNotFoundError:
             raise self.wrong(f"no such file; give the path of {what}") from None
         except OSError as error:
@@ -209,7 +209,7 @@ class File:
         """Return the first line of the file that a key names."""
         path = self.existing(table, key, "text")
         try:
-            return path.read_text().partition("\n")[0]
+            return path.read_text(encoding="utf-8-sig").partition("\n")[0]
         except (OSError, UnicodeDecodeError) as error:
             raise self.wrong(f"{table}.{key}: {str(path)!r} cannot be read ({error}); expected a text file") from None
 

@@ -33,9 +33,7 @@ class ClientTransport:
         self._listener = listener
         self._loop = loop
         self._address = "{}:{}".format(*self.netloc)
-        self._files = (
-            None if security is None else renewed(security, partial(of_client, security, self.netloc.host), loop)
-        )
+        self._files = None if security is None else renewed(security, partial(of_client, security, self.netloc.host))
         self._require = security is not None and security.post_quantum == "require"
         self._handle = EventLoopHandle(listener, loop)
         self._tasks: set[asyncio.Task[None]] = set()  # of the event loop

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from netq.io.loop import start
+
 _END_TIMEOUT = 0.5  # seconds for tasks to end by themselves, and again after they are cancelled
 
 T = TypeVar("T")
@@ -29,7 +31,11 @@ class EventLoop:
         self.users = 0
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="netq-grpc", daemon=True)
-        self._thread.start()
+        try:
+            start(self._thread)
+        except RuntimeError:
+            self.loop.close()
+            raise
 
     def call(self, function: Callable[..., object], *args: Any) -> None:
         """Run `function(*args)` in the event loop, in the order of the calls. Does nothing after its end."""

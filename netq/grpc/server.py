@@ -32,7 +32,7 @@ class ServerTransport:
         self.netloc = listener.options.netloc
         self._listener = listener
         self._loop = loop
-        self._files = None if security is None else renewed(security, partial(of_server, security), loop)
+        self._files = None if security is None else renewed(security, partial(of_server, security))
         self._require = security is not None and security.post_quantum == "require"
         self._handle: EventLoopHandle | None = None
         self._server: grpc.aio.Server | None = None  # used in the event loop

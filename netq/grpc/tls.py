@@ -9,22 +9,17 @@ sends the first byte; they come from the server that TLS has authenticated.
 
 from __future__ import annotations
 
-import logging
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from netq.errors import SecurityError
-from netq.io.loop import Loop
 from netq.options import SecurityOptions
 from netq.security.files import load_certificates, parse_certificate
 from netq.security.identity import Protection, Security, is_post_quantum
 from netq.security.renewal import Renewed
 from netq.security.tls import client_side, server_side
-
-log = logging.getLogger("netq")
 
 HEADER = "netq-tls"  # version and group, separated by a space
 _CURVES = ("secp256r1", "secp384r1")
@@ -61,11 +56,9 @@ def of_client(security: SecurityOptions, host: str) -> Files:
     return Files(security.key.read_bytes(), security.certificate.read_bytes(), trusted)
 
 
-def renewed(security: SecurityOptions, make: Callable[[], Files], loop: Loop) -> Renewed[Files]:
+def renewed(security: SecurityOptions, make: Callable[[], Files]) -> Renewed[Files]:
     """Return the files, read again when they change. Raises SecurityError."""
-    # grpc asks for them in threads of its own, where no handler of the log should run.
-    warn = partial(loop.call, log.warning)
-    return Renewed(make, (security.key, security.certificate, security.authority), warn)
+    return Renewed(make, (security.key, security.certificate, security.authority))
 
 
 def protection(context: Mapping[str, Sequence[bytes]]) -> Protection:

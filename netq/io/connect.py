@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from netq.io.timers import Timer
 from netq.options import NetworkLocation
 
 Address = tuple[int, Any]  # family, and what connect takes
+_NO_HOST = "expected a host's name or address, without port or scheme; only Protocol.SHM takes the path of a socket"
 
 
 class Connector:
@@ -122,7 +124,9 @@ def is_own_end(sock: socket.socket) -> bool:
 
 
 def check(netloc: NetworkLocation) -> None:
-    """Raise InvalidOption for the port that only a server can have."""
+    """Raise InvalidOption for what is no host, and for the port that only a server can have."""
+    if not _is_host(netloc.host):
+        raise InvalidOption(f"CommunicatorOptions.netloc: {netloc.host!r}; {_NO_HOST}")
     if netloc.port == 0:
         expected = "expected the port that the server, or the broker, listens at"
         raise InvalidOption(f"CommunicatorOptions.netloc: {netloc.host}:0; {expected}")
@@ -130,12 +134,24 @@ def check(netloc: NetworkLocation) -> None:
 
 def look_up(host: str, port: int, *, numeric: bool) -> list[Address]:
     """Return the addresses of a host. A name may take seconds; with `numeric` it raises OSError instead."""
-    flags = socket.AI_NUMERICSERV | (socket.AI_NUMERICHOST if numeric else 0)
+    return _getaddrinfo(host, port, socket.AI_NUMERICHOST if numeric else 0)
+
+
+def _getaddrinfo(host: str, port: int, flags: int) -> list[Address]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICSERV | flags)
     except UnicodeError as error:  # an empty label, or one of more than 63 bytes
         raise socket.gaierror(socket.EAI_NONAME, f"no name of a host ({error})") from error
     return [(family, address) for family, _, _, _, address in found]
+
+
+def _is_host(host: str) -> bool:
+    """Whether this may be a name or an address: no path, no URL, no port behind it."""
+    if ":" not in host:
+        return "/" not in host
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.IPv6Address(host))
+    return False
 
 
 def look_up_in_thread(
@@ -166,10 +182,8 @@ def bind(netloc: NetworkLocation, backlog: int | None = None) -> socket.socket:
     """
     sock = None
     try:
-        family, kind, _, _, address = socket.getaddrinfo(
-            *netloc, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICSERV
-        )[0]
-        sock = socket.socket(family, kind)
+        family, address = _getaddrinfo(*netloc, socket.AI_PASSIVE)[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setblocking(False)
         sock.bind(address)
@@ -186,6 +200,6 @@ def cannot_listen(netloc: NetworkLocation, error: OSError) -> AddressError:
     """Return the error of a server that cannot listen, with the system's reason and what to do."""
     advice = "choose another port, or 0 for a free one"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        advice = "choose an address of this machine, or 0.0.0.0 for all"
+        advice = "choose an address of this machine, or 0.0.0.0 for all" if _is_host(netloc.host) else _NO_HOST
     why = error.strerror or str(error)
     return AddressError(f"cannot listen at {netloc.host}:{netloc.port} (netloc): {why}; {advice}")

@@ -75,8 +75,8 @@ class Loop:
         _loops.add(self)
 
     def start(self) -> None:
-        """Begin; earlier calls run first."""
-        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        """Begin; earlier calls run first. Raises RuntimeError if the system starts no more threads."""
+        start(threading.Thread(target=self._run, name=self._name, daemon=True))
 
     def stop(self, within: float = 0.0) -> None:
         """End as soon as no socket is watched, and after `within` seconds at the latest."""
@@ -85,7 +85,10 @@ class Loop:
     def end(self) -> None:
         """End the loop and wait for that, whether it was started, or a signal handler interrupted the start."""
         self.stop()
-        self.start()  # perhaps for the second time: only one thread runs the loop
+        try:
+            self.start()  # perhaps for the second time: only one thread runs the loop
+        except RuntimeError:
+            self._run()  # what is left of it needs no thread of its own
         self.join()
 
     def join(self) -> None:
@@ -299,6 +302,15 @@ class Loop:
                 function(*args)
             except Exception as error:  # the next must run all the same: a thread may wait for it
                 self._crashed(error)
+
+
+def start(thread: threading.Thread) -> None:
+    """Start a thread of a communicator. Raises RuntimeError, with what to do."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        advice = "end some threads of this process, or raise its limit (ulimit -u, TasksMax, pids.max)"
+        raise RuntimeError(f"a thread of a communicator cannot be started: {error}; {advice}") from error
 
 
 def give_way() -> None:

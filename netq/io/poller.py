@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from netq.io.selector import READ, new_selector
-from netq.io.signal_handlers import suppress
+from netq.io.selector import READ, find, new_selector
+from netq.io.signal_handlers import NO_SIGPIPE, suppress
 
 Ready = Callable[[int], None]
 
@@ -75,18 +75,19 @@ class Poller:
     def watch(self, file: socket.socket, events: int, ready: Ready, quick: Callable[[], bool] | None = None) -> None:
         """See Loop.watch."""
         watch = Watch(ready, quick)
-        try:
-            before = self._selector.get_key(file).data
-        except KeyError:
+        before = find(self._selector, file)
+        if before is None:
             self._selector.register(file, events, watch)
         else:
             self._selector.modify(file, events, watch)
-            before.active = False
+            before.data.active = False
 
     def forget(self, file: socket.socket) -> None:
         """See Loop.forget."""
-        with contextlib.suppress(KeyError, ValueError):  # ValueError: it is closed already
-            self._selector.unregister(file).data.active = False
+        is_closed = file.fileno() < 0  # already; then the selector searches all keys for it
+        if is_closed or find(self._selector, file) is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(file).data.active = False
 
     def begin_sleep(self) -> None:
         """Note that the loop's thread is about to call `select`, or to park."""
@@ -103,7 +104,7 @@ class Poller:
     def interrupt(self) -> None:
         """End a `select`, whichever thread is in it."""
         with suppress(OSError):  # the socket is full, so the thread is being woken; or the loop has ended
-            self._waker.send(b"\0")
+            self._waker.send(b"\0", NO_SIGPIPE)
 
     def close(self) -> None:
         """Close all that is watched: no other object does it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import select
 import selectors
+import socket
 from typing import Any
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
@@ -31,6 +32,16 @@ class _Epoll(selectors.EpollSelector if hasattr(selectors, "EpollSelector") else
                 mask = (WRITE if event & ~select.EPOLLIN else 0) | (READ if event & ~select.EPOLLOUT else 0)
                 found.append((key, mask & key.events))
         return found
+
+
+def find(selector: selectors.DefaultSelector, file: socket.socket) -> selectors.SelectorKey | None:
+    """Return the key of a file, None if it is not registered.
+
+    `get_key` puts the text of an unknown socket into its error, and in that the name of a Unix socket: bytes, which
+    `python -bb` refuses.
+    """
+    keys: dict[int, selectors.SelectorKey] = selector._fd_to_key  # type: ignore[attr-defined]
+    return keys.get(file.fileno())
 
 
 def new_selector() -> selectors.DefaultSelector:

@@ -1,12 +1,20 @@
-"""Distinguishes exceptions that a signal handler raised from those of the interrupted code. Knows nothing of netq."""
+"""Distinguishes exceptions that a signal handler raised from those of the interrupted code; and has NO_SIGPIPE.
+
+Knows nothing of netq.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import signal
+import socket
 import threading
 from types import CodeType, TracebackType
+
+# A flag of each send to a peer, which may have hung up. Python ignores SIGPIPE, but a program may have set it to its
+# default, which ends the process.
+NO_SIGPIPE = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class suppress(contextlib.suppress):

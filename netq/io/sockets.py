@@ -13,6 +13,7 @@ from typing import Protocol
 
 from netq.buffers import Buffer
 from netq.errors import SecurityError
+from netq.io.signal_handlers import NO_SIGPIPE
 from netq.security.engine import OVERHEAD, RECORD
 from netq.security.identity import Protection
 from netq.security.tls import Tls
@@ -93,7 +94,9 @@ class PlainSocket:
     def send(self, buffers: Sequence[memoryview]) -> int:
         """Hand the caller's buffers to the system."""
         try:
-            return self.sock.send(buffers[0]) if len(buffers) == 1 else self.sock.sendmsg(buffers[:_VECTOR])
+            if len(buffers) == 1:
+                return self.sock.send(buffers[0], NO_SIGPIPE)
+            return self.sock.sendmsg(buffers[:_VECTOR], (), NO_SIGPIPE)
         except BlockingIOError:
             self.blocked = True
             return 0
@@ -178,7 +181,7 @@ class TlsSocket:
         while self._ciphertext or (ciphertext := self._tls.to_send()):
             self._ciphertext = self._ciphertext or memoryview(ciphertext)
             try:
-                sent = self.sock.send(self._ciphertext)
+                sent = self.sock.send(self._ciphertext, NO_SIGPIPE)
             except BlockingIOError:
                 self.blocked = True
                 return False

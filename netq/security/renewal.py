@@ -20,14 +20,8 @@ T = TypeVar("T")
 class Renewed(Generic[T]):
     """Raises what `make` raises, SecurityError, when it is made. Paths of None are left out."""
 
-    def __init__(
-        self,
-        make: Callable[[], T],
-        paths: Iterable[Path | None],
-        warn: Callable[[str, SecurityError], object] = log.warning,
-    ) -> None:
+    def __init__(self, make: Callable[[], T], paths: Iterable[Path | None]) -> None:
         self._make = make
-        self._warn = warn
         self._paths = [path for path in paths if path is not None]
         self._seen = self._warned = self._state()
         self._made = make()
@@ -42,7 +36,7 @@ class Renewed(Generic[T]):
             except SecurityError as error:  # a file is half written, or only one of a pair
                 if seen != self._warned:
                     self._warned = seen
-                    self._warn("%s; the files as they were before stay in force", error)
+                    log.warning("%s; the files as they were before stay in force", error)
         return self._made
 
     def _state(self) -> list[tuple[int, ...] | None]:

@@ -6,8 +6,9 @@
     with connect("/run/user/1000/ring") as sock:
         sock.sendall(b"any bytes")
 
-It has the calls and the exceptions of `socket.socket`, and no messages: a stream of bytes each way. The peer may be
-in the same process. docs/reference/ring.md has the facts, docs/explanation/ring.md the reasons.
+It has those calls of `socket.socket` that RingSocket and Listener list here, with their exceptions; and no messages: a
+stream of bytes each way. The peer may be in the same process. docs/reference/ring.md has the facts,
+docs/explanation/ring.md the reasons.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Makes secrets, and compares them."""
+"""Makes secrets, compares them, and hides them in the text of what has them."""
 
 from __future__ import annotations
 
@@ -15,3 +15,12 @@ def is_same_secret(a: bytes, b: bytes) -> bool:
     import hmac  # it loads OpenSSL, 4 MB, which a client without TLS does not need
 
     return hmac.compare_digest(a, b)
+
+
+class Hidden(str):
+    """A text that repr does not show, and so no text of an object or a dict that has it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"

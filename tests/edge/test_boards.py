@@ -136,7 +136,7 @@ def test_file_that_boards_cannot_use(tmp_path: Path, more: str, message: str) ->
         Device.load(write(tmp_path, more), 2)
 
 
-@pytest.mark.parametrize("host", ["::1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["::1", "no-such-host.invalid", "an..empty.label"])
 def test_server_without_an_ipv4_address(tmp_path: Path, host: str) -> None:
     with pytest.raises(InvalidOption, match=f"server.host: '{host}'.* IPv4 address"):
         Device.load(write(tmp_path, host=host), 2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -14,6 +16,7 @@ from netq import (
     Closed,
     CommunicatorOptions,
     ConnectionOptions,
+    Message,
     NetworkLocation,
     Protocol,
     SerializationOptions,
@@ -39,6 +42,24 @@ def communicators() -> Iterator[Communicators]:
 
 def crash() -> None:
     raise LookupError("a bug of ours")
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda message: message._replace(data="another"),
+        lambda message: getattr(copy, "replace", Message._replace)(message, data="another"),
+        copy.copy,
+        copy.deepcopy,
+        lambda message: pickle.loads(pickle.dumps(message)),
+    ],
+)
+def test_a_copied_message_keeps_its_lane(communicators: Communicators, copied: Callable[[Message], Message]) -> None:
+    server = communicators.server()
+    client = communicators.client(server.netloc)
+    client.put("data", lane=3)
+    other = copied(server.get(timeout=LIMIT))
+    assert (type(other), other.peer, other.lane) == (Message, client.id, 3)
 
 
 @pytest.mark.parametrize("which", [0, 1])

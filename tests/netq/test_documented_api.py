@@ -130,6 +130,8 @@ def test_communicator_class_of_transport_and_purpose(protocol: str) -> None:
             message = server.get()
             assert (message.peer, message.data) == (client.id, "data")
             assert future.result(LIMIT) is None
+            assert isinstance(future, nq.Delivery)
+            assert list(future.futures) == [future]
             with pytest.raises(nq.InvalidOption, match="options: a dict; expected CommunicatorOptions"):
                 transport.client.Communicator({})
 
@@ -205,5 +207,17 @@ def test_documented_example_runs(tmp_path: Path, free_port: int) -> None:
 
 def test_page_names_all_differences() -> None:
     page = Page("docs/how-to/net-queue.md").text
-    for name in ("transport_size", "queue_size", "message_size", "put_merge", "get_merge", "workers", "close", "get"):
-        assert re.search(rf"^\| .*`{name}\b", page, re.MULTILINE), f"{name} has no row"
+    for name in (
+        "transport_size",
+        "queue_size",
+        "drop_oldest",
+        "events",
+        "SecurityOptions",
+        "message_size",
+        "put_merge",
+        "get_merge",
+        "workers",
+        "close",
+        "get",
+    ):
+        assert re.search(rf"^\| .*\b{name}\b", page, re.MULTILINE), f"{name} has no row"

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import pkgutil
+import runpy
+import tomllib
+from pathlib import Path
+
 import pytest
 
 import netq
@@ -51,3 +57,14 @@ def test_client_needs_a_port(protocol: netq.Protocol, purpose: netq.Purpose) -> 
 def test_public_names_exist() -> None:
     assert all(hasattr(netq, name) for name in netq.__all__)
     assert len(set(netq.__all__)) == len(netq.__all__)
+
+
+def test_hooks_of_pyinstaller_name_what_is_imported_by_a_text() -> None:
+    """PyInstaller itself is not installed here; a program with `netq.new` was built with it by hand."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [folder] = pkgutil.resolve_name(project["entry-points"]["pyinstaller40"]["hook-dirs"])()
+    names = runpy.run_path(str(Path(folder) / "hook-netq.py"))["hiddenimports"]
+    assert {f"netq.{protocol}.{purpose}" for protocol in netq.Protocol for purpose in netq.Purpose} < set(names)
+    names += runpy.run_path(str(Path(folder) / "hook-fl.py"))["hiddenimports"]
+    assert "fl.client" in names
+    assert all(importlib.util.find_spec(name) is not None for name in names)

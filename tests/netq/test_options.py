@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 import uuid
 from pathlib import Path
 from typing import Any
@@ -197,7 +199,10 @@ def test_password_needs_user_and_is_hidden() -> None:
     with pytest.raises(InvalidOption) as caught:
         MqttOptions(user="board", password=b"secret")  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
-    assert "secret" not in repr(MqttOptions(user="board", password="secret"))
+    options = CommunicatorOptions(mqtt=MqttOptions(user="board", password="secret"))
+    for shown in (options, dataclasses.asdict(options), copy.deepcopy(options), options.mqtt.password):
+        assert "secret" not in repr(shown)
+    assert pickle.loads(pickle.dumps(options.mqtt)).password == "secret"
 
 
 TEXTS = ["\udc80", "a\0b", "x" * 65_536, "é" * 32_768, 7]

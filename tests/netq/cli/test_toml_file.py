@@ -85,6 +85,16 @@ def test_values_are_read(file: File, read: Callable[[File], Any], expected: Any)
     assert (value.relative_to(file.path.parent) if isinstance(value, Path) else value) == expected
 
 
+def test_byte_order_mark_of_an_editor_is_no_part_of_the_text(tmp_path: Path) -> None:
+    (tmp_path / "password").write_text("s3cret\nnote", encoding="utf-8-sig")
+    path = tmp_path / "gate.toml"
+    path.write_text('[mqtt]\nuser = "gate"\npassword_file = "password"', encoding="utf-8-sig")
+    assert File(path, WHAT).mqtt(Protocol.MQTT).password == "s3cret"
+    path.write_text("[gate]", encoding="utf-16")
+    with pytest.raises(InvalidOption, match=r"gate\.toml: not UTF-8 at byte 0; save it as UTF-8 text"):
+        File(path, WHAT)
+
+
 @pytest.mark.parametrize(
     ("read", "said"),
     [

@@ -250,3 +250,20 @@ def test_stop_ends_when_the_last_is_forgotten(sockets: tuple[socket.socket, sock
     stage.loop.join()
     assert time.monotonic() - start < LIMIT / 2
     assert one.fileno() != -1
+
+
+def test_sockets_that_are_not_watched_are_not_shown() -> None:
+    """Their text has the bytes of an abstract Unix socket's name, which `python -bb` refuses."""
+    loop = Loop("test", print)
+    with NeverShown() as sock:
+        loop.forget(sock)
+        loop.watch(sock, READ, lambda mask: None)
+        loop.watch(sock, WRITE, lambda mask: None)
+        loop.forget(sock)
+        loop.forget(sock)
+    loop.end()
+
+
+class NeverShown(socket.socket):
+    def __repr__(self) -> str:
+        raise AssertionError

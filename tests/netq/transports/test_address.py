@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from netq import AddressError, Closed, NetworkLocation
+from netq import AddressError, Closed, InvalidOption, NetworkLocation
 from netq.testing.fixtures import LIMIT, Communicators, introduce
 from netq.testing.log import LogRecorder
 from tests.netq.conftest import Attempts
@@ -41,6 +43,24 @@ def test_port_in_use_is_named(communicators: Communicators) -> None:
 def test_host_that_is_not_local_is_named(communicators: Communicators, host: str) -> None:
     with pytest.raises(AddressError, match=f"cannot listen at {host}:0.*an address of this machine"):
         communicators.server(NetworkLocation(host, 0))
+
+
+@on(*BOUND)
+@pytest.mark.parametrize("host", ["an..empty.label", ".", "x" * 70, "\ud800"])
+def test_host_that_no_name_server_can_know_is_named(communicators: Communicators, host: str) -> None:
+    with pytest.raises(AddressError, match=f"cannot listen at {re.escape(host)}:0 .*: no name of a host"):
+        communicators.server(NetworkLocation(host, 0))
+
+
+@pytest.mark.parametrize("host", ["/run/netq.sock", "unix:netq.sock", "tcp://127.0.0.1", "127.0.0.1:80", "[::1]"])
+@on(*PROXIED)
+def test_path_or_url_in_place_of_a_host_is_named(communicators: Communicators, wire: Wire, host: str) -> None:
+    expected = "; expected a host's name or address, without port or scheme; only Protocol.SHM takes the path"
+    with pytest.raises(InvalidOption, match=re.escape(f"CommunicatorOptions.netloc: {host!r}{expected}")):
+        communicators.client(NetworkLocation(host, 1))
+    if wire.kind in BOUND:
+        with pytest.raises(AddressError, match=re.escape(f"cannot listen at {host}:1 ") + ".*" + expected):
+            communicators.server(NetworkLocation(host, 1))
 
 
 @pytest.mark.parametrize(
@@ -163,3 +183,32 @@ def test_id_in_use_without_its_token_is_refused(communicators: Communicators, lo
     assert server.get(timeout=0).data == "mine"
     assert thief.close(LIMIT) == 1
     communicators.release(thief)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("made", [0, 1])
+def test_thread_that_cannot_be_started_leaves_nothing_open(
+    communicators: Communicators, wire: Wire, monkeypatch: pytest.MonkeyPatch, workers: int, made: int
+) -> None:
+    """As on a board at its limit of threads: tests/conftest.py checks that no thread and no descriptor is left."""
+    if made and wire.kind == "grpc":
+        pytest.skip("grpc's own thread is missing then, and grpc may leave descriptors")
+    netloc = communicators.unused_address()
+    budget, start = [made], threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if not budget[0]:
+            raise RuntimeError("can't start new thread")
+        budget[0] -= 1
+        start(thread)
+
+    for make in (communicators.server, communicators.client):
+        budget[0] = made
+        with monkeypatch.context() as context:
+            context.setattr(threading.Thread, "start", limited)
+            if made:  # the communicator may be complete with that, or a library needs one more
+                with contextlib.suppress(RuntimeError):
+                    make(netloc, workers=workers)
+            else:
+                with pytest.raises(RuntimeError, match=r"of a communicator cannot be started: .*; end some threads"):
+                    make(netloc, workers=workers)
