@@ -196,16 +196,21 @@ class Delivery(Outgoing, Future[None]):
         self.guard.run_late_deferred()
         return True
 
-    def _look(self) -> None:
-        """Note that the user asks how it ends, or has ended."""
-        self._looked_at = True
-        unseen, self._unseen = self._unseen, None
+    def _look(self, whole: Delivery | None = None) -> None:
+        """Note that the user asks how it ends, or has ended; or how the `whole` does that this is a part of."""
+        if self._looked_at and self._unseen is None:
+            return
+        self.guard.wanted = True
+        with self.guard.lock:
+            self.guard.wanted = False
+            self._looked_at = True
+            unseen, self._unseen = self._unseen, None
+            if whole is not None and self._state is PENDING:
+                self._whole = whole  # from now on it has to conclude that
         if unseen is not None:
             unseen.look()
         for part in self._futures:
-            part._look()
-            if part._state is PENDING:
-                part._whole = self  # from now on it has to conclude this
+            part._look(self)
 
     def _conclude(self) -> None:
         """Take the state of the parts, which are all done. Harmless afterwards."""
@@ -270,7 +275,7 @@ class Delivery(Outgoing, Future[None]):
 
         def subscribe(wake: Callable[[], object]) -> None:
             callbacks.append(lambda _: wake())
-            self.add_done_callback(callbacks[0])
+            self._listen(callbacks[0])
 
         def unsubscribe() -> None:
             with guard.lock:
@@ -332,7 +337,8 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
 def _part_done(reference: weakref.ref[Delivery], numbers: Iterator[int], part: Future[None]) -> None:
     if next(numbers) == 0 and (whole := reference()) is not None:
         whole._conclude()
-    cast(Delivery, part)._whole = None
+    if cast(Delivery, part)._whole is not None:
+        cast(Delivery, part)._whole = None
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from netq.errors import Closed
 from netq.protocol.receiver import Item, Receiver
 
+_WAIT = 0.002  # seconds for which a thread that puts waits for the lock
 _REMEMBERED = 4096  # closed peers for which get(peer) still raises Closed; the oldest are forgotten
 _ANY = -1  # the key of waiters that name no peer; the other keys are UUID.int
 _NUMBER = operator.attrgetter("number")
@@ -110,8 +111,13 @@ class Inbox:
         """
         if not (self.arrived and self.waiters) or self.lock._is_owned():  # type: ignore[attr-defined]
             return False
-        with self.lock:
-            return self._serve(self._sort())
+        # For a moment only: the collector may run a finalizer on top of the lock's holder that waits for a lock of this
+        # thread, such as that of another inbox. A waiter that is not served here looks again within a second.
+        try:
+            return self.lock.acquire(timeout=_WAIT) and self._serve(self._sort())
+        finally:
+            if self.lock._is_owned():  # type: ignore[attr-defined]
+                self.lock.release()
 
     def expect(self, peer: uuid.UUID) -> None:
         """Expect messages of a peer, for the first time or again."""

@@ -19,8 +19,8 @@ def imports() -> dict[str, tuple[str, ...]]:
 
 
 def test_the_table_is_that_of_the_type_checker() -> None:
-    assert imports() == fl._MODULES
-    assert sorted(fl.__all__) == sorted(name for names in fl._MODULES.values() for name in names)
+    assert imports() == fl.MODULES
+    assert sorted(fl.__all__) == sorted(name for names in fl.MODULES.values() for name in names)
 
 
 @pytest.mark.parametrize("name", fl.__all__)
