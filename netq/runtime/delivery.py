@@ -337,8 +337,10 @@ def gather(guard: Guard, futures: Sequence[Delivery]) -> Delivery:
 def _part_done(reference: weakref.ref[Delivery], numbers: Iterator[int], part: Future[None]) -> None:
     if next(numbers) == 0 and (whole := reference()) is not None:
         whole._conclude()
-    if cast(Delivery, part)._whole is not None:
-        cast(Delivery, part)._whole = None
+    part = cast(Delivery, part)
+    if part._whole is not None:
+        with part.guard.lock:
+            part._whole = None
 
 
 def _call(listener: Callable[[Future[None]], object], delivery: Delivery) -> None:
