@@ -200,7 +200,8 @@ class Baton:
         lock = self.lock
         try:
             try:
-                if not lock.acquire(timeout=_WAIT) or self.working_on is not None or self.over:
+                # At once in most cases: a timeout costs more than the rest.
+                if not (lock.acquire(False) or lock.acquire(timeout=_WAIT)) or self.working_on is not None or self.over:
                     return False
                 # Not cleared in a `finally`: after an exception it has to stay, because it is what makes the loop's
                 # thread repair this worker, and keeps all users' threads away until then.
